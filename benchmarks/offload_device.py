@@ -28,7 +28,13 @@ from dovetail.runtime.app import load
 from dovetail.runtime.engine.engine import Engine
 from dovetail.runtime.engine.recorder import StepRecorder
 from dovetail.runtime.schedule.cost_tables import TablePredictor
-from dovetail.runtime.schedule.plan import Limits, SchedulerSettings, StepPlan
+from dovetail.runtime.schedule.plan import (
+    PIPELININGS,
+    Limits,
+    Pipelining,
+    SchedulerSettings,
+    StepPlan,
+)
 from dovetail.runtime.schedule.request import Request, SamplingParams
 from dovetail.runtime.sim.scenario import serve
 from dovetail.runtime.sim.simulated_step import Truth
@@ -43,6 +49,9 @@ PROMPT_SHARE, LONGEST_ANSWER = 16, 512
 IN_FLIGHT, KV_PART = 32, 4
 """Requests at once, and of their KV one part in so many fits the device's pool."""
 STEP_TOKENS, SEQUENCES = 512, 64
+DTYPES = {"bfloat16": "bf16", "float32": "f32"}
+SIMPLER = tuple(name for name in PIPELININGS if name != "asymmetric")
+"""The paper's simpler pipelines; `full` is the asymmetric one."""
 WARM, RECORDED = 2, 3
 """Requests ahead of a run, and steps of a recording."""
 
@@ -60,6 +69,12 @@ class Load:
         """Blocks that the KV of all that is in flight takes, at its mean length."""
         mean = statistics.fmean(prompt + answer for prompt, answer in self.lengths)
         return round(mean * self.in_flight / KV_BLOCK)
+
+    @property
+    def gpu_blocks(self) -> int:
+        """Blocks of the device's pool; the longest request fits."""
+        longest = max(prompt + answer for prompt, answer in self.lengths)
+        return max(self.blocks // KV_PART, longest // KV_BLOCK + 2)
 
     def arrivals(self) -> list[Arrival]:
         """Return the requests for the simulator."""
@@ -89,8 +104,11 @@ def add_device_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=3, help="of a measurement")
     parser.add_argument("--requests", type=int, default=IN_FLIGHT, help="to measure with")
     parser.add_argument("--in-flight", type=int, default=IN_FLIGHT, help="requests at once")
-    parser.add_argument("--weight-dtype", default="bf16", choices=("bf16", "f32"))
+    parser.add_argument("--dtype", default="bfloat16", choices=DTYPES, help="of all values")
     parser.add_argument("--ways", nargs="*", help="of off auto full cpu whole; default all")
+    parser.add_argument(
+        "--pipelines", nargs="*", default=(), choices=SIMPLER, help="also `full` in these ways"
+    )
     parser.add_argument("--timeline", type=Path, help="record some steps of `auto` there")
     add_work_option(parser)
 
@@ -106,12 +124,18 @@ class Way:
     options: dict[str, Any]
 
 
-def list_ways(device: str, load: Load) -> list[Way]:
-    """Return the three policies, then this CPU alone and torch on all cores with room for all."""
-    pools = {"gpu_blocks": max(1, load.blocks // KV_PART), "kv_blocks": 2 * load.blocks}
+def list_ways(device: str, load: Load, pipelines: Sequence[Pipelining] = ()) -> list[Way]:
+    """Return the three policies, `full` in simpler pipelines, then ways that take no turns.
+
+    These are this CPU alone, and torch on all cores with room for all.
+    """
+    pools = {"gpu_blocks": load.gpu_blocks, "kv_blocks": 2 * load.blocks}
     limits = {"max_num_batched_tokens": STEP_TOKENS, "max_num_seqs": SEQUENCES}
     beside = {"device": device, "threads": 1, **limits}
     ways = [Way(name, {**beside, **pools, "offload": name}) for name in POLICIES]
+    for name in pipelines:
+        settings = SchedulerSettings(pipelining=name)
+        ways.append(Way(f"full, {name}", {**ways[2].options, "settings": settings}))
     whole = {"gpu_blocks": 2 * load.blocks, "kv_blocks": 1, "offload": "off"}
     return [
         *ways,
@@ -128,7 +152,7 @@ def measure_device(
     `options` are those of `offload.py`. SystemExit where trace or model are not there.
     """
     with work_folder(options.work) as folder:
-        path = compile_model(folder, options.weight_dtype)
+        path = compile_model(folder, DTYPES[options.dtype])
         with load(path, device="cpu", kv_blocks=1) as app:
             context = app.engine.spec.max_context
         asked = read_load(
@@ -136,9 +160,9 @@ def measure_device(
         )
         runs: dict[str, list[dict[str, Any]]] = {}
         told: Told | None = None
-        ways = list_ways(options.device, asked)
-        turns = [way for way in ways if way.name in POLICIES] * options.rounds
-        for way in [*turns, *(way for way in ways if way.name not in POLICIES)]:
+        ways = list_ways(options.device, asked, options.pipelines)
+        *turns, cpu, whole = ways
+        for way in [*turns * options.rounds, cpu, whole]:
             if options.ways and way.name not in options.ways:
                 continue
             row, seen = run_way(path, way, asked)
@@ -158,11 +182,11 @@ def describe_setting(options: argparse.Namespace, asked: Load, told: Told | None
     tables = told.profile.tables if told else {}
     return {
         "device": options.device,
-        "weight_dtype": options.weight_dtype,
+        "dtype": options.dtype,
         "requests": len(asked.lengths),
         "in_flight": asked.in_flight,
         "seed": asked.seed,
-        "gpu_blocks": max(1, asked.blocks // KV_PART),
+        "gpu_blocks": asked.gpu_blocks,
         "prompt_mean": statistics.fmean(prompt for prompt, _ in asked.lengths),
         "answer_mean": statistics.fmean(answer for _, answer in asked.lengths),
         "profile": {n: [[*row.at, row.seconds] for row in found] for n, found in tables.items()},
@@ -381,7 +405,7 @@ def summarize_device(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def describe(row: dict[str, Any]) -> str:
     """Return one line for a run."""
     return (
-        f"{row['policy']:6} {row['rate']:7.1f} tokens/s, between tokens "
+        f"{row['policy']:15} {row['rate']:7.1f} tokens/s, between tokens "
         f"{row['token_mean'] * 1e3:.0f} ms (P99 {row['token_p99'] * 1e3:.0f}), "
         f"{row['steps']} steps, {row['two_batch']:.0%} of two batches, "
         f"{row['cpu_decodes']:.0%} on the CPU, others {row['others']:.2f}"

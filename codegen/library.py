@@ -47,7 +47,7 @@ from dovetail.ir.expr import NamedType, PointerType, Type
 from dovetail.ir.high import nodes as high
 from dovetail.ir.low.print import print_low
 
-ABI = 4
+ABI = 5
 """`DT_ABI` of templates/abi.h."""
 SOURCE_NAME = "kernels.c"
 TEAM_SOURCES, TEAM_HEADERS = ("team.c", "collective.c"), ("abi.h", "wait.h")

@@ -21,12 +21,17 @@ LIBRARIES = (
     *("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu"),
 )
 WSL_CUDA = "usr/lib/wsl/lib/libcuda.so.1"
+AMD = "AMD"
+"""What models of AMD's GPUs begin with: a torch that is built for ROCm calls them `cuda`, too."""
 
 
 def read_accelerators(root: Path, online: tuple[int, ...]) -> tuple[AcceleratorSpec, ...]:
-    """Return the devices under `root`: NVIDIA's, Intel's, Ascend's, each kind in torch's order."""
-    found = (*_nvidia(root, online), *_intel(root, online), *_ascend(root))
-    return found[:MAX_DEVICES]
+    """Return the devices under `root`: NVIDIA's, Intel's, Ascend's, each kind in torch's order.
+
+    AMD's take the place of NVIDIA's where there are none of these: no torch computes on both.
+    """
+    cuda = (*_nvidia(root, online),) or (*_amd(root, online),)
+    return (*cuda, *_intel(root, online), *_ascend(root))[:MAX_DEVICES]
 
 
 def _nvidia(root: Path, online: tuple[int, ...]) -> Iterator[AcceleratorSpec]:
@@ -40,6 +45,21 @@ def _nvidia(root: Path, online: tuple[int, ...]) -> Iterator[AcceleratorSpec]:
             number += 1
     if not number and (root / "dev/dxg").exists() and (root / WSL_CUDA).exists():
         yield _spec("cuda", 0)  # Windows tells its guests of no more
+
+
+def _amd(root: Path, online: tuple[int, ...]) -> Iterator[AcceleratorSpec]:
+    """CPUs are nodes there, too, of GPU id 0."""
+    nodes, number = root / "sys/class/kfd/kfd/topology/nodes", 0
+    names = [name for name in _names(nodes) if name.isdecimal() and (root / "dev/kfd").exists()]
+    for folder in (nodes / name for name in sorted(names, key=int)):
+        facts = dict(line.split()[:2] for line in _lines(folder / "properties"))
+        render = f"renderD{facts.get('drm_render_minor', '')}"
+        gpu = (read_text(folder / "gpu_id") or "0").strip() != "0"
+        if gpu and (root / "dev/dri" / render).exists():
+            near = _near(root / "sys/class/drm" / render / "device", online)
+            model = f"{AMD} {(read_text(folder / 'name') or '').strip()}".strip()
+            yield _spec("cuda", number, near, model)
+            number += 1
 
 
 def _intel(root: Path, online: tuple[int, ...]) -> Iterator[AcceleratorSpec]:
@@ -71,6 +91,11 @@ def _names(folder: Path, prefix: str = "") -> list[str]:
         return sorted(path.name for path in folder.iterdir() if path.name.startswith(prefix))
     except OSError:
         return []
+
+
+def _lines(path: Path) -> list[str]:
+    """Return the lines of two words or more."""
+    return [line for line in (read_text(path) or "").splitlines() if len(line.split()) > 1]
 
 
 def _read_facts(path: Path) -> dict[str, str]:

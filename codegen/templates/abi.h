@@ -4,9 +4,10 @@
 #define DOVETAIL_ABI_H
 #include <stdint.h>
 
-#define DT_ABI 4
+#define DT_ABI 5
 #define DT_SCHEDULE_VALUES 9
 #define DT_TIMES 5
+#define DT_ORDERS 8
 
 /* One operand: an address, an integer or a double. */
 typedef union dt_slot {
@@ -69,6 +70,34 @@ void dt_team_destroy(dt_team *team);
  * CLOCK_MONOTONIC. What did not take place stays as it was. */
 int dt_run(dt_team *team, const dt_tape *tape, const dt_slot *args, int64_t first, int64_t last, int64_t most,
            int64_t *times);
+
+/* Entries [first, last) of a tape for a thread of its own. Before, blocks begun[1] .. begun[begun[0]] of both pools,
+ * block_bytes each, are set to zero. Written when it has run: what dt_run returned, or -3 where it was dropped, and when
+ * it began and ended, nanoseconds of CLOCK_MONOTONIC. */
+typedef struct dt_order {
+  const dt_tape *tape;
+  const dt_slot *args;
+  int64_t first, last;
+  char *pools[2];
+  const int64_t *begun;
+  int64_t block_bytes;
+  int64_t status, times[2];
+} dt_order;
+
+/* A thread that runs orders on a team, in the order in which they are given, each once it has been released. */
+typedef struct dt_runner dt_runner;
+
+/* The thread keeps to cpus (none: wherever the system likes). NULL when it cannot be made. The team outlives it. */
+dt_runner *dt_runner_create(dt_team *team, const int32_t *cpus, int64_t n_cpus);
+void dt_runner_destroy(dt_runner *runner);
+/* Take an order, which stays where it is until it has run; at most DT_ORDERS at once. Returns its number. */
+uint32_t dt_runner_give(dt_runner *runner, dt_order *order);
+/* The next order may run; for any thread, also as a function that a device's stream calls. */
+void dt_runner_release(void *runner);
+/* Return when the order of that number has run. */
+void dt_runner_wait(dt_runner *runner, uint32_t number);
+/* Return when nothing runs: orders that have not begun are dropped, and nobody may release them any more. */
+void dt_runner_drop(dt_runner *runner);
 
 /* A group of processes that add up their float32 values through shared memory (collective.c). */
 typedef struct dt_comm dt_comm;

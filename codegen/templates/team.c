@@ -103,12 +103,15 @@ static const dt_row *dt_find_row(const dt_entry *entry, int64_t m) {
 /* Threads may see the stop at different entries: each still comes to every barrier. */
 static int dt_stopped(const dt_tape *tape) { return tape->stop && __atomic_load_n(tape->stop, __ATOMIC_RELAXED); }
 
-/* Note the time as `which` of an entry's DT_TIMES, where anybody wants to know. */
-static inline void dt_note(int64_t *times, int which) {
-  if (!times) return;
+static inline int64_t dt_now(void) {
   struct timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
-  times[which] = (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+  return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+/* Note the time as `which` of an entry's DT_TIMES, where anybody wants to know. */
+static inline void dt_note(int64_t *times, int which) {
+  if (times) times[which] = dt_now();
 }
 
 static void dt_execute(dt_team *team, const dt_job *job, int64_t tid) {
@@ -215,24 +218,29 @@ void dt_team_destroy(dt_team *team) {
   dt_team_free(team);
 }
 
-/* Start workers 1.. with every signal blocked, so that Ctrl-C always reaches the program's own threads. */
-static int64_t dt_start_workers(dt_team *team) {
-  int64_t made = 1;
+/* Start a thread with every signal blocked, so that Ctrl-C always reaches the program's own threads. */
+static int dt_start_thread(pthread_t *thread, void *(*work)(void *), void *argument) {
   sigset_t all, before;
   pthread_attr_t attributes;
-  if (pthread_attr_init(&attributes)) return made;
+  if (pthread_attr_init(&attributes)) return -1;
   pthread_attr_setstacksize(&attributes, DT_STACK_BYTES);
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
+  const int status = pthread_create(thread, &attributes, work, argument);
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  pthread_attr_destroy(&attributes);
+  return status ? -1 : 0;
+}
+
+static int64_t dt_start_workers(dt_team *team) {
+  int64_t made = 1;
   for (; made < team->size; made++) {
     dt_worker *worker = &team->workers[made];
     worker->team = team;
     worker->tid = made;
     worker->cpu = -1;
-    if (pthread_create(&worker->thread, &attributes, dt_work, worker)) break;
+    if (dt_start_thread(&worker->thread, dt_work, worker)) break;
   }
-  pthread_sigmask(SIG_SETMASK, &before, NULL);
-  pthread_attr_destroy(&attributes);
   return made;
 }
 
@@ -292,4 +300,94 @@ int dt_run(dt_team *team, const dt_tape *tape, const dt_slot *args, int64_t firs
   if (pinned) pthread_setaffinity_np(pthread_self(), sizeof before, &before);
   atomic_store(&team->busy, 0);
   return dt_stopped(tape) ? -2 : 0;
+}
+
+/* ---- a thread of its own that runs orders ---- */
+
+struct dt_runner {
+  dt_gate released, done; /* the words count orders: those that may run, those that have */
+  dt_order *orders[DT_ORDERS];
+  _Atomic uint32_t given;
+  _Atomic int dropping, quit;
+  dt_team *team;
+  pid_t owner;
+  pthread_t thread;
+};
+
+static void dt_run_order(dt_team *team, dt_order *order) {
+  order->times[0] = dt_now();
+  for (int64_t i = 1; i <= order->begun[0]; i++) {
+    for (int pool = 0; pool < 2; pool++) {
+      memset(order->pools[pool] + order->begun[i] * order->block_bytes, 0, (size_t)order->block_bytes);
+    }
+  }
+  order->status = dt_run(team, order->tape, order->args, order->first, order->last, team->active, NULL);
+  order->times[1] = dt_now();
+}
+
+static void *dt_follow(void *argument) {
+  dt_runner *self = argument;
+  for (uint32_t number = 0;; number++) {
+    dt_gate_wait(&self->released, number, self->team->spin);
+    if (atomic_load(&self->quit)) return NULL;
+    dt_order *order = self->orders[number % DT_ORDERS];
+    order->status = -3;
+    if (!atomic_load(&self->dropping)) dt_run_order(self->team, order);
+    dt_gate_open(&self->done);
+  }
+}
+
+dt_runner *dt_runner_create(dt_team *team, const int32_t *cpus, int64_t n_cpus) {
+  dt_runner *runner = aligned_alloc(DT_LINE, sizeof *runner);
+  if (!runner) return NULL;
+  memset(runner, 0, sizeof *runner);
+  runner->team = team;
+  runner->owner = getpid();
+  if (dt_start_thread(&runner->thread, dt_follow, runner)) {
+    free(runner);
+    return NULL;
+  }
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (int64_t i = 0; cpus && i < n_cpus; i++) {
+    if (cpus[i] >= 0 && cpus[i] < CPU_SETSIZE) CPU_SET(cpus[i], &set);
+  }
+  if (CPU_COUNT(&set)) pthread_setaffinity_np(runner->thread, sizeof set, &set);
+  return runner;
+}
+
+uint32_t dt_runner_give(dt_runner *runner, dt_order *order) {
+  const uint32_t number = atomic_load(&runner->given);
+  runner->orders[number % DT_ORDERS] = order;
+  atomic_store(&runner->given, number + 1);
+  return number;
+}
+
+void dt_runner_release(void *runner) { dt_gate_open(&((dt_runner *)runner)->released); }
+
+void dt_runner_wait(dt_runner *runner, uint32_t number) {
+  for (;;) {
+    const uint32_t seen = atomic_load(&runner->done.word);
+    if ((int32_t)(seen - number) > 0) return;
+    dt_gate_wait(&runner->done, seen, runner->team->spin);
+  }
+}
+
+void dt_runner_drop(dt_runner *runner) {
+  const uint32_t given = atomic_load(&runner->given);
+  atomic_store(&runner->dropping, 1);
+  while ((int32_t)(given - atomic_load(&runner->released.word)) > 0) dt_gate_open(&runner->released);
+  if (given) dt_runner_wait(runner, given - 1);
+  atomic_store(&runner->dropping, 0);
+}
+
+void dt_runner_destroy(dt_runner *runner) {
+  if (!runner) return;
+  if (getpid() == runner->owner) {
+    dt_runner_drop(runner);
+    atomic_store(&runner->quit, 1);
+    dt_gate_open(&runner->released);
+    pthread_join(runner->thread, NULL);
+  }
+  free(runner);
 }

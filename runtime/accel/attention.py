@@ -1,34 +1,26 @@
-"""Attention on a torch device over paged KV: blocks are gathered, torch attends.
+"""Attention over paged KV in plain torch, on any device: blocks are gathered, torch attends.
 
-In: queries, K and V of a layer as [block][kv_head][16][head_dim], and a step's block tables. Out:
-rows of attention. What depends on the step alone is worked out by the first layer for all.
+In: a step and its block tables. Out: rows of attention. What is gathered and masked at once is
+bounded, so that neither many long sequences nor a long chunked prompt take memory without end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
 from dovetail.ir.model import KV_BLOCK
-from dovetail.runtime.accel.tape import Step
+from dovetail.runtime.accel.step import Attended, PagedAttention, Step, moment_bytes
 
-
-class Attended(NamedTuple):
-    """What a layer's attention is over: heads of queries, and of keys and values; K and V.
-
-    window: how many of the last keys are seen, 0 = all.
-    """
-
-    n_q: int
-    n_kv: int
-    scale: float
-    window: int
-    k: torch.Tensor
-    v: torch.Tensor
+SUB_BATCHES = 2
+"""Each keeps the memory that it gathers into."""
+MASK_BYTES = 1 + 4
+"""Of a value: what says whether a key is seen, and what torch's kernels may make of it."""
+MASK_PART = 4
+"""A mask takes one part in so many of `moment_bytes`; K and V take it each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,22 +35,68 @@ class _Alike:
     mask: torch.Tensor
 
 
-def attend_decodes(step: Step, q: torch.Tensor, out: torch.Tensor, over: Attended) -> None:
-    """Attend for one query each of the device's decodes, the rows behind the prompts'.
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """A chunk of a prompt: its rows, its blocks as in `_Alike`, and all its keys."""
 
-    Sequences of alike length go together: each is padded to at most twice its blocks.
-    """
-    n_kv, key = over.n_kv, ("decodes", over.window)
-    if key not in step.shared:
-        step.shared[key] = _group_decodes(step, n_kv, over.window, len(over.k) - 1)
-    for alike in step.shared[key]:
-        count = len(alike.rows)
-        queries = q.index_select(0, alike.rows).view(count, n_kv, over.n_q // n_kv, -1)
-        keys, values = _gather(step, over, alike.blocks, count, queries.dtype)
-        found = F.scaled_dot_product_attention(
-            queries, keys, values, attn_mask=alike.mask, scale=over.scale
-        )
-        out.index_copy_(0, alike.rows, found.reshape(count, -1))
+    rows: slice
+    blocks: torch.Tensor
+    keys: int
+
+
+class PlainAttention(PagedAttention):
+    """Gathers, and `scaled_dot_product_attention`."""
+
+    name = "plain torch"
+
+    @classmethod
+    def workspace(cls, device: torch.device, kv_row: int, context: int, widened: float) -> int:
+        """See PagedAttention; a single sequence is gathered whole."""
+        moment = moment_bytes(device)
+        gathered = max(2 * moment, kv_row * (context + KV_BLOCK))
+        return int(gathered * (SUB_BATCHES + widened)) + moment // MASK_PART
+
+    def begin(self, step: Step) -> None:
+        """See PagedAttention."""
+        for window, over in self.kinds.items():
+            if step.counts["n_decode"]:
+                step.shared["decodes", window] = _group_decodes(step, over)
+            if step.counts["n_prefill"]:
+                step.shared["prompts", window] = _list_prompts(step, over.n_kv)
+
+    def decodes(self, step: Step, q: torch.Tensor, out: torch.Tensor, over: Attended) -> None:
+        """Sequences of alike length go together: each is padded to at most twice its blocks."""
+        for alike in step.shared["decodes", over.window]:
+            count = len(alike.rows)
+            queries = q.index_select(0, alike.rows).view(count, over.n_kv, over.group, -1)
+            keys, values = _gather(step, over, alike.blocks, count, queries.dtype)
+            found = F.scaled_dot_product_attention(
+                queries, keys, values, attn_mask=alike.mask, scale=over.scale
+            )
+            out.index_copy_(0, alike.rows, found.reshape(count, -1))
+
+    def prompts(self, step: Step, q: torch.Tensor, out: torch.Tensor, over: Attended) -> None:
+        """Keys and values stand once for all heads that share them."""
+        for prompt in step.shared["prompts", over.window]:
+            rows = q[prompt.rows]
+            count, keys = len(rows), prompt.keys
+            heads = rows.view(count, over.n_kv, over.group, -1).permute(1, 2, 0, 3)
+            k, v = (
+                part[0, :, None, :keys].expand(-1, over.group, -1, -1)
+                for part in _gather(step, over, prompt.blocks, 1, rows.dtype)
+            )
+            for part, mask in _masks(count, keys, over.window, rows.device):
+                found = F.scaled_dot_product_attention(
+                    heads[:, :, part],
+                    k,
+                    v,
+                    attn_mask=mask,
+                    is_causal=mask is None,
+                    scale=over.scale,
+                )
+                out[prompt.rows][part] = found.permute(2, 0, 1, 3).reshape(
+                    part.stop - part.start, -1
+                )
 
 
 def _gather(
@@ -68,24 +106,19 @@ def _gather(
 
     Into memory that the next layer's attention takes anew: fresh pages cost more than the copy.
     """
+    columns = KV_BLOCK * over.size
     for name, pool in (("k", over.k), ("v", over.v)):
-        size = pool.shape[-1]
-        columns = KV_BLOCK * size
         taken = step.scratch(name, (len(blocks), columns), pool)
         torch.index_select(pool.view(-1, columns), 0, blocks, out=taken)
-        yield taken.view(count, over.n_kv, -1, size).to(dtype)
+        yield taken.view(count, over.n_kv, -1, over.size).to(dtype)
 
 
-def _group_decodes(step: Step, n_kv: int, window: int, unread: int) -> list[_Alike]:
+def _group_decodes(step: Step, over: Attended) -> list[_Alike]:
     first, count = step.counts["n_prefill"], step.counts["n_decode"]
     host = step.host["seq_lengths"][first : first + count].tolist()
-    start = step.counts["n_tokens"] - step.counts["n_cpu"] - count
-    groups: dict[int, list[int]] = {}
-    for i, length in enumerate(host):
-        groups.setdefault((-(-length // KV_BLOCK) - 1).bit_length(), []).append(i)
     tables, lengths = step.arrays["block_tables"], step.arrays["seq_lengths"]
-    found = []
-    for members in groups.values():
+    unread, found = len(over.k) - 1, []
+    for members in _alike_lengths(host, over):
         width = -(-max(host[i] for i in members) // KV_BLOCK)
         at = torch.tensor(members, device=tables.device)
         blocks = tables[first + at, :width].long()
@@ -94,10 +127,22 @@ def _group_decodes(step: Step, n_kv: int, window: int, unread: int) -> list[_Ali
         blocks = blocks.where(torch.arange(width, device=at.device) * KV_BLOCK < each, unread)
         places = torch.arange(width * KV_BLOCK, device=at.device)
         mask = places < each
-        if window:
-            mask &= places >= each - window
-        found.append(_Alike(start + at, _rows_of(blocks, n_kv), mask[:, None, None]))
+        if over.window:
+            mask &= places >= each - over.window
+        rows = step.counts["decode_row"] + at
+        found.append(_Alike(rows, _rows_of(blocks, over.n_kv), mask[:, None, None]))
     return found
+
+
+def _alike_lengths(lengths: Sequence[int], over: Attended) -> Iterator[list[int]]:
+    """Yield the sequences of about as many blocks, no more at once than may be gathered."""
+    groups: dict[int, list[int]] = {}
+    for i, length in enumerate(lengths):
+        groups.setdefault((-(-length // KV_BLOCK) - 1).bit_length(), []).append(i)
+    block = over.n_kv * KV_BLOCK * over.size * over.k.element_size()
+    for bits, members in groups.items():
+        most = max(1, moment_bytes(over.k.device) // (block << bits))
+        yield from (members[i : i + most] for i in range(0, len(members), most))
 
 
 def _rows_of(blocks: torch.Tensor, n_kv: int) -> torch.Tensor:
@@ -106,62 +151,33 @@ def _rows_of(blocks: torch.Tensor, n_kv: int) -> torch.Tensor:
     return (blocks[:, None] * n_kv + heads[:, None]).reshape(-1)
 
 
-@dataclass(frozen=True, slots=True)
-class _Prompt:
-    """A chunk of a prompt: its rows, its blocks as in `_Alike`, which keys each query may see.
-
-    mask: [queries][keys]; None where each sees itself and all before, from the first token on.
-    """
-
-    rows: slice
-    blocks: torch.Tensor
-    keys: int
-    mask: torch.Tensor | None
-
-
-def attend_prompts(step: Step, q: torch.Tensor, out: torch.Tensor, over: Attended) -> None:
-    """Attend for the queries of each chunk over what is stored of its prompt, itself included."""
-    key = ("prompts", over.window)
-    if key not in step.shared:
-        step.shared[key] = _list_prompts(step, over.n_kv, over.window)
-    for prompt in step.shared[key]:
-        rows = q[prompt.rows]
-        queries = rows.view(len(rows), over.n_q, -1).transpose(0, 1)[None]
-        keys, values = (
-            part[:, :, : prompt.keys].repeat_interleave(over.n_q // over.n_kv, 1)
-            for part in _gather(step, over, prompt.blocks, 1, rows.dtype)
-        )
-        found = F.scaled_dot_product_attention(
-            queries,
-            keys,
-            values,
-            attn_mask=prompt.mask,
-            is_causal=prompt.mask is None,
-            scale=over.scale,
-        )
-        out[prompt.rows] = found[0].transpose(0, 1).reshape(len(rows), -1)
-
-
-def _list_prompts(step: Step, n_kv: int, window: int) -> list[_Prompt]:
+def _list_prompts(step: Step, n_kv: int) -> list[_Prompt]:
     count = step.counts["n_prefill"]
     starts = step.host["seq_starts"][: count + 1].tolist()
     lengths = step.host["seq_lengths"][:count].tolist()
     tables, found = step.arrays["block_tables"], []
     for i, keys in enumerate(lengths):
-        rows = slice(starts[i], starts[i + 1])
-        width, queries = -(-keys // KV_BLOCK), rows.stop - rows.start
-        blocks = _rows_of(tables[i, None, :width].long(), n_kv)
-        found.append(_Prompt(rows, blocks, keys, _mask(queries, keys, window, blocks)))
+        blocks = _rows_of(tables[i, None, : -(-keys // KV_BLOCK)].long(), n_kv)
+        found.append(_Prompt(slice(starts[i], starts[i + 1]), blocks, keys))
     return found
 
 
-def _mask(queries: int, keys: int, window: int, like: torch.Tensor) -> torch.Tensor | None:
-    """Return which keys the last `queries` positions may see; None where that is plainly causal."""
+def _masks(
+    queries: int, keys: int, window: int, device: torch.device
+) -> Iterator[tuple[slice, torch.Tensor | None]]:
+    """Yield stretches of the last `queries` positions, and which keys each of these may see.
+
+    None, of all at once, where each sees itself and all before, from the first token on.
+    """
     if queries == keys and (not window or keys <= window):
-        return None
-    positions = torch.arange(keys - queries, keys, device=like.device)[:, None]
-    places = torch.arange(keys, device=like.device)
-    mask = places <= positions
-    if window:
-        mask &= places > positions - window
-    return mask
+        yield slice(0, queries), None
+        return
+    places = torch.arange(keys, device=device)
+    stretch = max(1, moment_bytes(device) // (MASK_PART * MASK_BYTES * keys))
+    for first in range(0, queries, stretch):
+        part = slice(first, min(first + stretch, queries))
+        positions = torch.arange(part.start, part.stop, device=device)[:, None] + keys - queries
+        mask = places <= positions
+        if window:
+            mask &= places > positions - window
+        yield part, mask

@@ -6,8 +6,10 @@ done when a call returns, so streams and events are nothing there; elsewhere the
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,16 +19,22 @@ import torch
 
 from dovetail.ir.errors import CapacityError, DeviceError
 from dovetail.runtime.machine.memory import allocate, available_memory
+from dovetail.runtime.native.runner import Runner
 from dovetail.topology.hardware import read_hardware
 
 CPU = "torch:cpu"
 TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
-CPU_MEMORY = 0.25
-"""Part of the free memory that counts as that of `torch:cpu`; half is for the CPU's KV."""
+CPU_MEMORY = 0.5
+"""Part of the memory that the CPU's KV leaves free that counts as that of `torch:cpu`."""
 NO_MEMORY = "can't allocate memory"
 """What torch says where the CPU's memory is at its end."""
 WAITING = {"cuda": {"blocking": True}}
 """Events by device: a thread that waits for one leaves its core to the CPU's attention."""
+HOST_CALLS = {
+    "cuda": ("libcuda.so.1", "cuLaunchHostFunc"),
+    "hip": ("libamdhip64.so", "hipLaunchHostFunc"),
+}
+"""Libraries and functions that take a stream, a function, and what it is told."""
 TURING = (7, 5)
 """The last NVIDIA architecture without bfloat16 products."""
 
@@ -64,6 +72,9 @@ class TorchDevice:
             self._check()
             self._own = torch.get_device_module(self.device)
             self.copy, self.compute = (self._own.Stream(self.device) for _ in range(2))
+            self._call = find_host_call(self.device)
+            self._waiting = ThreadPoolExecutor(1, "copies")
+            self._late: Future[None] | None = None
 
     def _check(self) -> None:
         found = (
@@ -90,10 +101,20 @@ class TorchDevice:
         old = self.device.type == "cuda" and torch.cuda.get_device_capability(self.device) <= TURING
         return "f16" if old else "bf16"
 
-    def free_bytes(self) -> int:
-        """Return the bytes that are free on the device now; of `torch:cpu` a part of the CPU's."""
+    @property
+    def records(self) -> bool:
+        """Whether work can be recorded, and replayed at once."""
+        return str(self.device.type) == "cuda"
+
+    def free_bytes(self, *, taken: int = 0, ranks: int = 1) -> int:
+        """Return the bytes that are free on the device now; of `torch:cpu` a part of the CPU's.
+
+        taken: of the CPU's memory by pools, whose pages nobody has touched yet. ranks: processes
+        that share that memory.
+        """
         if not self.apart:
-            return int(available_memory(read_hardware()) * CPU_MEMORY)
+            free = max(0, available_memory(read_hardware()) - taken)
+            return int(free * CPU_MEMORY) // ranks
         return int(self._own.mem_get_info(self.device)[0])
 
     @contextmanager
@@ -138,11 +159,26 @@ class TorchDevice:
         if event is not None:
             event.synchronize()
 
+    def call(self, runner: Runner) -> None:
+        """Release an order of `runner` once the copy stream has come to this point."""
+        if not self.apart:
+            runner.release()
+        elif self._call is not None:
+            stream = ctypes.c_void_p(self.copy.cuda_stream)
+            address, handle = map(ctypes.c_void_p, (runner.release_address, runner.handle))
+            if status := self._call(stream, address, handle):
+                raise DeviceError(f"{self.name} calls no functions: status {status}")
+        else:  # a thread of Python's waits
+            event = self.mark(self.copy)
+            self._late = self._waiting.submit(_release_behind, event, runner)
+
     def finish(self) -> None:
         """Wait for all that was given to the device."""
         if self.apart:
             self.compute.synchronize()
             self.copy.synchronize()
+            if self._late is not None:
+                self._late.result()
 
     @contextmanager
     def copying(self) -> Iterator[None]:
@@ -194,6 +230,22 @@ class TorchDevice:
             return torch.zeros(shape, dtype=dtype, device=self.device)
         except (torch.OutOfMemoryError, RuntimeError) as error:
             raise CapacityError(f"{self.name} has no memory for {shape}: {error}") from None
+
+
+def _release_behind(event: Any, runner: Runner) -> None:
+    event.synchronize()
+    runner.release()
+
+
+def find_host_call(device: torch.device) -> Any:
+    """Return the driver's function that has a stream call one of the host, None without one."""
+    if device.type != "cuda":
+        return None
+    library, name = HOST_CALLS["hip" if torch.version.hip else "cuda"]
+    try:
+        return getattr(ctypes.CDLL(library), name)
+    except (OSError, AttributeError):
+        return None
 
 
 def first_line(error: Exception) -> str:

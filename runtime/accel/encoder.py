@@ -14,7 +14,8 @@ import torch
 from dovetail.ir.errors import CapacityError, DeviceError
 from dovetail.runtime.accel.device import TYPES, TorchDevice
 from dovetail.runtime.accel.encoder_operators import encoder_operators
-from dovetail.runtime.accel.tape import PlacedModel, Step, TorchTape
+from dovetail.runtime.accel.step import Step
+from dovetail.runtime.accel.tape import PlacedModel, TorchTape
 from dovetail.runtime.accel.weights import load_weights
 from dovetail.runtime.artifact import EncoderPart, open_artifact
 from dovetail.runtime.embed.encoder import InstanceLost, find_encoder
@@ -78,7 +79,9 @@ class TorchEncoder(PackedEncoder):
             with self._device.working():
                 rows, counts = self._rows[: len(out)], {"n_tokens": tokens, "n_sequences": len(out)}
                 given = {**self._upload(arrays), "out": rows}
-                self._bound.run(self._entries, Step(arrays, given, counts))
+                step = Step(arrays, given, counts)
+                self._bound.begin(step)
+                self._bound.run(self._entries, step)
                 out[:] = rows.cpu().numpy()
         except CapacityError as error:
             raise DeviceError(

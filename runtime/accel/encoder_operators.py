@@ -29,7 +29,8 @@ from dovetail.runtime.accel.packed_attention import (
     attend_varlen,
     find_varlen,
 )
-from dovetail.runtime.accel.tape import Bind, Step, TorchTape, Work, array, integer, number
+from dovetail.runtime.accel.step import Step
+from dovetail.runtime.accel.tape import Bind, TorchTape, Work, array, integer, number
 
 LEAST_LENGTH = 1e-12
 """What rows are divided by at least, as the CPU's kernel has it."""

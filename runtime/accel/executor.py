@@ -18,11 +18,15 @@ from msgspec.structs import replace as changed
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.errors import CapacityError, SpecError
 from dovetail.ir.profile import ProfileFile
+from dovetail.runtime.accel.attention_choice import choose_attention
 from dovetail.runtime.accel.device import CPU, TYPES, TorchDevice
 from dovetail.runtime.accel.group import PairGroup
 from dovetail.runtime.accel.orders import BatchSizes, PairSetup, StepOrder
-from dovetail.runtime.accel.pair import DevicePair
+from dovetail.runtime.accel.pair import UNSEEN, DevicePair
 from dovetail.runtime.accel.profile import find_profile
+from dovetail.runtime.accel.recorder import ROWS
+from dovetail.runtime.accel.sampling import DRAWN_BYTES
+from dovetail.runtime.accel.step import moment_bytes
 from dovetail.runtime.accel.sub_batch import SubBatch, draw_nothing
 from dovetail.runtime.artifact import Artifact, ModelPart
 from dovetail.runtime.engine.engine import Engine, Filled, Pen, StepTooLarge, StepWaits
@@ -131,6 +135,7 @@ class DeviceExecutor:
             if name == "auto":
                 name = self.accelerator.activations(self.spec.weight_dtype)
             kind = TYPES[name]
+            self._attention = choose_attention(self.accelerator, self.model.spec, kind)
             self.sizes = self._choose_sizes(kind)
             self.limits = replace(
                 self.cpu.limits,
@@ -142,7 +147,8 @@ class DeviceExecutor:
             )
             setups = self.cpu.setups
             given = (self.model, self.accelerator, kind, self.sizes)
-            self.pair = DevicePair(*given, None if setups else (artifact, part))
+            source = None if setups else (artifact, part)
+            self.pair = DevicePair(*given, self._attention, source)
             undo.callback(self.pair.close)
             self.group = self._start_group(ranks, name) if setups else None
             self.join()
@@ -163,18 +169,33 @@ class DeviceExecutor:
         landing = min(blocks_for(context), self.cpu.blocks) if self._offloads else 0
         entries = self.model.weights.entries.values()
         weights = weight_bytes(entries, kind.itemsize) // self.service.processes
+        row = row_bytes(self.model.device_share()[0], kind.itemsize)
+        fixed = (landing + UNSEEN) * block + self._workspace(context, kind)
+        if self.accelerator.records:
+            fixed += ROWS[-1] * row
+        here = 1 if options.ranks and options.ranks.ray is not None else self.service.processes
+        free = self.accelerator.free_bytes(taken=self.cpu.blocks * block * here, ranks=here)
         limits = device_limits(
-            free=self.accelerator.free_bytes(),
-            weights=weights + landing * block,
+            free=free,
+            weights=weights + fixed,
             block_bytes=block,
-            row_bytes=2 * row_bytes(self.model.device_share()[0], kind.itemsize),
-            logits_bytes=2 * 4 * spec.vocab_size,
+            row_bytes=2 * row,
+            logits_bytes=(2 * 4 + 4 + kind.itemsize) * spec.vocab_size,
             context=spec.max_context,
             wishes=options,
             utilization=options.gpu_memory_utilization,
             blocks=options.gpu_blocks,
         )
         return replace(limits, landing=landing)
+
+    def _workspace(self, context: int, kind: torch.dtype) -> int:
+        """Return the bytes that attention and the choice of tokens take beside their buffers."""
+        spec, kv = self.model.spec, TYPES[self.spec.kv_dtype]
+        row = 2 * spec.n_kv_heads * spec.head_dim * kv.itemsize
+        widened = 0.0 if kv is kind else kind.itemsize / kv.itemsize
+        device = self.accelerator.device
+        drawn = max(moment_bytes(device), DRAWN_BYTES * spec.vocab_size)
+        return self._attention.workspace(device, row, context, widened) + drawn
 
     def _start_group(self, ranks: RankOptions, activations: str) -> PairGroup:
         """Start the other ranks, now that it is known what the device holds."""
@@ -229,9 +250,10 @@ class DeviceExecutor:
 
     def fill(self, plan: StepPlan, scheduler: Scheduler) -> list[Filled]:
         """Fill a sub-batch for each batch."""
+        alone = len(plan.batches) == 1 and not plan.moves
         with self._working():
             return [
-                self._fill(sub_batch, batch, scheduler)
+                self._fill(sub_batch, batch, scheduler, alone=alone)
                 for sub_batch, batch in zip(self.pair.sub_batches, plan.batches, strict=False)
             ]
 
@@ -273,7 +295,9 @@ class DeviceExecutor:
                 raise
             raise StepTooLarge(*error.args) from error
 
-    def _fill(self, sub_batch: SubBatch, batch: Batch, scheduler: Scheduler) -> Filled:
+    def _fill(
+        self, sub_batch: SubBatch, batch: Batch, scheduler: Scheduler, *, alone: bool
+    ) -> Filled:
         requests, cpu = scheduler.requests, self.cpu
         shape = sub_batch.fill(batch, requests, scheduler.pools)
         longest = max((len(requests[n].tokens) for n in batch.cpu_decode), default=0)
@@ -287,7 +311,7 @@ class DeviceExecutor:
             n_out=shape.n_out,
             cpu_splits=cpu.kv_splits(there, threads, cpu.part_tokens[False]),
         )
-        sub_batch.set_args(sizes)
+        sub_batch.set_args(sizes, alone=alone)
         return Filled(batch, shape, sub_batch.buffers)
 
 

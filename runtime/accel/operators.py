@@ -7,7 +7,7 @@ computed in float32 whatever activations are.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -15,11 +15,19 @@ from torch import Tensor
 
 from dovetail.ir.model import KV_BLOCK
 from dovetail.ir.tape import Entry, Slot, WeightRef
-from dovetail.runtime.accel.attention import Attended, attend_decodes, attend_prompts
-from dovetail.runtime.accel.tape import Bind, Step, TorchTape, Work, array, integer, number
+from dovetail.runtime.accel.step import Attended, Step
+from dovetail.runtime.accel.tape import Bind, Rows, TorchTape, Work, array, integer, number
 from dovetail.runtime.machine.abi import ALL_GATHER, ALL_REDUCE
 
 Activation: TypeAlias = Callable[[Tensor], Tensor]
+
+
+class Slots(NamedTuple):
+    """Where rows are stored: their blocks, the places in these, and the blocks that begin."""
+
+    blocks: Tensor
+    places: Tensor
+    begun: Tensor
 
 
 def bind_embed(tape: TorchTape, entry: Entry) -> Work:
@@ -117,6 +125,7 @@ def bind_rope(tape: TorchTape, entry: Entry) -> Work:
     norms = [(tape.weight(q_norm), 0, n_q), (tape.weight(k_norm), n_q, n_q + n_kv)]
     small = number(eps)
     pools = (tape.layer(kpool), n_q + n_kv), (tape.layer(vpool), n_q + 2 * n_kv)
+    slots = _share_slots(tape)
 
     def run(step: Step) -> None:
         heads = rows(step).view(-1, n_q + 2 * n_kv, size)
@@ -126,7 +135,7 @@ def bind_rope(tape: TorchTape, entry: Entry) -> Work:
                 part.copy_(F.rms_norm(part.float(), (size,), weight, small))
         turn_pairs(heads[:, : n_q + n_kv, :turned], *turns(step))
         if stored := step.counts["n_stored"]:
-            blocks, places, begun = _slots(step, stored)
+            blocks, places, begun = slots(step)
             for pool, last in pools:
                 if len(begun):
                     pool.index_fill_(0, begun, 0)
@@ -140,16 +149,20 @@ def bind_turns(
 ) -> Callable[[Step], list[Tensor]]:
     """Return what gives cosines and sines [T][1][rot/2] of a step, once for layers of one table."""
     name, tables = array(positions), [tape.need(slot) for slot in pair]
-    key = "turns", tables[0].data_ptr()
 
-    def turns(step: Step) -> list[Tensor]:
-        if key not in step.shared:
+    def make() -> tuple[Work, list[Tensor]]:
+        device, most = tape.model.device, tape.model.sizes[0]
+        held = [device.zeros((most, 1, table.shape[1]), table.dtype) for table in tables]
+
+        def look_up(step: Step) -> None:
             places = step.arrays[name][: step.counts[entry.m]]
-            step.shared[key] = [F.embedding(places, table)[:, None] for table in tables]
-        found: list[Tensor] = step.shared[key]
-        return found
+            for table, rows in zip(tables, held, strict=True):
+                torch.index_select(table, 0, places, out=rows[: len(places), 0])
 
-    return turns
+        return look_up, held
+
+    turns = [Rows(rows, entry.m) for rows in tape.share(("turns", tables[0].data_ptr()), make)]
+    return lambda step: [rows(step) for rows in turns]
 
 
 def turn_pairs(heads: Tensor, cosine: Tensor, sine: Tensor) -> None:
@@ -160,30 +173,51 @@ def turn_pairs(heads: Tensor, cosine: Tensor, sine: Tensor) -> None:
     heads[..., :half], heads[..., half:] = first, last
 
 
-def _slots(step: Step, stored: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return block and place of the rows that are stored, and the blocks that these begin.
+def _share_slots(tape: TorchTape) -> Callable[[Step], Slots]:
+    """Return what gives block and place of each row that is stored, and the blocks that begin.
 
     What a block held before is cleared: hidden keys count as nothing only where they are numbers.
     """
-    if "slots" not in step.shared:
-        slots = step.arrays["kv_slots"][:stored]
-        held = step.host["kv_slots"][:stored]
-        begun = torch.from_numpy(held[held % KV_BLOCK == 0] // KV_BLOCK).to(slots.device)
-        step.shared["slots"] = slots // KV_BLOCK, slots % KV_BLOCK, begun
-    blocks, places, begun = step.shared["slots"]
-    return blocks, places, begun
+    device, most, pools = tape.model.device, tape.model.sizes[0], tape.model.pools
+    assert pools is not None
+
+    def make() -> tuple[Work, list[Slots]]:
+        held = [device.zeros((most,), torch.int64) for _ in Slots._fields]
+        found: list[Slots] = []
+
+        def divide(step: Step) -> None:
+            stored = step.counts["n_stored"]
+            slots = step.arrays["kv_slots"][:stored]
+            blocks, places, begun = (part[:stored] for part in held)
+            torch.div(slots, KV_BLOCK, rounding_mode="floor", out=blocks)
+            torch.remainder(slots, KV_BLOCK, out=places)
+            if step.recorded:
+                begun.copy_(torch.where(places == 0, blocks, pools.unread))
+            else:
+                rows = step.host["kv_slots"][:stored]
+                first = torch.from_numpy(rows[rows % KV_BLOCK == 0] // KV_BLOCK)
+                begun = begun[: len(first)]
+                begun.copy_(first)
+            found[:] = [Slots(blocks, places, begun)]
+
+        return divide, found
+
+    shared = tape.share("slots", make)
+    return lambda step: shared[0]
 
 
 def bind_prefill(tape: TorchTape, entry: Entry) -> Work:
     """Attention of prompts over the KV on the device."""
     s = entry.slots
-    return _bind_attention(tape, attend_prompts, s[1:6], (s[6], s[-2]), s[-4:-2])
+    assert tape.attention is not None
+    return _bind_attention(tape, tape.attention.prompts, s[1:6], (s[6], s[-2]), s[-4:-2])
 
 
 def bind_decode(tape: TorchTape, entry: Entry) -> Work:
     """Attention of the decodes whose KV is on the device."""
     s = entry.slots
-    return _bind_attention(tape, attend_decodes, s[2:7], (s[8], s[-2]), s[-5:-3])
+    assert tape.attention is not None
+    return _bind_attention(tape, tape.attention.decodes, s[2:7], (s[8], s[-2]), s[-5:-3])
 
 
 def _bind_attention(
@@ -196,6 +230,8 @@ def _bind_attention(
     n_q, n_kv, size, scale, window = given
     k, v = map(tape.layer, pools)
     over = Attended(integer(n_q), integer(n_kv), number(scale), integer(window), k, v)
+    assert tape.attention is not None
+    tape.attention.add(over)
     width = over.n_q * integer(size)
     source, target = (tape.rows(slot, width, "n_tokens") for slot in buffers)
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from dovetail.runtime.accel.tape import Step
+from dovetail.runtime.accel.step import Step
 
 FINE = 2
 """Widths of a group: so many bits behind the first one of a length tell them apart."""
@@ -141,7 +141,7 @@ def find_varlen(device: torch.device, dtype: torch.dtype, heads: Heads) -> Varle
     It is FlashAttention: of 16-bit values, without slopes, on NVIDIA's from Ampere on.
     """
     fits = dtype in HALVES and heads.slopes is None and heads.size <= MOST_HEAD
-    if device.type != "cuda" or not fits or heads.size % 8:
+    if device.type != "cuda" or torch.version.hip or not fits or heads.size % 8:
         return None
     if torch.cuda.get_device_capability(device) < AMPERE:
         return None

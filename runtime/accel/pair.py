@@ -7,11 +7,8 @@ Nothing here schedules.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,15 +19,21 @@ from dovetail.ir.model import KV_BLOCK
 from dovetail.runtime.accel.device import TYPES, TorchDevice
 from dovetail.runtime.accel.generated import GeneratedProducts
 from dovetail.runtime.accel.orders import StepOrder
+from dovetail.runtime.accel.recorder import Recorder
+from dovetail.runtime.accel.step import PagedAttention
 from dovetail.runtime.accel.sub_batch import LINK, DeviceModel, SubBatch, draw_nothing
 from dovetail.runtime.accel.tape import DevicePools
 from dovetail.runtime.accel.weights import load_weights
 from dovetail.runtime.artifact import Artifact, ModelPart
 from dovetail.runtime.engine.engine import Pen
 from dovetail.runtime.native.forward import ForwardModel, layer_block_bytes
+from dovetail.runtime.native.runner import Runner
 from dovetail.runtime.schedule.device_limits import DeviceLimits
 from dovetail.runtime.schedule.plan import Move
 from dovetail.runtime.schedule.request import Home
+
+UNSEEN = 2
+"""Blocks of a pool behind all others: an unread one, and one of zeros."""
 
 
 class DevicePair:
@@ -42,11 +45,12 @@ class DevicePair:
         device: TorchDevice,
         dtype: torch.dtype,
         limits: DeviceLimits,
+        attention: type[PagedAttention],
         source: tuple[Artifact, ModelPart] | None = None,
     ) -> None:
         """Put everything on the device: this rank's part of the model, activations of `dtype`.
 
-        source: what may hold generated products for the device.
+        attention: over its KV there. source: what may hold generated products for the device.
 
         Raises CapacityError where weights, KV or activations do not fit.
         """
@@ -69,12 +73,14 @@ class DevicePair:
                 cpu_pools=cpu_pools(model),
                 sizes=(limits.step_tokens, limits.sequences),
                 products=products,
+                attention=attention,
             )
-            self.sub_batches = [SubBatch(self.model, f"batch {i}") for i in range(2)]
+            self._runner = Runner(model.team, model.decode.plan.cpus)
+            recorder = Recorder(device)
+            self.sub_batches = [
+                SubBatch(f"batch {i}", self.model, recorder, self._runner) for i in range(2)
+            ]
         self._pen: Pen = draw_nothing
-        cpus = model.decode.plan.cpus  # not those of the thread that starts it
-        stay = partial(os.sched_setaffinity, 0, cpus) if cpus else None
-        self.worker = ThreadPoolExecutor(1, "cpu-attention", stay)
         self._held = ExitStack()
         if limits.landing:
             self._held.enter_context(device.pinned(model.kv.k, model.kv.v))
@@ -118,10 +124,11 @@ class DevicePair:
             if self._collective is not None and self._collective.failed:
                 raise RankError("a process of the group has ended, so nothing can be summed")
         except BaseException:
-            for sub_batch in sub_batches:
-                sub_batch.abandon()
             with suppress(DovetailError, RuntimeError):  # what failed is on its way already
                 self.device.finish()
+            self._runner.drop()
+            for sub_batch in sub_batches:
+                sub_batch.abandon()
             raise
 
     def run(self, moves: Sequence[Move], leaving: int, sub_batches: Sequence[SubBatch]) -> None:
@@ -131,13 +138,14 @@ class DevicePair:
         step is tried.
         """
         device = self.device
-        for layer in range(self._layers):
+        pieces = 0 if len(sub_batches) == 1 and sub_batches[0].whole else self._layers
+        for layer in range(pieces):
             moved = self._move(layer, moves, leaving, sub_batches)
             for sub_batch in sub_batches:
                 sub_batch.collect()
                 if moved:
                     device.follow(device.compute, device.mark(device.copy))
-                sub_batch.start_layer(layer, self.worker)
+                sub_batch.start_layer(layer)
         for sub_batch in sub_batches:
             sub_batch.collect()
             sub_batch.end()
@@ -160,7 +168,7 @@ class DevicePair:
 
     def close(self) -> None:
         """End the thread and give the device's memory back; safe to call twice."""
-        self.worker.shutdown()
+        self._runner.close()
         self._held.close()
         self.sub_batches.clear()
         self.__dict__.pop("model", None)
@@ -170,7 +178,7 @@ class DevicePair:
 def make_pools(model: ForwardModel, device: TorchDevice, blocks: int, landing: int) -> DevicePools:
     """Return KV memory on the device; CapacityError where it does not fit."""
     spec = model.spec
-    shape = (spec.n_layers, blocks + landing + 1, spec.n_kv_heads, KV_BLOCK, spec.head_dim)
+    shape = (spec.n_layers, blocks + landing + UNSEEN, spec.n_kv_heads, KV_BLOCK, spec.head_dim)
     try:
         keys, values = (device.zeros(shape, TYPES[spec.kv_dtype]) for _ in "kv")
     except CapacityError as error:

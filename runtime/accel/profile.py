@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -19,6 +20,7 @@ from dovetail.ir.model import KV_BLOCK
 from dovetail.ir.profile import CostRow, ProfileFile, ProfileKey
 from dovetail.runtime.accel.device import TorchDevice
 from dovetail.runtime.accel.pair import DevicePair
+from dovetail.runtime.accel.recorder import ROWS
 from dovetail.runtime.artifact import Artifact
 from dovetail.runtime.engine.executor import CpuExecutor
 from dovetail.runtime.engine.profiler import (
@@ -71,7 +73,9 @@ def device_key(
     device, sizes = pair.device, pair.model
     own = f"{describe_device(device)}, {device.threads} threads, torch {torch.__version__}"
     key = profile_key(artifact, cpu.model, hardware)
-    made = f"{sizes.dtype}, steps of {sizes.sizes[0]} tokens, {sizes.sizes[1]} sequences"
+    assert sizes.attention is not None
+    made = f"{sizes.dtype}, attention of {sizes.attention.name}"
+    made += ", steps of {} tokens, {} sequences".format(*sizes.sizes)
     pools = (sizes.pools.blocks, cpu.blocks)  # tables reach as far; twice is another one
     made += ", pools of up to {} and {} blocks".format(*(1 << n.bit_length() for n in pools))
     return msgspec.structs.replace(key, device=f"{key.device} beside {own}, {made}")
@@ -194,9 +198,11 @@ class _DeviceBench:
 
     def linear(self, rows: int) -> Callable[[], float]:
         whole, rest = divmod(rows, self._context)
-        self._fill([self._context] * whole + [rest] * bool(rest), [])
+        prompts = [self._context] * whole + [rest] * bool(rest)
+        few = rows <= min(ROWS[-1], self._sequences)  # as decodes, which may be recorded
+        self._fill([] if few else prompts, [1] * rows if few else [])
         between = self._sub_batch.between
-        return self._layered(between[1:-1] or between[:1])
+        return self._layered(between[1:-1] or between[:1], self._sub_batch.give)
 
     def prefill(self, length: int) -> Callable[[], float]:
         self._fill([length], [])
@@ -232,16 +238,20 @@ class _DeviceBench:
 
         def give() -> None:
             for _ in range(self._layers):
-                self._sub_batch.hand_over(0, self._pair.worker)
+                self._sub_batch.hand_over(0)
                 self._sub_batch.collect()
 
         return self._timed(give)
 
     handed = launch
 
-    def _layered(self, spans: Sequence[range]) -> Callable[[], float]:
-        taken, run, step = spans[:LAYERS], self._sub_batch.forward.run, self._sub_batch.step
-        return self._timed(lambda: [run(span, step) for span in taken], len(taken))
+    def _layered(
+        self, spans: Sequence[range], give: Callable[[range], None] | None = None
+    ) -> Callable[[], float]:
+        """Measure a layer of these entries, given as they are in steps; else attention."""
+        taken, step = spans[:LAYERS], self._sub_batch.step
+        give = give or partial(self._sub_batch.forward.run, step=step)
+        return self._timed(lambda: [give(span) for span in taken], len(taken))
 
     def _timed(self, give: Callable[[], object], layers: int | None = None) -> Callable[[], float]:
         device = self._device

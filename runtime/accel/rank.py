@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from dovetail.ir.errors import DovetailError, RankError
+from dovetail.runtime.accel.attention_choice import choose_attention
 from dovetail.runtime.accel.collective import TorchCollective, open_store
 from dovetail.runtime.accel.device import TYPES, TorchDevice
 from dovetail.runtime.accel.group import PARENT, RANK, TOKEN, keep_alive
@@ -50,7 +51,9 @@ def serve(channel: Channel) -> None:
     artifact, part = setup.part.open()
     model = ForwardModel(artifact, part, artifact.open_kernels(), setup.part.plan)
     device = TorchDevice(setup.device, setup.threads)
-    pair = DevicePair(model, device, TYPES[setup.activations], setup.limits)
+    kind = TYPES[setup.activations]
+    attention = choose_attention(device, model.spec, kind)
+    pair = DevicePair(model, device, kind, setup.limits, attention)
     channel.send(RankReady())
     told = channel.receive(Meet)
     if told is None:

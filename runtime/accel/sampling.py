@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import torch
 
-from dovetail.runtime.accel.tape import Step
+from dovetail.runtime.accel.step import Step, moment_bytes
 
 LEAST_SHARE = 1e-9
 """What `top_p` keeps at least, as the CPU's kernel has it."""
 MOST_SCALE = 1e30
+DRAWN_BYTES = 64
+"""What drawing from a logit takes: weights, their order and sums in float64."""
 
 
 def choose_tokens(step: Step, rows: int, vocabulary: int) -> None:
@@ -26,7 +28,12 @@ def choose_tokens(step: Step, rows: int, vocabulary: int) -> None:
         narrow = bool((host["top_k"][:rows][drawn] > 0).any())
         narrow |= bool((host["top_p"][:rows][drawn] < 1.0).any())
         given = {n: arrays[n][:rows].index_select(0, at) for n in _PARAMETERS}
-        chosen.index_copy_(0, at, draw_tokens(logits.index_select(0, at), narrow=narrow, **given))
+        most = max(1, moment_bytes(logits.device) // (DRAWN_BYTES * vocabulary))
+        for first in range(0, len(at), most):
+            rows_now = slice(first, first + most)
+            some = {name: values[rows_now] for name, values in given.items()}
+            found = draw_tokens(logits.index_select(0, at[rows_now]), narrow=narrow, **some)
+            chosen.index_copy_(0, at[rows_now], found)
     arrays["out_ids"][:rows].copy_(chosen)
     scores = logits.gather(1, chosen[:, None])[:, 0] - logits.logsumexp(-1)
     arrays["out_logprobs"][:rows].copy_(scores)

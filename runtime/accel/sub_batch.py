@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -19,16 +19,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.model import KV_BLOCK
-from dovetail.ir.tape import BufferRef, Tape
+from dovetail.ir.tape import BufferRef, Entry, IntConst, KvRef, Tape, WeightRef
 from dovetail.runtime.accel.operators import DECODER
 from dovetail.runtime.accel.orders import BatchOrder, BatchSizes, order_batch, unpack_arrays
+from dovetail.runtime.accel.recorder import Recorder, pad_arrays, padded_rows
 from dovetail.runtime.accel.sampling import choose_tokens
-from dovetail.runtime.accel.tape import DevicePools, PlacedModel, Step, TorchTape
-from dovetail.runtime.engine.engine import Pen
+from dovetail.runtime.accel.step import Step
+from dovetail.runtime.accel.tape import DevicePools, PlacedModel, TorchTape
+from dovetail.runtime.engine.engine import Pen, Times
 from dovetail.runtime.engine.sampling import draw_uniform
-from dovetail.runtime.native.forward import ForwardModel
+from dovetail.runtime.native.forward import ForwardModel, layer_block_bytes
+from dovetail.runtime.native.runner import Runner
 from dovetail.runtime.native.step import StepBuffers, StepShape
 from dovetail.runtime.native.tape import Operands
 from dovetail.runtime.schedule.kv_pool import KvPool, blocks_for
@@ -45,7 +47,7 @@ Blocks = npt.NDArray[np.int32]
 _UNDRAWN = nullcontext()
 
 
-def draw_nothing(track: str, name: str) -> AbstractContextManager[None]:
+def draw_nothing(track: str, name: str, times: Times = None) -> AbstractContextManager[None]:
     """Return a body that nobody records."""
     return _UNDRAWN
 
@@ -81,12 +83,18 @@ def block_runs(left: Blocks, right: Blocks) -> list[tuple[int, int, int]]:
 
 
 def attention_tape(tape: Tape, sequences: int) -> Tape:
-    """Return the decode attention of a forward tape alone, over rows of `sequences` decodes."""
-    entries = tuple(
-        msgspec.structs.replace(entry, barrier=True)
-        for entry in tape.entries
-        if entry.op == "decode_attention"
-    )
+    """Return what the CPU does of a forward tape for decodes of its own, rows of `sequences`.
+
+    In each layer their keys and values are stored, which are normed and turned by then; and their
+    queries attend.
+    """
+    entries = []
+    for entry in tape.entries:
+        if entry.op == "rope_store":
+            layer = next(slot.layer for slot in entry.slots if isinstance(slot, KvRef))
+            entries.append(store_only(entry, f"attn({layer})"))
+        elif entry.op == "decode_attention":
+            entries.append(msgspec.structs.replace(entry, barrier=True))
     used = {s.name for entry in entries for s in entry.slots if isinstance(s, BufferRef)}
     buffers, offset = [], 0
     for buffer in tape.buffers:
@@ -97,15 +105,29 @@ def attention_tape(tape: Tape, sequences: int) -> Tape:
             )
             offset += -(-size // 64) * 64
     return msgspec.structs.replace(
-        tape, buffers=tuple(buffers), entries=entries, arena_bytes=offset, max_tokens=sequences
+        tape,
+        buffers=tuple(buffers),
+        entries=tuple(entries),
+        arena_bytes=offset,
+        max_tokens=sequences,
+    )
+
+
+def store_only(entry: Entry, segment: str) -> Entry:
+    """Return a `rope_store` that stores: it turns no values, and norms none."""
+    T, qkv, ldq, n_q, n_kv, size, _, positions, cos, sin, _, _, eps, *stored = entry.slots
+    nothing = WeightRef(name=None)
+    kept = T, qkv, ldq, n_q, n_kv, size, IntConst(value=0), positions, cos, sin
+    return msgspec.structs.replace(
+        entry, slots=(*kept, nothing, nothing, eps, *stored), segment=segment, barrier=True
     )
 
 
 class SubBatch:
     """Buffers of one batch, on both sides, and the tapes bound to them."""
 
-    def __init__(self, model: DeviceModel, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, model: DeviceModel, recorder: Recorder, runner: Runner) -> None:
+        self._name, self._recorder, self._runner = name, recorder, runner
         self.pen: Pen = draw_nothing
         spec, tape, device = model.cpu.spec, model.tape, model.device
         tokens, sequences = model.sizes
@@ -118,8 +140,10 @@ class SubBatch:
         starts = [0, *(span.stop for span in self.attention)]
         stops = [*(span.start for span in self.attention), len(tape.entries)]
         self.between = [range(*ends) for ends in zip(starts, stops, strict=True)]
+        self._whole = range(len(tape.entries))
+        self.whole = False  # whether the filled batch is recorded in one piece, attention too
         self._bind_cpu(tape, sequences)
-        self._task: Future[None] | None = None
+        self._given: tuple[int, int, Any] | None = None  # a layer's order, and what it waits for
         self.attending = 0.0  # seconds of the CPU's attention since somebody looked
         self.waited = 0.0  # seconds that the device's thread waited for it since then
 
@@ -128,16 +152,17 @@ class SubBatch:
         arena = self._device.host(own.arena_bytes)
         operands = Operands(model.cpu.weights, arena, model.cpu.kv)
         self._cpu = model.cpu.bind(own, operands, "decode")
-        self._cpu_spans = [own.segment(f"attn({i})") for i in range(model.cpu.spec.n_layers)]
-        self._host_rows: dict[str, torch.Tensor] = {}
-        self._staged = {}  # rows that cross, without the gaps that the CPU's kernels want
+        self._crossing: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
         for name in CROSSING:
-            columns, kind = self.forward.buffers[name].shape[1], model.dtype
-            rows = torch.from_numpy(self._cpu.buffer(name).view(np.float32)).view(sequences, -1)
-            self._host_rows[name] = rows[:, :columns]
-            memory = self._device.host(sequences * columns * kind.itemsize)
-            self._staged[name] = torch.from_numpy(memory).view(kind).view(sequences, columns)
+            rows = self._cpu.buffer(name).view(np.float32).reshape(sequences, -1)
+            self._crossing[name] = torch.from_numpy(rows), self._device.twin(rows)
         self._no_rows = np.zeros(1, np.int32)  # the CPU's rows begin at 0
+        # where the CPU stores its rows; how many blocks these begin, and which
+        self._cpu_slots: npt.NDArray[np.int64] = np.zeros(sequences, np.int64)
+        self._begun: npt.NDArray[np.int64] = np.zeros(sequences + 1, np.int64)
+        block = layer_block_bytes(model.cpu.spec)
+        spans = (own.segment(f"attn({i})") for i in range(model.cpu.spec.n_layers))
+        self._orders = [self._cpu.order(span, self._begun, block) for span in spans]
 
     def join(self, collective: Any) -> None:
         """Sum over the ranks of `collective` from now on."""
@@ -159,8 +184,8 @@ class SubBatch:
         shape = self._shape = self.buffers.fill(batch, requests, table)
         self.buffers.sample_args(shape, draw_uniform)
         count = len(batch.cpu_decode)
-        slots = self.buffers.arrays["kv_slots"][shape.n_tokens - count : shape.n_tokens]
-        self._cpu_slots = slots.copy()
+        last = shape.n_tokens
+        self._cpu_slots[:count] = self.buffers.arrays["kv_slots"][last - count : last]
         self._samples = True
         return shape
 
@@ -185,31 +210,65 @@ class SubBatch:
         )
         return landed
 
-    def set_args(self, sizes: BatchSizes) -> None:
-        """Say how the filled batch runs, and give its arguments to the device."""
+    def set_args(self, sizes: BatchSizes, *, alone: bool = False) -> None:
+        """Say how the filled batch runs, and give its arguments to the device.
+
+        alone: no other batch runs beside it, and no KV moves.
+        """
         self._sizes, self._decodes = sizes, sizes.cpu_decode
         first = sizes.n_prefill + sizes.gpu_decode
         arrays = self.buffers.arrays
         tails = {n: int(arrays[n][first:].ctypes.data) for n in ("seq_lengths", "block_tables")}
         starts = {"seq_starts": int(self._no_rows.ctypes.data)}
+        starts |= {"kv_slots": int(self._cpu_slots.ctypes.data)}
         counts = {"n_tokens": sizes.cpu_decode, "n_out": 0, "kv_splits": sizes.cpu_splits}
         counts |= {"n_prefill": 0, "n_decode": sizes.cpu_decode}
-        self._cpu_args = self.buffers.forward_addresses() | tails | starts | counts
+        if sizes.cpu_decode:
+            self._cpu.prepare(
+                self._model.cpu.team, self.buffers.forward_addresses() | tails | starts | counts
+            )
+            self._begin_blocks(sizes.cpu_decode)
         self.step.counts = {
             "n_tokens": sizes.n_tokens,
             "n_stored": sizes.n_tokens - sizes.cpu_decode,
-            "n_cpu": sizes.cpu_decode,
             "n_prefill": sizes.n_prefill,
             "n_decode": sizes.gpu_decode,
+            "decode_row": sizes.n_tokens - sizes.cpu_decode - sizes.gpu_decode,
             "n_out": sizes.n_out,
         }
-        self.step.shared.clear()
+        self._pad(sizes, alone)
         if self._device.apart:
             self._upload(sizes)
+        self.forward.begin(self.step)
+
+    def _pad(self, sizes: BatchSizes, alone: bool) -> None:
+        """Have a batch of decodes the shape of others, where its work is recorded."""
+        most = (
+            min(self._model.sizes) if self._recorder.on and self.forward.collective is None else 0
+        )
+        rows, attention = padded_rows(sizes, most), self.forward.attention
+        self.step.recorded, self.whole = rows is not None, False
+        if rows is None:
+            return
+        pad_arrays(self.buffers.arrays, sizes, rows, self._model.pools.unread)
+        self.step.counts |= dict.fromkeys(("n_tokens", "n_stored", "n_out"), rows)
+        assert attention is not None
+        self.whole = alone and not sizes.cpu_decode and attention.records
+        if self.whole:
+            self.step.counts["n_decode"] = rows
+
+    def _begin_blocks(self, count: int) -> None:
+        """Have the blocks that the CPU's decodes begin cleared: see operators."""
+        slots = self._cpu_slots[:count]
+        blocks = slots[slots % KV_BLOCK == 0] // KV_BLOCK
+        self._begun[0] = len(blocks)
+        self._begun[1 : len(blocks) + 1] = blocks
 
     def order(self) -> BatchOrder:
         """Return what makes a sub-batch of another rank run the same batch."""
-        kv = {"brought": self._brought, "sent": self._sent, "appended": self._cpu_slots}
+        slots = self._cpu_slots[: self._sizes.cpu_decode]
+        kv: dict[str, npt.NDArray[Any]] = {"brought": self._brought, "sent": self._sent}
+        kv["appended"] = slots
         return order_batch(self._sizes, self.buffers.arrays, **kv)
 
     def obey(self, order: BatchOrder) -> None:
@@ -218,15 +277,20 @@ class SubBatch:
         self._brought, self._sent = (
             np.frombuffer(order.kv[name], np.int32).reshape(2, -1) for name in ("brought", "sent")
         )
-        self._cpu_slots = np.frombuffer(order.kv["appended"], np.int64)
+        slots = np.frombuffer(order.kv["appended"], np.int64)
+        self._cpu_slots[: len(slots)] = slots
         self._samples = False
         self.set_args(order.sizes)
 
     def _upload(self, sizes: BatchSizes) -> None:
+        counts = self.step.counts
         rows = {
-            **dict.fromkeys(("token_ids", "positions", "kv_slots"), sizes.n_tokens),
-            **dict.fromkeys(("seq_lengths", "block_tables"), sizes.sequences),
-            **dict.fromkeys(OUT_ROWS, sizes.n_out),
+            **dict.fromkeys(("token_ids", "positions", "kv_slots"), counts["n_tokens"]),
+            **dict.fromkeys(
+                ("seq_lengths", "block_tables"),
+                max(sizes.sequences, counts["n_prefill"] + counts["n_decode"]),
+            ),
+            **dict.fromkeys(OUT_ROWS, counts["n_out"]),
         }
         for name, count in rows.items():
             host = torch.from_numpy(self.buffers.arrays[name][:count])
@@ -256,7 +320,7 @@ class SubBatch:
         out = len(decodes) + on_cpu
         arrays["out_rows"][:out] = np.arange(rows - out, rows)
         self._brought = self._sent = np.zeros((2, 0), np.int32)
-        self._cpu_slots, self._samples = np.zeros(on_cpu, np.int64), True
+        self._cpu_slots[:on_cpu], self._samples = 1, True
         arrays["temperature"][:out] = 0.0
         self.set_args(
             BatchSizes(
@@ -279,80 +343,72 @@ class SubBatch:
             self._model.copy_blocks(layer, self._brought, Home.GPU)
         return True
 
-    def start_layer(self, layer: int, worker: ThreadPoolExecutor) -> None:
+    def start_layer(self, layer: int) -> None:
         """Give all up to and including the attention of a layer; the CPU's part to its thread."""
         with self.pen(DEVICE, f"{self._name}: products"):
-            self.forward.run(self.between[layer], self.step)
-        device = self._device
-        if self._decodes or self._sent.size:
-            device.follow(device.copy, device.mark(device.compute))
+            self.give(self.between[layer])
         if self._decodes:
-            self.hand_over(layer, worker)
+            self.hand_over(layer)
         if self._sent.size:
+            self._device.follow(self._device.copy, self._device.mark(self._device.compute))
             with self.pen(LINK, f"{self._name}: KV out"):
                 self._model.copy_blocks(layer, self._sent, Home.CPU)
         with self.pen(DEVICE, f"{self._name}: attention"):
             self.forward.run(self.attention[layer], self.step)
 
-    def hand_over(self, layer: int, worker: ThreadPoolExecutor) -> None:
-        """Have the CPU attend for a layer."""
-        arrived = self._cross("qkv", out=True)
-        self._task = worker.submit(self._attend, layer, arrived)
+    def hand_over(self, layer: int) -> None:
+        """Have the CPU attend for a layer as soon as what it needs has come."""
+        device, (host, there) = self._device, self._crossing["qkv"]
+        rows = slice(self._decodes)
+        with self.pen(LINK, f"{self._name}: qkv"):
+            ours = self._own_rows("qkv")
+            there[rows, : ours.shape[1]].copy_(ours)
+            if device.apart:
+                device.follow(device.copy, device.mark(device.compute))
+                with device.copying():
+                    host[rows].copy_(there[rows], non_blocking=True)
+        self._given = layer, self._runner.give(self._orders[layer]), device.mark(device.copy)
+        device.call(self._runner)
 
-    def _cross(self, name: str, *, out: bool) -> Any:
-        """Copy the rows of the CPU's decodes there (or back); return the event behind that."""
+    def _own_rows(self, name: str) -> torch.Tensor:
         last = self._sizes.n_tokens
-        ours = self.forward.buffers[name][last - self._decodes : last]
-        theirs = self._staged[name][: self._decodes]
-        to, held = (theirs, ours) if out else (ours, theirs)
-        with self.pen(LINK, f"{self._name}: {name}"), self._device.copying():
-            to.copy_(held, non_blocking=True)
-        return self._device.mark(self._device.copy)
+        return self.forward.buffers[name][last - self._decodes : last]
 
     def collect(self) -> None:
         """Wait for the CPU's attention and give it to the device, which goes on behind it."""
-        if self._task is None:
+        if self._given is None:
             return
-        task, self._task = self._task, None
-        begun = time.perf_counter()
-        task.result()
-        self.waited += time.perf_counter() - begun
-        arrived = self._cross("attention", out=False)
-        self._device.follow(self._device.compute, arrived)
-
-    def _attend(self, layer: int, arrived: Any) -> None:
-        """Store the keys and values of the CPU's decodes and attend. On the CPU's thread."""
-        self._device.wait(arrived)
-        begun = time.perf_counter()
-        with torch.inference_mode(), self.pen(ATTENTION, f"{self._name}: attention"):
-            rows = slice(self._decodes)
-            self._host_rows["qkv"][rows] = self._staged["qkv"][rows]
-            self._store(layer)
-            self._cpu.run(self._model.cpu.team, self._cpu_args, self._cpu_spans[layer])
-            self._staged["attention"][rows] = self._host_rows["attention"][rows]
-        self.attending += time.perf_counter() - begun
-
-    def _store(self, layer: int) -> None:
-        spec, count = self._model.cpu.spec, self._decodes
-        kv, dtype = self._model.cpu.kv, DTYPES[spec.kv_dtype]
-        heads = self._host_rows["qkv"].numpy()[:count, : spec.qkv_size]
-        heads = heads.reshape(count, -1, spec.head_dim)[:, spec.n_heads :]
-        blocks, places = self._cpu_slots // KV_BLOCK, self._cpu_slots % KV_BLOCK
-        parts = heads[:, : spec.n_kv_heads], heads[:, spec.n_kv_heads :]
-        for memory, part in zip((kv.k, kv.v), parts, strict=True):
-            layers = memory.view(dtype.numpy).reshape(
-                spec.n_layers, -1, spec.n_kv_heads, KV_BLOCK, spec.head_dim
-            )
-            layers[layer, blocks[places == 0]] = 0  # see operators._slots
-            layers[layer, blocks, :, places] = dtype.narrow(part)
+        (layer, number, arrived), self._given = self._given, None
+        device, (host, there) = self._device, self._crossing["attention"]
+        rows, asked = slice(self._decodes), time.perf_counter()
+        device.wait(arrived)  # where the device has failed nothing would come
+        times = self._runner.wait(number, self._orders[layer])
+        self.waited += time.perf_counter() - asked
+        self.attending += times[1] - times[0]
+        self.pen(ATTENTION, f"{self._name}: attention", times)
+        with self.pen(LINK, f"{self._name}: attention"):
+            if device.apart:
+                with device.copying():
+                    there[rows].copy_(host[rows], non_blocking=True)
+                device.follow(device.compute, device.mark(device.copy))
+            ours = self._own_rows("attention")
+            ours.copy_(there[rows, : ours.shape[1]])
 
     def end(self) -> None:
-        """Give the rest of the step and the choice of tokens."""
-        rows = self.step.counts["n_out"]
+        """Give the rest of the step, all of it where it is `whole`, and the choice of tokens."""
+        rows = self._sizes.n_out
         with self.pen(DEVICE, f"{self._name}: logits"):
-            self.forward.run(self.between[-1], self.step)
+            self.give(self._whole if self.whole else self.between[-1])
             if self._samples and rows:
                 choose_tokens(self.step, rows, self._model.cpu.spec.vocab_size)
+
+    def give(self, span: range) -> None:
+        """Give entries beside attention to the device, recorded ones where the batch is."""
+        if self.step.recorded:
+            name = self._name, self.step.counts["n_tokens"], span
+            self._recorder.run(name, partial(self.forward.run, span, self.step))
+        else:
+            self.forward.run(span, self.step)
 
     def fetch(self) -> None:
         """Copy the chosen tokens to the host, and the logits where they are asked for."""
@@ -361,13 +417,11 @@ class SubBatch:
         wanted = [request.params for request in self._shape.outputs]
         asked = bool(self._shape.scored)
         asked |= any(one.logprobs is not None or one.changes_logits for one in wanted)
-        count = self.step.counts["n_out"]
+        count = self._sizes.n_out
         for name in ("out_ids", "out_logprobs", *(["logits"] if asked else [])):
             host = torch.from_numpy(self.buffers.arrays[name][:count])
             host.copy_(self.step.arrays[name][:count], non_blocking=True)
 
     def abandon(self) -> None:
-        """Wait for the CPU's thread after a step that failed."""
-        if self._task is not None:
-            self._task.exception()
-            self._task = None
+        """Forget what was handed over in a step that failed."""
+        self._given = None

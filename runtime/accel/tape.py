@@ -6,11 +6,10 @@ over the arrays and integers of a `Step`. The same tape runs on the CPU by nativ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
 
-import numpy.typing as npt
 import torch
 
 from dovetail.ir.tape import (
@@ -26,6 +25,7 @@ from dovetail.ir.tape import (
 )
 from dovetail.runtime.accel.device import TorchDevice
 from dovetail.runtime.accel.generated import GeneratedProducts
+from dovetail.runtime.accel.step import PagedAttention, Step
 
 FEW = ("n_out", "n_sequences", "n_rows")
 """Numbers of rows that are at most a step's sequences; others are at most its tokens."""
@@ -33,31 +33,10 @@ TAPE_BYTES = 4
 """Buffers of a tape are float32; here they are of the type of activations."""
 
 
-@dataclass(slots=True)
-class Step:
-    """What one step runs over: its integers, its arrays on the host and on the device.
-
-    `shared` is emptied when a step begins; what the first layer works out there serves the others.
-    """
-
-    host: Mapping[str, npt.NDArray[Any]]
-    arrays: Mapping[str, torch.Tensor]
-    counts: dict[str, int] = field(default_factory=dict)
-    shared: dict[Any, Any] = field(default_factory=dict)
-    _taken: dict[str, torch.Tensor] = field(default_factory=dict)
-
-    def scratch(self, name: str, shape: tuple[int, int], like: torch.Tensor) -> torch.Tensor:
-        """Return memory of that shape, whose values are those of whoever used `name` before."""
-        size = shape[0] * shape[1]
-        held = self._taken.get(name)
-        if held is None or held.numel() < size:
-            held = self._taken[name] = torch.empty(size, dtype=like.dtype, device=like.device)
-        return held[:size].view(shape)
-
-
 Work: TypeAlias = Callable[[Step], None]
 Bind: TypeAlias = Callable[["TorchTape", Entry], Work]
 """Makes the work of an entry: operands are looked up once, when a tape is bound."""
+Held = TypeVar("Held")
 
 
 class Rows:
@@ -81,8 +60,8 @@ class Rows:
 class DevicePools:
     """K and V on the device, each [layer][block][kv_head][16][head_dim] (FlashInfer's HND layout).
 
-    Behind its `blocks` lie `landing` ones, in which KV of the CPU's prompts is computed, and one of
-    zeros, which stands for what a sequence has not.
+    Behind its `blocks` lie `landing` ones, in which KV of the CPU's prompts is computed, an unread
+    one for rows that nobody asked for, and one of zeros, for what a sequence has not.
     """
 
     k: torch.Tensor
@@ -90,12 +69,18 @@ class DevicePools:
     blocks: int
     landing: int
 
+    @property
+    def unread(self) -> int:
+        """The block that is written and never read."""
+        return self.blocks + self.landing
+
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedModel:
     """A tape, and what it computes with on a device.
 
     dtype: of activations; logits are float32. sizes: most tokens and most sequences of a step.
+    attention: what attends over `pools`.
     """
 
     tape: Tape
@@ -105,6 +90,7 @@ class PlacedModel:
     sizes: tuple[int, int]
     pools: DevicePools | None = None
     products: GeneratedProducts | None = None
+    attention: type[PagedAttention] | None = None
 
 
 class TorchTape:
@@ -114,17 +100,36 @@ class TorchTape:
         """Bind every entry by its operator."""
         self.model = model
         self.collective: Any = None
+        self.attention = model.attention(model.device.device) if model.attention else None
         self.buffers: dict[str, torch.Tensor] = {}
+        self._held: dict[Hashable, Any] = {}
+        self._before: list[Work] = []
         self._work = [(operators[e.op](self, e), e.skip_if_zero) for e in model.tape.entries]
 
+    def begin(self, step: Step) -> None:
+        """Work out what entries share in a step; its integers and arrays are there."""
+        step.shared.clear()
+        for work in self._before:
+            work(step)
+        if self.attention is not None:
+            self.attention.begin(step)
+
     def run(self, span: range, step: Step) -> None:
-        """Run the entries of `span`; in `TorchDevice.working`."""
+        """Run the entries of `span` in a step that has begun; in `TorchDevice.working`."""
         for i in span:
             work, skip = self._work[i]
             if skip is None or step.counts[skip]:
                 work(step)
 
     # ---- what operators bind to ----
+
+    def share(self, name: Hashable, make: Callable[[], tuple[Work, Held]]) -> Held:
+        """Return memory of that name; made once, with the work that fills it in each step."""
+        if name not in self._held:
+            work, self._held[name] = make()
+            self._before.append(work)
+        found: Held = self._held[name]
+        return found
 
     def buffer(self, name: str, count: str) -> torch.Tensor:
         """Return a whole buffer, which begins with as many rows as its first user may want."""

@@ -22,6 +22,11 @@ SEEN = 128
 counts too. Of the greatest of 100 that are alike, a further one is beyond in one of 101."""
 LONG = 0.125
 """Part of the allowed time that a promise has to span to say anything of those that matter."""
+SPARED, MOST_SPARED = 0.05, 2.5
+"""Part of a device's throughput that is given, where queries are refused anyhow, for promises that
+are kept even where the machine stops; how often such a promise fits into the time, at most."""
+PRESSED = 0.1
+"""Refused queries for each one of a batch from which on a device counts as pressed."""
 HUNG = 10.0
 """A batch that takes so many times its latest predicted seconds will not come back."""
 LEAST_LIMIT, FIRST_LIMIT = 5.0, 120.0
@@ -160,6 +165,8 @@ class DeviceQueue:
     running: dict[int, QueryBatch] = field(default_factory=dict)
     counts: list[int] = field(default_factory=list)  # of what waits
     slack: float = 1.0  # what a promise may take, by what the lines say
+    refused: int = 0  # queries that were BUSY since the last batch began
+    pressed: bool = False  # whether many were, while it was being filled
     ratios: deque[float] = field(default_factory=lambda: deque(maxlen=SEEN))
 
     def set_spec(self, spec: QueueSpec) -> None:
@@ -222,9 +229,20 @@ class DeviceQueue:
 
         A device that has nothing to do is tried, however late it was, or it would stay so for ever.
         """
-        idle = not self.waiting and not self.running
-        slack = min(self.slack, 1 + self.spec.margin) if idle else self.slack
+        if not self.waiting and not self.running:
+            slack = min(self.slack, 1 + self.spec.margin)
+        else:
+            slack = max(self.slack, self._spare(query.target - now) if self.pressed else 1.0)
         return now + (self.promise(query, now) - now) * slack
+
+    def _spare(self, allowed: float) -> float:
+        """Return by what factor batches of a full queue may be late at the price of `SPARED`.
+
+        Who comes to a full queue waits for two batches, which share the time allowed; each loses
+        beta. Shorter ones embed as many queries in all, but for that.
+        """
+        beta = max(line.beta for line in self.spec.lines)
+        return min(MOST_SPARED, SPARED * allowed / (2 * beta)) if beta else MOST_SPARED
 
     def note(self, batch: QueryBatch, now: float) -> None:
         """Learn from a batch, whose vectors have been delivered, how late others may be.
@@ -253,6 +271,7 @@ class DeviceQueue:
 
     def pull_batch(self, chosen: Sequence[EmbedQuery]) -> list[int]:
         """Take out what runs now; return its counts."""
+        self.pressed, self.refused = self.refused >= PRESSED * len(chosen), 0
         for query in chosen:
             query.state = QueryState.RUNNING
         taken = Counter(query.kind for query in chosen)

@@ -160,6 +160,8 @@ class QueueManager:
         queues = [q for tier in self._tiers for n in tier if not (q := self._queues[n]).gone]
         if not queues:
             return CapacityError(LOST)
+        for queue in queues:
+            queue.refused += not query.bulk
         able = [queue for queue in queues if query.bulk or queue.spec.depths[query.kind]]
         able = [q for q in able if q.spec.lines[query.kind].seconds(1) <= query.target - now]
         if not able:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple, Protocol, TypeAlias
 from weakref import WeakKeyDictionary
@@ -62,8 +62,15 @@ class StepWaits(NamedTuple):
     cpu: float
 
 
-Pen: TypeAlias = Callable[[str, str], AbstractContextManager[None]]
-"""Records what its body does: a track and a name."""
+Times: TypeAlias = tuple[float, float] | None
+"""When something began and ended."""
+
+
+class Pen(Protocol):
+    """Records what its body does, or what has been done, with its times: a track and a name."""
+
+    def __call__(self, track: str, name: str, times: Times = None) -> AbstractContextManager[None]:
+        """Return the body's context."""
 
 
 class Executor(Protocol):

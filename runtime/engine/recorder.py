@@ -7,7 +7,7 @@ In: the engine's spans, batches and ended requests. Out: tracks `engine` (steps 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 
 from dovetail.runtime.schedule.kv_pool import KvPool
 from dovetail.runtime.schedule.plan import Batch
@@ -31,9 +31,15 @@ class StepRecorder:
         """Add the body as a span of the engine."""
         return self._timeline.measure(self._engine, name, **args)
 
-    def beside(self, track: str, name: str) -> AbstractContextManager[None]:
-        """Add the body as a span of another part than the engine's thread; any thread may."""
-        return self._timeline.measure(self._timeline.track(PROCESS, track), name)
+    def beside(
+        self, track: str, name: str, times: tuple[float, float] | None = None
+    ) -> AbstractContextManager[None]:
+        """Add the body, or what had these times, as a span of another part than the engine."""
+        where = self._timeline.track(PROCESS, track)
+        if times is None:
+            return self._timeline.measure(where, name)
+        self._timeline.span(where, name, *times)
+        return nullcontext()
 
     def join(self, request: int, flow: int) -> None:
         """Have the arrow `flow`, which others draw too, lead through the steps of a request."""

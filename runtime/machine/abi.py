@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-ABI = 4
+ABI = 5
 SCHEDULE_LENGTH = 9
 TIMES = 5
 """DT_TIMES: a thread came to an entry, began it, ended it, began and ended its reduction."""
@@ -59,6 +59,22 @@ class Tape(ctypes.Structure):
     )
 
 
+class Order(ctypes.Structure):
+    """Entries of a tape for a `Runner`, and when they ran."""
+
+    _fields_ = (
+        ("tape", ctypes.POINTER(Tape)),
+        ("args", ctypes.POINTER(Slot)),
+        ("first", ctypes.c_int64),
+        ("last", ctypes.c_int64),
+        ("pools", ctypes.c_void_p * 2),
+        ("begun", ctypes.c_void_p),
+        ("block_bytes", ctypes.c_int64),
+        ("status", ctypes.c_int64),
+        ("times", ctypes.c_int64 * 2),
+    )
+
+
 _INT32S = ctypes.POINTER(ctypes.c_int32)
 _SLOTS = ctypes.POINTER(Slot)
 
@@ -75,6 +91,12 @@ PROTOTYPES: dict[str, tuple[object, tuple[object, ...]]] = {
             ctypes.c_void_p,
         ),
     ),
+    "dt_runner_create": (ctypes.c_void_p, (ctypes.c_void_p, _INT32S, ctypes.c_int64)),
+    "dt_runner_destroy": (None, (ctypes.c_void_p,)),
+    "dt_runner_give": (ctypes.c_uint32, (ctypes.c_void_p, ctypes.POINTER(Order))),
+    "dt_runner_release": (None, (ctypes.c_void_p,)),
+    "dt_runner_wait": (None, (ctypes.c_void_p, ctypes.c_uint32)),
+    "dt_runner_drop": (None, (ctypes.c_void_p,)),
     "dt_comm_bytes": (ctypes.c_int64, (ctypes.c_int64, ctypes.c_int64)),
     "dt_comm_create": (
         ctypes.c_void_p,

@@ -15,17 +15,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dovetail.ir.errors import DeviceError, RequestError
+from dovetail.topology.devices import AMD
 from dovetail.topology.values import AcceleratorSpec
 
 AUTO, CPU, TORCH_CPU = "auto", "cpu", "torch:cpu"
 VISIBLE = {
-    "cuda": "CUDA_VISIBLE_DEVICES",
-    "xpu": "ZE_AFFINITY_MASK",
-    "npu": "ASCEND_RT_VISIBLE_DEVICES",
+    "cuda": ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
+    "xpu": ("ZE_AFFINITY_MASK",),
+    "npu": ("ASCEND_RT_VISIBLE_DEVICES",),
 }
 """Accelerators by torch's names, best known first; what hides some of each from a process."""
+ROCM = "ROCm"
 NEEDS = {
     "cuda": "lib/libtorch_cuda.so",
+    ROCM: "lib/libtorch_hip.so",
     "xpu": "lib/libtorch_xpu.so",
     "npu": "../torch_npu/__init__.py",
 }
@@ -95,7 +98,7 @@ def choose_device(
             raise DeviceError(
                 f"there is no device {wanted.name} here ({_tell(wanted.kind, count)})"
             )
-    if lacks := _lacks(wanted, torch):
+    if lacks := _lacks(wanted, accelerators, torch):
         raise DeviceError(f"device {wanted.name} needs {lacks}; install it, or use device cpu")
     return wanted
 
@@ -106,7 +109,7 @@ def _choose_best(
     for kind in VISIBLE:
         if _count(kind, accelerators, environ):
             choice = DeviceChoice(kind)
-            lacks = _lacks(choice, torch)
+            lacks = _lacks(choice, accelerators, torch)
             if not lacks:
                 return choice
             log.warning("device %s is not used: it needs %s", choice.name, lacks)
@@ -116,9 +119,13 @@ def _choose_best(
 def _count(kind: str, accelerators: Sequence[AcceleratorSpec], environ: Mapping[str, str]) -> int:
     """Return how many devices of a kind the process sees: torch numbers these."""
     there = sum(device.kind == kind for device in accelerators)
-    shown = environ.get(VISIBLE[kind])
-    if shown is None or not there:
+    lists = [shown for name in VISIBLE[kind] if (shown := environ.get(name)) is not None]
+    if not lists or not there:
         return there
+    return min(map(_count_shown, lists))
+
+
+def _count_shown(shown: str) -> int:
     names = [name.strip() for name in shown.split(",")]
     hidden = [place for place, name in enumerate(names) if name in ("", "-1")]
     return hidden[0] if hidden else len(names)  # parts of one device may have names of their own
@@ -127,12 +134,15 @@ def _count(kind: str, accelerators: Sequence[AcceleratorSpec], environ: Mapping[
 def _tell(kind: str, count: int) -> str:
     if count:
         return f"{kind}:0 to {kind}:{count - 1} are" if count > 1 else f"{kind}:0 is"
-    return f"no driver shows one, or {VISIBLE[kind]} hides it"
+    return f"no driver shows one, or one of {', '.join(VISIBLE[kind])} hides it"
 
 
-def _lacks(choice: DeviceChoice, torch: Path | None) -> str:
+def _lacks(
+    choice: DeviceChoice, accelerators: Sequence[AcceleratorSpec], torch: Path | None
+) -> str:
     """Return what must be installed for a device, "" where nothing lacks."""
-    if choice.kind == CPU or (torch is not None and (torch / NEEDS.get(choice.kind, "")).exists()):
+    made_by = {device.kind: ROCM for device in accelerators if device.model.startswith(AMD)}
+    build = made_by.get(choice.kind, choice.kind)
+    if choice.kind == CPU or (torch is not None and (torch / NEEDS.get(build, "")).exists()):
         return ""
-    kind = choice.kind if choice.kind in VISIBLE else "the CPU"
-    return f"torch 2.6 or newer, built for {kind}"
+    return f"torch 2.6 or newer, built for {build if build in NEEDS else 'the CPU'}"

@@ -111,17 +111,28 @@ def _times_off(a: int, b: int) -> float:
     return abs(math.log(max(a, 1) / max(b, 1)))
 
 
+def check_status(status: int, span: range) -> None:
+    """Raise RankError when a run of entries was stopped, DeviceError when it failed."""
+    if status == abi.STOPPED:
+        raise RankError("a process of the group ended while it was computing")
+    if status:
+        raise DeviceError(
+            f"the CPU could not run entries {span.start} to {span.stop} of a step: status "
+            f"{status}; send the request again"
+        )
+
+
 class Team:
     """Fixed threads that run tapes; the caller of a run is one of them. Ends with `close`."""
 
     def __init__(self, library: KernelLibrary, threads: int, spin: int) -> None:
         """Start all but one of `threads`; spin: turns that they wait before they sleep."""
-        self._c, self.threads = library.c, threads
-        self._handle = self._c.dt_team_create(threads, None, spin)
-        if not self._handle:
+        self.library, self.threads = library.c, threads
+        self.handle = self.library.dt_team_create(threads, None, spin)
+        if not self.handle:
             raise CapacityError(f"cannot start {threads} threads; give a smaller number of threads")
         self._active: tuple[int, tuple[int, ...]] = (threads, ())
-        self._end = weakref.finalize(self, self._c.dt_team_destroy, self._handle)
+        self._end = weakref.finalize(self, self.library.dt_team_destroy, self.handle)
         self._end.atexit = False  # another thread may be in a run while the process ends
 
     def set_active(self, plan: PhasePlan) -> None:
@@ -132,7 +143,7 @@ class Team:
         wanted = (plan.threads, plan.cpus)
         if wanted == self._active:
             return
-        if self._c.dt_team_set_active(self._handle, plan.threads, abi.int32_array(plan.cpus)):
+        if self.library.dt_team_set_active(self.handle, plan.threads, abi.int32_array(plan.cpus)):
             self._active = (0, ())
             raise CapacityError(
                 f"threads cannot be bound to CPUs {', '.join(map(str, plan.cpus))}: one is offline "
@@ -154,15 +165,9 @@ class Team:
 
         Raises RankError when it was stopped, DeviceError when the team could not run it.
         """
-        given = (self._handle, ctypes.byref(tape), args, span.start, max(span.start, span.stop))
-        status = self._c.dt_run(*given, self.threads if most is None else most, times)
-        if status == abi.STOPPED:
-            raise RankError("a process of the group ended while it was computing")
-        if status:
-            raise DeviceError(
-                f"the CPU could not run entries {span.start} to {span.stop} of a step: status "
-                f"{status}; send the request again"
-            )
+        given = (self.handle, ctypes.byref(tape), args, span.start, max(span.start, span.stop))
+        status = self.library.dt_run(*given, self.threads if most is None else most, times)
+        check_status(status, span)
 
     def close(self) -> None:
         """End the threads; safe to call twice."""
@@ -238,6 +243,29 @@ class BoundTape:
             self.times.append(np.zeros((len(span), threads, abi.TIMES), np.int64))
             where = int(self.times[-1].ctypes.data)
         team.run(self._tape, self._args, span, threads, where)
+
+    def order(self, span: range, begun: npt.NDArray[np.int64], block_bytes: int) -> abi.Order:
+        """Return an order to run the entries in `span` of one layer, with arguments of `prepare`.
+
+        begun: how many blocks of both pools are cleared before, then these; it stays in use, as
+        does what this tape is bound to.
+        """
+        used = [slot for i in span for slot in self.tape.entries[i].slots]
+        pools = {s.pool: self._kv_address(s) for s in used if isinstance(s, KvRef)}
+        return abi.Order(
+            tape=ctypes.pointer(self._tape),
+            args=self._args,
+            first=span.start,
+            last=span.stop,
+            pools=(pools["k"], pools["v"]),
+            begun=begun.ctypes.data,
+            block_bytes=block_bytes,
+        )
+
+    def prepare(self, team: Team, args: Mapping[str, int]) -> None:
+        """Set what orders run with; while none of this tape's runs."""
+        team.set_active(self.plan)
+        self._set_args(args)
 
     def kernel(self, entry: Entry, m: int) -> str:
         """Return the name of the kernel that computes an entry of m rows."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from dovetail.ir.model import KV_BLOCK
+from dovetail.runtime.schedule.division import Members, divide_evenly, make_batches
 from dovetail.runtime.schedule.kv_pool import KvPool, blocks_for
 from dovetail.runtime.schedule.offload import (
     Demand,
@@ -22,8 +23,6 @@ from dovetail.runtime.schedule.predictor import Predictor
 from dovetail.runtime.schedule.request import Home, Request
 from dovetail.runtime.schedule.scheduler import Draft, Scheduler
 
-Members = tuple[list[Request], list[Request]]
-"""CPU decodes of batch 0 and of batch 1."""
 Filled = tuple[Members, Pipeline]
 Ready = tuple[Request, int, int]
 """A request that may decode on the CPU, its tokens, and the blocks it lacks."""
@@ -229,6 +228,8 @@ class NeoScheduler(Scheduler):
         They are filled by the tables alone, and weighed with what the CPU is late: what is left
         free for lateness is lost. Where all run at once no step leaves the CPU out for it.
         """
+        if self.settings.pipelining != "asymmetric":
+            return self._choose_simply(draft)
         forced = list(draft.decodes[Home.CPU])
         idle = not draft.chunks and not draft.decodes[Home.GPU]
         bounded = self.settings.offload == "auto" and not idle and not self._at_once
@@ -252,6 +253,17 @@ class NeoScheduler(Scheduler):
         if not bounded or not pipeline.hidden:
             forced = [*members[0], *members[1]]
         return self._commit(draft, pipeline, members, forced)
+
+    def _choose_simply(self, draft: Draft) -> StepPlan:
+        """Take all CPU decodes that there is room for, hidden or not: in one batch or halves."""
+        halved, forced = self.settings.pipelining == "symmetric", list(draft.decodes[Home.CPU])
+        self._times.forget()
+        ready = [] if halved and draft.chunks else self._find_ready(draft, forced)
+        members, pipeline = self._fill(draft, ready, forced, split=False, bounded=False)
+        if halved and not draft.chunks:
+            members = divide_evenly(members[0])
+            pipeline = self._pipeline(draft, members)
+        return self._commit(draft, pipeline, members, [*members[0], *members[1]])
 
     def _find_ready(self, draft: Draft, forced: Sequence[Request]) -> list[Ready]:
         """Return the CPU's requests that may decode beside those in the step already, in order."""
@@ -330,9 +342,8 @@ class NeoScheduler(Scheduler):
         pool = self.pools[Home.CPU]
         for request in (*members[0], *members[1]):
             pool.grow(request.id, len(request.tokens))
-        gpu = tuple(r.id for r in draft.decodes[Home.GPU])
-        first = Batch(tuple(draft.chunks), gpu, tuple(r.id for r in members[0]))
-        second = Batch(cpu_decode=tuple(r.id for r in members[1]))
+        gpu = draft.decodes[Home.GPU]
+        batches = make_batches(self.settings.pipelining, draft.chunks, gpu, members)
         moves = (*draft.swapped_out, *draft.swapped_in)
         sent = sum(len(move.source) for move in moves)
         sent += sum(
@@ -343,7 +354,7 @@ class NeoScheduler(Scheduler):
         if any(pipeline.sequences) and seconds > swap:
             self._running = pipeline, self.clock()
         return StepPlan(
-            (first, second) if second.tokens else (first,),
+            batches,
             swap_out=tuple(move.request for move in draft.swapped_out),
             swap_in=tuple(move.request for move in draft.swapped_in),
             preempt=tuple(draft.preempted),

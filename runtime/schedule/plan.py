@@ -13,6 +13,8 @@ from dovetail.ir.errors import SpecError
 
 Offload: TypeAlias = Literal["auto", "off", "full"]
 OFFLOADS = get_args(Offload)
+Pipelining: TypeAlias = Literal["asymmetric", "symmetric", "none"]
+PIPELININGS = get_args(Pipelining)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,11 @@ class SchedulerSettings:
     """
 
     offload: Offload = "auto"
+    pipelining: Pipelining = "asymmetric"
+    """How CPU decodes are hidden: as NEO does, or for comparison as the paper's strawmen do.
+
+    `none`: in one batch, so that the accelerator waits for them; `symmetric`: in equal halves.
+    """
     chunked: bool = True
     min_tokens: int = 128
     """A linear stage of fewer rows costs about as much: prompts bound for the CPU fill it up."""
@@ -153,6 +160,9 @@ class SchedulerSettings:
     def __post_init__(self) -> None:
         if self.offload not in OFFLOADS:
             raise SpecError(f"offload must be auto, off or full, not {self.offload!r}")
+        if self.pipelining not in PIPELININGS:
+            names = ", ".join(PIPELININGS)
+            raise SpecError(f"pipelining must be one of {names}, not {self.pipelining!r}")
         if min(self.patience, self.weigh_every, self.priority_span) < 1:
             raise SpecError("patience, weigh_every and priority_span must be at least 1")
         if self.short_first < 0 or (self.prompt_tokens is not None and self.prompt_tokens < 1):

@@ -166,8 +166,13 @@ def test_lengths_are_those_of_the_trace_made_smaller(offload: Any, tmp_path: Pat
     allowed |= {(10 * i, 512) for i in range(6, 19)}
     assert set(load.lengths) <= allowed
     ways = {way.name: way.options for way in device.list_ways("torch:cpu", load)}
-    assert ways["auto"]["gpu_blocks"] == load.blocks // device.KV_PART
+    longest = max(map(sum, load.lengths))
+    assert ways["auto"]["gpu_blocks"] == max(load.blocks // device.KV_PART, longest // 16 + 2)
     assert ways["whole"]["gpu_blocks"] > load.blocks
     assert "threads" not in ways["whole"]  # torch has all cores
+    more = device.list_ways("torch:cpu", load, device.SIMPLER)
+    assert [way.name for way in more[3:5]] == ["full, symmetric", "full, none"]
+    assert [way.options["settings"].pipelining for way in more[3:5]] == ["symmetric", "none"]
+    assert more[4].options.items() >= ways["full"].items()
     with pytest.raises(SystemExit, match="--traces"):
         device.read_load(tmp_path / "none", 8, 4, 700, seed=3)

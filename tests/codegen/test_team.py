@@ -348,6 +348,85 @@ def test_a_forked_child_runs_alone_and_destroys(
     assert count.run(team) == 0 and seen[0] == 3
 
 
+class Orders:
+    """A runner on a team, and a log of what its orders ran; each appends its number."""
+
+    def __init__(self, library: ctypes.CDLL, team: int, count: int) -> None:
+        self.library, self.log = library, np.zeros(64, np.int64)
+        steps = [Step((address(self.log), i), [(1, "append", None, 0)]) for i in range(count)]
+        self.tape = HandTape(library, ["m"], steps)
+        self.args = (abi.Slot * 1)()
+        self.args[0].i = 1
+        self.pools = np.ones((2, 4, 16), np.uint8)
+        self.begun = np.array([2, 3, 1], np.int64)
+        self.held = [self.make(i) for i in range(count)]
+        self.runner = library.dt_runner_create(team, None, 0)
+        assert self.runner
+
+    def make(self, number: int) -> abi.Order:
+        pools = (address(self.pools[0]), address(self.pools[1]))
+        span, begun = (number, number + 1), address(self.begun)
+        return abi.Order(ctypes.pointer(self.tape.tape), self.args, *span, pools, begun, 16)
+
+    def give(self, number: int) -> int:
+        return int(self.library.dt_runner_give(self.runner, ctypes.byref(self.held[number])))
+
+    @property
+    def ran(self) -> list[int]:
+        return [int(code) // 100 for code in self.log[1 : self.log[0] + 1]]
+
+
+def test_orders_run_in_turn_each_once_it_is_released(
+    library: ctypes.CDLL, make_team: Callable[..., int]
+) -> None:
+    made = Orders(library, make_team(2), 5)
+    for number in range(5):
+        assert made.give(number) == number
+    assert not made.ran
+    for number in range(5):
+        library.dt_runner_release(made.runner)
+        library.dt_runner_wait(made.runner, number)
+        assert made.ran == list(range(number + 1))
+    assert [(order.status, *order.times) for order in made.held] == sorted(
+        (0, *order.times) for order in made.held
+    )
+    assert not made.pools[:, (1, 3)].any() and made.pools[:, (0, 2)].all()
+    library.dt_runner_destroy(made.runner)
+
+
+def test_what_has_not_begun_is_dropped_and_later_orders_run(
+    library: ctypes.CDLL, make_team: Callable[..., int]
+) -> None:
+    made = Orders(library, make_team(2), 6)
+    for turn in range(40):  # more than there are places for orders
+        made.log[:] = 0
+        first = made.give(0)
+        made.give(1)
+        library.dt_runner_release(made.runner)
+        library.dt_runner_wait(made.runner, first)
+        if turn % 2:
+            library.dt_runner_drop(made.runner)
+            assert made.ran == [0] and made.held[1].status == -3
+        else:
+            library.dt_runner_release(made.runner)
+            library.dt_runner_wait(made.runner, first + 1)
+            assert made.ran == [0, 1]
+    made.give(2)
+    library.dt_runner_destroy(made.runner)  # does not wait for what nobody releases
+
+
+def test_an_order_that_cannot_run_says_so(
+    library: ctypes.CDLL, make_team: Callable[..., int]
+) -> None:
+    made = Orders(library, make_team(1), 1)
+    made.held[0].last = 7
+    number = made.give(0)
+    library.dt_runner_release(made.runner)
+    library.dt_runner_wait(made.runner, number)
+    assert made.held[0].status == -1
+    library.dt_runner_destroy(made.runner)
+
+
 STRESS_MAIN = r"""
 #include "abi.h"
 #include <stdio.h>
@@ -365,6 +444,17 @@ int main(void) {
     if (i % 50 == 0) dt_team_set_active(team, 1 + (i / 50) % 4, 0);
     dt_run(team, &tape, args, 0, 2, 1 + i % 4, 0);
   }
+  static const int64_t none[1];
+  dt_runner *runner = dt_runner_create(team, 0, 0);
+  for (int64_t i = 0; i < 300; i++) {
+    dt_order order = {&tape, args, 0, 2, {0, 0}, none, 0, 1, {0, 0}};
+    slots[1].i = slots[3].i = i;
+    uint32_t number = dt_runner_give(runner, &order);
+    if (i % 7) dt_runner_release(runner), dt_runner_wait(runner, number);
+    else dt_runner_drop(runner);
+    faults += order.status != (i % 7 ? 0 : -3);
+  }
+  dt_runner_destroy(runner);
   dt_team_destroy(team);
   printf("%d", (int)faults);
 }

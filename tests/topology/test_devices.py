@@ -55,6 +55,27 @@ def test_gpus_of_intel_compute_where_there_is_level_zero(tmp_path: Path) -> None
         assert found == (["xpu0", "xpu1"] if library else [])
 
 
+def test_gpus_of_amd_are_cuda_devices_of_torch_where_there_are_none_of_nvidia(
+    tmp_path: Path,
+) -> None:
+    nodes = "sys/class/kfd/kfd/topology/nodes"
+    files = {f"{nodes}/0/gpu_id": "0", f"{nodes}/0/properties": "cpu_cores_count 8"}
+    for node, minor, name in ((2, 129, "gfx90a"), (10, 128, "gfx942"), (11, 130, "gfx942")):
+        files |= {f"{nodes}/{node}/gpu_id": f"{node}77", f"{nodes}/{node}/name": f"{name}\n"}
+        files[f"{nodes}/{node}/properties"] = f"simd_count 440\ndrm_render_minor {minor}\n"
+        files[f"sys/class/drm/renderD{minor}/device/local_cpulist"] = "1-7"
+    files |= {f"dev/dri/renderD{minor}": "" for minor in (128, 129)}  # 130 is another container's
+    assert seen(tmp_path / "hidden", files) == ()
+    files["dev/kfd"] = ""
+    found = seen(tmp_path / "shown", files)
+    assert [(d.kind, d.name, d.model, d.near) for d in found] == [
+        ("cuda", "cuda0", "AMD gfx90a", (1,)),
+        ("cuda", "cuda1", "AMD gfx942", (1,)),
+    ]
+    both = seen(tmp_path / "both", files | nvidia(SMALL, 0) | {"dev/nvidia0": ""})
+    assert [device.model for device in both] == ["Acme GPU"]
+
+
 def test_ascend_devices(tmp_path: Path) -> None:
     files = {f"dev/{name}": "" for name in ("davinci_manager", "davinci1", "davinci0")}
     assert [(d.kind, d.name) for d in seen(tmp_path, files)] == [("npu", "npu0"), ("npu", "npu1")]

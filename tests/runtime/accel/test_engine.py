@@ -14,22 +14,29 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from dovetail.cli.inspection import inspect_artifact
 from dovetail.ir.cache import cache_directory
 from dovetail.ir.errors import DeviceError, DovetailError, RequestError, SpecError
-from dovetail.runtime.accel import profile
+from dovetail.ir.tape import Tape
+from dovetail.runtime.accel import device, executor, profile, step, sub_batch
+from dovetail.runtime.accel.attention import PlainAttention
+from dovetail.runtime.accel.device import TorchDevice
 from dovetail.runtime.accel.executor import DeviceExecutor
 from dovetail.runtime.accel.orders import BatchSizes
-from dovetail.runtime.accel.sub_batch import DeviceModel, SubBatch
+from dovetail.runtime.accel.recorder import Recorder
+from dovetail.runtime.accel.sub_batch import DeviceModel, SubBatch, attention_tape
 from dovetail.runtime.accel.tape import TorchTape
 from dovetail.runtime.app import App, load
+from dovetail.runtime.engine import executor as cpu_executor
 from dovetail.runtime.engine.engine import Engine
 from dovetail.runtime.native import kv_parts
 from dovetail.runtime.schedule import neo
 from dovetail.runtime.schedule.cost_tables import AXES
 from dovetail.runtime.schedule.neo import NeoScheduler
 from dovetail.runtime.schedule.offload import OffloadVerdict
+from dovetail.runtime.schedule.predictor import Predictor
 from dovetail.runtime.schedule.request import Home, Request, SamplingParams
 from dovetail.runtime.schedule.scheduler import Draft
 from tests.runtime.accel.engines import (
@@ -85,6 +92,32 @@ def test_the_tokens_are_those_of_one_device(
         assert any(plan.preempt or plan.moves for plan in plans)
 
 
+@pytest.mark.parametrize("whole", [True, False], ids=["attention too", "without attention"])
+def test_padded_steps_of_decodes_give_the_same_tokens(
+    artifact: Path, alone: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch, whole: bool
+) -> None:
+    """As a GPU's graphs have them; what is under one name runs over the same shapes."""
+    shapes: dict[Any, tuple[int, ...]] = {}
+    run, padded = Recorder.run, set[bool]()
+
+    def note(recorder: Recorder, name: Any, work: Any) -> None:
+        step = work.args[1]
+        rows = tuple(step.counts[n] for n in ("n_tokens", "n_stored", "n_out"))
+        assert shapes.setdefault(name, rows) == rows == (name[1],) * 3
+        padded.add(0 < step.counts["n_decode"] < rows[0])
+        run(recorder, name, work)
+
+    monkeypatch.setattr(TorchDevice, "records", True)
+    monkeypatch.setattr(PlainAttention, "records", whole)
+    monkeypatch.setattr(Recorder, "run", note)
+    for offload, gpu, cpu in (("off", 60, 1), ("auto", 8, 30), ("full", 1, 60)):
+        with two_pools(artifact, gpu, cpu, offload=offload, min_gain=0.0) as (app, _):
+            assert [done.token_ids for done in app.generate(PROMPTS, **ASKED)] == alone
+    entries = max(span.stop for _, _, span in shapes)
+    pieces = {len(span) == entries for _, _, span in shapes}
+    assert pieces == {False, whole} and True in padded
+
+
 @pytest.mark.parametrize("offload", ["off", "full", "auto"])
 def test_scores_are_those_of_one_device(
     artifact: Path, alone: list[tuple[int, ...]], offload: str
@@ -114,7 +147,7 @@ def test_b6_7_fails_where_a_part_of_the_pipeline_is_left_out(
             copy(model, layer, blocks, target)
 
     if lost == "stored":
-        monkeypatch.setattr(SubBatch, "_store", lambda *_: None)
+        monkeypatch.setattr(sub_batch, "attention_tape", attend_only)
     else:
         monkeypatch.setattr(DeviceModel, "copy_blocks", leave_out)
     with two_pools(artifact, 1, 200, offload="full", chunked=True) as (app, _):
@@ -123,6 +156,11 @@ def test_b6_7_fails_where_a_part_of_the_pipeline_is_left_out(
         except DovetailError:  # what is read in its place is no number
             return
     assert found != alone
+
+
+def attend_only(tape: Tape, sequences: int) -> Tape:
+    found = attention_tape(tape, sequences)
+    return replace(found, entries=tuple(e for e in found.entries if e.op != "rope_store"))
 
 
 def test_b6_8_fails_where_a_layer_of_what_moves_is_left_out(
@@ -188,6 +226,23 @@ def test_no_pools_or_settings_change_the_tokens(
     options = {"offload": offload, "chunked": chunked, "min_gain": gain, "patience": patience}
     with two_pools(artifact, gpu, cpu, swap_in_share=share, **options) as (app, _):
         assert [done.token_ids for done in app.generate(PROMPTS, **ASKED)] == alone
+
+
+@pytest.mark.parametrize("offload", ["full", "auto"])
+@pytest.mark.parametrize("pipelining", ["none", "symmetric"])
+def test_simpler_pipelines_give_the_same_tokens(
+    artifact: Path, alone: list[tuple[int, ...]], pipelining: str, offload: str
+) -> None:
+    given = {"offload": offload, "pipelining": pipelining, "min_gain": 0.0, "patience": 4}
+    with two_pools(artifact, 8, 60, slow=True, **given) as (app, plans):
+        assert [done.token_ids for done in app.generate(PROMPTS, **ASKED)] == alone
+    assert any(b.cpu_decode for p in plans for b in p.batches)
+    two = [plan.batches for plan in plans if len(plan.batches) == 2]
+    assert bool(two) == (pipelining == "symmetric")
+    for first, second in two:
+        assert not first.prefill and not second.prefill
+        for name in HOMES:
+            assert len(getattr(first, name)) - len(getattr(second, name)) in (0, 1)
 
 
 def test_every_eviction_may_be_a_swap(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,9 +325,9 @@ def test_threads_share_long_keys_with_all_heads(
     found: set[int] = set()
     set_args = SubBatch.set_args
 
-    def note(lane: SubBatch, sizes: BatchSizes) -> None:
+    def note(lane: SubBatch, sizes: BatchSizes, **more: bool) -> None:
         found.add(sizes.cpu_splits)
-        set_args(lane, sizes)
+        set_args(lane, sizes, **more)
 
     monkeypatch.setattr(SubBatch, "set_args", note)
     with two_pools(artifact, 9, 9, threads=2, offload="full") as (app, _):
@@ -351,6 +406,26 @@ def test_a_closed_app_holds_nothing_on_the_device(artifact: Path) -> None:
         assert weight() is None and lane() is None
     finally:
         gc.enable()
+
+
+def test_memory_is_counted_once(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the CPU's KV takes is not torch's, too, and what steps take for a moment is no KV's."""
+    there, room, taken = 1 << 30, [], []
+    monkeypatch.setattr(executor, "predict", lambda *_: Predictor())
+    for module in (device, cpu_executor):
+        monkeypatch.setattr(module, "available_memory", lambda _: there)
+    for kv_blocks, moment in ((100, 1 << 20), (60_000, 1 << 20), (100, 1 << 24)):
+        monkeypatch.setitem(step.MOMENT, "cpu", moment)
+        given: dict[str, Any] = {"device": "torch:cpu", "offload": "full", **LIMITS}
+        with load(artifact, kv_blocks=kv_blocks, **given) as app:
+            assert isinstance(app.engine.executor, DeviceExecutor)
+            room.append(app.engine.executor.room)
+            held = app.engine.scheduler.limits.block_bytes * kv_blocks
+        made = PlainAttention.workspace(torch.device("cpu"), 64, 256, 0.0) + moment
+        taken.append((held, made))
+    assert max(room) < 0.45 * there
+    assert room[0] - room[1] == pytest.approx(0.45 * (taken[1][0] - taken[0][0]), rel=0.01)
+    assert room[0] - room[2] == pytest.approx(taken[2][1] - taken[0][1], rel=0.01)
 
 
 def test_activations_have_the_type_that_is_asked_for(artifact: Path) -> None:

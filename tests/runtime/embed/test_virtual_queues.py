@@ -124,3 +124,15 @@ def test_accepted_queries_meet_the_slo_at_p99_on_devices_that_vary(noise: float,
     assert found.percentile(0.99) <= SLO
     slower = statistics.fmean(map(PACES[pace], range(100)))
     assert found.rate >= 0.9 * sum(1 / line.alpha for line in lines.values()) / slower
+
+
+def test_short_batches_leave_time_for_a_machine_that_stops_now_and_then() -> None:
+    """Where a batch costs little beside its queries, P99 holds at hardly less throughput."""
+    npu, cpu = Line(0.02, 0.002), Line(0.095, 0.004)
+    calls = poisson_calls(200, 100.0, 75, seed=3)
+    given = {"noise": 0.05, "pause": 0.02, "seed": 4}
+    stops = {"pace": lambda now: 1.0 if now % 7 < 6.6 else 1.9}
+    found = simulate(manager("open", npu, cpu), truth(npu, cpu), calls, SLO, **stops, **given)
+    assert found.percentile(0.99) <= 0.95 * SLO
+    steady = simulate(manager("open", npu, cpu), truth(npu, cpu), calls, SLO, **given)
+    assert steady.rate >= 0.9 * (1 / npu.alpha + 1 / cpu.alpha)

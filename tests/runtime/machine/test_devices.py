@@ -62,6 +62,7 @@ def test_other_texts_are_refused(text: str) -> None:
         (("xpu0",), {}, "xpu:0"),
         (("cuda0", "xpu0"), {"CUDA_VISIBLE_DEVICES": ""}, "xpu:0"),
         (("cuda0",), {"CUDA_VISIBLE_DEVICES": "-1"}, "cpu"),
+        (("cuda0",), {"HIP_VISIBLE_DEVICES": ""}, "cpu"),
         ((), {"CUDA_VISIBLE_DEVICES": "0"}, "cpu"),
     ],
 )
@@ -91,7 +92,11 @@ def test_auto_says_what_to_install_once(
     [
         ("cuda:2", {}, "no device cuda:2 here .cuda:0 to cuda:1 are."),
         ("cuda:1", {"CUDA_VISIBLE_DEVICES": "GPU-8a"}, "no device cuda:1 here .cuda:0 is."),
-        ("cuda", {"CUDA_VISIBLE_DEVICES": ""}, "CUDA_VISIBLE_DEVICES hides it"),
+        (
+            "cuda",
+            {"CUDA_VISIBLE_DEVICES": ""},
+            "CUDA_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES hides it",
+        ),
         ("xpu", {}, "no device xpu:0 here .no driver shows one"),
         ("npu:0", {}, "device npu:0 needs torch .*built for npu; install it"),
     ],
@@ -111,6 +116,15 @@ def test_asked_for_devices_that_are_there_are_taken(torch: Path) -> None:
     assert choose_device("torch:cpu", (), torch=torch, environ={}).name == "torch:cpu"
     with pytest.raises(DeviceError, match="torch:cpu needs torch"):
         choose_device("torch:cpu", (), torch=None, environ={})
+
+
+def test_gpus_of_amd_need_a_torch_that_is_built_for_them(torch: Path) -> None:
+    amd = (AcceleratorSpec(kind="cuda", name="cuda0", model="AMD gfx90a"),)
+    assert choose_device("auto", amd, torch=torch, environ={}).name == "cpu"
+    with pytest.raises(DeviceError, match="built for ROCm"):
+        choose_device("cuda", amd, torch=torch, environ={})
+    (torch / "lib/libtorch_hip.so").touch()
+    assert choose_device("auto", amd, torch=torch, environ={}).name == "cuda:0"
 
 
 def test_torch_is_found_without_being_imported() -> None:

@@ -6,17 +6,19 @@ BIN := $(VENV)/bin
 # what `make test-long` runs once per target of this CPU
 EACH_TARGET := tests/codegen/kernels tests/test_fidelity.py tests/compiler/test_pipeline.py
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# the wheel of a C compiler, where there is none
+ZIG := $(if $(shell command -v gcc || command -v clang),,[zig])
 
 # what a wheel carries, so that no C compiler is needed where it is installed
 WHEEL_TARGETS ?= x86-64-amx x86-64-avx512bf16 x86-64-avx512vnni x86-64-avx512 x86-64-avxvnni x86-64-avx2
 
 .PHONY: quickstart kernels wheel test test-long gpu-report lint format clean
 
-quickstart: $(VENV)/.installed
+quickstart: $(VENV)/.base
 	$(BIN)/dovetail quickstart
 
 # all kernels that models share, for this machine; else each is built when it is first needed
-kernels: $(VENV)/.installed
+kernels: $(VENV)/.base
 	$(BIN)/python -m dovetail.compiler.shared_kernels
 
 wheel: $(VENV)/.installed
@@ -50,8 +52,12 @@ format: $(VENV)/.installed
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.base: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Dovetail needs Python 3.11 or newer; set PYTHON")'
 	$(PYTHON) -m venv $(VENV)
+	$(PIP) -c constraints.txt -e '.$(ZIG)'
+	touch $@
+
+$(VENV)/.installed: $(VENV)/.base
 	$(PIP) -c constraints.txt -e '.[bench,dev]'
 	touch $@

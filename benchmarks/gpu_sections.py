@@ -227,7 +227,7 @@ def measure_clusters(setting: Setting) -> list[Row]:
     try:
         from gpu_clusters import compare_scans, torch_lists
     except ImportError as error:
-        raise Nothing(f"an index is needed: {error}; pip install 'dovetail[rag]'") from None
+        raise Nothing(f"an index is needed: {error}") from None
     return compare_scans(torch_lists(setting.device), tiny=setting.tiny)
 
 

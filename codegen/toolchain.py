@@ -31,7 +31,7 @@ COMPILE_TIMEOUT = 600  # seconds; a compiler that takes longer hangs
 ZIG = "zig"
 OBJECT_SOURCE, OBJECT = "unit.c", "unit.o"
 """Names in the cache entry of an object, whatever its source is called: debuggers see them."""
-ADVICE = "install gcc or clang, set DOVETAIL_CC to a C compiler, or run: pip install ziglang"
+ADVICE = "install gcc or clang, dovetail with the extra `zig`, or set DOVETAIL_CC to a C compiler"
 
 
 @dataclass(frozen=True, slots=True)

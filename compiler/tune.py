@@ -38,6 +38,7 @@ from dovetail.compiler.payload import make_payload
 from dovetail.compiler.pipeline import calibrate_model
 from dovetail.compiler.recorder import Allowance, Recorder, describe_disturbed
 from dovetail.compiler.request import ModelRequest, check_calibration, choose_targets
+from dovetail.compiler.search.fit import can_fit
 from dovetail.compiler.search.rows import find_alone
 from dovetail.compiler.search.tables import EFFORTS, Effort
 from dovetail.compiler.service import choose_plans, contenders, sample_trace, service_plans
@@ -100,6 +101,8 @@ def tune_model(
     database, and the next call like it goes on.
     """
     TuneRequest.check_options("tune", options)
+    if not can_fit():
+        raise SpecError("tuning needs scikit-learn; install dovetail with the extra `tune`")
     request = TuneRequest(model=find_model(model), **options)  # type: ignore[arg-type]
     with use_cache(request.cache):
         return run_tuning(request, progress, say)

@@ -4,7 +4,7 @@
 
 They build a workflow, draw it, compile and index the bundled tiny world, run one question, and show
 the execution graph that ran and when each node ran. The figures at the
-end are read from `benchmarks/results`. Needs the extra `rag`.
+end are read from `benchmarks/results`.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ PAGE = """\
 # Workflows
 
 This page was written by `python examples/rag.py docs/rag.md`, which ran its blocks of code one
-after the other in an empty folder. They need the extra `rag`, and half a minute.
+after the other in an empty folder. They take half a minute.
 
 ## Build it
 

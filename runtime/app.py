@@ -50,7 +50,7 @@ from dovetail.runtime.text.chat import (
     explain_empty,
 )
 from dovetail.runtime.text.tokenizer import Tokenizer
-from dovetail.runtime.timeline import Timeline
+from dovetail.runtime.timeline import MAX_EVENTS, Timeline
 from dovetail.topology.hardware import read_hardware
 
 if TYPE_CHECKING:
@@ -487,8 +487,8 @@ class App:
                 of them are an exact search. Default an eighth, and no less than 16.
             embed: turns queries into vectors; default the app's encoder, with the index's prompt.
 
-        Raises ArtifactError if the index is missing or damaged, SpecError if nprobe is below 1 or
-        faiss is not installed (extra `rag`), DeviceError if the process cannot be started.
+        Raises ArtifactError if the index is missing or damaged, SpecError if nprobe is below 1,
+        DeviceError if the process cannot be started.
         """
         self.flows.add_index(path, name=name, nprobe=nprobe, embed=embed)
 
@@ -537,14 +537,16 @@ class App:
     # ---- the whole ----
 
     @contextmanager
-    def record(self, path: str | os.PathLike[str]) -> abc.Iterator[Timeline]:
-        """Record what is done in the body, and write it to `path` for ui.perfetto.dev.
+    def record(
+        self, path: str | os.PathLike[str] | None = None, *, max_events: int = MAX_EVENTS
+    ) -> abc.Iterator[Timeline]:
+        """Record what is done in the body, and write it to `path`, if any, for ui.perfetto.dev.
 
         It has tracks for engine, retrieval worker and query encoder, and the lives of requests and
         nodes. Raises OSError if `path` cannot be written, RequestError in another recording.
         """
         host = self.generator.host
-        timeline = Timeline(host.now)
+        timeline = Timeline(host.now, max_events)
         host.start_recording(timeline)
         self.flows.start_recording(timeline)
         try:
@@ -552,7 +554,8 @@ class App:
         finally:
             self.flows.stop_recording()
             host.stop_recording()
-            timeline.write(path)
+            if path is not None:
+                timeline.write(path)
 
     def close(self) -> None:
         """End the threads; requests under way fail with a RequestError. Safe to call twice."""

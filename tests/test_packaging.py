@@ -70,7 +70,10 @@ def test_constraints_pin_every_dependency() -> None:
         if "==" in line
     }
     extras = CONFIG["project"]["optional-dependencies"]
-    wanted = [*CONFIG["project"]["dependencies"], *extras["bench"], *extras["dev"]]
+    wanted = [
+        *CONFIG["project"]["dependencies"],
+        *(w for name in ("bench", "dev", "tune", "zig") for w in extras[name]),
+    ]
     names = {w.split(">")[0].split("<")[0].lower().replace("_", "-") for w in wanted}
     assert names <= pins, names - pins
 

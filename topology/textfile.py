@@ -5,6 +5,7 @@ A missing or unreadable file is None (containers hide many); a malformed one is 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from dovetail.ir.errors import SpecError
@@ -59,6 +60,17 @@ def parse_id_list(text: str, path: Path | str) -> tuple[int, ...]:
             raise SpecError(f"{path} holds the impossible range {part.strip()[:40]}")
         ids.update(range(low, high + 1))
     return tuple(sorted(ids))
+
+
+def show_ids(ids: Iterable[int]) -> str:
+    """Return ids as the kernel lists them: `0-3,8`."""
+    runs: list[list[int]] = []
+    for number in sorted(ids):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
 def read_id_list(path: Path) -> tuple[int, ...]:

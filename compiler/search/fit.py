@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import numpy as np
 
@@ -37,9 +38,17 @@ class Sample:
     seconds: float
 
 
+def can_fit() -> bool:
+    """Return whether scikit-learn (extra `tune`) is installed."""
+    return find_spec("sklearn") is not None
+
+
 def fit_cost_model(samples: Sequence[Sample]) -> CostModel:
-    """Return a model corrected by timed programs; the analytic one where they are too few."""
-    if len(samples) < LEAST_SAMPLES:
+    """Return a model corrected by timed programs.
+
+    The analytic one where they are too few, or where scikit-learn is not installed.
+    """
+    if len(samples) < LEAST_SAMPLES or not can_fit():
         return CostModel()
     from sklearn.ensemble import GradientBoostingRegressor  # noqa: PLC0415  (a second to import)
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -67,12 +68,10 @@ def serve_bench_command(
     json: AsJson = False,
 ) -> None:
     """Send requests to a server at given rates; report throughput, latency and goodput."""
-    try:
-        from dovetail.cli.serve_client import ask_model, run_load, summarize
-    except ModuleNotFoundError as error:
-        raise SpecError(
-            f"this command needs {error.name}; install dovetail with the extra `bench`"
-        ) from None
+    from dovetail.cli.serve_client import ask_model, run_load, summarize
+
+    if results.plot is not None and find_spec("matplotlib") is None:
+        raise SpecError("--plot needs matplotlib; install dovetail with the extra `bench`")
 
     if target.backend not in ENDPOINTS:
         raise SpecError(f"no backend {target.backend!r}; choose one of {', '.join(ENDPOINTS)}")

@@ -49,11 +49,8 @@ def index_build_command(
     from dovetail.codegen.targets import host_target
     from dovetail.compiler.corpus import read_corpus
     from dovetail.compiler.hub import find_model
-    from dovetail.loading import load
-    from dovetail.runtime.index.manifest import need_faiss
-
-    need_faiss()
     from dovetail.compiler.index_build import IndexRequest, build_index_folder
+    from dovetail.loading import load
 
     try:
         passages = read_corpus(corpus, words)

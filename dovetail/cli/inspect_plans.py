@@ -10,9 +10,10 @@ from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 
-from dovetail.cli.report import make_table, show_ids
+from dovetail.cli.report import make_table
 from dovetail.ir.graph import GraphFile, GraphNode
 from dovetail.ir.plans import ASKED, PairChoice, PlanCandidate, PlanChoice
+from dovetail.topology.textfile import show_ids
 
 
 def plan_tables(choice: PlanChoice) -> Iterator[Table | str]:

@@ -87,9 +87,7 @@ def quickstart_command(
 ) -> None:
     """Index the bundled corpus, compile the bundled models, and answer questions from it."""
     from dovetail.loading import load
-    from dovetail.runtime.index.manifest import need_faiss
 
-    need_faiss()
     say: Say = (lambda _line: None) if json else print
     artifact, index = directory / "app.dove", directory / "idx"
     passages, index_seconds = index_corpus(directory, index, say, quiet=json)
@@ -123,7 +121,8 @@ def _describe(report: QuickstartReport) -> str:
     return (
         f"\n{right} of {len(report.asked)} right; {report.decode_tokens_per_second:.0f} tokens/s\n"
         f"Next: dovetail inspect {path}; dovetail run {path} --workflow one-shot --input Q\n"
-        f"Chat with model and workflows on an OpenAI-compatible port: {report.serve}"
+        f"Chat with model and workflows on an OpenAI-compatible port: {report.serve}\n"
+        "It then answers at http://127.0.0.1:8000/"
     )
 
 

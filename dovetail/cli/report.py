@@ -162,17 +162,6 @@ def show_count(number: int, noun: str) -> str:
     return f"{number} {noun}{ending}"
 
 
-def show_ids(ids: Iterable[int]) -> str:
-    """Return ids as the kernel lists them: `0-3,8`."""
-    runs: list[list[int]] = []
-    for number in sorted(ids):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
-
-
 def stdout_console() -> Console:
     """Return the console reports go to; wide enough for tables where it is no terminal."""
     return Console(highlight=False, width=None if sys.stdout.isatty() else 140)

@@ -182,13 +182,7 @@ def serve_command(
     from dovetail.compiler.hub import find_model, name_model
     from dovetail.loading import load
     from dovetail.runtime.embed.settings import EmbeddingSettings
-
-    try:
-        from dovetail.runtime.server.run import check_address, open_models
-    except ModuleNotFoundError as error:
-        raise SpecError(
-            f"the server needs {error.name}; install dovetail with the extra `serve`"
-        ) from None
+    from dovetail.runtime.server.run import check_address, open_models
 
     served.check(http.timeline)
     if max_queue < 1:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-import httpx
+import httpx2
 import msgspec
 import numpy as np
 
@@ -79,12 +79,12 @@ def ask_model(target: Target) -> tuple[str, int | None]:
     """
     url = target.root + "/v1/models"
     try:
-        reply = httpx.get(url, headers=target.headers, timeout=30)
+        reply = httpx2.get(url, headers=target.headers, timeout=30)
         reply.raise_for_status()
         listed = reply.json()["data"]
         found = next(one for one in listed if target.model in (None, one["id"]))
         return found["id"], found.get("max_model_len")
-    except (httpx.HTTPError, ValueError, KeyError, TypeError, StopIteration) as error:
+    except (httpx2.HTTPError, ValueError, KeyError, TypeError, StopIteration) as error:
         if target.model is not None and isinstance(error, StopIteration):
             raise SpecError(f"{target.root} does not serve {target.model!r}") from None
         raise SpecError(f"{url} does not list models: {error}") from None
@@ -94,8 +94,8 @@ async def run_load(target: Target, planned: Sequence[Planned]) -> tuple[list[Tim
     """Send all requests at their times; return how each went, and the seconds it took in all."""
     most = target.max_concurrency
     room = asyncio.Semaphore(most) if most else None
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=most or 256)
-    async with httpx.AsyncClient(
+    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=most or 256)
+    async with httpx2.AsyncClient(
         limits=limits, timeout=target.timeout, headers=target.headers
     ) as client:
         start = time.perf_counter()
@@ -109,24 +109,24 @@ async def run_load(target: Target, planned: Sequence[Planned]) -> tuple[list[Tim
         return found, time.perf_counter() - start
 
 
-async def _send(client: httpx.AsyncClient, target: Target, request: Planned) -> Timing:
+async def _send(client: httpx2.AsyncClient, target: Target, request: Planned) -> Timing:
     body = msgspec.json.encode(target.body(request))
     timing = Timing(time.perf_counter())
     try:
         try:
             await _post(client, target, body, timing)
-        except httpx.RemoteProtocolError:
+        except httpx2.RemoteProtocolError:
             if timing.came:
                 raise
             # some servers close a connection that they had said they keep
             await _post(client, target, body, timing)
-    except httpx.HTTPError as error:
+    except httpx2.HTTPError as error:
         timing.error = f"{type(error).__name__} {error}"
     timing.ended = time.perf_counter()
     return timing
 
 
-async def _post(client: httpx.AsyncClient, target: Target, body: bytes, timing: Timing) -> None:
+async def _post(client: httpx2.AsyncClient, target: Target, body: bytes, timing: Timing) -> None:
     headers = {"content-type": "application/json"}
     async with client.stream("POST", target.url, content=body, headers=headers) as reply:
         if reply.status_code != 200:
@@ -144,17 +144,17 @@ def _said(body: bytes) -> str:
     return f"{error.param}: {error.message}" if error.param else error.message
 
 
-async def _read(reply: httpx.Response, timing: Timing) -> None:
+async def _read(reply: httpx2.Response, timing: Timing) -> None:
     done = False
-    async for line in reply.aiter_lines():
-        if not line.startswith("data: "):
-            continue
-        if line == "data: [DONE]":
+    async for event in httpx2.EventSource(reply):
+        if event.data == "[DONE]":
             done = True
             continue
-        chunk = msgspec.json.decode(line[6:])
+        if not event.data:
+            continue
+        chunk = msgspec.json.decode(event.data)
         if "error" in chunk:
-            timing.error = _said(line[6:].encode())
+            timing.error = _said(event.data.encode())
         for choice in chunk.get("choices", ()):
             text = choice.get("text") or (choice.get("delta") or {}).get("content")
             if text:

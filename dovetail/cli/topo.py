@@ -17,8 +17,9 @@ from rich.table import Table
 from rich.tree import Tree
 
 from dovetail.cli.options import AsJson, Workload
-from dovetail.cli.report import make_table, show_bytes, show_count, show_ids, show_report, writing
+from dovetail.cli.report import make_table, show_bytes, show_count, show_report, writing
 from dovetail.ir.files import write_whole
+from dovetail.topology.textfile import show_ids
 
 if TYPE_CHECKING:
     from dovetail.codegen.isa.target import Target

@@ -139,12 +139,14 @@ def _errors(line: Line, points: Sequence[Point]) -> npt.NDArray[np.float64]:
 
 
 def _least_squares(points: Sequence[Point]) -> Line:
-    from sklearn.linear_model import LinearRegression  # noqa: PLC0415  (a second to import)
-
-    counts, seconds = np.array(points, float).T
-    columns = np.stack([counts, np.ones_like(counts)], axis=1)
-    model = LinearRegression(fit_intercept=False, positive=True).fit(columns, seconds)
-    return Line(*model.coef_.tolist())
+    counts, seconds = zip(*points, strict=True)
+    if len(set(counts)) > 1:
+        line = Line(*statistics.linear_regression(counts, seconds))
+        if line.alpha < 0:  # the least squares with alpha >= 0 have it at 0, and so has beta
+            return Line(0.0, statistics.fmean(seconds))
+        if line.beta >= 0:
+            return line
+    return Line(statistics.linear_regression(counts, seconds, proportional=True).slope, 0.0)
 
 
 def upper_bound(values: Sequence[float]) -> float:

@@ -87,6 +87,11 @@ class QueueManager:
         """Return the depths of each device, by class."""
         return {name: queue.spec.depths for name, queue in self._queues.items()}
 
+    def held(self) -> dict[str, tuple[int, float]]:
+        """Return for each device the queries that wait or run there, and the part full, 0..1."""
+        queues = self._queues.items()
+        return {name: (sum(q.held), min(1.0, q.load / q.capacity)) for name, q in queues}
+
     # ---- in ----
 
     def submit(self, queries: Sequence[EmbedQuery], now: float) -> None:

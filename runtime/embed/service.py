@@ -166,6 +166,12 @@ class EmbeddingService:
             return dict(self.manager.spilled)
 
     @property
+    def held(self) -> dict[str, tuple[int, float]]:
+        """How many queries each device has, waiting or running, and how full its queue is."""
+        with self._work:
+            return self.manager.held()
+
+    @property
     def ready(self) -> bool:
         """Whether queries are served: no device has died, or one is left that takes them.
 

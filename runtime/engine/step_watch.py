@@ -26,20 +26,22 @@ FIRST = 30.0
 
 
 class StepWork(NamedTuple):
-    """Rows of a step, and the keys that its prompts look at, summed over their rows."""
+    """Rows of a step, the keys that its prompts look at, summed over their rows, and these rows."""
 
     rows: int
     keys: int
+    prompts: int = 0
 
     @classmethod
     def of(cls, plan: StepPlan) -> StepWork:
         """Return the work of a plan."""
-        rows = keys = 0
+        rows = keys = prompts = 0
         for batch in plan.batches:
             rows += batch.tokens
             for chunk in batch.prefill:
                 keys += chunk.length * (chunk.start + chunk.length)
-        return cls(rows, keys)
+                prompts += chunk.length
+        return cls(rows, keys, prompts)
 
 
 class StepTimes:
@@ -77,6 +79,7 @@ class StepWatch:
         self.announce = announce
         self.tokens = Tally(STEP_TOKENS)
         """The rows of steps that were computed."""
+        self.prompt_tokens = 0  # of those
         self._times = StepTimes(KEYS_PER_ROW * hidden_size)
 
     def begin(self, plan: StepPlan) -> StepWork:
@@ -89,6 +92,7 @@ class StepWatch:
         """Take note of what a step took that has been computed."""
         if work.rows:
             self.tokens.add(work.rows)
+            self.prompt_tokens += work.prompts
             self._times.learn(work, seconds)
 
 

@@ -112,6 +112,8 @@ class EngineLoop:
             steps=engine.watch.tokens.read() if engine.watch else NO_STEPS,
             pools={h.value: 1 - pool.free_blocks / pool.n_blocks for h, pool in pools.items()},
             swaps={home.value: book.swaps[home] for home in pools},
+            homes={home.value: len(book.running[home]) for home in pools},
+            prompt_tokens=engine.watch.prompt_tokens if engine.watch else 0,
         )
 
     def now(self) -> float:

@@ -45,9 +45,10 @@ class Ask:
 class EngineLoad(msgspec.Struct, frozen=True, array_like=True):
     """Requests that are being computed, those that wait, and the part of KV blocks in use, 0..1.
 
-    pools: the same of each device's pool, `gpu` (what computes beside the CPU) and `cpu`. Since the
+    pools: the same of each device's pool, `gpu` (what computes beside the CPU) and `cpu`; homes: of
+    the requests that are being computed, those whose KV is there. Since the
     engine was opened: waits of CPU and accelerator for each other, steps by the tokens that they
-    computed, swaps, requests whose KV went to the device of that name.
+    computed, prompt_tokens of these, swaps, requests whose KV went to the device of that name.
     """
 
     running: int = 0
@@ -57,6 +58,14 @@ class EngineLoad(msgspec.Struct, frozen=True, array_like=True):
     steps: Histogram = NO_STEPS
     pools: dict[str, float] = {}
     swaps: dict[str, int] = {}
+    homes: dict[str, int] = {}
+    prompt_tokens: int = 0
+
+    @property
+    def tokens(self) -> dict[str, int]:
+        """Tokens that steps computed: of prompts, and of answers, one a step and sequence."""
+        every = int(self.steps.total)
+        return {"prefill": self.prompt_tokens, "decode": every - self.prompt_tokens}
 
 
 # ---- to the child ----

@@ -1,6 +1,6 @@
 """Indexes made of vectors, or read from files.
 
-In: vectors [n, d], or a file. Out: an `IvfIndex`, IVF-Flat, IVF-SQ8 or IVF-PQ (extra `rag`).
+In: vectors [n, d], or a file. Out: an `IvfIndex`, IVF-Flat, IVF-SQ8 or IVF-PQ.
 """
 
 from __future__ import annotations

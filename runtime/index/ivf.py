@@ -1,4 +1,4 @@
-"""A faiss IVF index that is searched in steps of clusters, on stock faiss (extra `rag`).
+"""A faiss IVF index that is searched in steps of clusters, on stock faiss.
 
 In: queries. Out: their clusters, and the nearest documents of any of these. Any codes, L2 and inner
 product. Ids are row numbers of the document table; `build.py` makes and reads indexes. Within a

@@ -6,14 +6,13 @@ names the file and the command that mends it.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from pathlib import Path
 
 import msgspec
 
 from dovetail.ir.artifact import KernelIndex
-from dovetail.ir.errors import ArtifactError, SpecError
+from dovetail.ir.errors import ArtifactError
 from dovetail.ir.files import open_regular
 from dovetail.ir.index_file import INDEX_MAJOR, IndexManifest
 from dovetail.runtime.artifact import MAX_JSON_BYTES, hash_file
@@ -27,12 +26,6 @@ MANIFEST = "manifest.json"
 class _Kind(msgspec.Struct):
     kind: str
     format_major: int
-
-
-def need_faiss() -> None:
-    """Raise SpecError where faiss is not installed, which makes indexes and searches them."""
-    if importlib.util.find_spec("faiss") is None:
-        raise SpecError("indexes need faiss; install dovetail with the extra `rag`")
 
 
 def read_manifest(folder: Path) -> IndexManifest:

@@ -22,7 +22,6 @@ from dovetail.runtime.child.child import Child, ChildLost, StartError
 from dovetail.runtime.child.framing import pack_value
 from dovetail.runtime.child.supervisor import Supervisor
 from dovetail.runtime.child.watch import Reading
-from dovetail.runtime.index.manifest import need_faiss
 from dovetail.runtime.retrieval import wire
 from dovetail.runtime.retrieval.change_log import ChangeLog
 
@@ -84,7 +83,6 @@ class RetrievalProcess(Supervisor[wire.Reply]):
 
         Raises:
             ArtifactError: there is no index at `path`, or it is damaged.
-            SpecError: faiss is not installed.
             DeviceError: the worker cannot be started.
             RequestError: this is closed.
         """
@@ -111,7 +109,6 @@ class RetrievalProcess(Supervisor[wire.Reply]):
 
     def _launch(self) -> Child:
         """Start a worker."""
-        need_faiss()
         # Threads that spin for the next search would slow the engine down
         words = {"OMP_NUM_THREADS": str(self._threads), "OMP_WAIT_POLICY": "passive"}
         return Child.start(MODULE, "the retrieval worker's process {}", words=words)

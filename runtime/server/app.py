@@ -23,7 +23,7 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dovetail.runtime.server import facts
+from dovetail.runtime.server import facts, recent
 from dovetail.runtime.server.chat import chat
 from dovetail.runtime.server.completions import completions
 from dovetail.runtime.server.context import ServerContext
@@ -33,6 +33,7 @@ from dovetail.runtime.server.generation import new_id
 from dovetail.runtime.server.items import BlockReply, InputTokens, ResponsesReply
 from dovetail.runtime.server.messages import count_tokens, messages
 from dovetail.runtime.server.openapi import Endpoint, make_document
+from dovetail.runtime.server.pages import page_routes
 from dovetail.runtime.server.replies import (
     ChatReply,
     EmbeddingReply,
@@ -44,6 +45,7 @@ from dovetail.runtime.server.replies import (
     Text,
     TextReply,
     Tokens,
+    Trace,
     Version,
 )
 from dovetail.runtime.server.responses import responses
@@ -65,7 +67,7 @@ from dovetail.runtime.server.workflows import run_workflow
 Handler: TypeAlias = Callable[[ServerContext, Request], Awaitable[Response]]
 
 OPEN = ("/health", "/health/live", "/health/ready", "/metrics", "/version")
-"""Paths that need no key."""
+"""Paths that need no key, and keep no server from being idle; pages are further ones."""
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 CLIENT_GONE = 499
 """The status that a log shows where the client did not wait."""
@@ -95,6 +97,10 @@ ENDPOINTS: tuple[tuple[Endpoint, Handler], ...] = (
     (Endpoint("GET", "/health/live", None, Health), facts.live),
     (Endpoint("GET", "/version", None, Version), facts.show_version),
     (Endpoint("GET", "/metrics", None, None), facts.metrics),
+    (
+        Endpoint("GET", "/timeline", None, Trace, query=(("seconds", 0.1, recent.LONGEST),)),
+        recent.record,
+    ),
 )
 
 log = logging.getLogger("dovetail.server")
@@ -112,7 +118,9 @@ def make_app(server: ServerContext) -> ASGIApp:
         for endpoint, handler in ENDPOINTS
     ]
     routes.append(Route("/openapi.json", show_document))
-    app: ASGIApp = Gate(Router(routes, redirect_slashes=False), server)
+    pages = page_routes()
+    free = frozenset((*OPEN, *(page.path for page in pages)))
+    app: ASGIApp = Gate(Router([*routes, *pages], redirect_slashes=False), server, free)
     origins = server.settings.cors_origins
     if origins:
         app = CORSMiddleware(app, origins, allow_methods=["*"], allow_headers=["*"])
@@ -143,8 +151,9 @@ class _Seen:
 class Gate:
     """Every request goes through here; what it raises ends as a reply or in the log."""
 
-    def __init__(self, inner: ASGIApp, server: ServerContext) -> None:
-        self._inner, self._server = inner, server
+    def __init__(self, inner: ASGIApp, server: ServerContext, free: frozenset[str]) -> None:
+        """`free`: paths that need no key."""
+        self._inner, self._server, self._free = inner, server, free
         self._keys = [_digest(os.fsencode(key)) for key in server.settings.api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -154,7 +163,7 @@ class Gate:
         scope["app"] = self  # so that the router raises what it does not find
         request = Request(scope, receive)
         seen = _Seen(_choose_id(request), time.perf_counter())
-        traffic = None if scope["path"] in OPEN else self._server.traffic
+        traffic = None if scope["path"] in self._free else self._server.traffic
         generation = traffic.begin() if traffic else 0
         try:
             await self._serve(request, seen, send)
@@ -183,7 +192,7 @@ class Gate:
                 await reply(request.scope, request.receive, sending)
 
     def _check_key(self, request: Request) -> None:
-        if not self._keys or request.scope["path"] in OPEN:
+        if not self._keys or request.scope["path"] in self._free:
             return
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         if not given:  # as Anthropic's clients send it

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -81,7 +82,17 @@ async def metrics(server: ServerContext, _request: Request) -> Response:
 
 
 def _card(served: ServedModel | ServedWorkflow) -> ModelCard:
-    owner = "workflow" if isinstance(served, ServedWorkflow) else "dovetail"
+    shared: dict[str, Any] = {
+        "id": served.id,
+        "created": served.created,
+        "max_model_len": served.context,
+    }
+    if isinstance(served, ServedModel):
+        return ModelCard(owned_by="dovetail", capabilities=served.capabilities, **shared)
     return ModelCard(
-        id=served.id, created=served.created, owned_by=owner, max_model_len=served.context
+        owned_by="workflow",
+        capabilities=["workflow"],
+        inputs=list(served.workflow.inputs),
+        answers=sorted(map(str, served.speakers)),
+        **shared,
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, TypeAlias
 
@@ -22,14 +22,16 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from dovetail.runtime.embed.service import EmbeddingService
 from dovetail.runtime.engine.tally import Histogram, Tally
 from dovetail.runtime.flows.events import WorkflowResult
 from dovetail.runtime.hosting.job import Job
 from dovetail.runtime.server.models import Models, ServedModel
+from dovetail.topology.textfile import show_ids
 
 Labels: TypeAlias = tuple[str, ...]
 Values: TypeAlias = Mapping[Any, float] | Mapping[Any, Histogram] | float | Histogram
-"""A value, or values by what the label of a metric says beyond those of all."""
+"""A value, or values by what the label of a metric says beyond those of all, or all such labels."""
 
 LABELS = ("model_name", "engine")
 
@@ -95,9 +97,34 @@ def _accuracy(model: ServedModel) -> Values:
     return found.accuracy if found.attempted else {}
 
 
+def _services(model: ServedModel) -> Iterable[EmbeddingService]:
+    return {found.service for found in model.app.embeddings.encoders.values()}
+
+
 def _spilled(model: ServedModel) -> Values:
-    services = {found.service for found in model.app.embeddings.encoders.values()}
-    return sum((Counter(service.spilled) for service in services), Counter())
+    return sum((Counter(service.spilled) for service in _services(model)), Counter())
+
+
+def _held(part: int) -> Callable[[ServedModel], Values]:
+    """Return what reads the queues of encoders: queries held, or the part of a queue that is full.
+
+    An encoder of an artifact that stands under an id of its own shares its queues: told once.
+    """
+
+    def read(model: ServedModel) -> Values:
+        services = () if model.only else _services(model)
+        return {name: held[part] for one in services for name, held in one.held.items()}
+
+    return read
+
+
+def _plan(model: ServedModel) -> Values:
+    if not model.file:
+        return {}
+    plan = model.app.generator.host.service
+    phases = (("prefill", plan.prefill), ("decode", plan.decode))
+    shown = {name: (phase.threads, show_ids(phase.cpus)) for name, phase in phases}
+    return {(name, plan.processes, threads, cpus): 1 for name, (threads, cpus) in shown.items()}
 
 
 Family: TypeAlias = type[Count | Gauge | Histograms]
@@ -134,6 +161,24 @@ FIGURES: dict[str, tuple[Family, str, Labels, Callable[[ServedModel], Values]]] 
         ("device",),
         _load("swaps"),
     ),
+    "kv_pool_requests": (
+        Gauge,
+        "Requests that are being computed with their KV in a device's pool.",
+        ("device",),
+        _load("homes"),
+    ),
+    "step_tokens": (
+        Count,
+        "Tokens that steps computed: of prompts (prefill) and answers (decode).",
+        ("phase",),
+        _load("tokens"),
+    ),
+    "plan_info": (
+        Gauge,
+        "The plan in force, as labels: processes, threads of each, PUs of all.",
+        ("phase", "processes", "threads", "cpus"),
+        _plan,
+    ),
     "iteration_tokens_total": (Histograms, "Tokens computed per step.", (), _load("steps")),
     "speculations": (
         Count,
@@ -159,6 +204,18 @@ FIGURES: dict[str, tuple[Family, str, Labels, Callable[[ServedModel], Values]]] 
             for index, found in model.app.flows.hot.items()
             if found.scanned
         },
+    ),
+    "embed_queue_texts": (
+        Gauge,
+        "Texts that wait or run in a device's queue.",
+        ("device",),
+        _held(0),
+    ),
+    "embed_queue_usage_ratio": (
+        Gauge,
+        "Fraction of a device's queue that is full, 0 to 1.",
+        ("device",),
+        _held(1),
     ),
     "embed_spill": (
         Count,
@@ -286,7 +343,8 @@ class ServerMetrics(Collector):
                 found = read(model)
                 by_label = found.items() if isinstance(found, Mapping) else [("", found)]
                 for label, value in by_label:
-                    _add(family, (model.id, "0", *([label] if labels else ())), value)
+                    more = label if isinstance(label, tuple) else (label,) if labels else ()
+                    _add(family, (model.id, "0", *map(str, more)), value)
             yield family
 
     def _observe(self, name: str, model: ServedModel, value: float) -> None:

@@ -83,6 +83,12 @@ class ServedModel:
             found.add("rerank")
         return frozenset(found)
 
+    @property
+    def capabilities(self) -> list[str]:
+        """The same for clients, and `chat` where there is a template for it."""
+        chats = "generate" in self.skills and self.app.template is not None
+        return sorted({*self.skills, *(("chat",) if chats else ())})
+
     @cached_property
     def fingerprint(self) -> str:
         """What identifies weights and plan to clients."""

@@ -19,13 +19,17 @@ _PARAMETER = re.compile(r"{(\w+)(?::\w+)?}")
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A path with the structs of its body and reply; None for no body, and for plain text."""
+    """A path with the structs of its body and reply; None for no body, and for plain text.
+
+    query: numbers that it takes by name, with what they are at least and at most.
+    """
 
     method: str
     path: str
     body: type[msgspec.Struct] | None
     reply: type[msgspec.Struct] | None
     streams: bool = False
+    query: tuple[tuple[str, float, float], ...] = ()
 
 
 def make_document(endpoints: Sequence[Endpoint], version: str) -> dict[str, Any]:
@@ -51,12 +55,15 @@ def make_document(endpoints: Sequence[Endpoint], version: str) -> dict[str, Any]
 
 def _operation(endpoint: Endpoint, refs: dict[Any, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {"responses": _responses(endpoint, refs)}
-    names = _PARAMETER.findall(endpoint.path)
-    if names:
-        found["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-            for name in names
-        ]
+    parameters: list[dict[str, Any]] = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in _PARAMETER.findall(endpoint.path)
+    ]
+    for name, least, most in endpoint.query:
+        bounds = {"type": "number", "minimum": least, "maximum": most}
+        parameters.append({"name": name, "in": "query", "required": False, "schema": bounds})
+    if parameters:
+        found["parameters"] = parameters
     if endpoint.body is not None:
         content = {"application/json": {"schema": refs[endpoint.body]}}
         found["requestBody"] = {"required": True, "content": content}

@@ -253,13 +253,20 @@ class RunReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
-    """A served model; `max_model_len` is its context in tokens."""
+    """A served model or workflow; `max_model_len` is its context in tokens.
+
+    capabilities: of `chat`, `generate`, `embed`, `rerank` and `workflow` those that it has. inputs:
+    of a workflow. answers: its nodes whose text is the answer.
+    """
 
     id: str
     object: str = "model"
     created: int
     owned_by: str
     max_model_len: int
+    capabilities: list[str]
+    inputs: list[str] | UnsetType = UNSET
+    answers: list[str] | UnsetType = UNSET
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
@@ -292,6 +299,14 @@ class Health(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     status: str
     reason: str | None = None
+
+
+class Trace(msgspec.Struct, frozen=True, kw_only=True):
+    """The reply of `/timeline`: a trace in Chrome's format, times in microseconds."""
+
+    traceEvents: list[dict[str, Any]]
+    displayTimeUnit: str
+    otherData: dict[str, Any]
 
 
 class Version(msgspec.Struct, frozen=True, kw_only=True):

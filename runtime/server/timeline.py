@@ -46,17 +46,20 @@ class ServerTimeline:
         self._timeline.arrow(request.id, self._submit, start)
 
 
-@contextmanager
-def recording(models: Models, path: Path | None) -> Iterator[ServerTimeline | None]:
-    """Record the body into `path`, None where there is none.
-
-    Raises SpecError where no model generates: what encoders do is not recorded.
-    """
-    if path is None:
-        yield None
-        return
+def recorded_model(models: Models) -> ServedModel:
+    """Return the first model that generates; SpecError where none does: encoders record nothing."""
     model = next((model for model in models if "generate" in model.skills), None)
     if model is None:
         raise SpecError("a timeline is recorded of a model that generates; none is served")
+    return model
+
+
+@contextmanager
+def recording(models: Models, path: Path | None) -> Iterator[ServerTimeline | None]:
+    """Record the body into `path`, None where there is none; raises as `recorded_model`."""
+    if path is None:
+        yield None
+        return
+    model = recorded_model(models)
     with model.app.record(path) as timeline:
         yield ServerTimeline(timeline, model)

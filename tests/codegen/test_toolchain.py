@@ -169,7 +169,7 @@ def test_no_compiler_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.delenv("DOVETAIL_CC", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setitem(sys.modules, "ziglang", None)
-    with pytest.raises(ToolchainError, match="install gcc or clang"):
+    with pytest.raises(ToolchainError, match="install gcc or clang, dovetail with the extra `zig`"):
         find_compiler(TARGET)
 
 

@@ -95,7 +95,7 @@ def work(rows: int, keys: int = 0) -> StepWork:
 
 def test_the_work_of_a_plan() -> None:
     batch = Batch((PrefillChunk(0, 100, 10), PrefillChunk(1, 0, 5)), (2, 3), (4,))
-    assert StepWork.of(StepPlan((batch,))) == StepWork(18, 10 * 110 + 5 * 5)
+    assert StepWork.of(StepPlan((batch,))) == StepWork(18, 10 * 110 + 5 * 5, 15)
     assert StepWork.of(StepPlan(())) == StepWork(0, 0)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dovetail.cli.serve_client import run_load
+from dovetail.cli.serve_client import Timing, run_load
 from dovetail.cli.serve_load import Planned, Target
 from tests.dovetail.commands import dovetail
 from tests.runtime.server.live import Live
@@ -71,7 +71,8 @@ def test_a_prompt_that_is_too_long_is_told_as_the_server_says_it(
 def test_a_connection_that_is_closed_before_a_reply_is_tried_again() -> None:
     """As where a server closes a connection that it had said it keeps."""
     event = b'data: {"choices": [{"text": "a"}]}\n\ndata: [DONE]\n\n'
-    reply = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(event), event)
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n"
+    reply = head % len(event) + event
     replies = iter([b"", reply, b"", b""])
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -90,3 +91,32 @@ def test_a_connection_that_is_closed_before_a_reply_is_tried_again() -> None:
     first, second = asyncio.run(ask_twice())
     assert first is None
     assert second is not None and "RemoteProtocolError" in second
+
+
+def test_every_legal_stream_of_events_is_read() -> None:
+    """Comments, no space after the colon, an event of several lines, other names, CRLF."""
+    events = (
+        b': hello\r\ndata:{"choices": [{"text": "a"}]}\r\n\r\n'
+        b'event: message\nid: 1\ndata: {"choices":\ndata: [{"text": "b"}]}\n\n:\n\n'
+        b'data:{"choices": [], "usage": {"prompt_tokens": 4, "completion_tokens": 2}}\n\n'
+        b"data:[DONE]\n\n"
+    )
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(head + events)
+        writer.close()
+
+    async def ask() -> Timing:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        target = Target(
+            base_url=f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", model="m"
+        )
+        async with server:
+            (timing,), _ = await run_load(target, [Planned(0.0, 4, 2)])
+        return timing
+
+    timing = asyncio.run(ask())
+    assert (timing.error, timing.text) == (None, "ab")
+    assert (timing.prompt_tokens, timing.output_tokens) == (4, 2)

@@ -158,7 +158,8 @@ class TokenMask:
         gap = LAST if way is None else self.left - len(way) - 1 - SPARE
         if gap <= 0:
             self._last = way
-        self._look_at = self.left - max(1, min(gap // 2, SPARE if way is None else LAST))
+        # a look takes milliseconds: rarely where there was no end yet
+        self._look_at = self.left - max(1, min(gap // 2, self.left // 4 if way is None else LAST))
 
     def _find_end(self) -> list[int] | None:
         """Return tokens by which the answer comes to its end soon, the first one last.

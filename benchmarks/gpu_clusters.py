@@ -9,10 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from dovetail.runtime.index.ivf import FaissScanner, IvfIndex
-from dovetail.runtime.index.scans import Scan
+from dovetail.runtime.index.scans import Part
 from retrieval import draw_queries, make_index
 
 if TYPE_CHECKING:
@@ -62,13 +60,9 @@ def compare_scans(make: MakeLists, *, tiny: bool) -> list[dict[str, Any]]:
     return rows
 
 
-def draw_scans(index: IvfIndex, count: int) -> Sequence[Scan]:
-    """Return scans of the clusters nearest to queries that lie near documents."""
-    queries = draw_queries(index, count, count)
-    probes = index.probe(queries, NPROBE)
-    return [
-        Scan(q, p.clusters, np.asarray(p.distances)) for q, p in zip(queries, probes, strict=True)
-    ]
+def draw_scans(index: IvfIndex, count: int) -> Sequence[Part]:
+    """Return parts with the clusters nearest to queries that lie near documents."""
+    return index.probe(draw_queries(index, count, count), NPROBE)
 
 
 def best_of(scan: Callable[[], Any]) -> tuple[float, Any]:

@@ -207,6 +207,8 @@ def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for rival in RIVALS if bursts else ():
         gains = [row[f"{rival}_seconds"] / row["dovetail_seconds"] for row in bursts]
         found[f"offline_vs_{rival}"] = geometric_mean(gains)
+    if control := [row["dovetail_control"] for row in rows if "dovetail_control" in row]:
+        found["control_max"] = max(control)
     tried = sum(row.get("dovetail_attempted", 0) for row in rows)
     if tried:
         held = sum(row.get("dovetail_accepted", 0) for row in rows)
@@ -350,6 +352,7 @@ def _run_tiny(options: argparse.Namespace, report: Report) -> Report:
         f"tiny_vs_langgraph_{way}_min": min(row[f"vs_{way}"] for row in report.rows)
         for way in ("one", "batch")
     }
+    report.summary["control_max"] = max(row["dovetail_control"] for row in report.rows)
     report.write(options.json)
     report.print()
     return report

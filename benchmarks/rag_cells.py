@@ -16,7 +16,7 @@ from dovetail.ir.workflow import Workflow
 from dovetail.runtime.retrieval.budget import ScanCost
 from dovetail.workflows import hyde, irg, multistep, one_shot, recomp
 from rag_costs import MOST_SEQUENCES, STEP_TOKENS
-from rag_planes import Setting, make_plane
+from rag_planes import Setting, Timed, make_plane
 from rag_script import ROUNDS, Script, count_tokens
 from rag_world import Arrival, Index, NoIndex, Scene, begin_runs, poisson
 from scripted_engine import EngineCost, ScriptedEngine
@@ -125,8 +125,10 @@ class Stage:
             most_sequences=MOST_SEQUENCES,
             most_tokens=STEP_TOKENS,
         )
-        made = simulation(make_plane(plane, setting), scene, machine, engine)
+        timed = Timed(make_plane(plane, setting))
+        made = simulation(timed, scene, machine, engine)
         made.run(begin_runs(arrivals))
+        made.busy["control"] = timed.seconds
         assert len(made.outcomes) == len(arrivals), "a request was never answered"
         return made
 
@@ -159,7 +161,7 @@ def run_cell(stage: Stage, cell: Cell, rows: Sequence[dict[str, Any]]) -> dict[s
     bound = min(retrieval, generation)
     if cell.point == "sustained":
         for plane in cell.planes:
-            row[f"{plane}_rate"] = _sustained(stage, cell, plane, bound)
+            row |= _sustained(stage, cell, plane, bound)
         return row
     rate = bound if cell.point == "burst" else float(cell.point) * _reference(cell, rows, bound)
     arrivals = stage.arrivals(cell, rate)
@@ -191,6 +193,7 @@ def _figures(done: WorkflowSimulation) -> dict[str, float]:
         "rate": count / seconds,
         "middle_rate": (high - low) / max(ends[high] - ends[low], 1e-9),
         "cpu_busy": done.busy["cpu"] / seconds,
+        "control": done.busy["control"] / seconds,  # of a core, in true seconds
         "engine_busy": done.busy["engine"] / seconds,
         "on_device": done.vectors["gpu"] / scanned if scanned else 0.0,
         "scanned": scanned / count,
@@ -199,15 +202,20 @@ def _figures(done: WorkflowSimulation) -> dict[str, float]:
     }
 
 
-def _sustained(stage: Stage, cell: Cell, plane: str, bound: float) -> float:
-    """Return the highest of the rates tried at which 99 of 100 requests meet the objective."""
-    low, high = -1, len(LEVELS)
+def _sustained(stage: Stage, cell: Cell, plane: str, bound: float) -> dict[str, float]:
+    """Return the highest of the rates tried at which 99 of 100 requests meet the objective.
+
+    And the part of a core that the scheduler took then.
+    """
+    low, high, control = -1, len(LEVELS), 0.0
     while high - low > 1:
         level = (low + high) // 2
-        rate = LEVELS[level] * bound
-        fits = _figures(stage.run(cell, plane, stage.arrivals(cell, rate)))["p99"] <= SLO
-        low, high = (level, high) if fits else (low, level)
-    return LEVELS[max(low, 0)] * bound
+        figures = _figures(stage.run(cell, plane, stage.arrivals(cell, LEVELS[level] * bound)))
+        if figures["p99"] <= SLO:
+            low, control = level, figures["control"]
+        else:
+            high = level
+    return {f"{plane}_rate": LEVELS[max(low, 0)] * bound, f"{plane}_control": control}
 
 
 def _reference(cell: Cell, rows: Sequence[dict[str, Any]], bound: float) -> float:

@@ -5,6 +5,7 @@ In: a `Setting`. Out: a control plane. `dovetail` has all techniques; `no_<techn
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,16 +13,8 @@ from typing import Any
 from baselines.speculation import PipeRag, RalmSpec
 from baselines.stages import AsyncDivided, AsyncUnsplit, FixedSplit, StageSequential
 from dovetail.runtime.flows.control.costs import StageCosts, StepCost
-from dovetail.runtime.flows.control.settings import (
-    PREFETCH,
-    REORDER,
-    SPECULATE_GENERATION,
-    SPECULATE_RETRIEVAL,
-    SPLIT,
-    SPLIT_DEVICES,
-    TRANSFORMATIONS,
-    WavefrontSettings,
-)
+from dovetail.runtime.flows.control.settings import WavefrontSettings
+from dovetail.runtime.flows.control.transformation import REGISTRY
 from dovetail.runtime.flows.control.wavefront import Wavefront
 from dovetail.runtime.retrieval.hot import HotSet
 from rag_costs import STEP_TOKENS
@@ -33,9 +26,9 @@ STORED = 300
 """Tokens of a typical sequence in the engine."""
 CHARACTERS = 5
 """Of a token."""
-CACHE = frozenset({SPLIT_DEVICES, PREFETCH})
-SPECULATION = frozenset({SPECULATE_GENERATION, SPECULATE_RETRIEVAL})
-ALL = frozenset(TRANSFORMATIONS)
+CACHE = frozenset({"put", "prefetch"})
+SPECULATION = frozenset({"speculate_generation", "speculate_retrieval"})
+SPLITS = frozenset({"split", "split_reply"})
 EARLY = 1 / 8
 """Part of a search without change of the nearest documents after which `early` ends it."""
 
@@ -60,6 +53,29 @@ class Setting:
         return StageCosts(scan=scan, overhead=scan.fixed, step=step, device=device)
 
 
+class Timed:
+    """A scheduler, and the seconds of a core that it took by now."""
+
+    def __init__(self, plane: Plane) -> None:
+        self.plane, self.seconds = plane, 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the scheduler has; its methods are timed."""
+        found = getattr(self.plane, name)
+        if not callable(found):
+            return found
+
+        def timed(*arguments: Any) -> Any:
+            start = time.thread_time()
+            try:
+                return found(*arguments)
+            finally:
+                self.seconds += time.thread_time() - start
+
+        self.__dict__[name] = timed
+        return timed
+
+
 Maker = Callable[[Setting], Plane]
 
 
@@ -73,7 +89,8 @@ def _ours(without: frozenset[str] = frozenset(), *, early: bool = False, **setti
         scene = setting.scene
         hot = {None: HotSet(scene.index.sizes, setting.room)} if setting.room else {}  # in vectors
         patience = round(EARLY * scene.nprobe) if early else None
-        chosen = WavefrontSettings(transformations=ALL - without, patience=patience, **settings)
+        names = frozenset(REGISTRY) - without
+        chosen = WavefrontSettings(transformations=names, patience=patience, **settings)
         return Wavefront(chosen, setting.costs, scene, hot)
 
     return make
@@ -88,10 +105,10 @@ MAKERS: dict[str, Maker] = {
     "piperag": lambda setting: PipeRag(setting.costs, setting.scene),
     "dovetail": _ours(),
     "paper_triggers": _ours(generation_load=16),
-    "no_split": _ours(frozenset({SPLIT})),
-    "no_reorder": _ours(frozenset({REORDER})),
+    "no_split": _ours(SPLITS),
+    "no_reorder": _ours(frozenset({"reorder"})),
     "no_speculation": _ours(SPECULATION),
     "no_cache": _ours(CACHE),
     "early": _ours(early=True),
-    "early_no_reorder": _ours(frozenset({REORDER}), early=True),
+    "early_no_reorder": _ours(frozenset({"reorder"}), early=True),
 }

@@ -8,12 +8,15 @@ same engine, encoder and index, and must give the same answers.
 from __future__ import annotations
 
 import argparse
+import statistics
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +27,8 @@ from dovetail.compiler.pipeline import compile_model
 from dovetail.ir.index_file import EmbedderEntry, Passage
 from dovetail.ir.workflow import Embedding, Generation, Retrieval, Workflow
 from dovetail.runtime.app import App, load
+from dovetail.runtime.flows import service
+from dovetail.runtime.flows.control.wavefront import Wavefront
 from dovetail.runtime.index.documents import Document
 from dovetail.runtime.retrieval.collection import Collection
 from dovetail.runtime.retrieval.folder import open_index
@@ -31,6 +36,7 @@ from dovetail.tiny_world import ENCODER, LLAMA, corpus
 from dovetail.tiny_world.prompts import MAX_TOKENS
 from dovetail.tiny_world.questions import SINGLE, TWO_HOP
 from rag_cells import GRAPHS
+from rag_planes import Timed
 
 CLUSTERS = 64
 
@@ -86,16 +92,34 @@ def run_ours(app: App, workflow: Workflow, texts: Sequence[str]) -> list[str]:
     return [job.result().outputs["answer"] for job in jobs]
 
 
+@contextmanager
+def timed_control(timed: list[Timed]) -> Iterator[None]:
+    """Have the control planes of apps that begin a workflow meanwhile timed, and kept in a list."""
+
+    def make(*arguments: Any) -> Timed:
+        timed.append(Timed(Wavefront(*arguments)))
+        return timed[-1]
+
+    with patch.object(service, "Wavefront", make):
+        yield
+
+
 def measure_tiny(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Return one row for each workflow."""
     from baselines.langgraph_app import compile_graph
 
     with tempfile.TemporaryDirectory() as folder:
-        with open_services(Path(folder), CLUSTERS) as services:
+        timed: list[Timed] = []
+        with timed_control(timed), open_services(Path(folder), CLUSTERS) as services:
             texts = pick_questions(options.requests)
             return [
                 _measure(
-                    name, make(max_tokens=MAX_TOKENS).workflow(), services, texts, compile_graph
+                    name,
+                    make(max_tokens=MAX_TOKENS).workflow(),
+                    services,
+                    texts,
+                    compile_graph,
+                    timed,
                 )
                 for name, make in GRAPHS.items()
             ]
@@ -107,10 +131,18 @@ def _measure(
     services: PlainServices,
     texts: Sequence[str],
     compile_graph: Callable[..., Any],
+    timed: list[Timed],
 ) -> dict[str, Any]:
     graph = compile_graph(workflow, services)
     inputs = [{"input": text} for text in texts]
     answers: dict[str, list[str]] = {}
+    control: list[float] = []
+
+    def ours() -> None:
+        before, start = sum(plane.seconds for plane in timed), time.perf_counter()
+        keep("ours", run_ours(services.app, workflow, texts))
+        taken = sum(plane.seconds for plane in timed) - before
+        control.append(taken / (time.perf_counter() - start))
 
     def keep(way: str, found: list[str]) -> None:
         assert answers.setdefault("first", found) == found, f"{way} answers otherwise"
@@ -120,11 +152,12 @@ def _measure(
         {
             "one": lambda: keep("one", [graph.invoke(i)["answer"] for i in inputs]),
             "batch": lambda: keep("batch", [r["answer"] for r in graph.batch(inputs, at_once)]),
-            "dovetail": lambda: keep("ours", run_ours(services.app, workflow, texts)),
+            "dovetail": ours,
         },
         rounds=3,
     )
     row: dict[str, Any] = {"group": "tiny", "workflows": name, "requests": len(texts)}
     row |= {f"{way}_seconds": sample.median for way, sample in samples.items()}
-    ours = samples["dovetail"].median
-    return row | {f"vs_{way}": samples[way].median / ours for way in ("one", "batch")}
+    row["dovetail_control"] = statistics.median(control)
+    seconds = samples["dovetail"].median
+    return row | {f"vs_{way}": samples[way].median / seconds for way in ("one", "batch")}

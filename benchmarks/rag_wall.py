@@ -21,9 +21,8 @@ from dovetail.runtime.flows.control import messages as m
 from dovetail.runtime.flows.workflow_run import WorkflowRun
 from dovetail.runtime.index.build import fill_index
 from dovetail.runtime.index.ivf import IvfIndex
-from dovetail.runtime.index.scans import Scan
+from dovetail.runtime.index.scans import Part
 from dovetail.runtime.retrieval.budget import ScanCost
-from dovetail.runtime.retrieval.wire import Piece, ScannedPiece
 from rag_script import Corpus, Vectors
 from simulated_workflows import WorkflowOutcome, WorkflowSimulation
 
@@ -47,18 +46,18 @@ class FaissIndex:
     def probe(self, vector: Vectors, nprobe: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
         """See Index."""
         (found,) = self._index.probe(vector[None], nprobe)
-        return found.clusters, tuple(found.distances.tolist())
+        return found.clusters, found.centroids
 
     def distances(self, vector: Vectors, ids: Sequence[int]) -> dict[int, float]:
         """See Index."""
         return self._index.distances(vector, ids)
 
-    def scan(self, parts: Sequence[Piece]) -> tuple[ScannedPiece, ...]:
+    def scan(self, parts: Sequence[Part]) -> tuple[Part, ...]:
         """See Index."""
-        scans = [Scan(p.vector, p.clusters, np.array(p.centroids, np.float32)) for p in parts]
-        rows = self._index.scan(scans, parts[0].depth)
+        rows = self._index.scan(parts, parts[0].depth)
         return tuple(
-            ScannedPiece(tuple(hits), tuple(int(self.homes[i]) for _, i in hits)) for hits in rows
+            Part(hits=tuple(hits), homes=tuple(int(self.homes[i]) for _, i in hits))
+            for hits in rows
         )
 
 
@@ -69,7 +68,7 @@ def measure_scan(index: FaissIndex, queries: Sequence[Vectors]) -> ScanCost:
         seconds, vectors = [], []
         for query in queries:
             clusters, centroids = index.probe(query, width)
-            part = Piece(query, {}, clusters, centroids, 20)
+            part = Part(query.tobytes(), clusters, centroids, 20)
             start = time.perf_counter()
             index.scan([part])
             seconds.append(time.perf_counter() - start)
@@ -113,12 +112,12 @@ class WallSimulation(WorkflowSimulation):
             assert self._events, "nothing is under way, and requests are left"
             return None
 
-    def _scan(self, order: m.Scan) -> None:
+    def _scan(self, order: m.ScanClusters) -> None:
         assert order.device == "cpu", "nothing is cached on an accelerator that computes nothing"
         self._count_scan(order)
         self._scanner.submit(self._search, order).add_done_callback(self._done.put)
 
-    def _search(self, order: m.Scan) -> m.Scanned:
+    def _search(self, order: m.ScanClusters) -> m.Scanned:
         start = time.perf_counter()
         found = self.world.scan(order.parts)
         seconds = time.perf_counter() - start

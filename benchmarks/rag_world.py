@@ -1,6 +1,6 @@
 """What requests meet: an index of vectors, an encoder, functions; and the requests themselves.
 
-In: a script, an index. Out: a `Scene`, the `World` of `dovetail.runtime.sim.workflows`, the
+In: a script, an index. Out: a `Scene`, the `World` of `simulated_workflows`, the
 same for every scheduler.
 """
 
@@ -18,7 +18,7 @@ from dovetail.ir.workflow import Function, Retrieval, Workflow
 from dovetail.runtime.flows.workflow_run import Call, WorkflowRun
 from dovetail.runtime.index.cursor import Hit
 from dovetail.runtime.index.documents import Document
-from dovetail.runtime.retrieval.wire import Piece, ScannedPiece
+from dovetail.runtime.index.scans import Part
 from rag_script import Corpus, Script, Vectors
 
 Probed: TypeAlias = tuple[tuple[int, ...], tuple[float, ...]]
@@ -36,7 +36,7 @@ class Index(Protocol):
     def distances(self, vector: Vectors, ids: Sequence[int]) -> dict[int, float]:
         """Return the distance to each document."""
 
-    def scan(self, parts: Sequence[Piece]) -> tuple[ScannedPiece, ...]:
+    def scan(self, parts: Sequence[Part]) -> tuple[Part, ...]:
         """Return the nearest documents of each part."""
 
 
@@ -66,16 +66,16 @@ class StandIn:
         far = self._far(vector.tobytes())[list(ids)]
         return dict(zip(ids, far.tolist(), strict=True))
 
-    def scan(self, parts: Sequence[Piece]) -> tuple[ScannedPiece, ...]:
+    def scan(self, parts: Sequence[Part]) -> tuple[Part, ...]:
         """See Index."""
         return tuple(map(self._find, parts))
 
-    def _find(self, part: Piece) -> ScannedPiece:
-        far = self._far(part.vector.tobytes())
+    def _find(self, part: Part) -> Part:
+        far = self._far(part.vector)
         ids = np.concatenate([self._members[c] for c in part.clusters])
         near = ids[np.argsort(far[ids], kind="stable")[: part.depth]]
         hits = tuple(zip(far[near].tolist(), near.tolist(), strict=True))
-        return ScannedPiece(hits, tuple(self.homes[near].tolist()))
+        return Part(hits=hits, homes=tuple(self.homes[near].tolist()))
 
     def _measure(self, vector: bytes) -> Vectors:
         """Return the distances from a query to all documents; scans of it come soon again."""
@@ -97,10 +97,10 @@ class NoIndex:
         """See Index."""
         return dict.fromkeys(ids, 0.0)
 
-    def scan(self, parts: Sequence[Piece]) -> tuple[ScannedPiece, ...]:
+    def scan(self, parts: Sequence[Part]) -> tuple[Part, ...]:
         """See Index."""
         hits = tuple((0.0, i) for i in range(parts[0].depth))
-        return tuple(ScannedPiece(hits, (0,) * len(hits)) for _ in parts)
+        return tuple(Part(hits=hits, homes=(0,) * len(hits)) for _ in parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class Scene:
         """See World."""
         return self.index.distances(vector, ids)
 
-    def scan(self, parts: Sequence[Piece]) -> tuple[ScannedPiece, ...]:
+    def scan(self, parts: Sequence[Part]) -> tuple[Part, ...]:
         """See World."""
         return self.index.scan(parts)
 

@@ -25,7 +25,7 @@ from dovetail.runtime.index.build import fill_index
 from dovetail.runtime.index.cursor import begin_search
 from dovetail.runtime.index.ivf import IvfIndex, Scanner
 from dovetail.runtime.index.scanner import KernelScanner
-from dovetail.runtime.index.scans import Scan, Vectors
+from dovetail.runtime.index.scans import Part, Vectors
 from dovetail.runtime.machine.library import KernelLibrary
 
 ROUNDS = 9
@@ -68,13 +68,13 @@ def search(
     cursors = [begin_search(probe.clusters, TOPK) for probe in probes]
     for first in range(0, nprobe, step):
         scans = [
-            Scan(
-                query,
+            Part(
+                probe.vector,
                 cursor.ahead(step),
-                probe.distances[first : first + step],
+                probe.centroids[first : first + step],
                 bound=cursor.bound,
             )
-            for query, cursor, probe in zip(queries, cursors, probes, strict=True)
+            for cursor, probe in zip(cursors, probes, strict=True)
         ]
         for cursor, scan, hits in zip(
             cursors, scans, index.scan(scans, cursors[0].depth, scanner), strict=True
@@ -132,11 +132,12 @@ def measure_scanners(index: IvfIndex, scanner: Scanner, shared: int) -> dict[str
     """Return the time of kernels over faiss's where `shared` queries want the same clusters."""
     rng = np.random.default_rng(shared)
     queries = draw_queries(index, shared, shared)
-    chosen = [rng.choice(index.clusters, 8, replace=False).tolist() for _ in range(ROUNDS + 1)]
+    turns = range(ROUNDS + 1)
+    chosen = [tuple(rng.choice(index.clusters, 8, replace=False).tolist()) for _ in turns]
 
     def run(turn: int, by: Scanner | None) -> Any:
-        zeros = np.zeros(8, np.float32)
-        return index.scan([Scan(query, chosen[turn], zeros) for query in queries], 20, by)
+        parts = [Part(query.tobytes(), chosen[turn], (0.0,) * 8) for query in queries]
+        return index.scan(parts, 20, by)
 
     times = compare(
         {"faiss": lambda turn: run(turn, None), "kernel": lambda turn: run(turn, scanner)}

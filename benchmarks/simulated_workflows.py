@@ -17,6 +17,8 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any, Protocol, TypeAlias
 
+import numpy as np
+
 from dovetail.ir.errors import DovetailError
 from dovetail.ir.workflow import Retrieval
 from dovetail.runtime.flows.control.costs import StepCost
@@ -39,8 +41,8 @@ from dovetail.runtime.flows.control.messages import (
     Scanned,
 )
 from dovetail.runtime.flows.workflow_run import Call, WorkflowRun
+from dovetail.runtime.index.scans import Part
 from dovetail.runtime.retrieval.budget import ScanCost
-from dovetail.runtime.retrieval.wire import Piece, ScannedPiece
 from scripted_engine import ScriptedEngine
 
 Act: TypeAlias = Callable[[], None]
@@ -59,7 +61,7 @@ class World(Catalog, Protocol):
     def distances(self, vector: Any, ids: Sequence[int], node: Retrieval) -> Mapping[int, float]:
         """Return how far documents are."""
 
-    def scan(self, parts: Sequence[Piece]) -> tuple[ScannedPiece, ...]:
+    def scan(self, parts: Sequence[Part]) -> tuple[Part, ...]:
         """Return the nearest documents in the clusters of each part."""
 
     def invoke(self, call: Call) -> object:
@@ -199,8 +201,9 @@ class WorkflowSimulation:
         self._tell_in(self._drawn(self.machine.function), report)
 
     def _probe(self, order: FindClusters) -> None:
-        clusters, centroids = self.world.probe(order.vector, order.node)
-        known = self.world.distances(order.vector, order.known, order.node) if order.known else {}
+        vector = np.frombuffer(order.vector, np.float32)
+        clusters, centroids = self.world.probe(vector, order.node)
+        known = self.world.distances(vector, order.known, order.node) if order.known else {}
         report = Probed(order.job, tuple(clusters), tuple(centroids), known)
         self._tell_in(self._drawn(self.machine.probe), report)
 

@@ -28,6 +28,7 @@ from dovetail.compiler.encoder_pipeline import (
     EncoderInputs,
     read_beside,
     read_encoder_inputs,
+    whole_plan,
     write_encoder,
 )
 from dovetail.compiler.encoder_spec import is_encoder
@@ -55,6 +56,7 @@ from dovetail.compiler.schedules import deterministic_kernels, gemm_kernels
 from dovetail.compiler.service import (
     describe_choice,
     mark_tuned,
+    place_searches,
     service_plan,
 )
 from dovetail.compiler.shared_kernels import TargetKernels, target_kernels
@@ -69,7 +71,7 @@ from dovetail.compiler.tables import unique_tables
 from dovetail.compiler.tapes import build_forward_tape, build_sample_tape
 from dovetail.compiler.weights import pack_encoder, pack_weights
 from dovetail.compiler.writer import ArtifactWriter, write_artifact, write_libraries
-from dovetail.ir.artifact import ServicePlan
+from dovetail.ir.artifact import SERVE, ServicePlan
 from dovetail.ir.cache import use_cache
 from dovetail.ir.encoder import EncoderSpec, Spec
 from dovetail.ir.errors import ArtifactError, SpecError
@@ -141,7 +143,8 @@ def _compile(request: CompileRequest, steps: Steps) -> CompileReport:
             write_libraries(artifact, libraries)
             write_workflows(artifact, workflows)
             write_indexes(artifact, indexes)
-            stored = {"workflows": tuple(s.file.name for s in workflows), "indexes": tuple(indexes)}
+            names = tuple(stored.workflow.name for stored in workflows)
+            stored = {"workflows": names, "indexes": tuple(indexes)}
             if is_artifact(request.model):
                 stored = take_over(artifact, Path(request.model))
             artifact.write_json("hardware.json", members[0].hardware)
@@ -149,7 +152,7 @@ def _compile(request: CompileRequest, steps: Steps) -> CompileReport:
             artifact.write_bytes("tuning.jsonl", b"".join(map(encode_record, records)))
         with steps.run("plans"):
             manifest = _manifest(members, [chunks for _, chunks in packed]) | stored
-            plan, words = _write_plans(members[0], artifact, manifest)
+            plan, words = _write_plans(members, artifact, manifest)
             artifact.commit(foreign=_holds_foreign(request, indexes), **manifest)
     first, *encoders = members
     joined, others = Chosen.join(tuned), zip(encoders, packed[1:], strict=True)
@@ -384,23 +387,31 @@ def _write_model(
 
 
 def _write_plans(
-    first: Member, artifact: ArtifactWriter, manifest: dict[str, Any]
+    members: Sequence[Member], artifact: ArtifactWriter, manifest: dict[str, Any]
 ) -> tuple[ServicePlan, str]:
-    """Write how the artifact is served, as its first model is best; return it, also in words."""
+    """Write where all is served, as its first model is best; return its plan, also in words."""
+    first = members[0]
     if isinstance(first, EncoderInputs):
-        artifact.write_json("plans/service.json", first.plan)
+        _write_places(members, artifact, first.plan)
         return first.plan, f"1 process of {first.plan.prefill.threads} threads"
-    _write_choice(first, artifact, first.choice)
+    _write_choice(members, artifact, first.choice)
     choice = _choose(first, artifact, manifest)
-    _write_choice(first, artifact, choice)
+    _write_choice(members, artifact, choice)
     return service_plan(choice), describe_choice(choice)
 
 
-def _write_choice(inputs: Inputs, artifact: ArtifactWriter, choice: PlanChoice) -> None:
-    plan, name = service_plan(choice), inputs.name
-    artifact.write_json("plans/service.json", plan)
+def _write_choice(members: Sequence[Member], artifact: ArtifactWriter, choice: PlanChoice) -> None:
     artifact.write_json("plans/choice.json", choice)
-    artifact.write_json("graph/serve.json", place(serving_graph(name), {name: plan}).file)
+    _write_places(members, artifact, service_plan(choice))
+
+
+def _write_places(members: Sequence[Member], artifact: ArtifactWriter, plan: ServicePlan) -> None:
+    """Write the execution graph of what serves: the first model by its plan, encoders beside it."""
+    models = [member.name for member in members if isinstance(member, Inputs)]
+    encoders = [member.name for member in members if isinstance(member, EncoderInputs)]
+    graph = serving_graph(models, encoders, place_searches(members[0].hardware))
+    plans = dict.fromkeys(models, plan) | dict.fromkeys(encoders, whole_plan(plan))
+    artifact.write_json(SERVE, place(graph, plans).file)
 
 
 def _choose(inputs: Inputs, artifact: ArtifactWriter, manifest: dict[str, Any]) -> PlanChoice:
@@ -429,4 +440,5 @@ def _manifest(members: Sequence[Member], chunks: Sequence[WeightChunks]) -> dict
         "models": tuple(m.name for m in members if isinstance(m, Inputs)),
         "encoders": tuple(m.name for m in members if isinstance(m, EncoderInputs)),
         "effort": first.request.effort,
+        "command": first.request.command,
     }

@@ -16,7 +16,7 @@ from dovetail.compiler.encoder_pipeline import EncoderInputs, read_encoder_input
 from dovetail.compiler.request import CompileRequest, Inputs, read_inputs
 from dovetail.compiler.weight_dtype import AUTO
 from dovetail.compiler.writer import MANIFEST, ArtifactWriter
-from dovetail.ir.artifact import FileEntry, ServicePlan
+from dovetail.ir.artifact import SERVE, FileEntry, ServicePlan
 from dovetail.ir.errors import SpecError
 from dovetail.ir.model import WeightChunks, WeightEntry
 from dovetail.ir.plans import ASKED, PlanChoice
@@ -37,7 +37,6 @@ SETTLED = (
 _LEFT_OPEN: tuple[object, ...] = (None, AUTO, (), [], {})
 TAKEN = ("graph/", "indexes/")
 """Folders of what does not depend on kernels."""
-PLACED = "graph/serve.json"
 QUANTISATION = "/quantisation.json"
 """Of a model: how far off its weights are, which are linked."""
 CHOICE = "plans/choice.json"
@@ -95,13 +94,14 @@ def link_weights(
 
 
 def take_over(artifact: ArtifactWriter, path: Path) -> dict[str, tuple[str, ...]]:
-    """Link workflows and indexes of the artifact at `path`; return their names."""
+    """Link workflows and indexes of the artifact at `path`; return their names, and its command."""
     manifest = ArtifactReader(path).manifest
     for name, entry in manifest.files.items():
         taken = name.startswith(TAKEN) or name.endswith(QUANTISATION)
-        if taken and name != PLACED:
+        if taken and name != SERVE:
             artifact.link(name, path / name, entry)
-    return {"workflows": manifest.workflows, "indexes": manifest.indexes}
+    names = {"workflows": manifest.workflows, "indexes": manifest.indexes}
+    return names | {"command": manifest.command}
 
 
 def _kept_plan(artifact: Artifact, hardware: HardwareSpec) -> ServicePlan | None:

@@ -168,11 +168,37 @@ class CompileRequest(ModelRequest):
     index: str | Path | Sequence[str | Path] | None = None
 
     @property
+    def command(self) -> tuple[str, ...]:
+        """The words of the command that makes the artifact again, as far as files hold its inputs.
+
+        Graphs of Python are left out; paths are absolute.
+        """
+        given: list[tuple[str, object]] = [
+            (name, getattr(self, name)) for name in WORDS if getattr(self, name) != DEFAULTS[name]
+        ]
+        given += [("model", f"{name}={Path(path).resolve()}") for name, path in self.beside.items()]
+        given += [("target", target) for target in self.targets]
+        paths = [path for path in self.workflows if isinstance(path, str | Path)]
+        given += [("workflow", Path(path).resolve()) for path in paths]
+        given += [("index", path.resolve()) for path in self.indexes]
+        words = [f"--{name.replace('_', '-')}={value}" for name, value in given]
+        output = Path(self.output).resolve()
+        return ("dovetail", "compile", str(Path(self.model).resolve()), "-o", str(output), *words)
+
+    @property
     def indexes(self) -> tuple[Path, ...]:
         """The folders of `index`."""
         given = self.index
         many = () if given is None else (given,) if isinstance(given, str | Path) else given
         return tuple(map(Path, many))
+
+
+WORDS = (
+    *("hardware", "workload", "effort", "budget", "threads"),
+    *("max_context", "weight_dtype", "calibrate", "kv_dtype"),
+)
+"""Fields of a request that are options of the command, too."""
+DEFAULTS = {field.name: field.default for field in fields(CompileRequest)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

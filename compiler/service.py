@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from dovetail.compiler.workload import WorkloadSpec
 from dovetail.ir.artifact import PhasePlan, ServicePlan
+from dovetail.ir.graph import Placement
 from dovetail.ir.model import ModelSpec
 from dovetail.ir.plans import (
     ASKED,
@@ -37,6 +38,12 @@ def plan_service(hardware: HardwareSpec, threads: int | None = None) -> ServiceP
     count = hardware.usable_threads if threads is None else threads
     phase = PhasePlan(threads=count, cpus=choose_pus(hardware, count))
     return ServicePlan(prefill=phase, decode=phase)
+
+
+def place_searches(hardware: HardwareSpec) -> Placement:
+    """Return where the process that searches indexes runs: half as many threads, on any CPU."""
+    allowed = hardware.allowed_pus
+    return Placement(threads=max(1, len(allowed) // 2), cpus=allowed)
 
 
 def sample_trace(workload: WorkloadSpec, sequences: int, batch: int | None = None) -> Trace:

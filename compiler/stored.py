@@ -14,12 +14,14 @@ from dovetail.compiler.config import read_bounded
 from dovetail.compiler.request import GivenWorkflow, check_name
 from dovetail.compiler.writer import ArtifactWriter
 from dovetail.ir.errors import SpecError, WorkflowError
+from dovetail.ir.graph import ExecutionGraph
 from dovetail.ir.index_file import IndexManifest
 from dovetail.ir.ragraph import RAGraph
+from dovetail.ir.template import find_functions, lower
 from dovetail.ir.workflow import Workflow
-from dovetail.ir.workflow_file import WorkflowFile, describe_workflow, find_functions, read_workflow
+from dovetail.ir.workflow_file import read_workflow
 from dovetail.runtime.flows.checks import check_workflow
-from dovetail.runtime.flows.stored_workflows import describe_code, run_file
+from dovetail.runtime.flows.stored_workflows import run_file
 from dovetail.runtime.index.manifest import MANIFEST, check_file, read_manifest
 
 FILE_BYTES = 1 << 20
@@ -33,7 +35,7 @@ class Stored:
     """A workflow to store: its template, and the Python file that makes it where it has code."""
 
     workflow: Workflow
-    file: WorkflowFile
+    template: ExecutionGraph
     source: bytes | None = None
 
 
@@ -77,7 +79,7 @@ def write_workflows(artifact: ArtifactWriter, workflows: Iterable[Stored]) -> No
     """Write the templates, and the files of those that have code."""
     for stored in workflows:
         name = f"graph/{stored.workflow.name}"
-        artifact.write_json(f"{name}.json", stored.file)
+        artifact.write_json(f"{name}.json", stored.template.file)
         if stored.source is not None:
             artifact.write_bytes(f"{name}.py", stored.source)
 
@@ -104,7 +106,7 @@ def _read(given: GivenWorkflow) -> list[Stored]:
     if not made:
         raise SpecError(f"{path} makes no RAGraph; assign one to a name of the file")
     return [
-        Stored(workflow, describe_code(workflow), data)
+        Stored(workflow, lower(workflow, strict=True), data)
         if find_functions(workflow)
         else _of_data(workflow)
         for workflow in made.values()
@@ -117,4 +119,4 @@ def _of_data(workflow: Workflow) -> Stored:
             f"workflow {workflow.name!r} calls {', '.join(code)}, and an artifact holds "
             "functions in files alone; make the graph in a Python file and give its path"
         )
-    return Stored(workflow, describe_workflow(workflow))
+    return Stored(workflow, lower(workflow, strict=True))

@@ -30,6 +30,11 @@ if TYPE_CHECKING:
     from dovetail.loading import load
     from dovetail.runtime.embed.settings import EmbeddingSettings
     from dovetail.runtime.flows.control.settings import WavefrontSettings
+    from dovetail.runtime.flows.control.transformation import (
+        Transformation,
+        register_transformation,
+        unregister_transformation,
+    )
     from dovetail.runtime.flows.gpu_memory import GpuShare
     from dovetail.runtime.flows.service import FlowSettings
     from dovetail.runtime.schedule.plan import SchedulerSettings
@@ -52,6 +57,7 @@ __all__ = [
     "SpecError",
     "SyntaxDiagnostic",
     "ToolchainError",
+    "Transformation",
     "WavefrontSettings",
     "WorkflowError",
     "__version__",
@@ -60,7 +66,9 @@ __all__ = [
     "from_langgraph",
     "kernels",
     "load",
+    "register_transformation",
     "tune",
+    "unregister_transformation",
 ]
 
 _HOMES = {
@@ -71,13 +79,22 @@ _HOMES = {
     "RAGraph": ("dovetail.ir.ragraph", "RAGraph"),
     "START": ("dovetail.ir.workflow", "START"),
     "SchedulerSettings": ("dovetail.runtime.schedule.plan", "SchedulerSettings"),
+    "Transformation": ("dovetail.runtime.flows.control.transformations", "Transformation"),
     "WavefrontSettings": ("dovetail.runtime.flows.control.settings", "WavefrontSettings"),
     "compile": ("dovetail.compiler.pipeline", "compile_model"),
     "from_haystack": ("dovetail.import_haystack", "from_haystack"),
     "from_langgraph": ("dovetail.import_langgraph", "from_langgraph"),
     "kernels": ("dovetail.ffi", "kernels"),
     "load": ("dovetail.loading", "load"),
+    "register_transformation": (
+        "dovetail.runtime.flows.control.transformations",
+        "register_transformation",
+    ),
     "tune": ("dovetail.compiler.tune", "tune_model"),
+    "unregister_transformation": (
+        "dovetail.runtime.flows.control.transformations",
+        "unregister_transformation",
+    ),
 }
 
 

@@ -18,7 +18,8 @@ import msgspec
 
 from dovetail.bound import Bound
 from dovetail.ir.errors import WorkflowError
-from dovetail.ir.ragraph import MAX_STEPS, RAGraph
+from dovetail.ir.ragraph import RAGraph
+from dovetail.ir.template import MAX_STEPS
 from dovetail.ir.workflow import END, START, Choice, Function, Node, Place, State
 
 TERMINALS: dict[object, Place] = {"__start__": START, "__end__": END}

@@ -1,4 +1,4 @@
-"""The artifact's own files: manifest, kernel index, plans."""
+"""The artifact's own files: manifest, kernel index; how a model is served."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-FORMAT_MAJOR, FORMAT_MINOR = 1, 3
+FORMAT_MAJOR, FORMAT_MINOR = 2, 0
+SERVE = "graph/serve.json"
+"""What serves, and where: models, encoders and searches, as a graph of placed nodes."""
 
 
 Parts = Annotated[int, Meta(ge=1, le=1 << 16)]
 """Processes, or threads of one."""
 Number = Annotated[int, Meta(ge=0, le=1 << 16)]
-"""Of a PU or memory node."""
+"""Of a process, PU or memory node."""
 Amount = Annotated[int, Meta(ge=0, le=1 << 40)]
 Spins = Annotated[int, Meta(ge=0, le=1 << 24)]
 
@@ -38,6 +40,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     models: tuple[str, ...]  # that generate
     encoders: tuple[str, ...] = ()
     workflows: tuple[str, ...] = ()  # graph/<name>.json, and .py where they call functions
+    command: tuple[str, ...] = ()  # that makes it again
     indexes: tuple[str, ...] = ()  # indexes/<name>/
     effort: str
     files: dict[str, FileEntry]
@@ -96,9 +99,11 @@ class PhasePlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServicePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """`plans/service.json`: the pair of phase plans and the rule that picks one."""
+    """How a model is served: the pair of phase plans and the rule that picks one.
 
-    schema: int = 1
+    An artifact has it as the placed nodes of the model, see `ir/place.py`.
+    """
+
     processes: Parts = 1
     nodes: tuple[Number, ...] = ()  # NUMA node of each process's memory; () = those of its CPUs
     prefill: PhasePlan

@@ -1,8 +1,7 @@
-"""ExecutionGraph: what one run of a workflow consists of, and what waits for what.
+"""ExecutionGraph: what serves, what a workflow may come to, and what one run of it came to.
 
 In: frozen nodes and edges in a stable order. Out: a checked, immutable graph with a JSON form and a
-content hash. Transformations (`ir/place.py`, `ir/transform.py`) are functions from graph to graph;
-`contract` undoes them all.
+content hash. `contract` undoes what `ir/place.py` and `ir/transform.py` make of it.
 """
 
 from __future__ import annotations
@@ -10,18 +9,22 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import msgspec
 import networkx as nx  # type: ignore[import-untyped]
 from msgspec.structs import replace
 
+from dovetail.ir.artifact import Amount, Number, Parts, Spins
 from dovetail.ir.errors import WorkflowError
 
 GENERATION, RETRIEVAL, EMBEDDING = "generation", "retrieval", "embedding"
 FUNCTION, MERGE, VALIDATE = "function", "merge", "validate"
-KINDS = (GENERATION, RETRIEVAL, EMBEDDING, FUNCTION, MERGE, VALIDATE)
+START, CHOICE, END = "start", "choice", "end"
+KINDS = (GENERATION, RETRIEVAL, EMBEDDING, FUNCTION, MERGE, VALIDATE, START, CHOICE, END)
 DATA, PHASE_SWITCH, ALL_REDUCE = "data", "phase_switch", "all_reduce"
 SPECULATIVE, HISTORY, PREFETCH = "speculative", "history", "prefetch"
+THEN, ELSE, MAY = "then", "else", "may"
 ORDERS = {
     DATA: True,
     PHASE_SWITCH: True,
@@ -29,27 +32,38 @@ ORDERS = {
     SPECULATIVE: True,  # what is known so far
     HISTORY: False,  # where to look first, if it is known in time
     PREFETCH: False,  # clusters, if they are there in time
+    THEN: False,  # of a choice: where it leads if it holds, if not, or if its function says so
+    ELSE: False,
+    MAY: False,
 }
 """Kinds of edge, and whether the target starts after the source; else the two run side by side."""
 CPU, GPU = "cpu", "gpu"
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a sub-node runs: one process in one phase. node: of memory, None = those of `cpus`."""
+    """Where a node runs: on threads of one process, in one phase where it has several.
 
-    process: int
-    phase: str  # prefill | decode
-    threads: int
-    cpus: tuple[int, ...]
-    node: int | None = None
+    cpus: those of the threads, () = any. node: of memory, None = those of `cpus`. spin: rounds in
+    which a thread looks for work before it sleeps. kv_blocks: 0 = by the memory free at load.
+    """
+
+    device: str = CPU
+    process: Number = 0
+    phase: str = ""  # prefill | decode
+    threads: Parts = 1
+    cpus: tuple[Number, ...] = ()
+    node: Number | None = None
+    spin: Spins = 2000
+    kv_blocks: Amount = 0
 
 
-class GraphNode(msgspec.Struct, frozen=True, kw_only=True):
+class GraphNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One piece of work.
 
     origin: the node that a transformation made it from. clusters: that a retrieval scans, in this
-    order, or that are copied. steps: that a generation decodes, None = to its end. device: that it
-    runs on, None = any. provisional: nobody sees what comes of it but nodes of the same origin.
+    order, or that are copied. steps: that a generation decodes, None = to its end. provisional:
+    nobody sees what comes of it but nodes of the same origin. work: what a workflow asks of it, see
+    `ir/template.py`.
     """
 
     name: str
@@ -59,8 +73,16 @@ class GraphNode(msgspec.Struct, frozen=True, kw_only=True):
     place: Placement | None = None
     clusters: tuple[int, ...] = ()
     steps: int | None = None
-    device: str | None = None
     provisional: bool = False
+    work: dict[str, Any] = {}
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.kind, self.clusters))
+
+    @property
+    def device(self) -> str | None:
+        """What it runs on, None = any."""
+        return None if self.place is None else self.place.device
 
     @property
     def root(self) -> str:
@@ -68,18 +90,25 @@ class GraphNode(msgspec.Struct, frozen=True, kw_only=True):
         return self.origin or self.name
 
 
-class GraphEdge(msgspec.Struct, frozen=True, kw_only=True):
-    """Data or a sum that goes from one node to another; `kind` is a key of ORDERS."""
+class GraphEdge(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Data or a sum that goes from one node to another; `kind` is a key of ORDERS.
+
+    tokens: of a phase switch: prompt tokens from which a step counts as prefill.
+    """
 
     source: str
     target: str
     kind: str = DATA
+    tokens: Amount = 0
 
 
-class GraphFile(msgspec.Struct, frozen=True, kw_only=True):
-    """`graph/<name>.json`."""
+class GraphFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`graph/<name>.json`. Of a workflow: its name and inputs, how often a node may run."""
 
-    schema: int = 1
+    schema: int = 2
+    name: str = ""
+    inputs: tuple[str, ...] = ()
+    max_steps: int = 0
     nodes: tuple[GraphNode, ...]
     edges: tuple[GraphEdge, ...] = ()
 
@@ -87,14 +116,18 @@ class GraphFile(msgspec.Struct, frozen=True, kw_only=True):
 class ExecutionGraph:
     """A checked graph. Nodes and edges keep the order they were given in; equal by content."""
 
-    def __init__(self, nodes: Iterable[GraphNode], edges: Iterable[GraphEdge] = ()) -> None:
-        """Raises WorkflowError for the first fault, naming the node.
+    def __init__(
+        self, nodes: Iterable[GraphNode], edges: Iterable[GraphEdge] = (), **workflow: Any
+    ) -> None:
+        """`workflow`: the other fields of GraphFile.
 
-        It is there twice, unknown, of no kind, in a cycle, or takes what is provisional for true.
+        Raises WorkflowError for the first fault, naming the node: it is there twice, unknown, of no
+        kind, in a cycle, or takes what is provisional for true.
         """
-        self.file = GraphFile(nodes=tuple(nodes), edges=tuple(edges))
+        self.file = GraphFile(nodes=tuple(nodes), edges=tuple(edges), **workflow)
+        self.named = {node.name: node for node in self.file.nodes}
         self._graph: nx.DiGraph = nx.DiGraph()
-        self._graph.add_nodes_from((node.name, {"node": node}) for node in self.file.nodes)
+        self._graph.add_nodes_from(self.named)
         self._graph.add_edges_from(
             (edge.source, edge.target, {"edge": edge}) for edge in self.file.edges
         )
@@ -113,8 +146,7 @@ class ExecutionGraph:
 
     def node(self, name: str) -> GraphNode:
         """Return a node; KeyError where there is none of that name."""
-        found: GraphNode = self._graph.nodes[name]["node"]
-        return found
+        return self.named[name]
 
     def parents(self, name: str, kind: str = DATA) -> tuple[str, ...]:
         """Return the names of the nodes that edges of `kind` come from."""
@@ -123,7 +155,7 @@ class ExecutionGraph:
 
     def parts(self, root: str) -> tuple[GraphNode, ...]:
         """Return the nodes that stand for a node: itself, or its parts in order."""
-        return tuple(node for node in self.nodes if node.root == root)
+        return tuple(node for name in self.ordered() if (node := self.node(name)).root == root)
 
     def __contains__(self, name: object) -> bool:
         return name in self._graph
@@ -145,7 +177,7 @@ class ExecutionGraph:
         return isinstance(other, ExecutionGraph) and self.file == other.file
 
     def __hash__(self) -> int:
-        return hash(self.file)
+        return hash((self.nodes, self.edges))
 
     def _waits(self) -> nx.DiGraph:
         """Return the graph without edges between nodes that run side by side."""
@@ -159,12 +191,13 @@ class ExecutionGraph:
         for node in self.nodes:
             if node.kind not in KINDS:
                 yield f"{node.name!r} is of no known kind but {node.kind!r}"
+        known = set(names)
         for edge in self.edges:
             if edge.kind not in ORDERS:
                 yield f"an edge at {edge.source!r} is of no known kind but {edge.kind!r}"
-            if unknown := {edge.source, edge.target} - set(names):
+            if unknown := {edge.source, edge.target} - known:
                 yield f"an edge leads to or from {min(unknown)!r}, which is no node"
-            source, target = self.node(edge.source), self.node(edge.target)
+            source, target = self.named[edge.source], self.named[edge.target]
             if edge.kind == DATA and source.provisional and source.root != target.root:
                 yield f"{edge.source!r} is provisional, and {edge.target!r} takes it for the truth"
         if self._graph.number_of_edges() < len(self.edges):
@@ -212,7 +245,11 @@ def _whole(name: str, parts: list[GraphNode]) -> GraphNode:
 def read_graph(data: bytes) -> ExecutionGraph:
     """Return the graph that JSON describes; WorkflowError where it describes none."""
     try:
-        file = msgspec.json.decode(data, type=GraphFile)
+        return make_graph(msgspec.json.decode(data, type=GraphFile))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise WorkflowError(f"this is no execution graph: {error}") from None
-    return ExecutionGraph(file.nodes, file.edges)
+
+
+def make_graph(file: GraphFile) -> ExecutionGraph:
+    """Return the graph of a file that has been decoded; raises as ExecutionGraph."""
+    return ExecutionGraph(**{name: getattr(file, name) for name in file.__struct_fields__})

@@ -1,23 +1,26 @@
 """LiveGraph: the execution graph of one request while it runs.
 
-In: nodes as the request comes to them, rewrites of them (`ir/transform.py`), what begins and what
-ends. Out: whether a node is ready, and at any moment a picture, which is an ExecutionGraph.
+In: a template, whose nodes are appended as the request comes to them; rewrites (`ir/transform.py`);
+what begins and what ends. Out: which nodes are ready, and at any moment a picture, which is an
+ExecutionGraph.
 
 A node is ready once all that it waits for is over. That is counted edge by edge, never searched.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any, NamedTuple
 
 import networkx as nx  # type: ignore[import-untyped]
 
 from dovetail.ir.graph import DATA, ORDERS, ExecutionGraph, GraphEdge, GraphNode, Placement
 
-GUESS, CHECK, SCOUT, COPY = "guess", "check", "scout", "copy"
-PROVISIONAL = (GUESS, SCOUT, COPY)
+GUESS, CHECK, SCOUT, READ, COPY = "guess", "check", "scout", "read", "copy"
+PROVISIONAL = (GUESS, SCOUT, READ, COPY)
 """Parts that nobody sees but nodes of the same root."""
 
 
@@ -32,8 +35,8 @@ class LiveNode:
     """One piece of work of a request. Fields as of GraphNode, whose name is made of these.
 
     root: the call that it stands for, or is a part of. part: what it does for that, "" for the work
-    itself. stage: which sub-stage it is, None for the whole. side: of a scan on two devices. waits:
-    how many edges it waits for.
+    itself. stage: which sub-stage it is, None for the whole. side: of a scan on two devices. work:
+    what whoever runs it keeps with it; its parts share it. waits: how many edges it waits for.
     """
 
     root: str
@@ -44,8 +47,8 @@ class LiveNode:
     side: str = ""
     clusters: tuple[int, ...] = ()
     steps: int | None = None
-    device: str | None = None
     place: Placement | None = None
+    work: Any = None
     state: State = State.WAITING
     waits: int = 0
 
@@ -56,14 +59,14 @@ class LiveNode:
         return "/".join(filter(None, (self.root, self.part, stage, self.side)))
 
     @property
+    def device(self) -> str | None:
+        """What it runs on, None = any."""
+        return None if self.place is None else self.place.device
+
+    @property
     def provisional(self) -> bool:
         """Whether it is only a guess."""
         return self.part in PROVISIONAL
-
-    @property
-    def ready(self) -> bool:
-        """Whether it may begin: it has not, and nothing that it waits for is under way."""
-        return self.state is State.WAITING and not self.waits
 
     def frozen(self) -> GraphNode:
         """Return it as a node of a picture."""
@@ -76,29 +79,43 @@ class LiveNode:
             place=self.place,
             clusters=self.clusters,
             steps=self.steps,
-            device=self.device,
             provisional=self.provisional,
         )
 
 
-class LiveGraph:
-    """Nodes and edges of one request. Not for several threads at once."""
+class Rewrite(NamedTuple):
+    """A transformation that was applied: its name, at which node, the seconds it was to gain."""
+
+    transformation: str
+    node: str
+    gain: float
+
+
+class Ready(dict[LiveNode, "LiveGraph"]):
+    """The nodes of some graphs that may begin, each with its graph; the first ones came first.
+
+    fresh: those that have come since whoever begins them looked last; some may have gone again.
+    """
 
     def __init__(self) -> None:
-        self._graph: nx.DiGraph = nx.DiGraph()
+        super().__init__()
+        self.fresh: deque[LiveNode] = deque()
 
-    @classmethod
-    def of(cls, template: ExecutionGraph) -> LiveGraph:
-        """Return a graph with the nodes of a template, none of which has begun."""
-        found, nodes = cls(), dict[str, LiveNode]()
-        for node in template.nodes:
-            nodes[node.name] = LiveNode(
-                node.name, node.kind, node.model, clusters=node.clusters, place=node.place
-            )
-            found.add(nodes[node.name])
-        for edge in template.edges:
-            found.link(nodes[edge.source], nodes[edge.target], edge.kind)
-        return found
+
+class LiveGraph:
+    """Nodes and edges of one request. Not for several threads at once.
+
+    number: of the request. rewrites: what has been done to it by transformations.
+    """
+
+    def __init__(
+        self, template: ExecutionGraph, ready: Ready | None = None, number: int = 0
+    ) -> None:
+        """Begin with no node; several graphs may share `ready`."""
+        self.template, self.number = template, number
+        self.ready = Ready() if ready is None else ready
+        self.rewrites: list[Rewrite] = []
+        self._graph: nx.DiGraph = nx.DiGraph()
 
     # ---- what there is ----
 
@@ -110,33 +127,53 @@ class LiveGraph:
 
     def before(self, node: LiveNode) -> list[tuple[LiveNode, str]]:
         """Return what leads to a node, each with the kind of its edge."""
-        return [(source, kind) for source, _, kind in self._graph.in_edges(node, data="kind")]
+        return [(source, edge["kind"]) for source, edge in self._graph.pred[node].items()]
 
     def after(self, node: LiveNode) -> list[tuple[LiveNode, str]]:
         """Return what a node leads to, each with the kind of its edge."""
-        return [(target, kind) for _, target, kind in self._graph.out_edges(node, data="kind")]
+        return [(target, edge["kind"]) for target, edge in self._graph.succ[node].items()]
+
+    def rest(self, node: LiveNode) -> LiveNode | None:
+        """Return the part of the same work that comes next behind this one, if it is cut."""
+        after = (other for other, _ in self.after(node))
+        return next((n for n in after if n.root == node.root and n.part == node.part), None)
 
     def freeze(self) -> ExecutionGraph:
         """Return the graph as it is now."""
-        edges = self._graph.edges(data="kind")
-        return ExecutionGraph(
-            [node.frozen() for node in self],
-            [GraphEdge(source=a.name, target=b.name, kind=kind) for a, b, kind in edges],
+        edges = (
+            GraphEdge(source=source.name, target=target.name, kind=kind)
+            for source in self
+            for target, kind in self.after(source)
         )
+        return ExecutionGraph((node.frozen() for node in self), edges)
 
     # ---- what happens ----
 
+    def append(self, name: str, round_: int, after: Iterable[LiveNode]) -> LiveNode:
+        """Put the run of a template's node in a round of its loops behind what it reads."""
+        node = self.template.named[name]
+        live = LiveNode(f"{name}#{round_}", node.kind, node.model, place=node.place)
+        return self.add(live, [(source, DATA) for source in after])
+
     def begin(self, node: LiveNode) -> None:
         """Take that a node begins; it must be ready."""
-        assert node in self and node.ready, f"{node.name!r} is not ready"
+        assert node in self.ready, f"{node.name!r} is not ready"
+        del self.ready[node]
         node.state = State.RUNNING
 
     def finish(self, node: LiveNode) -> None:
         """Take that a node is over."""
         assert node.state is State.RUNNING, f"{node.name!r} is not under way"
-        for target, kind in self.after(node):
-            target.waits -= ORDERS[kind]
         node.state = State.OVER
+        for target, kind in self.after(node):
+            self._wait(target, -ORDERS[kind])
+
+    def close(self) -> None:
+        """Take that nothing of it is to begin any more; of what was done the picture is left."""
+        for node in self:
+            self.ready.pop(node, None)
+            node.work = None
+        self.ready = Ready()
 
     # ---- how it changes ----
 
@@ -146,6 +183,7 @@ class LiveGraph:
         self._graph.add_node(node)
         for source, kind in after:
             self.link(source, node, kind)
+        self._wait(node, 0)
         return node
 
     def link(self, source: LiveNode, target: LiveNode, kind: str = DATA) -> None:
@@ -153,24 +191,34 @@ class LiveGraph:
         assert target.state is State.WAITING, f"{target.name!r} has begun"
         if not self._graph.has_edge(source, target):
             self._graph.add_edge(source, target, kind=kind)
-            target.waits += _holds(source, kind)
+            self._wait(target, _holds(source, kind))
 
     def move(self, old: LiveNode, new: LiveNode) -> None:
         """Have all that waits for one node wait for another instead."""
         for target, kind in self.after(old):
             if target is not new:
-                self._unlink(old, target, kind)
                 self.link(new, target, kind)
+                self._unlink(old, target, kind)
 
     def remove(self, node: LiveNode) -> None:
         """Take a node out; what waits for it does no longer."""
         for target, kind in self.after(node):
             self._unlink(node, target, kind)
         self._graph.remove_node(node)
+        self.ready.pop(node, None)
 
     def _unlink(self, source: LiveNode, target: LiveNode, kind: str) -> None:
         self._graph.remove_edge(source, target)
-        target.waits -= _holds(source, kind)
+        self._wait(target, -_holds(source, kind))
+
+    def _wait(self, node: LiveNode, more: int) -> None:
+        """Have a node wait for so many edges more, and be ready where it waits for none."""
+        node.waits += more
+        if node.state is not State.WAITING or node.waits:
+            self.ready.pop(node, None)
+        elif node not in self.ready:
+            self.ready[node] = self
+            self.ready.fresh.append(node)
 
 
 def _holds(source: LiveNode, kind: str) -> bool:

@@ -1,7 +1,8 @@
-"""The transformation `place`: nodes that run a model become one node per process and phase.
+"""Where models, encoders and searches run: nodes become one node per process and phase, and back.
 
 In: an ExecutionGraph and the ServicePlan of each model. Out: a graph that says which cores and
-which memory do what. Pure; `contract` undoes it (design: the one-device result is unchanged).
+which memory do what, and of such a graph the plans. Pure; `contract` undoes it (design: the
+one-device result is unchanged).
 
     question ──> generation ──> answer          with 2 processes becomes
 
@@ -12,7 +13,7 @@ which memory do what. Pure; `contract` undoes it (design: the one-device result 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import pairwise
 
 from msgspec.structs import replace
@@ -24,6 +25,7 @@ from dovetail.ir.graph import (
     EMBEDDING,
     GENERATION,
     PHASE_SWITCH,
+    RETRIEVAL,
     ExecutionGraph,
     GraphEdge,
     GraphNode,
@@ -31,8 +33,24 @@ from dovetail.ir.graph import (
     contract,
 )
 
-PHASES = {GENERATION: ("prefill", "decode"), EMBEDDING: ("prefill",)}
+BOTH = ("prefill", "decode")
+PHASES = {GENERATION: BOTH, EMBEDDING: BOTH[:1]}
 """Kinds that run a model, and the phases they go through; an encoder has no decode."""
+SEARCHES = "searches"
+"""The node of the process that searches all indexes."""
+
+
+def serving_graph(
+    generating: Collection[str], encoders: Collection[str] = (), search: Placement | None = None
+) -> ExecutionGraph:
+    """Return the graph of what serves: models, which are not placed yet, and searches."""
+    kinds = [
+        *((name, GENERATION) for name in generating),
+        *((name, EMBEDDING) for name in encoders),
+    ]
+    nodes = [GraphNode(name=name, kind=kind, model=name) for name, kind in kinds]
+    searches = [] if search is None else [GraphNode(name=SEARCHES, kind=RETRIEVAL, place=search)]
+    return ExecutionGraph([*nodes, *searches])
 
 
 def place(graph: ExecutionGraph, plans: Mapping[str, ServicePlan]) -> ExecutionGraph:
@@ -45,24 +63,68 @@ def place(graph: ExecutionGraph, plans: Mapping[str, ServicePlan]) -> ExecutionG
         WorkflowError: a plan's PUs are not those of its processes and threads.
     """
     made = {
-        node.name: _sub_nodes(node, plan)
+        node.name: (_sub_nodes(node, plan), plan)
         for node in graph.nodes
         if node.kind in PHASES and node.place is None and (plan := plans.get(node.model or ""))
     }
-    ends = {name: _phases(found) for name, found in made.items()}
+    ends = {name: _phases(found) for name, (found, _) in made.items()}
     edges = [
-        GraphEdge(source=source, target=target, kind=edge.kind)
+        replace(edge, source=source, target=target)
         for edge in graph.edges
         for source in ([ends[edge.source][-1][0].name] if edge.source in ends else [edge.source])
         for target in ([n.name for n in ends[edge.target][0]] if edge.target in ends
                        else [edge.target])
     ]  # fmt: skip
-    for phases in ends.values():
-        edges += _inner_edges(phases)
-    nodes = (sub for node in graph.nodes for sub in made.get(node.name, (node,)))
+    for name, phases in ends.items():
+        edges += _inner_edges(phases, made[name][1].prefill_token_threshold)
+    nodes = (sub for node in graph.nodes for sub in made.get(node.name, ((node,),))[0])
     placed = ExecutionGraph(nodes, edges)
     assert contract(placed) == contract(graph), "placing must not change what is computed"
     return placed
+
+
+def read_plan(graph: ExecutionGraph, model: str) -> ServicePlan:
+    """Return the plan by which the nodes of a model were placed.
+
+    Raises WorkflowError where one is placed otherwise than such a plan places it.
+    """
+    nodes = {n.name: n.place for n in graph.nodes if n.model == model and n.place is not None}
+    phases = {phase: [place for place in nodes.values() if place.phase == phase] for phase in BOTH}
+    prefill, decode = phases["prefill"], phases["decode"] or phases["prefill"]
+    if not prefill:
+        raise WorkflowError(f"the execution graph is wrong: model {model!r} is nowhere")
+    homes = [place.node for place in decode if place.node is not None]
+    tokens = [e.tokens for e in graph.edges if e.kind == PHASE_SWITCH and e.source in nodes]
+    plan = ServicePlan(
+        processes=len(decode),
+        nodes=tuple(homes) if len(homes) == len(decode) else (),
+        prefill=_phase_plan(prefill),
+        decode=_phase_plan(decode),
+        kv_blocks=decode[0].kv_blocks,
+        spin_iterations=decode[0].spin,
+        **({"prefill_token_threshold": tokens[0]} if tokens else {}),
+    )
+    wanted = [place for phase in BOTH if phases[phase] for place in _placements(model, plan, phase)]
+    for name, place in nodes.items():
+        if place not in wanted or len(wanted) != len(nodes):
+            raise WorkflowError(
+                f"the execution graph is wrong: node {name!r} has not its own process, or not "
+                f"threads, PUs and memory as the other {len(nodes) - 1} of model {model!r}"
+            )
+    return plan
+
+
+def find_searches(graph: ExecutionGraph) -> PhasePlan:
+    """Return threads and PUs of the process that searches; WorkflowError where there is none."""
+    for node in graph.nodes:
+        if node.name == SEARCHES and node.place is not None:
+            return PhasePlan(threads=node.place.threads, cpus=node.place.cpus)
+    raise WorkflowError(f"the execution graph is wrong: it has no placed node {SEARCHES!r}")
+
+
+def _phase_plan(places: list[Placement]) -> PhasePlan:
+    cpus = tuple(cpu for place in places for cpu in place.cpus)
+    return PhasePlan(threads=places[0].threads, cpus=cpus)
 
 
 def _sub_nodes(node: GraphNode, plan: ServicePlan) -> tuple[GraphNode, ...]:
@@ -70,15 +132,15 @@ def _sub_nodes(node: GraphNode, plan: ServicePlan) -> tuple[GraphNode, ...]:
     return tuple(
         replace(node, name=f"{node.name}/{phase}/{rank}", origin=node.name, place=placement)
         for phase in PHASES[node.kind]
-        for rank, placement in enumerate(_placements(node, plan, phase))
+        for rank, placement in enumerate(_placements(node.name, plan, phase))
     )
 
 
-def _placements(node: GraphNode, plan: ServicePlan, phase: str) -> Iterator[Placement]:
+def _placements(name: str, plan: ServicePlan, phase: str) -> Iterator[Placement]:
     part: PhasePlan = getattr(plan, phase)
     if part.cpus and len(part.cpus) != plan.processes * part.threads:
         raise WorkflowError(
-            f"node {node.name!r}: {plan.processes} processes of {part.threads} threads cannot have "
+            f"node {name!r}: {plan.processes} processes of {part.threads} threads cannot have "
             f"{len(part.cpus)} PUs"
         )
     for rank in range(plan.processes):
@@ -88,6 +150,8 @@ def _placements(node: GraphNode, plan: ServicePlan, phase: str) -> Iterator[Plac
             threads=part.threads,
             cpus=part.cpus[rank * part.threads : (rank + 1) * part.threads],
             node=plan.nodes[rank] if plan.nodes else None,
+            spin=plan.spin_iterations,
+            kv_blocks=plan.kv_blocks if phase == "decode" else 0,
         )
 
 
@@ -100,7 +164,7 @@ def _phases(nodes: tuple[GraphNode, ...]) -> tuple[tuple[GraphNode, ...], ...]:
     return tuple(map(tuple, found.values()))
 
 
-def _inner_edges(phases: tuple[tuple[GraphNode, ...], ...]) -> Iterator[GraphEdge]:
+def _inner_edges(phases: tuple[tuple[GraphNode, ...], ...], tokens: int) -> Iterator[GraphEdge]:
     """Yield the ring of each phase, rank r to r + 1, and what each rank switches to."""
     for ranks in phases:
         ring = zip(ranks, (*ranks[1:], ranks[0]), strict=True) if len(ranks) > 1 else ()
@@ -108,9 +172,4 @@ def _inner_edges(phases: tuple[tuple[GraphNode, ...], ...]) -> Iterator[GraphEdg
             yield GraphEdge(source=a.name, target=b.name, kind=ALL_REDUCE)
     for before, after in pairwise(phases):
         for a, b in zip(before, after, strict=True):
-            yield GraphEdge(source=a.name, target=b.name, kind=PHASE_SWITCH)
-
-
-def serving_graph(model: str) -> ExecutionGraph:
-    """Return the graph of one request to a model, before it is placed."""
-    return ExecutionGraph([GraphNode(name=model, kind=GENERATION, model=model)])
+            yield GraphEdge(source=a.name, target=b.name, kind=PHASE_SWITCH, tokens=tokens)

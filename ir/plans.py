@@ -1,6 +1,6 @@
 """Why an artifact is served the way it is: candidates, their scores, the figures behind them.
 
-The contents of `plans/choice.json`; `plans/service.json` holds what was chosen.
+The contents of `plans/choice.json`; `graph/serve.json` holds what was chosen.
 """
 
 from __future__ import annotations

@@ -7,18 +7,18 @@ the node at fault.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import msgspec
 import networkx as nx  # type: ignore[import-untyped]
 
 from dovetail.ir import workflow as wf
 from dovetail.ir.errors import WorkflowError
+from dovetail.ir.graph import ExecutionGraph
+from dovetail.ir.template import MAX_STEPS, lower
 from dovetail.ir.workflow import END, START, targets
 from dovetail.ir.workflow_draw import draw_mermaid, draw_svg
 from dovetail.ir.workflow_order import count_loops, order_places
-
-MAX_STEPS = 25
-"""How often one node may run for one request unless the graph says otherwise."""
 
 
 class RAGraph:
@@ -130,7 +130,7 @@ class RAGraph:
         names = tuple(self._nodes)
         edges = {source: tuple(found) for source, found in self._edges.items()}
         order = order_places(names, edges)
-        return wf.Workflow(
+        made = wf.Workflow(
             name=self.name,
             nodes=dict(self._nodes),
             edges=edges,
@@ -138,7 +138,9 @@ class RAGraph:
             max_steps=self.max_steps,
             order=order,
             away=count_loops(names, edges, order),
+            template=ExecutionGraph(()),
         )
+        return replace(made, template=lower(made))
 
     def mermaid(self) -> str:
         """Return the workflow as a Mermaid flowchart; raises as `workflow`."""

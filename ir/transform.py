@@ -1,8 +1,8 @@
-"""Transformations of execution graphs (HedraRAG §4): each rewrites a live graph in place.
+"""Rewrites of live graphs in place (HedraRAG §4): what transformations are made of.
 
 In: a graph, one of its nodes, numbers. Out: the graph computes the same, `contract` of a picture
-being the measure; WorkflowError where a transformation does not fit there. Whether one pays is
-decided elsewhere.
+being the measure; WorkflowError where a rewrite does not fit there. Which one pays is decided by
+transformations (`runtime/flows/control/transformations.py`).
 
     ──>  data     ~~>  speculative: begins on what is there     ··>  looked at if there in time
 """
@@ -11,6 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import Any
+
+from msgspec.structs import replace as moved
 
 from dovetail.ir.errors import WorkflowError
 from dovetail.ir.graph import (
@@ -25,6 +28,7 @@ from dovetail.ir.graph import (
     RETRIEVAL,
     SPECULATIVE,
     VALIDATE,
+    Placement,
 )
 from dovetail.ir.live_graph import CHECK, COPY, GUESS, SCOUT, LiveGraph, LiveNode, State
 
@@ -68,6 +72,8 @@ def stop(graph: LiveGraph, node: LiveNode) -> None:
     found = [source for source, _ in graph.before(node) if source.root == node.root]
     if not node.stage or not found:
         raise WorkflowError(f"node {node.name!r}: it is not the rest of a search")
+    if (rest := graph.rest(node)) is not None:
+        stop(graph, rest)
     graph.move(node, found[0])
     graph.remove(node)
 
@@ -83,7 +89,9 @@ def reorder(graph: LiveGraph, node: LiveNode, clusters: Sequence[int]) -> None:
     node.clusters = tuple(clusters)
 
 
-def speculate_generation(graph: LiveGraph, at: LiveNode | None, target: LiveNode) -> LiveNode:
+def speculate_generation(
+    graph: LiveGraph, at: LiveNode | None, target: LiveNode, work: Any = None
+) -> LiveNode:
     """Begin a generation on what a sub-stage of the search before it has found; return the guess.
 
     Its text counts only if the prompt turns out to be that of the whole search; else it is rolled
@@ -95,7 +103,7 @@ def speculate_generation(graph: LiveGraph, at: LiveNode | None, target: LiveNode
     _need(graph, target, GENERATION)
     if at and (at not in graph or at.kind not in (RETRIEVAL, MERGE) or at.provisional):
         raise WorkflowError(f"node {at.name!r} is not part of a search")
-    guess = replace(target, part=GUESS, waits=0)
+    guess = replace(target, part=GUESS, work=work, waits=0)
     before = [node for node, _ in graph.before(target)]
     known = [n for n in before if (n.root != at.root if at else n.state is State.OVER)]
     graph.add(guess, [*([(at, SPECULATIVE)] if at else ()), *((node, DATA) for node in known)])
@@ -116,7 +124,7 @@ def roll_back(graph: LiveGraph, guess: LiveNode) -> None:
         check.kind, check.part = GENERATION, ""
 
 
-def speculate_retrieval(graph: LiveGraph, at: LiveNode) -> LiveNode:
+def speculate_retrieval(graph: LiveGraph, at: LiveNode, work: Any = None) -> LiveNode:
     """Search with what a sub-stage of a generation has written; return the scout.
 
     What the scout finds is history, never an answer: it only says which clusters a later search
@@ -127,7 +135,7 @@ def speculate_retrieval(graph: LiveGraph, at: LiveNode) -> LiveNode:
     """
     if at not in graph or at.kind != GENERATION:
         raise WorkflowError(f"node {at.name!r} is not part of a generation")
-    return graph.add(LiveNode(at.root, RETRIEVAL, part=SCOUT), [(at, SPECULATIVE)])
+    return graph.add(LiveNode(at.root, RETRIEVAL, part=SCOUT, work=work), [(at, SPECULATIVE)])
 
 
 def use_scout(graph: LiveGraph, scout: LiveNode, target: LiveNode) -> None:
@@ -136,35 +144,41 @@ def use_scout(graph: LiveGraph, scout: LiveNode, target: LiveNode) -> None:
     graph.link(scout, target, HISTORY)
 
 
-def split_devices(
-    graph: LiveGraph, node: LiveNode, resident: Collection[int]
-) -> tuple[LiveNode, LiveNode, LiveNode]:
-    """Scan the clusters that are on the device there, and the others beside them on the CPU.
+def put(
+    graph: LiveGraph, node: LiveNode, device: str, clusters: Collection[int] | None = None
+) -> LiveNode:
+    """Have a node run on a device, or of a search these of its clusters, beside the others.
 
-    Return the nodes on CPU and device, and the one that merges what they find.
+    What both devices find is merged. Return the part that others wait for.
 
     before: Q ──> R ──> G          after: Q ──> R/cpu ──> R/merge ──> G
                                            ╰──> R/gpu ──────╯
     """
-    _need(graph, node, RETRIEVAL)
-    there = tuple(cluster for cluster in node.clusters if cluster in resident)
-    here = tuple(cluster for cluster in node.clusters if cluster not in resident)
-    if not there or not here or node.side:
-        raise WorkflowError(f"node {node.name!r}: its clusters are not on two devices")
-    before = graph.before(node)
-    sides = (("cpu", CPU, here), ("gpu", GPU, there))
-    cpu, gpu = (
-        graph.add(replace(node, side=side, device=device, clusters=clusters, waits=0), before)
-        for side, device, clusters in sides
-    )
+    wanted = node.clusters if clusters is None else clusters
+    _need(graph, node, node.kind if clusters is None else RETRIEVAL, state=node.state)
+    there = tuple(cluster for cluster in node.clusters if cluster in wanted)
+    here = tuple(cluster for cluster in node.clusters if cluster not in wanted)
+    if not here:
+        node.place = _on(node, device)
+        return node
+    if not there or node.side or node.state is not State.WAITING:
+        raise WorkflowError(f"node {node.name!r}: its clusters cannot be shared with {device}")
+    before, other = graph.before(node), CPU if device == GPU else GPU
+    sides = ((other, here), (device, there))
+    parts = [
+        graph.add(replace(node, side=on, place=_on(node, on), clusters=some, waits=0), before)
+        for on, some in sorted(sides)
+    ]
     merge = replace(node, kind=MERGE, side="merge", clusters=(), waits=0)
-    graph.add(merge, [(cpu, DATA), (gpu, DATA)])
+    graph.add(merge, [(part, DATA) for part in parts])
     graph.move(node, merge)
     graph.remove(node)
-    return cpu, gpu, merge
+    return merge
 
 
-def prefetch(graph: LiveGraph, node: LiveNode, clusters: Sequence[int]) -> LiveNode:
+def prefetch(
+    graph: LiveGraph, node: LiveNode, clusters: Sequence[int], work: Any = None
+) -> LiveNode:
     """Copy clusters to the device beside a search, which does not wait for them; return the copy.
 
     before: Q ──> R          after: Q ──> R
@@ -173,7 +187,8 @@ def prefetch(graph: LiveGraph, node: LiveNode, clusters: Sequence[int]) -> LiveN
     _need(graph, node, RETRIEVAL)
     if not clusters or any(n.part == COPY and n.root == node.root for n in graph):
         raise WorkflowError(f"node {node.name!r}: there is nothing more to copy beside it")
-    copy = LiveNode(node.root, FUNCTION, part=COPY, clusters=tuple(clusters), device=GPU)
+    copy = LiveNode(node.root, FUNCTION, part=COPY, clusters=tuple(clusters), work=work)
+    copy.place = _on(copy, GPU)
     graph.add(copy)
     graph.link(copy, node, PREFETCH)
     return copy
@@ -189,9 +204,19 @@ def _need(graph: LiveGraph, node: LiveNode, kind: str, *, state: State = State.W
         raise WorkflowError(f"node {node.name!r} is {node.state.value}, and must be {state.value}")
 
 
+def _on(node: LiveNode, device: str) -> Placement:
+    """Return where a node runs that is put on a device; on the CPU it stays on its cores."""
+    place = node.place or Placement()
+    return moved(place, device=device, cpus=place.cpus if device == CPU else ())
+
+
 def _cut(graph: LiveGraph, node: LiveNode) -> LiveNode:
     """Put a second part behind a node, which is the first one then; return the second."""
     node.stage = node.stage or 0
+    if graph.rest(node) is not None:  # it was cut before
+        for other in graph:
+            if (other.root, other.part) == (node.root, node.part):
+                other.stage = (other.stage or 0) + ((other.stage or 0) > node.stage)
     rest = replace(node, stage=node.stage + 1, state=State.WAITING, waits=0, steps=None)
     graph.add(rest)
     graph.move(node, rest)

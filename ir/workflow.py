@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from dovetail.ir.errors import WorkflowError
-from dovetail.ir.graph import EMBEDDING, FUNCTION, GENERATION, RETRIEVAL
+from dovetail.ir.graph import EMBEDDING, FUNCTION, GENERATION, RETRIEVAL, ExecutionGraph
 
 State: TypeAlias = Mapping[str, Any]
 """What the nodes before have written, and the inputs."""
@@ -204,6 +204,7 @@ class Workflow:
 
     order: names so that each comes after those that lead to it but for loops. away[a][b]: the
     fewest loops to go through from `a` to `b` (0 = straight on); absent where no way leads.
+    template: of the graphs of its requests (`ir/template.py`).
     """
 
     name: str
@@ -213,6 +214,13 @@ class Workflow:
     max_steps: int
     order: Mapping[Place, int]
     away: Mapping[Place, Mapping[Place, int]]
+    template: ExecutionGraph
+
+
+def label(node: Name) -> str:
+    """Return the name of a node in an execution graph; a text of digits is no number."""
+    number = isinstance(node, str) and node.removeprefix("-").isdigit()
+    return repr(node) if number else str(node)
 
 
 def placeholders(template: str) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ In: a Workflow. Out: text. Dashed lines are choices; what a choice may lead to i
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
@@ -23,9 +23,12 @@ COLOURS = {
     "retrieval": "#d9efd5",
     "embedding": "#fbe6cc",
     "function": "#ececec",
+    "merge": "#ececec",
+    "validate": "#f7d7d7",
     "end": "#ffffff",
 }
 WIDTH, HEIGHT, ACROSS, DOWN, MARGIN = 190, 40, 220, 84, 20
+DASH, TIP = ' stroke-dasharray="5 3"', 'marker-end="url(#tip)"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +66,37 @@ def draw_svg(workflow: Workflow) -> str:
     loops = sum(_goes_up(arrow, spots) for arrow in arrows)
     width = right + MARGIN * (2 + 2 * loops)
     height = max(y for _, y in spots.values()) + HEIGHT + MARGIN
+    boxes = (_box(place, workflow, spots[place]) for place in workflow.order)
+    return join_svg(width, height, [*_lines(arrows, spots, right), *boxes])
+
+
+def join_svg(width: int, height: int, shapes: Iterable[str]) -> str:
+    """Return an SVG of some shapes, whose lines may end in `TIP`."""
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
         f'width="{width}" height="{height}" font-family="sans-serif" font-size="11">',
         '<defs><marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" '
         'markerHeight="7" orient="auto"><path d="M0 0L8 4L0 8z" fill="#555555"/></marker></defs>',
         f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
-        *_lines(arrows, spots, right),
-        *(line for place in workflow.order for line in _box(place, workflow, spots[place])),
+        *shapes,
         "</svg>",
     ]
     return "\n".join(lines) + "\n"
+
+
+def draw_box(spot: tuple[int, int], kind: str, titles: Sequence[str], dashed: bool = False) -> str:
+    """Return a box in the colour of a kind of node, a line of text for each title."""
+    x, y = spot
+    radius, dash = HEIGHT // 2 if kind == "end" else 5, DASH if dashed else ""
+    first = y + HEIGHT // 2 + 4 - 7 * (len(titles) - 1)
+    return (
+        f'<rect x="{x}" y="{y}" width="{WIDTH}" height="{HEIGHT}" rx="{radius}" '
+        f'fill="{COLOURS[kind]}" stroke="#888888"{dash}/>'
+    ) + "".join(
+        f'\n<text x="{x + WIDTH // 2}" y="{first + 14 * row}" text-anchor="middle">'
+        f"{escape(title)}</text>"
+        for row, title in enumerate(titles)
+    )
 
 
 def _arrows(workflow: Workflow) -> list[_Arrow]:
@@ -132,7 +155,7 @@ def _lines(arrows: list[_Arrow], spots: dict[Place, tuple[int, int]], right: int
     lane = right
     for arrow in arrows:
         (x1, y1), (x2, y2) = spots[arrow.source], spots[arrow.target]
-        dash = ' stroke-dasharray="5 3"' if arrow.chosen else ""
+        dash = DASH if arrow.chosen else ""
         if _goes_up(arrow, spots):
             lane += 2 * MARGIN
             start, end = (x1 + WIDTH, y1 + HEIGHT // 2), (x2 + WIDTH, y2 + HEIGHT // 2)
@@ -143,21 +166,12 @@ def _lines(arrows: list[_Arrow], spots: dict[Place, tuple[int, int]], right: int
             middle = (start[1] + end[1]) // 2
             path = f"M{start[0]} {start[1]}C{start[0]} {middle} {end[0]} {middle} {end[0]} {end[1]}"
             spot = ((start[0] + end[0]) // 2, middle)
-        yield f'<path d="{path}" fill="none" stroke="#555555"{dash} marker-end="url(#tip)"/>'
+        yield f'<path d="{path}" fill="none" stroke="#555555"{dash} {TIP}/>'
         if arrow.label:
             label = escape(arrow.label)
             yield f'<text x="{spot[0]}" y="{spot[1]}" text-anchor="end">{label}</text>'
 
 
-def _box(place: Place, workflow: Workflow, spot: tuple[int, int]) -> Iterator[str]:
-    x, y = spot
+def _box(place: Place, workflow: Workflow, spot: tuple[int, int]) -> str:
     kind = "end" if isinstance(place, Terminal) else workflow.nodes[place].kind
-    radius = HEIGHT // 2 if kind == "end" else 5
-    yield (
-        f'<rect x="{x}" y="{y}" width="{WIDTH}" height="{HEIGHT}" rx="{radius}" '
-        f'fill="{COLOURS[kind]}" stroke="#888888"/>'
-    )
-    yield (
-        f'<text x="{x + WIDTH // 2}" y="{y + HEIGHT // 2 + 4}" text-anchor="middle">'
-        f"{escape(_title(place, workflow))}</text>"
-    )
+    return draw_box(spot, kind, [_title(place, workflow)])

@@ -126,7 +126,8 @@ def load(
     meet(artifact.path, trust=trust, code=artifact.code)
     memory = None
     if workflows is not None and workflows.share is not None and artifact.models:
-        memory, options = take_share(workflows.share, options, artifact, workflows.search_threads)
+        threads = workflows.plan_searches(artifact).threads
+        memory, options = take_share(workflows.share, options, artifact, threads)
         if memory is not None:
             workflows = replace(workflows, cluster_bytes=memory.cluster_bytes)
     part = next(iter(artifact.models.values()), None)

@@ -8,24 +8,34 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
-from dovetail.ir.artifact import FORMAT_MAJOR, FileEntry, KernelIndex, Manifest, ServicePlan
+from dovetail.ir.artifact import (
+    FORMAT_MAJOR,
+    SERVE,
+    FileEntry,
+    KernelIndex,
+    Manifest,
+    ServicePlan,
+)
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.encoder import EncoderFile, encoder_shapes
-from dovetail.ir.errors import ArtifactError
+from dovetail.ir.errors import ArtifactError, WorkflowError
 from dovetail.ir.files import open_regular
 from dovetail.ir.formats import FORMATS
+from dovetail.ir.graph import ExecutionGraph, GraphFile, make_graph
 from dovetail.ir.model import PANEL, ModelFile, WeightChunks, WeightEntry, weight_shapes
+from dovetail.ir.place import find_searches, read_plan
 from dovetail.ir.schedule import ScheduleFile
 from dovetail.ir.shared_kernels import find_shared
 from dovetail.ir.tape import Tape
-from dovetail.ir.workflow_file import WorkflowFile
+from dovetail.ir.template import raise_file
 from dovetail.runtime.machine.isa import choose_target
 from dovetail.runtime.machine.library import KernelLibrary
 from dovetail.topology.hardware import HardwareSpec
@@ -71,11 +81,11 @@ Part: TypeAlias = ModelPart | EncoderPart
 class StoredWorkflow:
     """A workflow of an artifact. source: the Python file that makes it, where it calls functions.
 
-    See `stored_workflows.py`.
+    template: of the graphs of its requests. See `stored_workflows.py`.
     """
 
     name: str
-    file: WorkflowFile
+    template: ExecutionGraph
     source: Path | None
 
 
@@ -84,7 +94,8 @@ class Artifact:
     """An opened artifact, with the kernels of the target chosen for this machine.
 
     It has at least one model that generates, or one encoder. own: the library that it carries.
-    shared: the library of each other kernel, by its name. indexes: folders by name.
+    shared: the library of each other kernel, by its name. serve: where models, encoders and
+    searches run. indexes: folders by name.
     """
 
     path: Path
@@ -92,12 +103,21 @@ class Artifact:
     target: str
     own: Path | None
     kernels: KernelIndex
-    service: ServicePlan
+    serve: ExecutionGraph
     models: dict[str, ModelPart]
     encoders: dict[str, EncoderPart]
     workflows: tuple[StoredWorkflow, ...] = ()
     indexes: Mapping[str, Path] = field(default_factory=dict)
     shared: Mapping[str, Path] = field(default_factory=dict)
+
+    def plan(self, model: str) -> ServicePlan:
+        """Return how a model or an encoder is served."""
+        return read_plan(self.serve, model)
+
+    @property
+    def service(self) -> ServicePlan:
+        """How its first model is served."""
+        return self.plan(self.parts[0].name)
 
     def open_kernels(self) -> KernelLibrary:
         """Load the libraries of its kernels."""
@@ -122,6 +142,7 @@ class Artifact:
 
 class _Version(msgspec.Struct):
     format_major: int
+    command: tuple[str, ...] = ()
 
 
 def damaged(artifact: Path, file: str, problem: str) -> ArtifactError:
@@ -154,6 +175,13 @@ class ArtifactReader:
         """Return a listed JSON file as `kind`."""
         return self._decode(name, self._bytes(name, self.file(name)), kind)
 
+    def graph(self, name: str) -> ExecutionGraph:
+        """Return a listed execution graph."""
+        try:
+            return make_graph(self.json(name, GraphFile))
+        except WorkflowError as error:
+            raise damaged(self.path, name, str(error)) from None
+
     def check(self, name: str, entry: FileEntry, *, contents: bool = True) -> None:
         """Raise ArtifactError where a file's size, or with `contents` sha256, is not as listed."""
         found = self.file(name)
@@ -185,12 +213,13 @@ class ArtifactReader:
                 "give a directory that `dovetail compile` wrote"
             )
         data = self._bytes("manifest.json", self.path / "manifest.json")
-        major = self._decode("manifest.json", data, _Version).format_major
-        if major != FORMAT_MAJOR:
+        version = self._decode("manifest.json", data, _Version)
+        if version.format_major != FORMAT_MAJOR:
+            command = shlex.join(version.command) or f"dovetail compile MODEL -o {self.path}"
             raise ArtifactError(
-                f"{self.path / 'manifest.json'}: format {major} is not supported; this version "
-                f"reads format {FORMAT_MAJOR}; install a matching version or run "
-                f"`dovetail compile MODEL -o {self.path}`"
+                f"{self.path / 'manifest.json'}: format {version.format_major} is not supported; "
+                f"this version reads format {FORMAT_MAJOR}; install a matching version or run "
+                f"`{command}`"
             )
         manifest = self._decode("manifest.json", data, Manifest)
         if len(manifest.files) > MAX_FILES:
@@ -259,7 +288,7 @@ def open_artifact(
         own=own,
         shared=shared,
         kernels=index,
-        service=_read_service(reader),
+        serve=read_serve(reader, (*models, *encoders)),
         models=models,
         encoders=encoders,
         workflows=tuple(_read_workflow(reader, name) for name in reader.manifest.workflows),
@@ -282,12 +311,16 @@ def device_module(artifact: Artifact) -> tuple[Path, KernelIndex] | None:
     return reader.file(f"kernels/cuda/{index.library}"), index
 
 
-def _read_service(reader: ArtifactReader) -> ServicePlan:
-    plan = reader.json("plans/service.json", ServicePlan)
-    if plan.nodes and len(plan.nodes) != plan.processes:
-        problem = f"names {len(plan.nodes)} memory nodes for {plan.processes} processes"
-        raise damaged(reader.path, "plans/service.json", problem)
-    return plan
+def read_serve(reader: ArtifactReader, models: Iterable[str]) -> ExecutionGraph:
+    """Return the graph of what serves; it must place these models and encoders, and searches."""
+    graph = reader.graph(SERVE)
+    try:
+        find_searches(graph)
+        for model in models:
+            read_plan(graph, model)
+    except WorkflowError as error:
+        raise damaged(reader.path, SERVE, str(error)) from None
+    return graph
 
 
 def _read_model(reader: ArtifactReader, name: str) -> ModelPart:
@@ -305,12 +338,13 @@ def _read_encoder(reader: ArtifactReader, name: str) -> EncoderPart:
 
 
 def _read_workflow(reader: ArtifactReader, name: str) -> StoredWorkflow:
-    source = f"graph/{name}.py"
-    return StoredWorkflow(
-        name,
-        reader.json(f"graph/{name}.json", WorkflowFile),
-        reader.file(source) if source in reader.manifest.files else None,
-    )
+    source, template = f"graph/{name}.py", reader.graph(f"graph/{name}.json")
+    try:
+        raise_file(template)
+    except WorkflowError as error:
+        raise damaged(reader.path, f"graph/{name}.json", str(error)) from None
+    has_source = source in reader.manifest.files
+    return StoredWorkflow(name, template, reader.file(source) if has_source else None)
 
 
 def _read_files(reader: ArtifactReader, name: str, tokenizer: str | None) -> dict[str, Any]:

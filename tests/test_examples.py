@@ -10,7 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.tiny_world import LLAMA
+from dovetail import load
+from dovetail.compiler.index_build import IndexRequest, build_index_folder, describe_embedder
+from dovetail.compiler.pipeline import compile_model
+from dovetail.ir.index_file import Passage
+from dovetail.tiny_world import ENCODER, LLAMA, corpus
+from dovetail.workflows import one_shot
 from tests.dovetail.commands import dovetail
 from tests.repository import ROOT
 
@@ -31,7 +36,9 @@ def run_example(name: str, *arguments: object) -> list[str]:
 def test_every_example_is_tested() -> None:
     assert {p.name for p in EXAMPLES.iterdir() if p.is_file()} == {
         "call_kernel.py",
+        "execution_graphs.py",  # by tests/ir/test_graph_draw.py
         "generate.py",
+        "own_transformation.py",
         "rag.py",
         "saxpy.dk",
     }
@@ -50,6 +57,31 @@ def test_generate_compiles_once(tmp_path: Path) -> None:
     assert first[0].startswith("compiled ") and first[-1].startswith("'The sea': ")
     second = run_example("generate.py", LLAMA, artifact, "Once", "The sea")
     assert second == first[1:]
+
+
+def test_own_transformation_is_applied(tmp_path: Path) -> None:
+    pytest.importorskip("faiss")
+    app = build_app(tmp_path)
+    told = run_example("own_transformation.py", app, "one-shot", "What language do they speak?")
+    assert "look_first at search#0, to gain 2.000 ms" in told
+
+
+def build_app(work: Path) -> Path:
+    """Return an artifact with a workflow and an index of some passages of the tiny world."""
+    compile_model(ENCODER, output=work / "encoder.dove", effort="none")
+    passages = [Passage(key=p.id, text=p.document) for p in corpus.passages()[:80]]
+    with load(work / "encoder.dove") as encoder:
+        entry = describe_embedder("tiny", "", {}, None)
+        request = IndexRequest(output=work / "idx", clusters=8)
+        build_index_folder(passages, encoder, entry, request, lambda *_: None)
+    compile_model(
+        {"llm": LLAMA, "embedder": ENCODER},
+        output=work / "app.dove",
+        effort="none",
+        workflows=[one_shot(topk=1, max_tokens=8)],
+        index=work / "idx",
+    )
+    return work / "app.dove"
 
 
 @pytest.mark.long

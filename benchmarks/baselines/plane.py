@@ -27,9 +27,10 @@ from dovetail.runtime.flows.control.messages import (
     Scanned,
     Source,
 )
+from dovetail.runtime.flows.prompts import pack_vector
 from dovetail.runtime.flows.workflow_run import Call, WorkflowRun
 from dovetail.runtime.index.cursor import Cursor, Hit, begin_search
-from dovetail.runtime.retrieval.wire import Piece
+from dovetail.runtime.index.scans import Part
 
 Take = Callable[[Any], None]
 
@@ -40,18 +41,18 @@ class Search:
 
     source: Source
     call: Call
-    vector: Any
+    vector: bytes
     cursor: Cursor
     centroids: dict[int, float] = field(default_factory=dict)
 
-    def part(self, count: int) -> Piece:
+    def part(self, count: int) -> Part:
         """Return its next clusters."""
         return self.part_of(self.cursor.left[:count])
 
-    def part_of(self, clusters: tuple[int, ...]) -> Piece:
+    def part_of(self, clusters: tuple[int, ...]) -> Part:
         """Return some of its clusters."""
         centroids = tuple(self.centroids[c] for c in clusters)
-        return Piece(self.vector, {}, clusters, centroids, self.cursor.depth)
+        return Part(self.vector, clusters, centroids, self.cursor.depth)
 
 
 class StagePlane:
@@ -72,7 +73,7 @@ class StagePlane:
         """Return what the next scan holds: searches, and how many clusters of each."""
         return [(search, len(search.cursor.left)) for search in self.searches]
 
-    def divide(self, chosen: Sequence[tuple[Search, int]]) -> Sequence[tuple[int, Piece]]:
+    def divide(self, chosen: Sequence[tuple[Search, int]]) -> Sequence[tuple[int, Part]]:
         """Return the queries of a scan, each with the place of its search in `chosen`."""
         return [(place, search.part(count)) for place, (search, count) in enumerate(chosen)]
 
@@ -132,15 +133,15 @@ class StagePlane:
             case Retrieval() as node:
                 query = call.state[node.query]
                 if isinstance(query, np.ndarray):
-                    self._probe(source, call, query)
+                    self._probe(source, call, pack_vector(query))
                     return
                 text = str(query)
                 self._post(
                     lambda job: Embed(job, source, text, query=True),
-                    lambda report: self._probe(source, call, report.value),
+                    lambda report: self._probe(source, call, pack_vector(report.value)),
                 )
 
-    def _probe(self, source: Source, call: Call, vector: Any) -> None:
+    def _probe(self, source: Source, call: Call, vector: bytes) -> None:
         node = call.node
         assert isinstance(node, Retrieval)
 

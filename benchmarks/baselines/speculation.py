@@ -2,80 +2,106 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar, Self
 
-from dovetail.runtime.flows.control.costs import StageCosts
-from dovetail.runtime.flows.control.messages import Catalog
-from dovetail.runtime.flows.control.search import Search
-from dovetail.runtime.flows.control.settings import (
-    REORDER,
-    SPECULATE_GENERATION,
-    SPLIT,
-    WavefrontSettings,
+from dovetail.runtime.flows.control.costs import Learned, StageCosts
+from dovetail.runtime.flows.control.front import Front
+from dovetail.runtime.flows.control.messages import Catalog, Order
+from dovetail.runtime.flows.control.settings import WavefrontSettings
+from dovetail.runtime.flows.control.transformation import (
+    register_transformation,
+    unregister_transformation,
 )
-from dovetail.runtime.flows.control.speculation import Speculation
+from dovetail.runtime.flows.control.transformations import SpeculateGeneration
 from dovetail.runtime.flows.control.wavefront import Wavefront
+from dovetail.runtime.flows.control.work import Search
 
 POINT = 0.5
 """Share of a search after which `FixedPoint` guesses."""
 
 
-class Once(Speculation):
-    """Guesses once a search, in order of arrival, whatever the load; verifies at its end."""
+class Once(SpeculateGeneration):
+    """Guesses once a search, in order of arrival, whatever the load."""
 
-    def guess(self, now: float) -> None:
-        """See Speculation."""
-        for search in self._searches.active:
-            if search.call is not None and not search.tried and self.due(search):
-                for prompt in self._prompts(search):
-                    self._begin(search, prompt, now)
+    @classmethod
+    def fits(cls, front: Front) -> Iterator[Self]:
+        """See Transformation."""
+        for search in front.known:
+            if search.call is not None and not search.tried and search.full and cls.due(search):
+                yield from cls.at(front, search, 0.0)
 
-    def check(self, search: Search) -> None:
-        """See Speculation: a wrong guess goes on until the search is over."""
-
-    def due(self, search: Search) -> bool:
+    @classmethod
+    def due(cls, search: Search) -> bool:
         """Tell whether it is time to guess."""
         raise NotImplementedError
+
+    def gain(self, costs: Learned) -> float:
+        """See Transformation: it is taken for granted."""
+        return 1.0
 
 
 class CacheOnly(Once):
     """RaLMSpec-like: what the request's last search found, before anything is scanned."""
 
-    def due(self, search: Search) -> bool:
+    name = "cache_only"
+
+    @classmethod
+    def due(cls, search: Search) -> bool:
         """See Once."""
-        return not search.steps.position and len(search.steps.partial) == search.node.topk
+        return not search.steps.position
 
 
 class FixedPoint(Once):
     """RAGCache- and PipeRAG-like: what is found at a fixed point of the search."""
 
-    def due(self, search: Search) -> bool:
+    name = "fixed_point"
+
+    @classmethod
+    def due(cls, search: Search) -> bool:
         """See Once."""
-        return search.share >= POINT and len(search.steps.partial) == search.node.topk
+        return search.share >= POINT
 
 
 class Guessing(Wavefront):
-    """Our sub-stages under another rule of guessing."""
+    """Our sub-stages under another rule of guessing, which verifies at the end of a search."""
 
-    rule: ClassVar[type[Speculation]]
-    transformations: ClassVar[frozenset[str]]
+    rule: ClassVar[type[Once]]
+    others: ClassVar[frozenset[str]]
 
     def __init__(self, costs: StageCosts, catalog: Catalog, **settings: Any) -> None:
-        chosen = WavefrontSettings(transformations=self.transformations, **settings)
-        super().__init__(chosen, costs, catalog)
-        tickets, parts = self._tickets, (self._searches, self._replies)
-        self._speculation = self.rule(chosen, self.learned, self._board, catalog, tickets, *parts)
+        names = self.others | {self.rule.name}
+        with self._registered():
+            super().__init__(WavefrontSettings(transformations=names, **settings), costs, catalog)
+
+    def orders(self, now: float) -> tuple[Order, ...]:
+        """See Wavefront."""
+        with self._registered():
+            return super().orders(now)
+
+    def _searched_on(self, search: Search) -> None:
+        """See Wavefront: a wrong guess goes on until the search is over."""
+
+    @contextmanager
+    def _registered(self) -> Iterator[None]:
+        """Have the rule among the transformations while ours are asked."""
+        register_transformation(self.rule)
+        try:
+            yield
+        finally:
+            unregister_transformation(self.rule.name)
 
 
 class RalmSpec(Guessing):
     """History seeds the search, as RaLMSpec's local cache would."""
 
     rule = CacheOnly
-    transformations = frozenset({SPLIT, REORDER, SPECULATE_GENERATION})
+    others = frozenset({"split", "split_reply", "reorder"})
 
 
 class PipeRag(Guessing):
     """No history: similarity of successive searches is not used."""
 
     rule = FixedPoint
-    transformations = frozenset({SPLIT, SPECULATE_GENERATION})
+    others = frozenset({"split", "split_reply"})

@@ -10,8 +10,8 @@ from baselines.plane import Search, StagePlane
 from dovetail.ir.workflow import Retrieval
 from dovetail.runtime.flows.control.messages import Catalog
 from dovetail.runtime.flows.workflow_run import Call
+from dovetail.runtime.index.scans import Part
 from dovetail.runtime.retrieval.budget import ScanCost, deal_rows
-from dovetail.runtime.retrieval.wire import Piece
 
 
 class AsyncUnsplit(StagePlane):
@@ -31,7 +31,7 @@ class AsyncDivided(AsyncUnsplit):
         super().__init__(catalog)
         self._cost = cost
 
-    def divide(self, chosen: Sequence[tuple[Search, int]]) -> Sequence[tuple[int, Piece]]:
+    def divide(self, chosen: Sequence[tuple[Search, int]]) -> Sequence[tuple[int, Part]]:
         """See StagePlane."""
         sizes = self._catalog.sizes(None)
         rows = deal_rows([search.cursor.left for search, _ in chosen], sizes, self._cost)

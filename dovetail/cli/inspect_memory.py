@@ -34,7 +34,8 @@ def divide_gpu(path: Path, gpu: str, share: GpuShare) -> MemoryDivision:
     """
     hardware = read_hardware()
     artifact = open_artifact(path, hardware, kernels=False)
-    share, threads = name_index(share, artifact), FlowSettings().search_threads
+    share = name_index(share, artifact)
+    threads = FlowSettings().plan_searches(artifact).threads
     accelerator = ask_device(artifact, _options(gpu, hardware))
     return divide_memory(share, accelerator, threads, kernels=False)
 

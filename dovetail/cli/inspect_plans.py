@@ -76,7 +76,7 @@ def _figure_table(choice: PlanChoice) -> Table:
 
 def graph_table(name: str, graph: GraphFile) -> Table:
     """Return what runs where in an execution graph, and what each node leads to."""
-    columns = ("node", "kind", ">process", ">threads", "PUs", "memory node", "leads to")
+    columns = ("node", "kind", "device", ">process", ">threads", "PUs", "memory node", "leads to")
     rows = []
     for node in graph.nodes:
         edges = (f"{e.target} ({e.kind})" for e in graph.edges if e.source == node.name)
@@ -87,9 +87,10 @@ def graph_table(name: str, graph: GraphFile) -> Table:
 def _show_place(node: GraphNode) -> tuple[str, ...]:
     place = node.place
     if place is None:
-        return ("",) * 4
+        return ("",) * 5
     memory = "its PUs' own" if place.node is None else str(place.node)
-    return str(place.process), str(place.threads), show_cpus(place.cpus), memory
+    process, threads = str(place.process), str(place.threads)
+    return place.device, process, threads, show_cpus(place.cpus), memory
 
 
 def show_cpus(cpus: Sequence[int]) -> str:

@@ -5,13 +5,15 @@ In: templates of workflows, manifests of indexes. Out: a table of nodes, and fac
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 
 from rich.table import Table
 
 from dovetail.cli.report import make_table, show_bytes
 from dovetail.ir.index_file import IndexManifest
-from dovetail.ir.workflow_file import BranchEntry, EdgeEntry, Entry, WorkflowFile
+from dovetail.ir.template import BranchEntry, EdgeEntry, Entry, WorkflowFile
+from dovetail.runtime.flows.control.transformations import REGISTRY
 
 SHOWN = ("kind", "name", "output")
 """Fields of a node that have columns of their own, or need none."""
@@ -26,6 +28,13 @@ def workflow_table(file: WorkflowFile) -> Table:
         kind, what = node.__struct_config__.tag, "\n".join(_show_fields(node))
         rows.append((str(node.name), str(kind), what, node.output, _show_edges(file, node.name)))
     return make_table(title, ("node", "kind", "what", "writes", "leads to"), rows)
+
+
+def transformation_table() -> Table:
+    """Return how graphs of requests may be rewritten, in the order in which it is tried."""
+    said = {name: inspect.getdoc(kind) or "" for name, kind in REGISTRY.items()}
+    rows = [(name, text.partition("\n")[0]) for name, text in said.items()]
+    return make_table("transformations of running workflows", ("name", "what"), rows)
 
 
 def describe_index(manifest: IndexManifest) -> dict[str, str]:

@@ -17,22 +17,23 @@ from rich.table import Table
 from dovetail.cli.inspect_encoder import encoder_facts
 from dovetail.cli.inspect_memory import describe_division, division_table
 from dovetail.cli.inspect_plans import graph_table, plan_tables, show_cpus
-from dovetail.cli.inspect_workflows import describe_index, workflow_table
+from dovetail.cli.inspect_workflows import describe_index, transformation_table, workflow_table
 from dovetail.cli.profile_table import profile_table
 from dovetail.cli.report import make_table, show_bytes, show_count
-from dovetail.ir.artifact import KernelIndex, Manifest, PhasePlan, ServicePlan
+from dovetail.ir.artifact import SERVE, KernelIndex, Manifest, PhasePlan, ServicePlan
 from dovetail.ir.encoder import EncoderFile
 from dovetail.ir.graph import GraphFile
 from dovetail.ir.index_file import IndexManifest
 from dovetail.ir.model import ModelFile, WeightEntry
+from dovetail.ir.place import read_plan
 from dovetail.ir.plans import PlanChoice
 from dovetail.ir.profile import ProfileFile
 from dovetail.ir.quantisation import QuantisationFile, QuantisedWeight
 from dovetail.ir.schedule import SCHEDULE_VALUES, Row, ScheduleTable
 from dovetail.ir.schedule import ScheduleFile as Schedules
 from dovetail.ir.tape import Tape
-from dovetail.ir.workflow_file import WorkflowFile
-from dovetail.runtime.artifact import ArtifactReader
+from dovetail.ir.template import WorkflowFile, raise_file
+from dovetail.runtime.artifact import ArtifactReader, read_serve
 from dovetail.runtime.flows.gpu_memory import MemoryDivision
 from dovetail.runtime.native.encoder import device_bytes
 from dovetail.runtime.schedule.cost_tables import kept_profiles
@@ -102,18 +103,16 @@ def inspect_artifact(path: Path) -> Inspection:
     """Read what `path` decides; ArtifactError where it is no artifact or a file is damaged."""
     reader = ArtifactReader(path)
     listed, stored = reader.manifest.files, set(reader.manifest.workflows)
+    models = (*reader.manifest.models, *reader.manifest.encoders)
+    serve = read_serve(reader, models)
     return Inspection(
         path=str(path),
         manifest=reader.manifest,
         hardware=reader.json("hardware.json", HardwareSpec) if "hardware.json" in listed else None,
-        plan=reader.json("plans/service.json", ServicePlan),
+        plan=read_plan(serve, models[0]),
         choice=reader.json(CHOICE, PlanChoice) if CHOICE in listed else None,
-        graphs={
-            PurePosixPath(name).stem: reader.json(name, GraphFile)
-            for name in sorted(listed)
-            if name.startswith("graph/") and PurePosixPath(name).stem not in stored
-        },
-        workflows=tuple(reader.json(f"graph/{name}.json", WorkflowFile) for name in sorted(stored)),
+        graphs={PurePosixPath(SERVE).stem: serve.file},
+        workflows=tuple(raise_file(reader.graph(f"graph/{name}.json")) for name in sorted(stored)),
         indexes={
             name: reader.json(f"indexes/{name}/manifest.json", IndexManifest)
             for name in reader.manifest.indexes
@@ -176,6 +175,8 @@ def describe_inspection(found: Inspection) -> Iterator[RenderableType]:
     for name, graph in found.graphs.items():
         yield graph_table(name, graph)
     yield from map(workflow_table, found.workflows)
+    if found.workflows:
+        yield transformation_table()
     for name, manifest in found.indexes.items():
         yield _facts_table(f"index {name}", describe_index(manifest))
     for model in found.models:

@@ -19,7 +19,7 @@ from dovetail.runtime.index.cursor import Hit, merge_hits
 from dovetail.runtime.index.faiss_lists import measure_pairs, stack_queries
 from dovetail.runtime.index.ivf import IvfIndex
 from dovetail.runtime.index.scanner import Rows, share_lists
-from dovetail.runtime.index.scans import Ids, Mask, Scan, Vectors
+from dovetail.runtime.index.scans import Ids, Mask, Part, Vectors
 
 SLACK = 1e-5
 """How far a distance by float32 products may be off, relative to the squares that it is made of."""
@@ -93,7 +93,7 @@ class TorchLists:
         return set(self._lists)
 
     def scan(
-        self, index: IvfIndex, scans: Sequence[Scan], depth: int, allowed: Mask | None
+        self, index: IvfIndex, scans: Sequence[Part], depth: int, allowed: Mask | None
     ) -> list[list[Hit]]:
         """See `Scanner`; all clusters are there."""
         wanted = sorted({c for scan in scans for c in scan.clusters if len(index.lists(c)[0])})

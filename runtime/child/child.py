@@ -16,7 +16,7 @@ import msgspec
 
 from dovetail.ir.errors import DeviceError
 from dovetail.runtime.child.framing import Channel
-from dovetail.runtime.child.launch import END_SECONDS, LocalProcess, Member, end_members
+from dovetail.runtime.child.launch import CPUS, END_SECONDS, LocalProcess, Member, end_members
 
 WORKER = "dovetail.runtime.child.worker"
 GONE = select.POLLRDHUP | select.POLLHUP | select.POLLERR
@@ -51,15 +51,17 @@ class Child:
         *,
         fds: Sequence[int] = (),
         words: Mapping[str, str] | None = None,
+        cpus: Sequence[int] = (),
         quiet: bool = False,
     ) -> Child:
         """Start a process that runs `serve` of `module`, with a channel and `fds`.
 
-        `what` names it, with {} for the process's number; for others see LocalProcess. Raises
-        StartError where the system refuses.
+        `what` names it, with {} for the process's number. cpus: those it may use, () = all of this
+        process's. For others see LocalProcess. Raises StartError where the system refuses.
         """
         ours, theirs = socket.socketpair()
         inherited = (theirs.fileno(), *fds)
+        words = {**(words or {}), CPUS: ",".join(map(str, cpus))}
         try:
             member = LocalProcess(
                 WORKER, (module, *inherited), words=words, fds=inherited, quiet=quiet

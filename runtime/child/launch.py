@@ -22,6 +22,8 @@ Popen: TypeAlias = "subprocess.Popen[bytes]"
 
 PARENT = "DOVETAIL_PARENT"
 """Environment variable of a child: the process that started it."""
+CPUS = "DOVETAIL_CPUS"
+"""Environment variable of a child: the CPUs that it may use, with commas; empty for all."""
 END_SECONDS = 2.0
 """How long a process that is to end, or has hung up, is waited for."""
 

@@ -80,7 +80,7 @@ def open_encoder(path: str, threads: int | None = None, model: str | None = None
     hardware = read_hardware()
     artifact = open_artifact(path, hardware)
     part = find_encoder(artifact, model)
-    service = artifact.service
+    service = artifact.plan(part.name)
     phase = PhasePlan(threads=service.prefill.threads * service.processes, cpus=())
     (plan,) = fit_plans(phase, 1, threads, hardware.allowed_pus)
     return Encoder(artifact, part, plan, spin=service.spin_iterations)

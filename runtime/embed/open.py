@@ -85,14 +85,14 @@ def open_encoders(
     Raises ArtifactError or CapacityError as `Encoder` does, SpecError and DeviceError as
     `open_service`.
     """
-    service = plan or artifact.service
-    whole = service.prefill.threads * service.processes
-    phase = PhasePlan(threads=whole, cpus=service.prefill.cpus)
-    (fitted,) = fit_plans(phase, 1, threads, hardware.allowed_pus)
     if not artifact.encoders:
         return Embeddings(artifact.path, {})
 
     def start(name: str) -> EmbeddingModel:
+        service = plan or artifact.plan(name)
+        whole = service.prefill.threads * service.processes
+        phase = PhasePlan(threads=whole, cpus=service.prefill.cpus)
+        (fitted,) = fit_plans(phase, 1, threads, hardware.allowed_pus)
         if apart:
             source = artifact_source(artifact.path, fitted.threads, name)
             return ProcessInstance(source, fitted.cpus)
@@ -225,11 +225,12 @@ def open_service(
         there = start_accelerators(artifact, hardware, device, opened)
         able = tuple(each for each in hardware.accelerators if each.name in there)
         hardware = msgspec.structs.replace(hardware, accelerators=able)
+        shared = artifact.plan(next(iter(artifact.encoders)))  # all share one queue
         plan = detect_devices(
             hardware,
             heterogeneous=settings.heterogeneous,
             cpu_instances=settings.cpu_instances,
-            service=artifact.service if artifact.service.prefill.cpus else None,
+            service=shared if shared.prefill.cpus else None,
         )
         instances = {name: [models] for name, models in there.items()}
         for pus in () if plan.devices[-1].accelerator else plan.devices[-1].pus:

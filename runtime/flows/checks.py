@@ -5,12 +5,11 @@ In: a workflow, and what there is. Out: nothing, or a WorkflowError that names t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 
-from dovetail.ir.errors import DovetailError, LengthError, WorkflowError
+from dovetail.ir.errors import DovetailError, WorkflowError
 from dovetail.ir.workflow import Embedding, Generation, Retrieval, Workflow
 from dovetail.runtime.schedule.request import SamplingParams
-from dovetail.runtime.text.tokenizer import BYTES_PER_TOKEN
 
 
 def check_workflow(
@@ -41,20 +40,6 @@ def check_workflow(
         except DovetailError as error:
             where = f"workflow {workflow.name!r}: node {node.name!r}"
             raise WorkflowError(f"{where}: {error}") from None
-
-
-def check_inputs(workflow: Workflow, inputs: Mapping[str, object], context: int) -> None:
-    """Raise a LengthError where a prompt reads an input that no prompt of the context can hold."""
-    most = context * BYTES_PER_TOKEN
-    prompts = (node for node in workflow.nodes.values() if isinstance(node, Generation))
-    for name in dict.fromkeys(name for node in prompts for name in node.reads):
-        value = inputs.get(name)
-        if isinstance(value, str) and len(value) > most:
-            raise LengthError(
-                f"workflow {workflow.name!r}: the input {name!r} has {len(value)} letters; the "
-                f"context holds {context} tokens, {most} bytes at most; shorten it",
-                f"inputs.{name}",
-            )
 
 
 def _check_model(node: Generation | Embedding, models: Collection[str], generates: bool) -> None:

@@ -8,14 +8,13 @@ from __future__ import annotations
 import time
 from statistics import median
 
-import numpy as np
-
 from dovetail.ir.errors import DovetailError
 from dovetail.runtime.flows.control.costs import StepCost
 from dovetail.runtime.hosting.generator import Generator
+from dovetail.runtime.index.scans import Part
 from dovetail.runtime.retrieval.budget import ScanCost
 from dovetail.runtime.retrieval.process import RetrievalProcess
-from dovetail.runtime.retrieval.wire import Opened, Piece, ScanPieces, pack_vector
+from dovetail.runtime.retrieval.wire import Opened, ScanParts
 
 ROUNDS = 3
 MOST_CLUSTERS = 64
@@ -36,7 +35,7 @@ def measure_scan(
 
     It scans one cluster and up to MOST_CLUSTERS ones for one query, in turns.
     """
-    sizes, vector = opened.sizes, pack_vector(np.zeros(opened.dim, np.float32))
+    sizes, vector = opened.sizes, bytes(4 * opened.dim)
     few, many = 1, min(len(sizes), MOST_CLUSTERS)
     rounds = [[_scan(worker, name, vector, n) for n in (few, many)] for _ in range(ROUNDS)]
     one, all_ = (min(seconds for seconds, _ in times) for times in zip(*rounds, strict=True))
@@ -47,9 +46,9 @@ def measure_scan(
 
 def _scan(worker: RetrievalProcess, name: str, vector: bytes, clusters: int) -> tuple[float, float]:
     """Return the seconds of a scan, and those until its reply came."""
-    piece = Piece(vector, {}, tuple(range(clusters)), (0.0,) * clusters, 1)
+    part = Part(vector, tuple(range(clusters)), (0.0,) * clusters, 1)
     start = time.perf_counter()
-    reply = worker.ask(ScanPieces(name, (piece,))).result()
+    reply = worker.ask(ScanParts(name, (part,))).result()
     return reply.seconds, time.perf_counter() - start
 
 

@@ -19,6 +19,7 @@ from typing import Any, get_args
 from dovetail.ir.errors import DovetailError, RequestError, WorkflowError
 from dovetail.ir.workflow import Name
 from dovetail.runtime.engine.tally import Tally
+from dovetail.runtime.flows.control.front import Statistics
 from dovetail.runtime.flows.control.messages import (
     Cancel,
     Commit,
@@ -31,16 +32,21 @@ from dovetail.runtime.flows.control.messages import (
     Generate,
     Invoke,
     Report,
+    Rewrote,
     ScanClusters,
     Source,
     Started,
     Written,
 )
-from dovetail.runtime.flows.control.speculation import Statistics
 from dovetail.runtime.flows.control.wavefront import Wavefront
-from dovetail.runtime.flows.events import NodeFinished, NodeStarted, NodeText, SubStage
+from dovetail.runtime.flows.events import (
+    NodeFinished,
+    NodeStarted,
+    NodeText,
+    Rewritten,
+    SubStage,
+)
 from dovetail.runtime.flows.generations import Generations
-from dovetail.runtime.flows.hot import HotIndexes
 from dovetail.runtime.flows.indexes import EmbedTexts, Indexes
 from dovetail.runtime.flows.job import WorkflowJob
 from dovetail.runtime.flows.recorder import FlowRecorder
@@ -48,8 +54,9 @@ from dovetail.runtime.flows.retrievals import Retrievals
 from dovetail.runtime.flows.threads import EmbeddingThread, call_function
 from dovetail.runtime.flows.workflow_run import WorkflowRun
 from dovetail.runtime.hosting.generator import Generator
+from dovetail.runtime.retrieval.hot import HotSets
 from dovetail.runtime.retrieval.process import RetrievalProcess
-from dovetail.runtime.retrieval.wire import Reply
+from dovetail.runtime.retrieval.wire import WorkerReply
 from dovetail.runtime.schedule.request import Chunk
 
 SCAN_SECONDS = (
@@ -79,7 +86,7 @@ class Executors:
     embed: EmbedTexts
     worker: RetrievalProcess
     indexes: Indexes
-    hot: HotIndexes
+    hot: HotSets | None
     recorder: FlowRecorder | None = None
     scans: Mapping[Device, Tally] = field(
         default_factory=lambda: {device: Tally(SCAN_SECONDS) for device in get_args(Device)}
@@ -114,6 +121,7 @@ class Session:
             Commit: lambda order: None,  # the node's start follows, and shows its text
             Started: self._started,
             Written: self._written,
+            Rewrote: self._rewrote,
             Deliver: self._deliver,
         }
 
@@ -170,7 +178,7 @@ class Session:
         if (job := self._jobs.get(source.request)) is not None:
             job.note(f"node {source.node!r}: {note}")
 
-    def _scanned(self, order: ScanClusters, reply: Reply) -> None:
+    def _scanned(self, order: ScanClusters, reply: WorkerReply) -> None:
         self._executors.scans[order.device].add(reply.seconds)
         counts: Counter[tuple[int, Name]] = Counter()
         for part, source in zip(order.parts, order.sources, strict=True):
@@ -219,6 +227,12 @@ class Session:
             ran = job.finish(NodeFinished(source.node, source.round, order.value, job.seconds))
             if self._executors.recorder is not None:
                 self._executors.recorder.ran(source.request, job.workflow.name, ran, job.began)
+
+    def _rewrote(self, order: Rewrote) -> None:
+        if (job := self._jobs.get(order.request)) is not None:
+            job.tell(Rewritten(*order.rewrite, job.seconds))
+        if (recorder := self._executors.recorder) is not None:
+            recorder.rewrote(order.rewrite, time.perf_counter())
 
     def _deliver(self, order: Deliver) -> None:
         if order.request not in self._jobs:  # cancelled at its very end

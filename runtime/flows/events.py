@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from dovetail.ir.graph import ExecutionGraph
-from dovetail.ir.live_graph import LiveGraph
+from dovetail.ir.live_graph import LiveGraph, Rewrite
 from dovetail.ir.workflow import Name
 
 
@@ -48,6 +48,16 @@ class SubStage:
 
 
 @dataclass(frozen=True, slots=True)
+class Rewritten:
+    """A transformation has rewritten the request's graph at a node, to gain so many seconds."""
+
+    transformation: str
+    node: str
+    gain: float
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class NodeFinished:
     """A node has written its output."""
 
@@ -57,7 +67,7 @@ class NodeFinished:
     at: float
 
 
-Event: TypeAlias = NodeStarted | NodeText | SubStage | NodeFinished
+Event: TypeAlias = NodeStarted | NodeText | SubStage | Rewritten | NodeFinished
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +95,11 @@ class WorkflowResult:
     seconds: float
     live: LiveGraph
     notes: tuple[str, ...] = ()
+
+    @property
+    def rewrites(self) -> tuple[Rewrite, ...]:
+        """What transformations have done to its graph, with the seconds that each was to gain."""
+        return tuple(self.live.rewrites)
 
     @property
     def graph(self) -> ExecutionGraph:

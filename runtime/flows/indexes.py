@@ -46,6 +46,11 @@ class BoundIndex:
     embed_passages: EmbedTexts
     changing: Lock = field(default_factory=Lock)
 
+    @property
+    def bytes(self) -> list[int]:
+        """Bytes of the vectors in each cluster."""
+        return [size * self.opened.code_bytes for size in self.opened.sizes]
+
 
 class Indexes:
     """All indexes by name. Any thread may add one; see `wavefront.messages.Catalog`."""

@@ -1,20 +1,35 @@
-"""Prompts of workflows: which parts were retrieved, and how much of them a context holds.
+"""What calls ask, as text or vector; which parts of a prompt were retrieved, and how many fit.
 
-In: a node's prompt and the state; a tokenizer, a context. Out: a `FilledPrompt`; its token ids,
-with fewer documents where all are too many, and a note that says so. Of messages the chat template
-makes a text first: marks stand for the documents in it, which are put in afterwards.
+In: a call of a node; a tokenizer, a context. Out: a `FilledPrompt`; its token ids, with fewer
+documents where all are too many, and a note that says so. Of messages the chat template makes a
+text first: marks stand for the documents in it, which are put in afterwards. The prompts that would
+follow a partial result: no function or choice of the user runs on what is only a guess.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import TypeAlias
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
-from dovetail.ir.errors import LengthError
-from dovetail.ir.workflow import PromptMessage, State, fill
+import numpy as np
+
+from dovetail.ir.errors import DovetailError, LengthError, WorkflowError
+from dovetail.ir.workflow import (
+    Embedding,
+    Generation,
+    Node,
+    PromptMessage,
+    Retrieval,
+    State,
+    Workflow,
+    fill,
+)
+from dovetail.runtime.flows.workflow_run import Call, WorkflowRun
 from dovetail.runtime.index.documents import Document
-from dovetail.runtime.text.tokenizer import Tokenizer
+from dovetail.runtime.text.tokenizer import BYTES_PER_TOKEN, Tokenizer
 
 TRIES = 4
 """Cuts before documents are given up: tokens at the places of cuts cannot be known before."""
@@ -23,6 +38,74 @@ Pieces: TypeAlias = tuple[tuple[str, bool], ...]
 MARK = "\ue000{}\ue001"
 """What stands for a document: letters of nobody, which no template changes."""
 _MARKS = re.compile("\ue000([0-9]+)\ue001")
+
+
+def text_of(call: Call) -> str:
+    """Return the prompt, the query or the text of a call's node.
+
+    Raises WorkflowError where a value of the state cannot be turned into text.
+    """
+    with naming(call.node):
+        return read_text(call)
+
+
+def read_text(call: Call) -> str:
+    """As `text_of`, but raise whatever goes wrong."""
+    return _TEXTS[type(call.node)](call.node, call.state)
+
+
+def query_of(call: Call) -> str | bytes:
+    """Return what a search asks: a text, or the float32 values of a vector; raises as `text_of`."""
+    assert isinstance(call.node, Retrieval)
+    query = call.state[call.node.query]
+    if not isinstance(query, np.ndarray):
+        return text_of(call)
+    with naming(call.node):
+        return pack_vector(query)
+
+
+def pack_vector(vector: Any) -> bytes:
+    """Return a vector as the bytes of its float32 values."""
+    return np.ascontiguousarray(vector, np.float32).tobytes()
+
+
+@contextmanager
+def naming(node: Node) -> Iterator[None]:
+    """Raise a WorkflowError that names the node for whatever goes wrong."""
+    try:
+        yield
+    except Exception as error:
+        ours = isinstance(error, DovetailError)
+        what = str(error) if ours else f"{type(error).__name__}: {error}"
+        raise WorkflowError(f"node {node.name!r} failed: {what}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A generation that would follow, and to what prompt."""
+
+    call: Call
+    node: Generation
+    text: str
+
+
+def prompts_after(run: WorkflowRun, call: Call, value: object) -> list[Prompt]:
+    """Return the generations that become ready if `call` ends with `value`.
+
+    None where a function chooses what follows: it may see only what is true.
+    """
+    if any(edge.choose is not None for edge in run.workflow.edges[call.node.name]):
+        return []
+    fork = run.fork()
+    try:
+        fork.finish(call, value)
+        return [
+            Prompt(call, call.node, text_of(call))
+            for call in fork.ready()
+            if isinstance(call.node, Generation)
+        ]
+    except WorkflowError:  # it will be raised when it is true
+        return []
 
 
 class FilledPrompt(str):
@@ -70,6 +153,20 @@ class FilledPrompt(str):
         made = FilledPrompt.joined(tuple(pieces))
         made.special = False
         return made
+
+
+def check_inputs(workflow: Workflow, inputs: Mapping[str, object], context: int) -> None:
+    """Raise a LengthError where a prompt reads an input that no prompt of the context can hold."""
+    most = context * BYTES_PER_TOKEN
+    prompts = (node for node in workflow.nodes.values() if isinstance(node, Generation))
+    for name in dict.fromkeys(name for node in prompts for name in node.reads):
+        value = inputs.get(name)
+        if isinstance(value, str) and len(value) > most:
+            raise LengthError(
+                f"workflow {workflow.name!r}: the input {name!r} has {len(value)} letters; the "
+                f"context holds {context} tokens, {most} bytes at most; shorten it",
+                f"inputs.{name}",
+            )
 
 
 def fit(
@@ -141,3 +238,10 @@ def _tell(documents: list[str], kept: list[str], context: int) -> str:
         f"of {len(documents)} retrieved documents {' and '.join(what)}: the prompt has outgrown "
         f"{context} tokens of context"
     )
+
+
+_TEXTS: dict[type, Callable[[Any, State], str]] = {
+    Generation: lambda node, state: FilledPrompt.of(node.prompt, state),
+    Retrieval: lambda node, state: str(state[node.query]),
+    Embedding: lambda node, state: str(state[node.text]),
+}

@@ -1,7 +1,8 @@
 """Draws workflows on a timeline, beside what the engine draws of its steps.
 
-In: nodes, batches and scans as they end. Out: tracks `workflows` (nodes), `encoder`, `retrieval
-worker` and `hot clusters`, and an arrow for each workflow through all that was done for it.
+In: nodes, batches and scans as they end, rewrites. Out: tracks `workflows` (nodes, and marks where
+their graphs were rewritten), `encoder`, `retrieval worker` and `hot clusters`, and an arrow for
+each workflow through all that was done for it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from threading import Lock
 
+from dovetail.ir.live_graph import Rewrite
 from dovetail.runtime.engine.recorder import PROCESS
 from dovetail.runtime.flows.control.messages import Embed, ScanClusters
 from dovetail.runtime.flows.events import NodeTime
@@ -40,6 +42,13 @@ class FlowRecorder:
         args = {"searches": len(searches), "clusters": clusters}
         track = "hot clusters" if order.device == "gpu" else "retrieval worker"
         self._span(track, "scan", start, start + seconds, numbers, **args)
+
+    def rewrote(self, rewrite: Rewrite, at: float) -> None:
+        """Mark what a transformation has done to a graph."""
+        with self._lock:
+            track = self._timeline.track(PROCESS, "workflows")
+            place = {"node": rewrite.node, "gain": rewrite.gain}
+            self._timeline.mark(track, rewrite.transformation, self._offset + at, **place)
 
     def ran(self, request: int, workflow: str, node: NodeTime, began: float) -> None:
         """Add a node that has ended; its times are since the workflow `began`."""

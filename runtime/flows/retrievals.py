@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 
-from msgspec.structs import replace
-
 from dovetail.ir.errors import DovetailError
 from dovetail.runtime.flows.control.messages import (
     Copy,
@@ -23,9 +21,9 @@ from dovetail.runtime.flows.control.messages import (
     ScanClusters,
     Scanned,
 )
-from dovetail.runtime.flows.hot import HotIndexes
 from dovetail.runtime.flows.indexes import Indexes
 from dovetail.runtime.flows.threads import as_ours
+from dovetail.runtime.retrieval.hot import HotSets
 from dovetail.runtime.retrieval.process import RetrievalProcess
 from dovetail.runtime.retrieval.wire import (
     Body,
@@ -33,11 +31,10 @@ from dovetail.runtime.retrieval.wire import (
     CopyClusters,
     ProbedQueries,
     ProbeQueries,
-    Reply,
-    ScannedPieces,
-    ScanPieces,
+    ScannedParts,
+    ScanParts,
     SearchQuery,
-    pack_vector,
+    WorkerReply,
 )
 
 
@@ -48,9 +45,9 @@ class Retrievals:
         self,
         worker: RetrievalProcess,
         indexes: Indexes,
-        hot: HotIndexes,
+        hot: HotSets | None,
         tell: Callable[[Report], None],
-        scanned: Callable[[ScanClusters, Reply], None],
+        scanned: Callable[[ScanClusters, WorkerReply], None],
         later: Callable[[Callable[[], None]], None],
     ) -> None:
         """`scanned` is told of each scan before the control plane is.
@@ -67,24 +64,20 @@ class Retrievals:
             groups[order.node.index].append(order)
         for name, group in groups.items():
             fail = partial(self._refused, group)
+            queries = tuple(SearchQuery(o.vector, dict(o.node.filters), o.known) for o in group)
             try:
                 index = self._indexes.find(name)
-                queries = tuple(
-                    SearchQuery(pack_vector(order.vector), dict(order.node.filters), order.known)
-                    for order in group
-                )
                 body = ProbeQueries(index.name, queries, index.nprobe)
                 self._ask(body, partial(self._probed, group), fail)
-            except Exception as error:  # whatever a function of users gave as a vector
+            except Exception as error:  # whatever users gave as filters
                 fail(as_ours(error))
 
     def scan(self, order: ScanClusters) -> None:
         """Scan clusters of several searches together."""
-        pieces = tuple(replace(part, vector=pack_vector(part.vector)) for part in order.parts)
         fail = partial(self._fail, order)
         try:
             index = self._indexes.find(order.index)
-            body = ScanPieces(index.name, pieces, hot=order.device == "gpu")
+            body = ScanParts(index.name, order.parts, hot=order.device == "gpu")
             self._ask(body, partial(self._take_scanned, order), fail)
         except DovetailError as error:
             fail(error)
@@ -92,6 +85,7 @@ class Retrievals:
     def copy(self, order: Copy) -> None:
         """Swap hot clusters of an index."""
         fail = partial(self._fail, order)
+        assert self._hot is not None, "there is nothing to copy to"
         try:
             index = self._indexes.find(order.index)
             body = CopyClusters(index.name, order.load, *self._hot.kept(index.name))
@@ -100,11 +94,11 @@ class Retrievals:
             fail(error)
 
     def _ask(
-        self, body: Body, take: Callable[[Reply], None], fail: Callable[[DovetailError], None]
+        self, body: Body, take: Callable[[WorkerReply], None], fail: Callable[[DovetailError], None]
     ) -> None:
         """Have the worker do something; one of the two is called with what comes of it."""
 
-        def told(done: Future[Reply]) -> None:
+        def told(done: Future[WorkerReply]) -> None:
             if isinstance(error := done.exception(), DovetailError):
                 fail(error)
             else:
@@ -112,7 +106,7 @@ class Retrievals:
 
         self._worker.ask(body).add_done_callback(lambda done: self._later(lambda: told(done)))
 
-    def _probed(self, orders: Sequence[FindClusters], reply: Reply) -> None:
+    def _probed(self, orders: Sequence[FindClusters], reply: WorkerReply) -> None:
         body = reply.body
         assert isinstance(body, ProbedQueries)
         for order, found in zip(orders, body.queries, strict=True):
@@ -127,20 +121,22 @@ class Retrievals:
         for order in orders:
             self.probe([order])
 
-    def _take_scanned(self, order: ScanClusters, reply: Reply) -> None:
+    def _take_scanned(self, order: ScanClusters, reply: WorkerReply) -> None:
         body = reply.body
-        assert isinstance(body, ScannedPieces)
+        assert isinstance(body, ScannedParts)
         self._scanned(order, reply)
-        hot, clusters = order.device == "gpu", sum(len(part.clusters) for part in order.parts)
-        name = self._indexes.find(order.index).name
-        self._hot.scanned(name, clusters, body.missed, hot=hot)
-        self._tell(Scanned(order.job, body.pieces, reply.seconds, body.absent))
+        if self._hot is not None:
+            hot, clusters = order.device == "gpu", sum(len(part.clusters) for part in order.parts)
+            name = self._indexes.find(order.index).name
+            self._hot.scanned(name, clusters, body.missed, hot=hot)
+        self._tell(Scanned(order.job, body.parts, reply.seconds, body.absent))
 
-    def _copied(self, order: Copy, reply: Reply) -> None:
+    def _copied(self, order: Copy, reply: WorkerReply) -> None:
         body = reply.body
         assert isinstance(body, Copied)
-        came = set(order.load).difference(body.missing)
-        self._hot.copied(self._indexes.find(order.index).name, came, body.held)
+        assert self._hot is not None, "it was copied somewhere"
+        came, index = set(order.load).difference(body.missing), self._indexes.find(order.index)
+        self._hot.copied(index.name, came, body.held, index.bytes)
         self._tell(Finished(order.job, body.missing))
 
     def _fail(self, order: FindClusters | ScanClusters | Copy, error: DovetailError) -> None:

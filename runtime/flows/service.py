@@ -16,25 +16,28 @@ from pathlib import Path
 from threading import Lock
 from typing import Protocol, TypeAlias
 
+from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.errors import SpecError, WorkflowError
 from dovetail.ir.index_file import DOCUMENTS, OFFSETS
+from dovetail.ir.place import find_searches
 from dovetail.ir.ragraph import RAGraph
 from dovetail.ir.workflow import Generation, Workflow
 from dovetail.runtime.artifact import Artifact
 from dovetail.runtime.engine.tally import Histogram
-from dovetail.runtime.flows.checks import check_inputs, check_workflow
+from dovetail.runtime.flows.checks import check_workflow
 from dovetail.runtime.flows.control.costs import StageCosts
+from dovetail.runtime.flows.control.front import Statistics
 from dovetail.runtime.flows.control.messages import Device
 from dovetail.runtime.flows.control.settings import WavefrontSettings
-from dovetail.runtime.flows.control.speculation import Statistics
+from dovetail.runtime.flows.control.transformation import check_transformations
 from dovetail.runtime.flows.control.wavefront import Wavefront
 from dovetail.runtime.flows.costs import UNKNOWN_SCAN, UNKNOWN_STEP, measure_scan, measure_step
 from dovetail.runtime.flows.driver import Driver, Executors
 from dovetail.runtime.flows.generations import prepare_generation
 from dovetail.runtime.flows.gpu_memory import GpuShare
-from dovetail.runtime.flows.hot import HotIndexes, HotStatistics
 from dovetail.runtime.flows.indexes import AppIndex, BoundIndex, EmbedTexts, Indexes
 from dovetail.runtime.flows.job import WorkflowJob
+from dovetail.runtime.flows.prompts import check_inputs
 from dovetail.runtime.flows.recorder import FlowRecorder
 from dovetail.runtime.flows.stored_workflows import open_workflow
 from dovetail.runtime.flows.workflow_run import WorkflowRun
@@ -43,6 +46,7 @@ from dovetail.runtime.index.documents import open_documents
 from dovetail.runtime.index.manifest import read_manifest
 from dovetail.runtime.machine.trust import meet
 from dovetail.runtime.native.encoder import Rows
+from dovetail.runtime.retrieval.hot import HotSets, HotStatistics
 from dovetail.runtime.retrieval.process import RetrievalProcess
 from dovetail.runtime.timeline import Timeline
 
@@ -65,7 +69,7 @@ class FlowSettings:
     """How an app runs workflows.
 
     wavefront: how the control plane schedules. threads: of a search in the retrieval worker; None:
-    half of the CPUs that this process may use. cluster_bytes: memory for hot clusters of indexes on
+    as the artifact says. cluster_bytes: memory for hot clusters of indexes on
     the GPU that the app is loaded with, beside its KV; share: have `load` take both
     from what the KV pool was to have, as serves such workflows best.
     """
@@ -76,16 +80,21 @@ class FlowSettings:
     share: GpuShare | None = None
 
     def __post_init__(self) -> None:
-        """Raises SpecError for no threads at all, or less than no memory."""
+        """Raises SpecError for no threads, less than no memory, or unknown transformations."""
+        check_transformations(self.wavefront.transformations or ())
         if self.threads is not None and self.threads < 1:
             raise SpecError(f"threads must be at least 1, not {self.threads}")
         if self.cluster_bytes < 0:
             raise SpecError(f"cluster_bytes must be at least 0, not {self.cluster_bytes}")
 
-    @property
-    def search_threads(self) -> int:
-        """Threads of a search."""
-        return self.threads or max(1, len(os.sched_getaffinity(0)) // 2)
+    def plan_searches(self, artifact: Artifact) -> PhasePlan:
+        """Return the threads and CPUs of searches, of those that this process may use."""
+        planned, allowed = find_searches(artifact.serve), os.sched_getaffinity(0)
+        cpus = tuple(cpu for cpu in planned.cpus if cpu in allowed)
+        if len(cpus) < len(planned.cpus):
+            log.warning("searches are planned for CPUs that this process may not use")
+        most = len(cpus or allowed)
+        return PhasePlan(threads=self.threads or min(planned.threads, most), cpus=cpus)
 
 
 class FlowService:
@@ -115,9 +124,12 @@ class FlowService:
         self._own = {path.resolve() for path in artifact.indexes.values()}
         self._stored = {stored.name: stored for stored in artifact.workflows}
         self._workflows: dict[str, Workflow] = {}
-        self.worker = RetrievalProcess(settings.search_threads)
+        self._checked: dict[str, Workflow] = {}  # the last one of each name
+        self._searching = settings.plan_searches(artifact)
+        self.worker = RetrievalProcess(self._searching.threads, self._searching.cpus)
         self._open = indexes = Indexes()
-        self._hot = HotIndexes(gpu, settings.cluster_bytes, indexes)
+        room = settings.cluster_bytes
+        self._hot = HotSets(gpu, room, lambda n: indexes.find(n).name) if gpu else None
         self._executors = Executors(generator, embed, self.worker, indexes, self._hot)
         self._driver = Driver(self._executors, self._make_control)
 
@@ -134,7 +146,7 @@ class FlowService:
     @property
     def hot(self) -> Mapping[str, HotStatistics]:
         """What came of hot clusters so far, by the names of the indexes that have some."""
-        return self._hot.statistics
+        return {} if self._hot is None else dict(self._hot.statistics)
 
     @property
     def workflows(self) -> dict[str, Workflow]:
@@ -176,7 +188,7 @@ class FlowService:
         called = folder.name if name is None else name
         if folder not in self._own and read_manifest(folder).targets:
             meet(folder, trust=self._trust)
-        room = self._hot.room(called)
+        room = self._hot.room(called) if self._hot is not None else None
         opened = self.worker.open(called, folder, room=room)
         if opened.why_cold:
             log.warning("index %r has no hot clusters on the GPU: %s", called, opened.why_cold)
@@ -187,12 +199,13 @@ class FlowService:
         index = BoundIndex(called, opened, documents, probed, asked, added)
         with self._lock:  # what the largest index costs is what the control plane begins with
             if (vectors := sum(opened.sizes)) >= self._vectors:
-                threads = self._settings.search_threads
+                threads = self._searching.threads
                 scan, overhead = measure_scan(self.worker, called, opened, threads)
                 self._costs = replace(self._costs, scan=scan, overhead=overhead, device=opened.hot)
                 self._vectors = vectors
             self._open.add(index)
-            self._hot.add(index, room)
+            if self._hot is not None:
+                self._hot.add(called, index.bytes if room and opened.hot else None)
         self._unopened.pop(called, None)
 
     def index(self, name: str | None) -> AppIndex:
@@ -201,13 +214,13 @@ class FlowService:
 
     def check(self, workflow: Workflow) -> None:
         """Raise a WorkflowError that names the first node which cannot run with what there is."""
+        if self._checked.get(workflow.name) is workflow:
+            return
+        generates, find = self._executors.generator is not None, self._find_index
         check_workflow(
-            workflow,
-            self._models,
-            generates=self._executors.generator is not None,
-            find_index=self._find_index,
-            prepare=self._prepare,
+            workflow, self._models, generates=generates, find_index=find, prepare=self._prepare
         )
+        self._checked[workflow.name] = workflow
 
     def prepare(self, workflow: Workflow) -> None:
         """Have ready what the prompts of a workflow and the forms of its replies need.
@@ -257,7 +270,8 @@ class FlowService:
         step = UNKNOWN_STEP if generator is None else measure_step(generator)
         with self._lock:
             costs = replace(self._costs, step=step)
-            self._hot.renew()
+            if self._hot is not None:
+                self._hot.renew()
         return Wavefront(self._settings.wavefront, costs, self._open, self._hot)
 
     def _open_indexes(self) -> None:

@@ -6,16 +6,14 @@ caller's choice; a workflow's meaning is `run_in_order` with `perform`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dovetail.ir.errors import DovetailError, WorkflowError
-from dovetail.ir.workflow import Embedding, Function, Generation, Node, Retrieval, State
-from dovetail.runtime.flows.prompts import FilledPrompt
+from dovetail.ir.workflow import Embedding, Function, Generation, Retrieval
+from dovetail.runtime.flows.prompts import naming, read_text
 from dovetail.runtime.flows.workflow_run import Call
 from dovetail.runtime.index.documents import Document
 
@@ -38,32 +36,8 @@ class Services(Protocol):
 
 def perform(call: Call, services: Services) -> object:
     """Return the result of a call; WorkflowError naming the node where it fails."""
-    with _naming(call.node):
+    with naming(call.node):
         return _DO[type(call.node)](call, services)
-
-
-def text_of(call: Call) -> str:
-    """Return the prompt, the query or the text of a call's node.
-
-    Raises WorkflowError where a value of the state cannot be turned into text.
-    """
-    with _naming(call.node):
-        return _text(call)
-
-
-def _text(call: Call) -> str:
-    return _TEXTS[type(call.node)](call.node, call.state)
-
-
-@contextmanager
-def _naming(node: Node) -> Iterator[None]:
-    """Raise a WorkflowError that names the node for whatever goes wrong."""
-    try:
-        yield
-    except Exception as error:
-        ours = isinstance(error, DovetailError)
-        what = str(error) if ours else f"{type(error).__name__}: {error}"
-        raise WorkflowError(f"node {node.name!r} failed: {what}") from error
 
 
 def _retrieve(call: Call, services: Services) -> object:
@@ -73,14 +47,9 @@ def _retrieve(call: Call, services: Services) -> object:
     return list(services.retrieve(found, call.node))
 
 
-_TEXTS: dict[type, Callable[[Any, State], str]] = {
-    Generation: lambda node, state: FilledPrompt.of(node.prompt, state),
-    Retrieval: lambda node, state: str(state[node.query]),
-    Embedding: lambda node, state: str(state[node.text]),
-}
 _DO: dict[type, Callable[[Any, Services], object]] = {
-    Generation: lambda call, services: services.generate(_text(call), call.node),
+    Generation: lambda call, services: services.generate(read_text(call), call.node),
     Retrieval: _retrieve,
-    Embedding: lambda call, services: services.embed(_text(call), call.node),
+    Embedding: lambda call, services: services.embed(read_text(call), call.node),
     Function: lambda call, services: call.node.function(call.state),
 }

@@ -12,19 +12,10 @@ from types import ModuleType
 
 from dovetail.ir.errors import ArtifactError, WorkflowError
 from dovetail.ir.ragraph import RAGraph
+from dovetail.ir.template import raise_file
 from dovetail.ir.workflow import Workflow
-from dovetail.ir.workflow_file import (
-    WorkflowFile,
-    describe_workflow,
-    find_functions,
-    make_graph,
-)
+from dovetail.ir.workflow_file import make_graph
 from dovetail.runtime.artifact import StoredWorkflow
-
-
-def describe_code(workflow: Workflow) -> WorkflowFile:
-    """Return the template of a workflow whose functions are code: they have their names in it."""
-    return describe_workflow(workflow, find_functions(workflow))
 
 
 def run_file(source: bytes, path: str) -> dict[str, Workflow]:
@@ -60,9 +51,9 @@ def open_workflow(stored: StoredWorkflow) -> Workflow:
     than it did for the compile.
     """
     if stored.source is None:
-        return make_graph(stored.file).workflow()
+        return make_graph(raise_file(stored.template)).workflow()
     found = run_file(stored.source.read_bytes(), str(stored.source)).get(stored.name)
-    if found is None or describe_code(found) != stored.file:
+    if found is None or found.template != stored.template:
         raise ArtifactError(
             f"{stored.source} makes another workflow {stored.name!r} than when it was compiled; "
             "compile the artifact again"

@@ -17,7 +17,19 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from dovetail.ir.errors import WorkflowError
-from dovetail.ir.workflow import END, START, Name, Node, Place, State, Terminal, Workflow
+from dovetail.ir.workflow import (
+    END,
+    START,
+    Edge,
+    Generation,
+    Name,
+    Node,
+    Place,
+    Retrieval,
+    State,
+    Terminal,
+    Workflow,
+)
 
 Stamped = Mapping[str, tuple[int, Any]]
 """Name -> the round in which its value was written (-1 for inputs), and the value."""
@@ -179,6 +191,36 @@ def run_in_order(
         for call in run.ready():
             run.finish(call, do(call))
     return run.result
+
+
+def search_after(workflow: Workflow, name: Name) -> Retrieval | None:
+    """Return the search that comes next after a node, through functions, embeddings and choices.
+
+    None where none does, or a generation comes first on all ways. Edges that may lead anywhere
+    say nothing.
+    """
+    seen: set[Place] = {name}
+    waiting = list(_next_to(workflow, name))
+    while waiting:
+        place = waiting.pop(0)
+        if place in seen or isinstance(place, Terminal):
+            continue
+        seen.add(place)
+        node = workflow.nodes[place]
+        if isinstance(node, Retrieval):
+            return node
+        if not isinstance(node, Generation):
+            waiting += _next_to(workflow, place)
+    return None
+
+
+def _next_to(workflow: Workflow, place: Place) -> Iterator[Place]:
+    for edge in workflow.edges[place]:
+        yield from _declared(edge)
+
+
+def _declared(edge: Edge) -> tuple[Place, ...]:
+    return edge.targets or () if edge.target is None else (edge.target,)
 
 
 def _merge(states: Iterable[Stamped]) -> dict[str, tuple[int, Any]]:

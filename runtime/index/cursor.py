@@ -72,11 +72,6 @@ class Cursor:
         """Clusters still to be scanned, in order."""
         return self.clusters[self.position :]
 
-    @property
-    def remaining(self) -> int:
-        """How many clusters are still to be scanned."""
-        return len(self.clusters) - self.position
-
     def ahead(self, count: int) -> tuple[int, ...]:
         """Return the next `count` clusters, or those that are left."""
         return self.clusters[self.position : self.position + count]
@@ -98,6 +93,10 @@ class Cursor:
         Infinity as long as fewer than `depth` are known.
         """
         return self.best[-1][0] if len(self.best) == self.depth else inf
+
+    def follow(self, order: tuple[int, ...]) -> None:
+        """Scan what is left in another order."""
+        self.clusters = (*self.clusters[: self.position], *order)
 
     def advance(self, count: int, found: Sequence[Hit]) -> None:
         """Take the nearest documents of the next `count` clusters: their best `depth` at least.
@@ -149,15 +148,13 @@ def begin_search(
     topk: int,
     history: SearchHistory | None = None,
     distances: Mapping[int, float] | None = None,
-    *,
-    reordered: bool = True,
 ) -> Cursor:
     """Return a cursor over `clusters`, nearest centroid first; `topk` documents are wanted.
 
     history: of the request's search before; distances: from the new query to its documents, which
-    become seeds. reordered: whether the history's order is followed, too.
+    become seeds.
     """
-    cursor = Cursor(reorder_probes(clusters, history if reordered else None), topk)
+    cursor = Cursor(tuple(clusters), topk)
     for id_, distance in (distances or {}).items():
         assert history is not None, "seeds are documents of a history"
         if (home := history.homes[id_]) in clusters:

@@ -14,7 +14,7 @@ import numpy as np
 from dovetail.ir.errors import SpecError
 from dovetail.runtime.index.cursor import begin_search
 from dovetail.runtime.index.ivf import IvfIndex
-from dovetail.runtime.index.scans import Scan, Vectors
+from dovetail.runtime.index.scans import Part, Vectors
 
 CERTAINTY = 0.95
 
@@ -66,8 +66,8 @@ def _stops(
     """Return the recall after each cluster, and after how many each patience 1, 2 .. ends it."""
     (probe,) = index.probe(query[None], nprobe)
     scans = [
-        Scan(query, [cluster], probe.distances[place : place + 1])
-        for place, cluster in enumerate(probe.clusters)
+        Part(probe.vector, (cluster,), (far,))
+        for cluster, far in zip(probe.clusters, probe.centroids, strict=True)
     ]
     cursor = begin_search(probe.clusters, topk)
     bests, still = [], []

@@ -15,14 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dovetail.runtime.index.cursor import Hit
-from dovetail.runtime.index.scans import Ids, Mask, Scan, Vectors
+from dovetail.runtime.index.scans import Ids, Mask, Part, Vectors
 
 KEPT_SHAPES = 32
 """Shapes of searches for which a thread keeps arrays."""
 
 
 def scan_lists(
-    index: faiss.IndexIVF, scans: Sequence[Scan], depth: int, allowed: Mask | None = None
+    index: faiss.IndexIVF, scans: Sequence[Part], depth: int, allowed: Mask | None = None
 ) -> list[list[Hit]]:
     """Return of each scan the nearest `depth` vectors of a faiss index, equal distances by id.
 
@@ -52,9 +52,9 @@ def scan_lists(
     return hits
 
 
-def stack_queries(scans: Sequence[Scan]) -> Vectors:
+def stack_queries(scans: Sequence[Part]) -> Vectors:
     """Return the queries of scans as rows [n, d]."""
-    joined = np.concatenate([scan.query for scan in scans], dtype=np.float32)
+    joined = np.frombuffer(bytearray().join([scan.vector for scan in scans]), np.float32)
     return joined.reshape(len(scans), -1)
 
 
@@ -81,7 +81,7 @@ _KEPT = _Kept()
 
 
 def _search(
-    index: faiss.IndexIVF, scans: Sequence[Scan], width: int, count: int, options: object
+    index: faiss.IndexIVF, scans: Sequence[Part], width: int, count: int, options: object
 ) -> tuple[Vectors, Ids]:
     """Return distances and ids of the nearest `count` of each scan; the smaller the nearer.
 
@@ -93,7 +93,7 @@ def _search(
     arrays.clusters[:] = [(*scan.clusters, *[-1] * (width - len(scan.clusters))) for scan in scans]
     if not isinstance(index, faiss.IndexIVFFlat):  # whose scans do not read them
         for row, scan in zip(arrays.centroids, scans, strict=True):
-            row[: len(scan.clusters)] = scan.distances
+            row[: len(scan.clusters)] = scan.centroids
     index.search_preassigned_c(
         len(scans), faiss.swig_ptr(queries), count, *arrays.given, *arrays.taken, False, options
     )

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from dovetail.ir.errors import SpecError
 from dovetail.runtime.index.cursor import Hit, merge_hits
 from dovetail.runtime.index.faiss_lists import append, clone_empty, entries, scan_lists
-from dovetail.runtime.index.scans import Ids, Mask, Only, Scan, Vectors, are_in
+from dovetail.runtime.index.scans import Ids, Mask, Only, Part, Vectors, are_in
 
 CHANGED_LEAST, CHANGED_SHARE = 4096, 0.25
 """Changed vectors, and their share of all, from which a change rewrites the whole index."""
@@ -35,7 +35,7 @@ class Scanner(Protocol):
     """What scans lists of an index. Any number of threads may call it at once."""
 
     def scan(
-        self, index: IvfIndex, scans: Sequence[Scan], depth: int, allowed: Mask | None
+        self, index: IvfIndex, scans: Sequence[Part], depth: int, allowed: Mask | None
     ) -> list[list[Hit]]:
         """Return of each scan the nearest `depth` vectors of the base that are allowed.
 
@@ -49,7 +49,7 @@ class FaissScanner:
     """faiss's own scanner, for any codes."""
 
     def scan(
-        self, index: IvfIndex, scans: Sequence[Scan], depth: int, allowed: Mask | None
+        self, index: IvfIndex, scans: Sequence[Part], depth: int, allowed: Mask | None
     ) -> list[list[Hit]]:
         """See `Scanner`."""
         return scan_lists(index.base.index, scans, depth, allowed)
@@ -166,8 +166,8 @@ class IvfIndex:
     def __len__(self) -> int:
         return sum(map(len, self._parts))
 
-    def probe(self, queries: Vectors, nprobe: int, only: Only | None = None) -> list[Scan]:
-        """Return a scan of the `nprobe` clusters whose centroids are nearest to each query [n, d].
+    def probe(self, queries: Vectors, nprobe: int) -> list[Part]:
+        """Return of each query [n, d] the `nprobe` clusters whose centroids are nearest.
 
         The nearest is first. Raises SpecError for queries of another length than the vectors.
         """
@@ -175,32 +175,28 @@ class IvfIndex:
             raise SpecError(f"queries must have {self.dim} values each, not {queries.shape[1:]}")
         given = np.ascontiguousarray(queries, np.float32)
         distances, clusters = self.empty.quantizer.search(given, min(nprobe, self.clusters))
-        found = zip(given, clusters, distances, strict=True)
-        return [Scan(query, tuple(c.tolist()), far, only) for query, c, far in found]
+        found = zip(given, clusters.tolist(), distances.tolist(), strict=True)
+        return [Part(query.tobytes(), tuple(near), tuple(far)) for query, near, far in found]
 
     def scan(
-        self, scans: Sequence[Scan], depth: int, scanner: Scanner | None = None
+        self,
+        scans: Sequence[Part],
+        depth: int,
+        scanner: Scanner | None = None,
+        only: Only | None = None,
     ) -> list[list[Hit]]:
-        """Return of each scan the nearest `depth` documents in its clusters, nearest first.
+        """Return of each part the nearest `depth` documents in its clusters, nearest first.
 
-        Scans of different lengths run together. `scanner` scans the base, faiss by default; what
-        was added since is always scanned by faiss. SpecError for queries of another length.
+        Those that `only` lets through; filters of parts are not looked at. Parts of different
+        lengths run together. `scanner` scans the base, faiss by default; what was added since is
+        always scanned by faiss. SpecError for queries of another length.
         """
-        if not {scan.query.size for scan in scans} <= {self.dim}:  # faiss would read beyond
+        if not {len(scan.vector) for scan in scans} <= {4 * self.dim}:  # faiss would read beyond
             raise SpecError(f"queries must have {self.dim} values each")
-        used, masks = scanner or FaissScanner(), dict[int, list[int]]()
-        for number, scan in enumerate(scans):  # those with the same filter run together
-            masks.setdefault(id(scan.only), []).append(number)
-        found = dict[int, list[Hit]]()
-        for numbers in masks.values():
-            rows = self._scan_alike([scans[n] for n in numbers], depth, used)
-            found |= zip(numbers, rows, strict=True)
-        return [found[number] for number in range(len(scans))]
-
-    def _scan_alike(self, scans: Sequence[Scan], depth: int, scanner: Scanner) -> list[list[Hit]]:
-        """Scan for queries that share one filter."""
-        only, base = scans[0].only, self.base
-        found = [base.named(scanner.scan(self, scans, depth, base.allowed(only)))]
+        if not scans:
+            return []
+        used, base = scanner or FaissScanner(), self.base
+        found = [base.named(used.scan(self, scans, depth, base.allowed(only)))]
         for part in self.fresh:
             rows = scan_lists(part.index, scans, depth, part.allowed(only))
             found.append(part.named(rows))
@@ -212,7 +208,7 @@ class IvfIndex:
         self, queries: Vectors, depth: int, nprobe: int, only: Only | None = None
     ) -> list[list[Hit]]:
         """Return the nearest `depth` documents of each query in one scan of all its clusters."""
-        return self.scan(self.probe(queries, nprobe, only), depth)
+        return self.scan(self.probe(queries, nprobe), depth, only=only)
 
     def distances(self, query: Vectors, ids: Iterable[int]) -> dict[int, float]:
         """Return the distance from `query` to each document that is still there."""

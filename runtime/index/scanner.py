@@ -21,7 +21,7 @@ from dovetail.ir.errors import SpecError
 from dovetail.runtime.index.cursor import Hit, merge_hits
 from dovetail.runtime.index.faiss_lists import stack_queries
 from dovetail.runtime.index.ivf import FaissScanner, IvfIndex, Scanner
-from dovetail.runtime.index.scans import Ids, Mask, Scan, Vectors
+from dovetail.runtime.index.scans import Ids, Mask, Part, Vectors
 from dovetail.runtime.machine.library import KernelLibrary
 
 MEASURED_CLUSTERS, MEASURED_ROUNDS = 8, 15
@@ -94,7 +94,7 @@ def _bound(distances: Vectors, depth: int) -> Vectors:
     return bounds
 
 
-def share_lists(scans: Sequence[Scan], clusters: Iterable[int]) -> dict[int, Rows]:
+def share_lists(scans: Sequence[Part], clusters: Iterable[int]) -> dict[int, Rows]:
     """Return for each of `clusters` the numbers of the scans that want it; none is empty."""
     sharing: dict[int, list[int]] = {cluster: [] for cluster in clusters}
     for number, scan in enumerate(scans):
@@ -123,7 +123,7 @@ class KernelScanner:
         self._pool = ThreadPoolExecutor(threads, "scan") if threads > 1 else None
 
     def scan(
-        self, index: IvfIndex, scans: Sequence[Scan], depth: int, allowed: Mask | None
+        self, index: IvfIndex, scans: Sequence[Part], depth: int, allowed: Mask | None
     ) -> list[list[Hit]]:
         """See `Scanner`; threads take clusters in turn."""
         clusters = sorted({c for scan in scans for c in scan.clusters})
@@ -142,7 +142,7 @@ class KernelScanner:
     def _scan_some(
         self,
         index: IvfIndex,
-        scans: Sequence[Scan],
+        scans: Sequence[Part],
         depth: int,
         allowed: Mask | None,
         clusters: Sequence[int],
@@ -218,12 +218,12 @@ def compare_scanners(
     once = MEASURED_CLUSTERS * float(sizes[largest].mean()) * index.code_bytes
     rounds = int(min(MEASURED_ROUNDS, max(LEAST_ROUNDS, MEASURED_BYTES // once)))
     turns = cycle(largest.tolist())
-    rows = [index.lists(int(largest[0]))[1][0].view(np.float32)] * queries
+    vector = index.lists(int(largest[0]))[1][0].tobytes()
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(rounds):
         for scanner, seconds in zip(rivals, times, strict=True):
-            clusters = list(dict.fromkeys(islice(turns, MEASURED_CLUSTERS)))
-            scans = [Scan(row, clusters, np.zeros(len(clusters), np.float32)) for row in rows]
+            clusters = tuple(dict.fromkeys(islice(turns, MEASURED_CLUSTERS)))
+            scans = [Part(vector, clusters, (0.0,) * len(clusters))] * queries
             start = time.perf_counter()
             scanner.scan(index, scans, 20, None)
             seconds.append(time.perf_counter() - start)

@@ -1,17 +1,19 @@
-"""Scans of clusters as values: what a piece of a search asks of an index, and who answers it.
+"""Parts of searches as values, from those who plan them to the scanner and back; filters.
 
-In: a query, some of its clusters. Out: what a `Scanner` (`ivf.py`) takes. Pure but for the arrays.
+In: a query, some of its clusters. Out: what a `Scanner` (`ivf.py`) takes, and what it found.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import inf
+from typing import Any
 from weakref import ref
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+
+from dovetail.runtime.index.cursor import Hit
 
 Vectors = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -52,18 +54,24 @@ class Only:
         return tuple(mark for mark in self._marks if mark[0]() is not None)
 
 
-class Scan(msgspec.Struct, frozen=True):
-    """A piece of a search: some clusters of a query, with the centroid distances of these.
+class Part(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Some clusters of a search: what is to be scanned, and on the way back what was found.
 
-    only: documents that may be found, as its filters say; None = all. bound: those farther than it
-    are of no use, and need not be found.
+    vector: of the query, float32 bytes. clusters: in the order they are wanted. centroids: how far
+    theirs are. depth: hits that are wanted. bound: those farther than it are of no use, and need
+    not be found. version: of the documents that it is to see. hits: nearest first. homes: the
+    cluster of each hit.
     """
 
-    query: Vectors
-    clusters: Sequence[int]
-    distances: Vectors
-    only: Only | None = None
+    vector: bytes = b""
+    clusters: tuple[int, ...] = ()
+    centroids: tuple[float, ...] = ()
+    depth: int = 0
     bound: float = inf
+    filters: dict[str, Any] = {}
+    version: int = 0
+    hits: tuple[Hit, ...] = ()
+    homes: tuple[int, ...] = ()
 
 
 def are_in(ids: Ids, among: Ids) -> Mask:

@@ -1,7 +1,7 @@
 """How much of which searches one sub-stage does (HedraRAG §4.2).
 
-In: cursors in order of arrival, cluster sizes, measured costs. Out: clusters to scan now, whose
-predicted time stays within the budget mb, whatever the sizes of clusters.
+In: what searches have left, in order of arrival, cluster sizes, measured costs. Out: clusters to
+scan now, whose predicted time stays within the budget mb, whatever the sizes of clusters.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from heapq import heapreplace
 from math import inf, sqrt
 from typing import NamedTuple
-
-from dovetail.runtime.index.cursor import Cursor
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +52,7 @@ def best_budget(overhead: float, stage: float) -> float:
 
 
 def plan_sub_stage(
-    cursors: Sequence[Cursor],
+    lefts: Sequence[Sequence[int]],
     sizes: Sequence[int],
     cost: ScanCost,
     budget: float,
@@ -63,18 +61,19 @@ def plan_sub_stage(
 ) -> list[tuple[int, int]]:
     """Return what the next sub-stage scans within `budget` seconds (mb).
 
-    That is (search by its place in `cursors`, its next clusters), one search after the other. A
+    That is (search by its place in `lefts`, its next clusters), one search after the other. A
     thread's clusters take no longer than the budget, unless it has a single one; then what the
     others scan meanwhile costs nothing, either. So no thread is left without a cluster. The first
     cluster that is too much ends the plan: of many searches that wait, few are looked at.
 
-    sizes: vectors of each cluster. most: clusters that each search gets at most; all by default.
+    lefts: clusters that each search has left, in order. sizes: vectors of each cluster. most:
+    clusters that each search gets at most; all by default.
     """
     room = (budget - cost.fixed) / cost.per_vector if cost.per_vector else inf
     threads, takes, longest = [0] * cost.threads, list[tuple[int, int]](), 0
-    for number, cursor in enumerate(cursors):
-        count, wanted = 0, cursor.remaining if most is None else most[number]
-        for cluster in cursor.ahead(wanted):
+    for number, left in enumerate(lefts):
+        count, wanted = 0, len(left) if most is None else min(len(left), most[number])
+        for cluster in left[:wanted]:
             load = threads[0] + sizes[cluster]
             if threads[0] and load > max(room, longest):
                 break
@@ -82,7 +81,7 @@ def plan_sub_stage(
             count, longest = count + 1, max(longest, load)
         if count:
             takes.append((number, count))
-        if count < min(wanted, cursor.remaining):
+        if count < wanted:
             break
     return takes
 

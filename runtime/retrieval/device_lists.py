@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from dovetail.ir.errors import CapacityError, DeviceError
 from dovetail.runtime.index.cursor import Hit, merge_hits
 from dovetail.runtime.index.ivf import IvfIndex, Scanner
-from dovetail.runtime.index.scans import Mask, Scan
+from dovetail.runtime.index.scans import Mask, Part
 from dovetail.runtime.retrieval.budget import ScanCost
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class DeviceScanner:
         return not self._gone and self._lists.holds(index, cluster)
 
     def scan(
-        self, index: IvfIndex, scans: Sequence[Scan], depth: int, allowed: Mask | None
+        self, index: IvfIndex, scans: Sequence[Part], depth: int, allowed: Mask | None
     ) -> list[list[Hit]]:
         """See `Scanner`."""
         wanted = {cluster for scan in scans for cluster in scan.clusters}
@@ -141,11 +141,11 @@ class DeviceScanner:
         if not chosen:
             return None
         self._load(index, chosen)
-        query = np.zeros(index.dim, np.float32)
+        query = bytes(4 * index.dim)
         times = []
         for _ in range(MEASURED_ROUNDS):
             for count in (1, len(chosen)):
-                scan = Scan(query, chosen[:count], np.zeros(count, np.float32))
+                scan = Part(query, tuple(chosen[:count]), (0.0,) * count)
                 start = time.perf_counter()
                 self._scan(index, [scan], 1, None)
                 times.append(time.perf_counter() - start)
@@ -162,7 +162,7 @@ class DeviceScanner:
     # ---- asking the device ----
 
     def _scan(
-        self, index: IvfIndex, scans: Sequence[Scan], depth: int, allowed: Mask | None
+        self, index: IvfIndex, scans: Sequence[Part], depth: int, allowed: Mask | None
     ) -> list[list[Hit]]:
         return self._do(self._scanning, self._lists.scan, index, scans, depth, allowed)
 
@@ -195,9 +195,8 @@ def _close_late(opening: Future[TorchLists]) -> None:
             opening.result().close()
 
 
-def _keep(scan: Scan, clusters: set[int]) -> Scan:
-    """Return the part of a scan whose clusters are among `clusters`."""
-    places = [i for i, cluster in enumerate(scan.clusters) if cluster in clusters]
-    return replace(
-        scan, clusters=[scan.clusters[i] for i in places], distances=scan.distances[places]
-    )
+def _keep(scan: Part, clusters: set[int]) -> Part:
+    """Return what of a part is in some clusters."""
+    kept = [pair for pair in zip(scan.clusters, scan.centroids, strict=True) if pair[0] in clusters]
+    near, far = zip(*kept, strict=True) if kept else ((), ())
+    return replace(scan, clusters=near, centroids=far)

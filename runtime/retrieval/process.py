@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import chain, count
@@ -27,7 +28,7 @@ from dovetail.runtime.retrieval.change_log import ChangeLog
 
 MODULE = "dovetail.runtime.retrieval.worker"
 START_SECONDS = 120.0
-SEARCHES = (wire.ProbeQueries, wire.ScanPieces)
+SEARCHES = (wire.ProbeQueries, wire.ScanParts)
 FIRST_SEARCH = 3.0
 """Seconds that a search is predicted to take before one has told: files may have to be read."""
 SEND_SECONDS = 30
@@ -40,22 +41,22 @@ class _Ask:
     """A request on its way. deaths: workers that died with it alone."""
 
     request: wire.WorkerRequest
-    future: Future[wire.Reply] = field(default_factory=Future)
+    future: Future[wire.WorkerReply] = field(default_factory=Future)
     deaths: int = 0
 
 
-class RetrievalProcess(Supervisor[wire.Reply]):
+class RetrievalProcess(Supervisor[wire.WorkerReply]):
     """One worker at a time, started with the first index. For several threads.
 
     After a death requests go to the new worker one by one until all that the old one had are
     answered, so that one that kills workers is found out and fails alone.
     """
 
-    def __init__(self, threads: int = 1) -> None:
-        """`threads`: that search together."""
+    def __init__(self, threads: int = 1, cpus: Sequence[int] = ()) -> None:
+        """`threads`: that search together. cpus: those they may use, () = all of this process's."""
         closed = "the app was closed while the search was running"
-        super().__init__(wire.Reply, closed=closed, send_seconds=SEND_SECONDS)
-        self._threads = threads
+        super().__init__(wire.WorkerReply, closed=closed, send_seconds=SEND_SECONDS)
+        self._threads, self._cpus = threads, tuple(cpus)
         self._numbers = count()
         self._waiting: deque[_Ask] = deque()
         self._sent: dict[int, _Ask] = {}
@@ -91,7 +92,7 @@ class RetrievalProcess(Supervisor[wire.Reply]):
         assert isinstance(opened, wire.Opened)
         return opened
 
-    def ask(self, body: wire.Body) -> Future[wire.Reply]:
+    def ask(self, body: wire.Body) -> Future[wire.WorkerReply]:
         """Send a request; its future gives the reply, or raises the error that the worker met.
 
         Also DeviceError where workers die of it or cannot be started, RequestError at `close`.
@@ -111,7 +112,9 @@ class RetrievalProcess(Supervisor[wire.Reply]):
         """Start a worker."""
         # Threads that spin for the next search would slow the engine down
         words = {"OMP_NUM_THREADS": str(self._threads), "OMP_WAIT_POLICY": "passive"}
-        return Child.start(MODULE, "the retrieval worker's process {}", words=words)
+        return Child.start(
+            MODULE, "the retrieval worker's process {}", words=words, cpus=self._cpus
+        )
 
     def _set_up(self, child: Child) -> None:
         """Have it open all indexes as they are."""
@@ -121,7 +124,7 @@ class RetrievalProcess(Supervisor[wire.Reply]):
             chain([first], self._changes[name].replay()) for name, first in self._opened.items()
         ):
             try:
-                reply = child.ask(wire.WorkerRequest(-1, body), wire.Reply, START_SECONDS)
+                reply = child.ask(wire.WorkerRequest(-1, body), wire.WorkerReply, START_SECONDS)
             except ChildLost as lost:
                 why = f"{lost} on its start, as it opened {body.index!r}"
                 raise StartError(f"{child.name} {why}") from None
@@ -136,7 +139,7 @@ class RetrievalProcess(Supervisor[wire.Reply]):
             self._sent[asked.request.number] = asked
             outbox.post(pack_value(asked.request))
 
-    def _hear(self, reply: wire.Reply) -> None:
+    def _hear(self, reply: wire.WorkerReply) -> None:
         """Answer a request."""
         with self._lock:
             asked = self._sent.pop(reply.number)

@@ -5,16 +5,13 @@ A request carries all it needs, so that one that was lost with a worker is simpl
 
 from __future__ import annotations
 
-from math import inf
 from typing import Any, TypeAlias
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from dovetail.ir.index_file import Passage
 from dovetail.runtime.child.errors import ErrorText
-from dovetail.runtime.index.cursor import Hit
+from dovetail.runtime.index.scans import Part
 from dovetail.runtime.retrieval.budget import ScanCost
 
 # ---- requests ----
@@ -57,30 +54,14 @@ class ProbeQueries(msgspec.Struct, frozen=True, tag=True):
     nprobe: int
 
 
-class Piece(msgspec.Struct, frozen=True):
-    """Some clusters of a search, the distances of their centroids, and how many hits are wanted.
-
-    vector: float32; on the socket its bytes. clusters: in the order they are wanted. bound:
-    distance beyond which hits are of no use. version: of the documents that it is to see.
-    """
-
-    vector: Any
-    filters: dict[str, Any]
-    clusters: tuple[int, ...]
-    centroids: tuple[float, ...]
-    depth: int
-    bound: float = inf
-    version: int = 0
-
-
-class ScanPieces(msgspec.Struct, frozen=True, tag=True):
-    """Scan pieces of several searches together -> ScannedPieces.
+class ScanParts(msgspec.Struct, frozen=True, tag=True):
+    """Scan parts of several searches together -> ScannedParts.
 
     hot: where the index has its hot clusters, beside other work of the worker.
     """
 
     index: str
-    pieces: tuple[Piece, ...]
+    parts: tuple[Part, ...]
     hot: bool = False
 
 
@@ -126,7 +107,7 @@ class RestoreIndex(msgspec.Struct, frozen=True, tag=True):
     count: int
 
 
-Body: TypeAlias = OpenIndex | ProbeQueries | ScanPieces | CopyClusters | ChangeIndex | RestoreIndex
+Body: TypeAlias = OpenIndex | ProbeQueries | ScanParts | CopyClusters | ChangeIndex | RestoreIndex
 
 
 class WorkerRequest(msgspec.Struct, frozen=True):
@@ -173,21 +154,14 @@ class ProbedQueries(msgspec.Struct, frozen=True, tag=True):
     version: int = 0
 
 
-class ScannedPiece(msgspec.Struct, frozen=True):
-    """Hits of one piece, nearest first, and the cluster of each."""
+class ScannedParts(msgspec.Struct, frozen=True, tag=True):
+    """Part by part, what was found; what was asked is left out.
 
-    hits: tuple[Hit, ...]
-    homes: tuple[int, ...]
-
-
-class ScannedPieces(msgspec.Struct, frozen=True, tag=True):
-    """Piece by piece.
-
-    missed: how many clusters of pieces were to be among the hot ones, and were scanned where the
+    missed: how many clusters of parts were to be among the hot ones, and were scanned where the
     others are. absent: those of them that are not there as the documents are now.
     """
 
-    pieces: tuple[ScannedPiece, ...]
+    parts: tuple[Part, ...]
     missed: int = 0
     absent: tuple[int, ...] = ()
 
@@ -210,10 +184,10 @@ class Changed(msgspec.Struct, frozen=True, tag=True):
     forgotten: tuple[int, ...] = ()
 
 
-Answer: TypeAlias = Opened | ProbedQueries | ScannedPieces | Copied | Changed
+Answer: TypeAlias = Opened | ProbedQueries | ScannedParts | Copied | Changed
 
 
-class Reply(msgspec.Struct, frozen=True):
+class WorkerReply(msgspec.Struct, frozen=True):
     """The answer to the request of that number or an error; its begin, and the seconds it took.
 
     began: on this machine's monotonic clock (`time.perf_counter`), which processes share.
@@ -228,8 +202,3 @@ class Reply(msgspec.Struct, frozen=True):
 
 class WorkerReady(msgspec.Struct, frozen=True):
     """A worker has started."""
-
-
-def pack_vector(vector: NDArray[np.float32]) -> bytes:
-    """Return a vector as the bytes of its float32 values."""
-    return np.ascontiguousarray(vector, np.float32).tobytes()

@@ -26,7 +26,7 @@ from dovetail.runtime.child.worker import read_beside
 from dovetail.runtime.index.ivf import IvfIndex, Scanner
 from dovetail.runtime.index.manifest import open_list_kernels
 from dovetail.runtime.index.scanner import KernelScanner, choose_scanner
-from dovetail.runtime.index.scans import Scan, Vectors
+from dovetail.runtime.index.scans import Only, Part, Vectors
 from dovetail.runtime.retrieval import wire
 from dovetail.runtime.retrieval.budget import ScanCost
 from dovetail.runtime.retrieval.collection import Collection
@@ -109,30 +109,32 @@ class Shelf:
         probes = index.probe(vectors, body.nprobe)
         probed = []
         for query, probe in zip(body.queries, probes, strict=True):
-            known = index.distances(probe.query, query.known)
-            centroids = tuple(probe.distances.tolist())
-            probed.append(wire.ProbedQuery(tuple(probe.clusters), centroids, known))
+            known = index.distances(np.frombuffer(probe.vector, np.float32), query.known)
+            probed.append(wire.ProbedQuery(probe.clusters, probe.centroids, known))
         return wire.ProbedQueries(tuple(probed), version)
 
-    def scan(self, body: wire.ScanPieces) -> wire.ScannedPieces:
-        """Scan the clusters of all pieces, each as the documents were when its search began."""
+    def scan(self, body: wire.ScanParts) -> wire.ScannedParts:
+        """Scan the clusters of all parts, each as the documents were when its search began."""
         served = self._indexes[body.index]
         hot = served.hot if body.hot else None
         if hot is not None:
             hot.take_absent(served.collection.index)  # of a request that failed
-        scanned: dict[int, wire.ScannedPiece] = {}
-        for version in {piece.version for piece in body.pieces}:
-            of_version = {n: p for n, p in enumerate(body.pieces) if p.version == version}
-            rows = _scan_alike(served, hot, version, tuple(of_version.values()))
-            scanned |= zip(of_version, rows, strict=True)
-        pieces = tuple(scanned[number] for number in range(len(body.pieces)))
+        alike: dict[tuple[int, Only | None], list[int]] = {}
+        for number, part in enumerate(body.parts):
+            key = part.version, served.collection.only(part.filters)
+            alike.setdefault(key, []).append(number)
+        found: dict[int, Part] = {}
+        for key, numbers in alike.items():
+            rows = _scan_alike(served, hot, *key, [body.parts[n] for n in numbers])
+            found |= zip(numbers, rows, strict=True)
+        parts = tuple(found[number] for number in range(len(body.parts)))
         if not body.hot:
-            return wire.ScannedPieces(pieces)
-        wanted = [cluster for piece in body.pieces for cluster in piece.clusters]
+            return wire.ScannedParts(parts)
+        wanted = [cluster for part in body.parts for cluster in part.clusters]
         missed, absent = len(wanted), set(wanted)
         if hot is not None:  # else this worker could not open the GPU
             missed, absent = hot.take_absent(served.collection.index)
-        return wire.ScannedPieces(pieces, missed, tuple(sorted(absent)))
+        return wire.ScannedParts(parts, missed, tuple(sorted(absent)))
 
     def change(self, body: wire.ChangeIndex) -> wire.Changed:
         """Add and remove documents."""
@@ -159,22 +161,20 @@ class Shelf:
 
 
 def _scan_alike(
-    served: _ServedIndex, hot: DeviceScanner | None, version: int, pieces: Sequence[wire.Piece]
-) -> list[wire.ScannedPiece]:
-    """Scan for pieces that see the same documents, as deep as the deepest one is to go."""
-    found, index = served.collection, served.collection.at(version)
-    vectors = _read_vectors(index, [piece.vector for piece in pieces])
-    scans = [
-        Scan(vector, p.clusters, np.array(p.centroids, np.float32), found.only(p.filters), p.bound)
-        for vector, p in zip(vectors, pieces, strict=True)
-    ]
-    depth = max(piece.depth for piece in pieces)
-    rows = index.scan(scans, depth, served.scanner if hot is None else hot)
+    served: _ServedIndex,
+    hot: DeviceScanner | None,
+    version: int,
+    only: Only | None,
+    parts: Sequence[Part],
+) -> list[Part]:
+    """Scan for parts that may find the same documents, as deep as the deepest one is to go."""
+    index, depth = served.collection.at(version), max(part.depth for part in parts)
     scanned = []
-    for piece, hits in zip(pieces, rows, strict=True):
-        kept = tuple(hits[: piece.depth])
+    rows = index.scan(parts, depth, served.scanner if hot is None else hot, only)
+    for part, hits in zip(parts, rows, strict=True):
+        kept = tuple(hits[: part.depth])
         homes = tuple(home for _, id_ in kept if (home := index.home(id_)) is not None)
-        scanned.append(wire.ScannedPiece(kept, homes))
+        scanned.append(Part(clusters=part.clusters, hits=kept, homes=homes))
     return scanned
 
 
@@ -225,7 +225,7 @@ def _read_vectors(index: IvfIndex, packed: Sequence[bytes]) -> Vectors:
 _DO: dict[type, Callable[[Shelf, Any], wire.Answer]] = {
     wire.OpenIndex: Shelf.open,
     wire.ProbeQueries: Shelf.probe,
-    wire.ScanPieces: Shelf.scan,
+    wire.ScanParts: Shelf.scan,
     wire.CopyClusters: Shelf.copy,
     wire.ChangeIndex: Shelf.change,
     wire.RestoreIndex: Shelf.restore,
@@ -246,7 +246,7 @@ def serve(channel: Channel) -> None:
         began = time.perf_counter()
         found = shelf.answer(request.body)
         body, error = (None, found) if isinstance(found, ErrorText) else (found, None)
-        reply = wire.Reply(request.number, body, began, time.perf_counter() - began, error)
+        reply = wire.WorkerReply(request.number, body, began, time.perf_counter() - began, error)
         with sending, suppress(ConnectionError):  # the process ends then
             channel.send(reply)
 
@@ -254,7 +254,7 @@ def serve(channel: Channel) -> None:
         if isinstance(request.body, wire.CopyClusters):
             link.submit(work, request)
         else:
-            hot = isinstance(request.body, wire.ScanPieces) and request.body.hot
+            hot = isinstance(request.body, wire.ScanParts) and request.body.hot
             (gpu if hot else cpu).submit(work, request)
 
     read_beside(channel, wire.WorkerRequest, put).join()

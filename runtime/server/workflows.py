@@ -16,6 +16,7 @@ from dovetail.runtime.flows.events import (
     NodeFinished,
     NodeStarted,
     NodeText,
+    Rewritten,
     SubStage,
     WorkflowResult,
 )
@@ -32,6 +33,7 @@ KINDS: dict[type[Event], str] = {
     NodeStarted: "node_started",
     NodeText: "node_text",
     SubStage: "sub_stage",
+    Rewritten: "rewritten",
     NodeFinished: "node_finished",
 }
 

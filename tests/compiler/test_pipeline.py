@@ -16,9 +16,11 @@ from dovetail.compiler.database import TuningDatabase
 from dovetail.compiler.pipeline import compile_artifact, compile_model
 from dovetail.compiler.report import STEPS
 from dovetail.compiler.request import CompileRequest, choose_targets
-from dovetail.ir.artifact import KernelIndex, Manifest, ServicePlan
+from dovetail.ir.artifact import KernelIndex, Manifest
 from dovetail.ir.errors import ArtifactError, SpecError, ToolchainError
+from dovetail.ir.graph import GraphFile, make_graph
 from dovetail.ir.model import ModelFile
+from dovetail.ir.place import read_plan
 from dovetail.ir.schedule import ScheduleFile
 from dovetail.ir.tape import Tape
 from dovetail.ir.tuning import OK, TIMEOUT, decode_record
@@ -78,7 +80,7 @@ def test_what_it_holds(artifact):
     assert (model.name, model.tokenizer) == ("llm", "tokenizer.json")
     assert (path / "models/llm/chat_template.jinja").read_text() == "{{ messages }}"
     assert model.generation["eos_token_id"] == 2
-    plan = read(path / "plans/service.json", ServicePlan)
+    plan = read_plan(make_graph(read(path / "graph/serve.json", GraphFile)), "llm")
     assert plan.decode.threads == len(plan.decode.cpus) == report.threads
     assert report.weight_bytes == manifest.files["models/llm/weights/weights.bin"].bytes
     assert report.weight_dtype in report.notes[0] and "(--weight-dtype auto)" in report.notes[0]

@@ -53,7 +53,7 @@ def test_it_holds_what_the_other_held_and_answers_alike(given: Path, tmp_path: P
     old, new = opened(given), opened(tmp_path / "new.dove")
     assert old.manifest.model_fingerprint == new.manifest.model_fingerprint
     assert new.manifest.files.keys() == old.manifest.files.keys()
-    assert (new.service, new.workflows[0].file) == (old.service, old.workflows[0].file)
+    assert (new.service, new.workflows[0].template) == (old.service, old.workflows[0].template)
     for one, other in zip(old.parts, new.parts, strict=True):
         assert (one.file, one.schedules, one.tapes) == (other.file, other.schedules, other.tapes)
         assert one.weights.samefile(other.weights)

@@ -27,7 +27,9 @@ from dovetail.compiler.replay import (
 from dovetail.compiler.replay_child import SETTINGS, Round
 from dovetail.compiler.service import choose_plans, service_plan
 from dovetail.ir.artifact import ServicePlan
+from dovetail.ir.graph import read_graph
 from dovetail.ir.model import ModelFile
+from dovetail.ir.place import read_plan
 from dovetail.ir.plans import MEASURED, SIMULATED, PairChoice, PlanCandidate, PlanChoice
 from dovetail.runtime.app import load
 from dovetail.runtime.native.step import StepShape
@@ -135,9 +137,13 @@ def read(path: Path, kind: type[msgspec.Struct]) -> msgspec.Struct:
     return msgspec.json.decode(path.read_bytes(), type=kind)
 
 
+def planned(artifact: Path) -> ServicePlan:
+    return read_plan(read_graph((artifact / "graph/serve.json").read_bytes()), "llm")
+
+
 def test_a_compile_measures_every_plan_of_this_machine(artifact: Path) -> None:
     choice = read(artifact / "plans/choice.json", PlanChoice)
-    plan = read(artifact / "plans/service.json", ServicePlan)
+    plan = planned(artifact)
     assert isinstance(choice, PlanChoice) and service_plan(choice) == plan
     assert choice.batches == (1, 2, 4, 8, 16)  # as the payload of the search has them
     if len(os.sched_getaffinity(0)) == 1:
@@ -230,8 +236,7 @@ def test_plans_are_ranked_by_what_real_processes_take(
 
 
 def test_a_replay_runs_each_plan_at_least_once(artifact: Path) -> None:
-    plan = read(artifact / "plans/service.json", ServicePlan)
-    assert isinstance(plan, ServicePlan)
+    plan = planned(artifact)
     job = ReplayJob(
         artifact=str(artifact), plans=(plan, plan), prompts=(5, 40, 20), batches=(1, 2, 8),
         vocab_size=100, seconds=0.0,

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from hashlib import sha256
 from pathlib import Path
 
+import psutil
 import pytest
 
 pytest.importorskip("faiss")
@@ -15,6 +18,7 @@ from dovetail import END, START, RAGraph, load, workflows
 from dovetail.compiler.index_build import IndexRequest, build_index_folder, describe_embedder
 from dovetail.compiler.pipeline import compile_model
 from dovetail.errors import ArtifactError, SpecError, WorkflowError
+from dovetail.ir.artifact import SERVE
 from dovetail.ir.index_file import Passage
 from dovetail.runtime.app import App
 from dovetail.runtime.server.models import Models, ServedModel
@@ -22,6 +26,9 @@ from dovetail.runtime.server.served_workflow import add_workflows
 from dovetail.tiny_world import ENCODER, LLAMA
 from tests.dovetail.commands import assert_one_sentence, dovetail
 
+ENGINE, ENCODERS, SEARCHES = (
+    f"dovetail.runtime.{name}" for name in ("hosting.worker", "embed.process", "retrieval.worker")
+)
 QUESTION, ANSWER = "What language is spoken in Zorvia?", "The language of Zorvia is Zorvish"
 FILE = """
 from dataclasses import dataclass
@@ -90,6 +97,47 @@ def test_an_artifact_knows_its_workflows_and_its_index(app: App) -> None:
     assert result.outputs["tries"] == 2
     with pytest.raises(WorkflowError, match="'one-shot', 'twice', 'plain'"):
         app.run("none", {"input": QUESTION})
+
+
+def move(path: Path, cpus: dict[str | None, list[int]]) -> None:
+    """Place what an artifact's graph says of each model, and of searches, a thread on each CPU."""
+    serve, manifest = path / SERVE, path / "manifest.json"
+    graph = json.loads(serve.read_text())
+    for node in graph["nodes"]:
+        there = cpus[node.get("model")]
+        node["place"] |= {"threads": len(there), "cpus": there}
+    data = json.dumps(graph).encode()
+    serve.write_bytes(data)
+    listed = json.loads(manifest.read_text())
+    listed["files"][SERVE] = {"bytes": len(data), "sha256": sha256(data).hexdigest()}
+    manifest.write_text(json.dumps(listed))
+
+
+def workers(besides: Collection[psutil.Process]) -> dict[str, list[set[int]]]:
+    """Return what CPUs each thread of each process that serves may use, by its module."""
+    found = {}
+    for child in set(psutil.Process().children(recursive=True)) - set(besides):
+        for module in set(child.cmdline()) & {ENGINE, ENCODERS, SEARCHES}:
+            found[module] = [os.sched_getaffinity(thread.id) for thread in child.threads()]
+    return found
+
+
+def test_workers_run_where_the_graph_of_the_artifact_places_them(
+    work: Path, tmp_path: Path
+) -> None:
+    """The engine has all CPUs, as busy ones are left for others; their order says who is where."""
+    cpus = sorted(os.sched_getaffinity(0), reverse=True)
+    last = cpus[0]
+    moved = shutil.copytree(work / "app.dove", tmp_path / "moved.dove")
+    move(moved, {"llm": cpus, "embedder": [last], None: [last]})
+    others = psutil.Process().children(recursive=True)
+    with load(moved, apart=True, trust=True) as app:
+        said = app.run("one-shot", {"input": QUESTION}).outputs["answer"]
+        assert said.strip().startswith(ANSWER)
+        found = workers(besides=others)
+    assert {last} in found[ENCODERS] and found[SEARCHES] == [{last}] * len(found[SEARCHES])
+    pinned = [allowed for allowed in found[ENGINE] if len(allowed) == 1 < len(cpus)]
+    assert sorted(pinned, key=min) == [{cpu} for cpu in cpus[:0:-1]], "the caller is on the first"
 
 
 def test_run_takes_a_workflow_and_its_inputs(work: Path) -> None:

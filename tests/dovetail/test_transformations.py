@@ -1,4 +1,4 @@
-"""The tiny world under every subset of the transformations; hot clusters on torch's CPU device.
+"""The tiny world under many subsets of the transformations; hot clusters on torch's CPU device.
 
 200 requests of all five library workflows, the first ones alone and the others at once; each answer
 is that of the plain order.
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
+from random import Random
 from typing import Any
 from unittest.mock import patch
 
@@ -22,21 +23,14 @@ from dovetail.compiler.index_build import IndexRequest, build_index_folder, desc
 from dovetail.compiler.pipeline import compile_model
 from dovetail.ir.index_file import Passage
 from dovetail.runtime import app as loading
-from dovetail.runtime.flows.control.settings import (
-    PREFETCH,
-    SPECULATE_GENERATION,
-    SPECULATE_RETRIEVAL,
-    SPLIT,
-    SPLIT_DEVICES,
-    TRANSFORMATIONS,
-    WavefrontSettings,
-)
-from dovetail.runtime.flows.control.speculation import Statistics
-from dovetail.runtime.flows.hot import HotStatistics
+from dovetail.runtime.flows.control.front import Statistics
+from dovetail.runtime.flows.control.settings import WavefrontSettings
+from dovetail.runtime.flows.control.transformation import REGISTRY
 from dovetail.runtime.flows.service import FlowSettings
 from dovetail.runtime.flows.services import perform
 from dovetail.runtime.flows.workflow_run import run_in_order
 from dovetail.runtime.retrieval.folder import open_index
+from dovetail.runtime.retrieval.hot import HotStatistics
 from dovetail.tiny_world import ENCODER, LLAMA, corpus
 from dovetail.tiny_world.questions import SINGLE, TWO_HOP
 from tests.dovetail.test_app_workflows import GRAPHS, NPROBE, PlainServices, World, comparable
@@ -45,9 +39,15 @@ REQUESTS, PASSAGES, CLUSTERS = 200, 400, 16
 ALONE = 25
 """Requests that come one by one, so that the engine has room for guesses; some of these hold."""
 SUBSETS = [
-    frozenset(found)
-    for size in range(len(TRANSFORMATIONS) + 1)
-    for found in combinations(TRANSFORMATIONS, size)
+    *(
+        frozenset(found)
+        for size in (0, 1, 2, len(REGISTRY))
+        for found in combinations(REGISTRY, size)
+    ),
+    *(
+        frozenset(name for name in REGISTRY if draw.random() < 0.5)
+        for draw in map(Random, range(64))
+    ),
 ]
 ROOM = 100 * 4 * 128
 """Bytes of some of the vectors, so that clusters come and go."""
@@ -110,15 +110,15 @@ def serve(case: Case, subset: frozenset[str]) -> tuple[Statistics, HotStatistics
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("subset", SUBSETS, ids=lambda found: "-".join(sorted(found)) or "none")
+@pytest.mark.parametrize("subset", dict.fromkeys(SUBSETS), ids=lambda s: "-".join(sorted(s)) or "-")
 def test_200_requests_are_answered_as_in_the_plain_order(
     case: Case, subset: frozenset[str]
 ) -> None:
     assert len(case.requests) == REQUESTS
     guesses, hot = serve(case, subset)
     print(guesses, hot)
-    may_guess = {SPLIT, SPECULATE_GENERATION} <= subset  # a search that is not cut has no parts
+    may_guess = {"split", "speculate_generation"} <= subset  # a search that is not cut has no parts
     assert bool(guesses.accepted) == bool(guesses.rejected) == may_guess
     assert guesses.attempted == guesses.accepted + guesses.rejected
-    assert not guesses.scouts or SPECULATE_RETRIEVAL in subset
-    assert not hot.hits or {SPLIT_DEVICES, PREFETCH} <= subset
+    assert not guesses.scouts or "speculate_retrieval" in subset
+    assert not hot.hits or {"put", "prefetch"} <= subset

@@ -95,7 +95,8 @@ def test_inspect_shows_every_decision(artifact: Path) -> None:
         assert f"{candidate['simulated']:.4f}" in text and candidate["levels"] in text
     assert all(name in text and figures[name]["source"] in text for name in figures) and figures
     nodes = found["graphs"]["serve"]["nodes"]
-    assert {node["place"]["phase"] for node in nodes} == {"prefill", "decode"}
+    assert {node["place"]["phase"] for node in nodes[:-1]} == {"prefill", "decode"}
+    assert nodes[-1]["name"] == "searches" in text and nodes[-1]["place"]["cpus"]
     assert all(node["name"] in text for node in nodes)
     assert sum(w["bytes"] for w in model["file"]["weights"]) > 0
 
@@ -107,7 +108,7 @@ def test_verify(artifact: Path, tmp_path: Path) -> None:
     assert (report["ok"], report["faults"]) == (True, [])
 
 
-@pytest.mark.parametrize("name", ["weights.bin", "service.json", "model.json", "index.json"])
+@pytest.mark.parametrize("name", ["weights.bin", "serve.json", "model.json", "index.json"])
 def test_verify_finds_damage_in_any_file(artifact: Path, tmp_path: Path, name: str) -> None:
     copy = tmp_path / "app.dove"
     shutil.copytree(artifact, copy)

@@ -43,7 +43,7 @@ def outputs(graph: ExecutionGraph) -> dict[str, Any]:
             else:
                 inputs[source.root] = shown(source, values[parent])
         values[name] = RUN[node.kind](node, inputs, carried, guesses)
-    real = [node for node in graph.nodes if not node.provisional]
+    real = [node for node in map(graph.node, graph.ordered()) if not node.provisional]
     return {node.root: shown(node, values[node.name]) for node in real}  # the last part of each
 
 

@@ -7,6 +7,7 @@ from collections import defaultdict
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.errors import WorkflowError
@@ -18,10 +19,11 @@ from dovetail.ir.graph import (
     ExecutionGraph,
     GraphEdge,
     GraphNode,
+    Placement,
     contract,
     read_graph,
 )
-from dovetail.ir.place import PHASES, place, serving_graph
+from dovetail.ir.place import PHASES, find_searches, place, read_plan, serving_graph
 
 
 def make_plan(processes: int, prefill: int, decode: int, *, bound: bool = True) -> ServicePlan:
@@ -139,7 +141,7 @@ def test_the_result_is_that_of_one_device(graph: ExecutionGraph, plan: ServicePl
 
 
 def test_one_request_to_a_model() -> None:
-    placed = place(serving_graph("llm"), {"llm": make_plan(2, 2, 1)})
+    placed = place(serving_graph(("llm",)), {"llm": make_plan(2, 2, 1)})
     assert [node.name for node in placed.nodes] == [
         "llm/prefill/0", "llm/prefill/1", "llm/decode/0", "llm/decode/1",
     ]  # fmt: skip
@@ -154,4 +156,54 @@ def test_a_plan_whose_cpus_do_not_fit_is_refused() -> None:
         decode=PhasePlan(threads=1, cpus=()),
     )
     with pytest.raises(WorkflowError, match="'llm': 2 processes of 2 threads"):
-        place(serving_graph("llm"), {"llm": wrong})
+        place(serving_graph(("llm",)), {"llm": wrong})
+
+
+@given(plans)
+def test_the_plan_of_a_model_is_read_from_its_nodes(plan: ServicePlan) -> None:
+    plan = replace(plan, kv_blocks=7, spin_iterations=11, prefill_token_threshold=13)
+    searches = Placement(threads=3, cpus=(5, 6, 7))
+    graph = place(serving_graph(("llm",), ("e",), searches), {"llm": plan, "e": make_plan(1, 2, 2)})
+    again = read_graph(graph.to_json())
+    assert read_plan(again, "llm") == plan
+    encoder = read_plan(again, "e")
+    assert encoder.prefill == encoder.decode == PhasePlan(threads=2, cpus=(0, 1))
+    assert find_searches(again) == PhasePlan(threads=3, cpus=(5, 6, 7))
+
+
+PLACED = place(serving_graph(("llm",)), {"llm": make_plan(2, 2, 2)})
+
+
+def moved(*names: str, **changes: object) -> ExecutionGraph:
+    """Return PLACED with another placement of some nodes."""
+    nodes = [
+        replace(node, place=replace(node.place, **changes)) if node.name in names else node
+        for node in PLACED.nodes
+    ]
+    return ExecutionGraph(nodes, PLACED.edges)
+
+
+def test_a_node_that_is_placed_otherwise_is_read_so() -> None:
+    assert read_plan(moved("llm/decode/1", cpus=(4, 5)), "llm").decode.cpus == (0, 1, 4, 5)
+    assert read_plan(moved("llm/prefill/1", "llm/decode/1", node=3), "llm").nodes == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "said"),
+    [
+        ("llm/prefill/1", {"process": 2}, "'llm/prefill/1' has not its own process"),
+        ("llm/prefill/1", {"process": 0}, "'llm/prefill/1' has not its own process"),
+        ("llm/prefill/1", {"phase": "decode", "process": 2}, "'llm': 3 processes of 2"),
+        ("llm/decode/1", {"threads": 1}, "'llm/decode/1' has not"),
+        ("llm/decode/1", {"cpus": (1,)}, "2 processes of 2 threads cannot have 3 PUs"),
+        ("llm/decode/1", {"node": None}, "'llm/prefill/0' has not"),
+    ],
+)
+def test_places_that_make_no_plan_are_refused(
+    name: str, changes: dict[str, object], said: str
+) -> None:
+    with pytest.raises(WorkflowError, match=said):
+        read_plan(moved(name, **changes), "llm")
+    for empty in (lambda: read_plan(PLACED, "other"), lambda: find_searches(PLACED)):
+        with pytest.raises(WorkflowError, match="execution graph is wrong"):
+            empty()

@@ -26,6 +26,7 @@ from dovetail.ir.graph import (
 )
 from dovetail.ir.live_graph import LiveGraph, LiveNode, State
 from tests.ir.fake_engine import outputs
+from tests.ir.live import live_of
 
 CLUSTERS = (7, 3, 9, 1, 4)
 
@@ -51,6 +52,10 @@ def named(graph: LiveGraph, name: str) -> LiveNode:
     return found
 
 
+def ready(graph: LiveGraph, name: str) -> bool:
+    return named(graph, name) in graph.ready
+
+
 def run(graph: LiveGraph, *names: str) -> None:
     """Have nodes run to their end."""
     for name in names:
@@ -67,15 +72,15 @@ def drawn(graph: LiveGraph) -> list[str]:
 
 @pytest.fixture
 def live() -> LiveGraph:
-    return LiveGraph.of(chain())
+    return live_of(chain())
 
 
 def test_a_node_is_ready_once_all_it_waits_for_is_over(live: LiveGraph) -> None:
-    assert [node.name for node in live if node.ready] == ["Q"]
+    assert [node.name for node in live.ready] == ["Q"]
     live.begin(named(live, "Q"))
-    assert [node.name for node in live if node.ready] == []
+    assert [node.name for node in live.ready] == []
     live.finish(named(live, "Q"))
-    assert [node.name for node in live if node.ready] == ["R"]
+    assert [node.name for node in live.ready] == ["R"]
     with pytest.raises(AssertionError, match="'G' is not ready"):
         live.begin(named(live, "G"))
 
@@ -86,14 +91,24 @@ def test_a_search_is_cut_into_a_chain(live: LiveGraph) -> None:
     assert [n.clusters for n in live.freeze().parts("R")] == [(7, 3), (9,), (1, 4)]
     assert {"Q --> R/0", "R/0 --> R/1", "R/1 --> R/2", "R/2 --> G"} <= set(drawn(live))
     run(live, "Q", "R/0")
-    assert named(live, "R/1").ready and not named(live, "R/2").ready
+    assert ready(live, "R/1") and not ready(live, "R/2")
+
+
+def test_a_part_of_a_search_is_cut_again(live: LiveGraph) -> None:
+    t.split_search(live, named(live, "R"), 3)
+    assert t.split_search(live, named(live, "R/0"), 1) is named(live, "R/1")
+    assert [n.clusters for n in live.freeze().parts("R")] == [(7,), (3, 9), (1, 4)]
+    assert {"Q --> R/0", "R/0 --> R/1", "R/1 --> R/2", "R/2 --> G"} <= set(drawn(live))
+    t.stop(live, named(live, "R/1"))
+    run(live, "Q", "R/0")
+    assert ready(live, "G"), "all that is left is left out"
 
 
 def test_the_rest_of_a_search_is_left_out(live: LiveGraph) -> None:
     t.stop(live, t.split_search(live, named(live, "R"), 2))
     assert [n.clusters for n in live.freeze().parts("R")] == [(7, 3)]
     run(live, "Q", "R/0")
-    assert named(live, "G").ready
+    assert ready(live, "G")
 
 
 def test_a_reply_is_cut_where_it_has_got_to(live: LiveGraph) -> None:
@@ -102,9 +117,9 @@ def test_a_reply_is_cut_where_it_has_got_to(live: LiveGraph) -> None:
     rest = t.split_reply(live, t.split_reply(live, named(live, "G"), 3), 2)
     assert [n.steps for n in live.freeze().parts("G")] == [3, 2, None]
     assert {"R --> G/0", "G/0 --> G/1", "G/2 --> X"} <= set(drawn(live))
-    assert rest.state is State.RUNNING and not named(live, "X").ready
+    assert rest.state is State.RUNNING and not ready(live, "X")
     live.finish(rest)
-    assert named(live, "X").ready
+    assert ready(live, "X")
 
 
 def test_a_search_is_reordered(live: LiveGraph) -> None:
@@ -123,19 +138,19 @@ def test_a_generation_is_begun_on_a_part_of_a_search_and_checked(live: LiveGraph
         "R/1 --> G/check",
         "G/check --> X",
     } <= set(drawn(live))
-    assert guess.ready and not named(live, "G/check").ready
+    assert guess in live.ready and not ready(live, "G/check")
     live.begin(guess)
     run(live, "R/1")
-    assert not named(live, "G/check").ready, "the guess is under way"
+    assert not ready(live, "G/check"), "the guess is under way"
     live.finish(t.split_reply(live, guess, 1))
-    assert named(live, "G/check").ready
+    assert ready(live, "G/check")
 
 
 def test_a_generation_is_begun_on_what_earlier_searches_found(live: LiveGraph) -> None:
     run(live, "Q")
     guess = t.speculate_generation(live, None, named(live, "G"))
     assert {"G/guess --> G/check", "R --> G/check"} <= set(drawn(live))
-    assert guess.ready and not live.before(guess)
+    assert guess in live.ready and not live.before(guess)
 
 
 def test_a_guess_is_rolled_back_with_its_parts(live: LiveGraph) -> None:
@@ -147,7 +162,7 @@ def test_a_guess_is_rolled_back_with_its_parts(live: LiveGraph) -> None:
     t.roll_back(live, t.split_reply(live, guess, 1))
     assert live.freeze() == before
     run(live, "R/1")
-    assert named(live, "G").ready
+    assert ready(live, "G")
 
 
 def test_a_scout_searches_ahead_and_only_shows_the_way(live: LiveGraph) -> None:
@@ -155,34 +170,42 @@ def test_a_scout_searches_ahead_and_only_shows_the_way(live: LiveGraph) -> None:
     live.begin(named(live, "G"))
     t.split_reply(live, named(live, "G"), 2)
     scout = t.speculate_retrieval(live, named(live, "G/0"))
-    assert scout.ready and scout.provisional
+    assert scout in live.ready and scout.provisional
     t.use_scout(live, scout, named(live, "S"))
     assert {"G/0 ~~> G/scout", "G/scout ··> S"} <= set(drawn(live))
     live.finish(named(live, "G/1"))
     run(live, "X")
-    assert named(live, "S").ready, "it does not wait for the scout"
+    assert ready(live, "S"), "it does not wait for the scout"
 
 
 def test_a_sub_stage_is_scanned_on_two_devices_and_merged(live: LiveGraph) -> None:
     t.split_search(live, named(live, "R"), 3)
-    cpu, gpu, merge = t.split_devices(live, named(live, "R/0"), {3, 8, 9})
+    merge = t.put(live, named(live, "R/0"), "gpu", {3, 8, 9})
+    cpu, gpu = (node for node, _ in live.before(merge))
     assert {"Q --> R/0/cpu", "Q --> R/0/gpu", "R/0/gpu --> R/0/merge", "R/0/merge --> R/1"} <= set(
         drawn(live)
     )
     assert (cpu.clusters, gpu.clusters, gpu.device) == ((7,), (3, 9), "gpu")
     run(live, "Q", "R/0/cpu")
-    assert not merge.ready
+    assert merge not in live.ready
     run(live, "R/0/gpu", "R/0/merge")
-    assert named(live, "R/1").ready
+    assert ready(live, "R/1")
 
 
 def test_clusters_are_copied_beside_a_search(live: LiveGraph) -> None:
     copy = t.prefetch(live, named(live, "R"), (5, 6))
     assert "R/copy ··> R" in drawn(live) and copy.clusters == (5, 6)
     run(live, "Q")
-    assert named(live, "R").ready, "it does not wait for the copy"
+    assert ready(live, "R"), "it does not wait for the copy"
     with pytest.raises(WorkflowError, match="nothing more to copy"):
         t.prefetch(live, named(live, "R"), (1,))
+
+
+def test_a_node_is_put_on_a_device_as_a_whole(live: LiveGraph) -> None:
+    for name, device in (("R", "gpu"), ("G", "gpu"), ("G", "cpu")):
+        node = named(live, name)
+        assert t.put(live, node, device) is node and node.device == device
+    assert live.freeze().edges == chain().edges
 
 
 Wrong = Callable[[LiveGraph, Callable[[str], LiveNode]], object]
@@ -202,8 +225,8 @@ Wrong = Callable[[LiveGraph, Callable[[str], LiveNode]], object]
         (lambda g, n: t.speculate_generation(g, n("R"), n("X")), "'X' is no generation"),
         (lambda g, n: t.speculate_retrieval(g, n("R")), "'R' is not part of a generation"),
         (lambda g, n: t.roll_back(g, n("R")), "'R' is not provisional"),
-        (lambda g, n: t.split_devices(g, n("R"), {5}), "not on two devices"),
-        (lambda g, n: t.split_devices(g, n("R"), set(CLUSTERS)), "not on two devices"),
+        (lambda g, n: t.put(g, n("R"), "gpu", {5}), "cannot be shared with gpu"),
+        (lambda g, n: t.put(g, n("G"), "gpu", {7}), "'G' is no retrieval"),
         (lambda g, n: t.prefetch(g, n("R"), ()), "nothing more to copy"),
     ],
 )
@@ -221,7 +244,7 @@ def test_a_wrong_guess_is_generated_anew_and_a_right_one_counts() -> None:
     held = set()
     for first in range(40):
         plain = chain_from(first)
-        live = LiveGraph.of(plain)
+        live = live_of(plain)
         t.split_search(live, named(live, "R"), 3)
         t.speculate_generation(live, named(live, "R/0"), named(live, "G"))
         after = live.freeze()
@@ -262,7 +285,7 @@ def rewrite(draw: st.DrawFn, graph: LiveGraph, name: str) -> None:
     node, number = draw(st.sampled_from(list(graph))), draw(st.integers(1, 5))
     some = tuple(range(number, 6))
     match name:
-        case "begin" if node.ready:
+        case "begin" if node in graph.ready:
             graph.begin(node)
         case "finish" if node.state is State.RUNNING:
             graph.finish(node)
@@ -278,14 +301,14 @@ def rewrite(draw: st.DrawFn, graph: LiveGraph, name: str) -> None:
             t.roll_back(graph, node)
         case "scout":
             t.speculate_retrieval(graph, node)
-        case "split_devices":
-            t.split_devices(graph, node, some)
+        case "put":
+            t.put(graph, node, "gpu", some if node.kind == RETRIEVAL else None)
         case "prefetch":
             t.prefetch(graph, node, some)
 
 
 NAMES = ("begin", "finish", "split_search", "split_reply", "reorder", "guess", "roll_back",
-         "scout", "split_devices", "prefetch")  # fmt: skip
+         "scout", "put", "prefetch")  # fmt: skip
 
 
 def check_integrity(graph: LiveGraph) -> None:
@@ -294,13 +317,14 @@ def check_integrity(graph: LiveGraph) -> None:
         held = [s for s, kind in graph.before(node) if kind in ("data", SPECULATIVE)]
         under_way = [s for s in held if s.state is not State.OVER]
         assert node.waits == len(under_way)
+        assert (node in graph.ready) == (node.state is State.WAITING and not under_way)
         assert node.state is State.WAITING or not under_way
 
 
 @given(data=st.data())
 def test_a_graph_and_its_transformed_forms_give_the_same(data: st.DataObject) -> None:
     plain = data.draw(graphs())
-    live = LiveGraph.of(plain)
+    live = live_of(plain)
     for name in data.draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=16)):
         try:
             rewrite(data.draw, live, name)  # type: ignore[arg-type]
@@ -321,15 +345,15 @@ def assert_same(one: ExecutionGraph, other: ExecutionGraph) -> None:
 @given(data=st.data())
 def test_no_node_is_lost_or_runs_twice(data: st.DataObject) -> None:
     """Whatever is done to it meanwhile, a graph comes to its end, each node begun once."""
-    live, begun = LiveGraph.of(data.draw(graphs())), list[LiveNode]()
+    live, begun = live_of(data.draw(graphs())), list[LiveNode]()
     while any(node.state is not State.OVER for node in live if not node.provisional):
         with suppress(WorkflowError):
             rewrite(data.draw, live, data.draw(st.sampled_from(NAMES[2:])))
-        ready = [node for node in live if node.ready]
+        ready = list(live.ready)
         running = [node for node in live if node.state is State.RUNNING]
         assert ready or running, "the graph stands still"
         node = data.draw(st.sampled_from([*ready, *running]))
-        if node.ready:
+        if node in live.ready:
             live.begin(node)
             begun.append(node)
         else:

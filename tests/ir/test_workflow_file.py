@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from dovetail.ir.errors import WorkflowError
 from dovetail.ir.ragraph import RAGraph
+from dovetail.ir.template import find_functions
 from dovetail.ir.workflow import END, START, Branch, Collect, Join, State
-from dovetail.ir.workflow_file import find_functions, read_workflow, write_json, write_yaml
+from dovetail.ir.workflow_file import read_workflow, write_json, write_yaml
 from dovetail.workflows import BUNDLED
 
 TEXT = """

@@ -20,7 +20,9 @@ from dovetail.ir.artifact import (
     PhasePlan,
     ServicePlan,
 )
+from dovetail.ir.graph import ExecutionGraph, Placement
 from dovetail.ir.model import ModelFile, ModelSpec, RopeSpec, WeightChunks, WeightEntry
+from dovetail.ir.place import place, serving_graph
 from dovetail.ir.schedule import Row, ScheduleFile, ScheduleTable
 from dovetail.ir.tape import FORWARD_ARGS, SAMPLE_ARGS, ArgRef, Entry, IntConst, KvRef, Slot, Tape
 from dovetail.runtime.machine.abi import ABI
@@ -150,6 +152,11 @@ def toy_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+def served(plan: ServicePlan) -> ExecutionGraph:
+    """Return the graph of a model that is served so, and of searches by two threads anywhere."""
+    return place(serving_graph(("llm",), (), Placement(threads=2)), {"llm": plan})
+
+
 @pytest.fixture
 def make_artifact(tmp_path: Path, toy_library: Path) -> Callable[..., Path]:
     def make(
@@ -201,7 +208,7 @@ def make_artifact(tmp_path: Path, toy_library: Path) -> Callable[..., Path]:
                 WeightChunks(chunk_bytes=4096, total_bytes=len(weights), sha256=hashes),
             ),
             ("kernels/generic/index.json", index),
-            ("plans/service.json", service),
+            ("graph/serve.json", served(service).file),
         )
         for file, value in values:
             write_json(path / file, value)

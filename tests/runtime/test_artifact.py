@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,7 +47,7 @@ FILES = (
     "models/llm/weights/weights.bin",
     "kernels/generic/index.json",
     "kernels/generic/toy.so",
-    "plans/service.json",
+    "graph/serve.json",
     "manifest.json",
 )
 
@@ -95,8 +96,12 @@ def test_weights_are_hashed_only_on_demand(make_artifact: MakeArtifact) -> None:
 
 def test_versions_and_paths(make_artifact: MakeArtifact, tmp_path: Path) -> None:
     path = make_artifact()
-    edit_json(path / "manifest.json", lambda m: m.update(format_major=2))
-    with pytest.raises(ArtifactError, match="format 2"):
+    edit_json(path / "manifest.json", lambda m: m.update(format_major=1))
+    with pytest.raises(ArtifactError, match=r"format 1 .*`dovetail compile MODEL -o"):
+        open_artifact(path, HARDWARE)
+    command = ["dovetail", "compile", "/my models/a", "-o", "/a.dove"]
+    edit_json(path / "manifest.json", lambda m: m.update(format_major=3, command=command))
+    with pytest.raises(ArtifactError, match=r"format 3 .*`dovetail compile '/my models/a' -o /a"):
         open_artifact(path, HARDWARE)
     with pytest.raises(ArtifactError, match="not an artifact directory"):
         open_artifact(tmp_path / "nothing", HARDWARE)
@@ -113,7 +118,7 @@ def test_paths_out_of_the_artifact_are_refused(make_artifact: MakeArtifact, name
 
 def test_links_out_of_the_artifact_are_refused(make_artifact: MakeArtifact, tmp_path: Path) -> None:
     path = make_artifact()
-    file = path / "plans/service.json"
+    file = path / "graph/serve.json"
     shutil.move(file, tmp_path / "outside.json")
     file.symlink_to(tmp_path / "outside.json")
     with pytest.raises(ArtifactError, match="link"):
@@ -231,19 +236,31 @@ def test_a_pipe_in_the_place_of_a_file_is_refused_at_once(
     assert not report.ok and "not a regular file" in report.faults[0]
 
 
-COUNTS: dict[str, Callable[[dict[str, object]], object]] = {
-    "no process": lambda m: m.update(processes=0),
-    "processes below 0": lambda m: m.update(processes=-1),
-    "processes without end": lambda m: m.update(processes=1 << 40),
-    "no thread": lambda m: m["decode"].update(threads=0),  # type: ignore[attr-defined]
-    "threads without end": lambda m: m["prefill"].update(threads=1 << 40),  # type: ignore[attr-defined]
-    "a CPU below 0": lambda m: m["prefill"].update(cpus=[-1, 0]),  # type: ignore[attr-defined]
-    "a node below 0": lambda m: m.update(nodes=[-1]),
-    "more nodes than processes": lambda m: m.update(nodes=[0, 0]),
-    "blocks below 0": lambda m: m.update(kv_blocks=-1),
-    "a spin below 0": lambda m: m.update(spin_iterations=-1),
-    "a spin without end": lambda m: m.update(spin_iterations=1 << 62),
-    "a threshold below 0": lambda m: m.update(prefill_token_threshold=-1),
+def replaced(phase: str, **fields: object) -> Callable[[dict[str, Any]], object]:
+    """Return what places the model's first process otherwise in a phase."""
+
+    def edit(graph: dict[str, Any]) -> None:
+        (node,) = (n for n in graph["nodes"] if n["name"] == f"llm/{phase}/0")
+        node["place"].update(fields)
+
+    return edit
+
+
+COUNTS: dict[str, Callable[[dict[str, Any]], object]] = {
+    "no process": lambda g: g.update(nodes=[], edges=[]),
+    "a process below 0": replaced("decode", process=-1),
+    "a process without others": replaced("decode", process=7),
+    "processes without end": replaced("decode", process=1 << 40),
+    "no thread": replaced("decode", threads=0),
+    "threads without end": replaced("prefill", threads=1 << 40),
+    "a CPU below 0": replaced("prefill", cpus=[-1, 0]),
+    "fewer CPUs than threads": replaced("prefill", cpus=[0]),
+    "a node below 0": replaced("decode", node=-1),
+    "blocks below 0": replaced("decode", kv_blocks=-1),
+    "a spin below 0": replaced("decode", spin=-1),
+    "a spin without end": replaced("decode", spin=1 << 62),
+    "a threshold below 0": lambda g: g["edges"][0].update(tokens=-1),
+    "an edge to nowhere": lambda g: g["edges"][0].update(target="x"),
 }
 
 
@@ -252,14 +269,14 @@ def test_counts_that_no_machine_has_are_refused(
     make_artifact: MakeArtifact, reseal: Reseal, case: str
 ) -> None:
     path = make_artifact()
-    edit_json(path / "plans/service.json", COUNTS[case])
+    edit_json(path / "graph/serve.json", COUNTS[case])
     reseal(path)
     for read in (load, lambda p: open_artifact(p, HARDWARE)):
-        with pytest.raises(ArtifactError, match=r"service\.json") as error:
+        with pytest.raises(ArtifactError, match=r"serve\.json") as error:
             read(path)
         assert "\n" not in str(error.value)
     report = verify_artifact(path)
-    assert not report.ok and "service.json" in report.faults[0]
+    assert not report.ok and "serve.json" in report.faults[0]
 
 
 def test_targets_of_the_compiler_are_known_here() -> None:

@@ -119,6 +119,11 @@ class Learned:
         """
         return best_budget(self.overhead, max(self.stage or 0.0, backlog))
 
+    def split_gain(self, backlog: float = 0.0) -> float:
+        """Predict the seconds that searches save where sub-stages take mb (HedraRAG, Eq. 1)."""
+        stage, part = max(self.stage or 0.0, backlog), max(self.budget(backlog), TINY)
+        return (stage - part) / 2 - (stage / part - 1) * self.overhead
+
     @property
     def device_weight(self) -> float:
         """Seconds of a vector on the device over those that it takes of all threads of the CPU."""
@@ -151,7 +156,7 @@ class Learned:
         """Predict a scan on the CPU of so many vectors for each search."""
         return self.speed * self.costs.scan.seconds(vectors)
 
-    def shared_seconds(self, vectors: int) -> float:
+    def shared_seconds(self, vectors: float) -> float:
         """Predict how long all threads take to compare so many vectors."""
         cost = self.costs.scan
         return self.speed * cost.per_vector * vectors / cost.threads
@@ -185,10 +190,10 @@ class Learned:
         sooner = alone - min(plain, ordered)
         return sooner * (self.stage or inf) - self.budget() / 2
 
-    def follows_history(self, search: Name) -> bool:
-        """Tell whether history's order finds what is nearest no later, for all that is known."""
+    def order_gain(self, search: Name) -> float:
+        """Predict the seconds by which history's order finds what is nearest sooner."""
         needed = self.needed.get(search, UNTRIED)
-        return needed.ordered <= needed.plain
+        return (needed.plain - needed.ordered) * (self.stage or 1.0)
 
     def chance(self, search: Name, scanned: float) -> float:
         """Return how often what was best after part of a node's search stayed so."""

@@ -1,7 +1,7 @@
 """What passes between the control plane of workflows and those who do the work.
 
 Orders go out of `Wavefront.orders`, reports come in through `Wavefront.tell`. A `job` numbers a
-piece of work; reports about jobs that ended or were cancelled are ignored. Vectors pass unread.
+piece of work; reports about jobs that ended or were cancelled are ignored.
 
 Whoever does the work keeps no state of a search: every order carries all it needs, so that one
 that was lost with its worker can simply be done again.
@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
 from dovetail.ir.errors import DovetailError
-from dovetail.ir.live_graph import LiveGraph
+from dovetail.ir.live_graph import LiveGraph, Rewrite
 from dovetail.ir.workflow import Generation, Name, Retrieval
 from dovetail.runtime.flows.workflow_run import Call
 from dovetail.runtime.index.cursor import Hit
 from dovetail.runtime.index.documents import Document
-from dovetail.runtime.retrieval.wire import Piece, ScannedPiece
+from dovetail.runtime.index.scans import Part
 
 Device: TypeAlias = Literal["cpu", "gpu"]
 
@@ -88,7 +88,7 @@ class FindClusters:
     job: int
     source: Source
     node: Retrieval
-    vector: Any
+    vector: bytes
     known: tuple[int, ...] = ()
     provisional: bool = False
 
@@ -97,14 +97,13 @@ class FindClusters:
 class ScanClusters:
     """A retrieval sub-stage: clusters of several searches of one index, together -> Scanned.
 
-    One is under way on each device at a time. Rows may be split so that all threads are busy.
-    parts: their vectors are as they were found or given. sources: the search that each part is of.
+    One is under way on each device at a time. sources: the search that each part is of.
     """
 
     job: int
     device: Device
     index: str | None
-    parts: tuple[Piece, ...]
+    parts: tuple[Part, ...]
     sources: tuple[Source, ...]
 
 
@@ -156,6 +155,14 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
+class Rewrote:
+    """A transformation has rewritten a request's graph (0: no request's); for those who watch."""
+
+    request: int
+    rewrite: Rewrite
+
+
+@dataclass(frozen=True, slots=True)
 class Deliver:
     """A request is over: its state at END, or why it failed. The last order about it.
 
@@ -179,6 +186,7 @@ Order: TypeAlias = (
     | Cancel
     | Started
     | Written
+    | Rewrote
     | Deliver
 )
 
@@ -229,7 +237,7 @@ class Scanned:
     """
 
     job: int
-    found: tuple[ScannedPiece, ...]
+    found: tuple[Part, ...]
     seconds: float
     absent: tuple[int, ...] = ()
 

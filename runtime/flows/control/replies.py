@@ -1,132 +1,91 @@
-"""All generations under way, real ones and guesses, cut into sub-stages of decode steps.
+"""Generations under way, and the sub-stages that they are cut into.
 
-In: prompts, reports of the engine. Out: orders to generate; each reply back as it grows and ends.
+In: replies to write, reports of the engine. Out: orders to generate; each reply back when a
+sub-stage or the whole of it is over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from functools import partial
+from math import dist
 
 from dovetail.ir.errors import DovetailError
-from dovetail.ir.live_graph import LiveGraph, LiveNode
+from dovetail.ir.live_graph import LiveNode
 from dovetail.ir.transform import split_reply
-from dovetail.ir.workflow import Generation, Name, Retrieval
-from dovetail.runtime.flows.control.board import Board, Callbacks, Waiter
-from dovetail.runtime.flows.control.costs import Learned
-from dovetail.runtime.flows.control.messages import Finished, Generate, Progressed, Source
-from dovetail.runtime.flows.control.search import Search
-from dovetail.runtime.flows.control.settings import SPLIT, WavefrontSettings
-from dovetail.runtime.flows.workflow_run import Call
-
-Key: TypeAlias = tuple[Name, int]
-"""Node and round: which call of a request."""
-
-
-@dataclass(slots=True, eq=False)
-class PendingReply:
-    """A generation. call: what waits for it; None while it is a guess.
-
-    work: its sub-stage under way; ended: the last that is over. search: what it was begun on before
-    that was over, None for no guess; ids: of what was found. text: what is written so far, in so
-    many tokens. vector: of an earlier `text`; drift: how far the one before was from it. ahead: the
-    search that will read it.
-    """
-
-    graph: LiveGraph
-    work: LiveNode
-
-    source: Source
-    node: Generation
-    prompt: str
-    call: Call | None
-    began: float
-    ahead: Retrieval | None = None
-    job: int = 0
-    search: Search | None = None
-    ids: tuple[int, ...] = ()
-    text: str = ""
-    tokens: int = 0
-    ended: LiveNode | None = None
-    over: bool = False
-    embedding: int = 0  # job
-    vector: Any = None
-    drift: float | None = None
-
-    @property
-    def key(self) -> Key:
-        """Which call of its request it is for."""
-        return self.source.node, self.source.round
+from dovetail.runtime.flows.control.front import Callbacks, Front, Waiter
+from dovetail.runtime.flows.control.messages import Embed, Finished, Generate, Progressed
+from dovetail.runtime.flows.control.work import Reply
 
 
 class Replies:
     """Generations of all requests."""
 
-    def __init__(
-        self,
-        settings: WavefrontSettings,
-        learned: Learned,
-        board: Board,
-        callbacks: Callbacks[PendingReply],
-    ) -> None:
-        self._settings, self._learned = settings, learned
-        self._board, self._callbacks = board, callbacks
-        self._active: dict[int, PendingReply] = {}
+    def __init__(self, front: Front, callbacks: Callbacks[Reply]) -> None:
+        self._front, self._callbacks = front, callbacks
 
-    @property
-    def load(self) -> int:
-        """Generations under way."""
-        return len(self._active)
-
-    @property
-    def active(self) -> Sequence[PendingReply]:
-        """Generations under way, oldest first."""
-        return list(self._active.values())
-
-    def begin(self, reply: PendingReply) -> None:
+    def begin(self, reply: Reply) -> None:
         """Have the engine write a reply."""
-        told = reply.ahead is not None and self._settings.allows(SPLIT)  # else nobody would look
-        steps = self._learned.steps(reply.node.name, self.load + 1) if told else 0
-        provisional = reply.call is None
-        reply.job = self._board.post(
-            lambda job: Generate(job, reply.source, reply.node, reply.prompt, steps, provisional),
+        reply.began, provisional = self._front.now, reply.call is None
+        order = reply.source, reply.spec, reply.prompt, reply.steps, provisional
+        reply.job = self._front.post(
+            lambda job: Generate(job, *order),
             Waiter(
                 reply.source.request,
-                lambda report, now: self._told(reply, report, now),
-                lambda error, now: self._failed(reply, error, now),
+                partial(self._told, reply),
+                partial(self._failed, reply),
             ),
         )
-        reply.graph.begin(reply.work)
-        self._active[reply.job] = reply
+        reply.graph.begin(reply.node)
 
-    def drop(self, reply: PendingReply) -> None:
+    def read(self, node: LiveNode) -> None:
+        """Have what is written of a reply turned into a vector."""
+        reply: Reply = node.work
+        assert reply.ahead is not None, "nobody would search with it"
+        source, text, index = reply.source, reply.text, reply.ahead.index
+
+        def embedded(report: Finished) -> None:
+            if reply.vector is not None:
+                reply.drift = dist(reply.vector, report.value)
+            reply.vector, reply.read = report.value, None
+            reply.graph.remove(node)
+
+        reply.graph.begin(node)
+        reply.reads = self._front.post(
+            lambda job: Embed(job, source, text, query=True, index=index, provisional=True),
+            Waiter(source.request, embedded, lambda error: None),  # and no scout is sent
+        )
+
+    def drop(self, reply: Reply) -> None:
         """Forget a reply."""
-        if self._active.pop(reply.job, None):
-            self._board.cancel(reply.job)
-        self._board.cancel(reply.embedding)
-        reply.over = True
+        self._end(reply)
+        self._front.cancel(reply.job)
 
     def drop_request(self, request: int) -> None:
         """Forget all replies to a request."""
-        for reply in [r for r in self.active if r.source.request == request]:
+        for reply in [r for r in self._front.replies if r.source.request == request]:
             self.drop(reply)
 
-    def _told(self, reply: PendingReply, report: Progressed | Finished, now: float) -> None:
+    def _end(self, reply: Reply) -> None:
+        """Take that a reply is over, and that nobody will look at what was written on the way."""
+        reply.over = True
+        self._front.replies.pop(reply, None)
+        self._front.cancel(reply.reads)
+        if reply.read is not None:
+            reply.graph.remove(reply.read)
+
+    def _told(self, reply: Reply, report: Progressed | Finished) -> None:
         if isinstance(report, Progressed):
             if (steps := report.tokens - reply.tokens) > 0:
-                reply.text, reply.tokens, reply.ended = report.text, report.tokens, reply.work
-                reply.work = split_reply(reply.graph, reply.work, steps)
-                self._callbacks.changed(reply, now)
+                reply.text, reply.tokens, reply.ended = report.text, report.tokens, reply.node
+                reply.node = split_reply(reply.graph, reply.node, steps)
+                self._callbacks.changed(reply)
             return
-        del self._active[reply.job]
-        reply.graph.finish(reply.work)
-        self._board.cancel(reply.embedding)
-        self._learned.replied(reply.node.name, now - reply.began)
-        reply.text, reply.over = report.value, True
-        self._callbacks.ended(reply, now)
+        self._end(reply)
+        reply.graph.finish(reply.node)
+        self._front.costs.replied(reply.spec.name, self._front.now - reply.began)
+        reply.text = report.value
+        self._callbacks.ended(reply)
 
-    def _failed(self, reply: PendingReply, error: DovetailError, now: float) -> None:
-        del self._active[reply.job]
-        reply.over = True
-        self._callbacks.failed(reply, error, now)
+    def _failed(self, reply: Reply, error: DovetailError) -> None:
+        self._end(reply)
+        self._callbacks.failed(reply, error)

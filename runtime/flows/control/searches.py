@@ -1,392 +1,301 @@
-"""All searches under way: which clusters of which of them the next sub-stage scans, and where.
+"""All searches under way, and the scan that is under way on each device.
 
 In: searches as they come, reports of probes and scans. Out: orders to probe, scan and copy; each
-search back when a sub-stage or the whole of it is over. One scan is under way on each device.
+search back when a sub-stage or the whole of it is over. Which clusters a sub-stage holds, and where
+they are scanned, its nodes in the graphs say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import ceil, inf
+from bisect import insort
+from collections.abc import Iterable, Sequence
+from functools import partial
+from math import inf
 
 from dovetail.ir.errors import DovetailError
-from dovetail.ir.transform import prefetch, reorder
-from dovetail.runtime.flows.control.board import Board, Callbacks, Waiter
-from dovetail.runtime.flows.control.costs import Learned
+from dovetail.ir.graph import GPU
+from dovetail.ir.live_graph import LiveNode
+from dovetail.ir.workflow import Generation
+from dovetail.runtime.flows.control.front import REORDER, SPLIT, Callbacks, Front, Waiter
 from dovetail.runtime.flows.control.messages import (
-    Catalog,
     Copy,
-    Device,
+    Embed,
     FindClusters,
     Probed,
     ScanClusters,
     Scanned,
+    Started,
 )
-from dovetail.runtime.flows.control.search import Lot, Search, Takes, filter_takes, vectors_of
-from dovetail.runtime.flows.control.settings import (
-    PREFETCH,
-    REORDER,
-    SPLIT,
-    SPLIT_DEVICES,
-    WavefrontSettings,
-)
+from dovetail.runtime.flows.control.stage import Lot, NextStage, Takes
+from dovetail.runtime.flows.control.transformations import Prefetch
+from dovetail.runtime.flows.control.work import Search
+from dovetail.runtime.flows.prompts import pack_vector
 from dovetail.runtime.index.cursor import SearchHistory, begin_search
-from dovetail.runtime.retrieval.budget import deal_rows, plan_sub_stage
-from dovetail.runtime.retrieval.hot import HotSet
-
-TASTE = 1 / 16
-"""Part of a search that is scanned as soon as it comes: mostly it holds what is nearest."""
 
 
 class Searches:
-    """Searches of all requests, oldest request first."""
+    """Searches of all requests."""
 
-    def __init__(
-        self,
-        settings: WavefrontSettings,
-        learned: Learned,
-        board: Board,
-        catalog: Catalog,
-        hot: Mapping[str | None, HotSet],
-        callbacks: Callbacks[Search],
-    ) -> None:
-        self._settings, self._learned, self._board = settings, learned, board
-        self._catalog, self._hot, self._callbacks = catalog, hot, callbacks
-        self._active: list[Search] = []
-        self._busy: dict[Device, Lot] = {}
+    def __init__(self, front: Front, callbacks: Callbacks[Search]) -> None:
+        self._front, self._callbacks = front, callbacks
+        front.choose = self._choose
         self._failed: list[Lot] = []  # of the device; the CPU is to scan them
-        self._copying: set[str | None] = set()
         self._since_refresh = 0
-        self._guesses = False
         self._newest = -inf  # when the first search of a request began last
 
-    @property
-    def load(self) -> int:
-        """Searches under way."""
-        return len(self._active)
+    def seek(self, search: Search) -> None:
+        """Begin a search that a call waits for; its query is embedded first, where it is a text."""
+        if search.job:
+            return
+        source, query, index = search.source, search.query, search.spec.index
+        self._front.order(Started(source))
+        if isinstance(query, bytes):
+            self._come(search, query)
+            return
+        search.job = self._front.post(
+            lambda job: Embed(job, source, query, query=True, index=index),
+            Waiter(
+                source.request,
+                lambda report: self._come(search, pack_vector(report.value)),
+                partial(self._callbacks.failed, search),
+            ),
+        )
 
-    @property
-    def active(self) -> Sequence[Search]:
-        """Searches under way whose clusters are known."""
-        return [search for search in self._active if search.cursor is not None]
-
-    @property
-    def budget(self) -> float:
-        """Seconds that a sub-stage should take now."""
-        return self._learned.budget(self._backlog)
-
-    @property
-    def _backlog(self) -> float:
-        """Seconds that all threads take for what is left of searches under way."""
-        return self._learned.shared_seconds(sum(search.left for search in self._active))
+    def _come(self, search: Search, query: bytes) -> None:
+        ticket = self._front.ticket(search)
+        history = ticket.history(search.spec)
+        if (scout := ticket.scouts.pop(search.spec.name, None)) is not None:
+            self.drop(scout)
+            scout.show(search.node)
+        search.query, search.earlier = query, ticket.searched
+        self.begin(search, history)
 
     def begin(self, search: Search, history: SearchHistory | None) -> None:
         """Have the clusters of a search found; `history` is of the request's last one."""
-        used = history if self._settings.allows(REORDER) else None
+        front = self._front
+        search.began, used = front.now, history if REORDER in front.asked else None
         known = tuple(id_ for _, id_ in used.hits) if used else ()
-        source, provisional = search.source, search.call is None
+        source, query, provisional = search.source, search.query, search.call is None
+        assert isinstance(query, bytes), "a text is embedded first"
         if not search.earlier and not provisional:
             self._newest = search.began
-        self._active.append(search)
-        self._active.sort(key=lambda each: (each.source.request, each.began))
-        search.job = self._board.post(
-            lambda job: FindClusters(job, source, search.node, search.vector, known, provisional),
+        insort(front.searches, search, key=lambda each: (each.source.request, each.began))
+        search.job = front.post(
+            lambda job: FindClusters(job, source, search.spec, query, known, provisional),
             Waiter(
                 source.request,
-                lambda report, now: self._probed(search, used, report, now),
-                lambda error, now: self._fail([search], error, now),
+                partial(self._probed, search, used),
+                partial(self._fail, [search]),
             ),
         )
 
     def drop(self, search: Search) -> None:
         """Forget a search; scans that hold it go on, but nothing comes of them."""
         if not search.over:
-            search.over = True
-            self._active.remove(search)
-            self._board.cancel(search.job)
+            self._leave(search)
+            self._front.cancel(search.job)
 
     def drop_request(self, request: int) -> None:
         """Forget all searches of a request."""
-        for search in [s for s in self._active if s.source.request == request]:
+        for search in [s for s in self._front.searches if s.source.request == request]:
             self.drop(search)
 
-    def seconds_left(self) -> dict[Search, float]:
-        """Predict how long each search still takes, after those that go before it."""
-        ahead, threads, found = 0, self._learned.costs.scan.threads, dict[Search, float]()
-        for search in self.active:
-            found[search] = self._learned.scan_seconds([(ahead + search.left) // threads])
-            ahead += search.left if search.call is not None else 0
-        return found
+    # ---- sub-stages ----
 
-    def dispatch(
-        self, replies: int, longest: Callable[[], float], guesses: bool, now: float
-    ) -> None:
-        """Order the next scans of devices that are idle, and copies of clusters that got hot.
+    def prepare(self) -> None:
+        """Begin a cycle: what the device failed to scan goes first."""
+        front = self._front
+        front.due = self._since_refresh >= front.settings.refresh and "gpu" not in front.busy
+        while "cpu" not in front.busy and self._failed:
+            self._redo(self._failed.pop(0))
 
-        replies: generations under way, which wait for a scan on their device. longest: returns the
-        seconds of the longest reply to a request under way. guesses: whether a generation may be
-        begun on part of a search.
-        """
-        self._guesses = guesses
-        if "gpu" not in self._busy:  # a scan under way may use what is to be dropped
-            self._prefetch()
-        while "cpu" not in self._busy and self._failed:
-            self._redo(self._failed.pop(0), now)
-        while "cpu" not in self._busy and (chosen := self._chosen(longest, now)):
-            lots = self._divided(chosen, replies)
-            _begin_stages(lots)
-            for lot in lots:
-                self._start(lot, now)
-            self._since_refresh += 1
+    def _choose(self) -> NextStage | None:
+        if "cpu" in self._front.busy or not (chosen := self._chosen()):
+            return None
+        index = chosen[0].spec.index
+        return NextStage(chosen, index, self._front.catalog.sizes(index))
 
-    # ---- what a sub-stage holds ----
-
-    def _chosen(self, longest: Callable[[], float], now: float) -> list[Search]:
+    def _chosen(self) -> list[Search]:
         """Return the searches of one index that the next sub-stage may scan for.
 
         The oldest request goes first, so that what ends soonest is not held up by what came later;
         where no more come, the one that has searched least, whose replies will take longest. A
-        search that has begun nothing is before those that have, for its `TASTE`. Scouts are sent
+        search that has begun nothing is before those that have, for its taste. Scouts are sent
         where no other search waits.
         """
-        waiting = [search for search in self._active if search.waiting]
+        front = self._front
+        waiting = [search for search in front.searches if search.waiting]
         waiting = [search for search in waiting if search.call is not None] or waiting
-        same = [s for s in waiting if s.node.index == waiting[0].node.index]
-        if self._settings.allows(SPLIT):
-            if self._draining(longest(), now):
+        same = [s for s in waiting if s.spec.index == waiting[0].spec.index]
+        if SPLIT in front.asked:
+            if self._draining():
                 same.sort(key=lambda search: search.earlier)
-            same.sort(key=self._tasted)  # stable
-        return same[: self._settings.width]
+            new = front.new(same)
+            same.sort(key=lambda search: search not in new)  # stable
+        return same[: front.settings.width]
 
-    def _draining(self, reply: float, now: float) -> bool:
+    def _draining(self) -> bool:
         """Tell whether requests stopped coming, and all that is left takes less than a reply.
 
         Searches of one request wait for its replies. Were the oldest request still first, at the
         end only those of the last one would be left, and the index idle between them.
         """
-        return self._backlog < reply < now - self._newest
+        front = self._front
+        if front.now - self._newest <= front.backlog:
+            return False
+        runs = (ticket.run.workflow for ticket in front.tickets.values())
+        nodes = (node for workflow in runs for node in workflow.nodes.values())
+        replies = (front.costs.reply(node.name) for node in nodes if isinstance(node, Generation))
+        return front.backlog < max(replies, default=0.0) < front.now - self._newest
 
-    def _tasted(self, search: Search) -> bool:
-        """Tell whether a search has found what a generation can be begun on, or none will be."""
-        return search.steps.position > 0 or search.call is None or not self._guesses
+    def dispatch(self) -> bool:
+        """Order the scans of the next sub-stage; tell whether there are some."""
+        front, stage = self._front, self._front.stage
+        if front.due:
+            self._since_refresh = 0
+            for index in front.hot:
+                front.hot[index].fade()
+        if not stage or not stage.searches:
+            return False
+        here, there = Takes(), Takes()
+        for search in stage.searches:
+            for side in search.sides:
+                (there if side.device == GPU else here).append((search, side.clusters))
+            search.begin_stage()
+        if here:
+            self._scan(front.lot(here, stage.sizes))
+        if there:
+            self._scan(Lot("gpu", there, 0.0))
+        self._since_refresh += 1
+        return True
 
-    def _divided(self, chosen: Sequence[Search], replies: int) -> list[Lot]:
-        """Return the scans of a sub-stage.
-
-        On both devices where searches are predicted to save more than generations lose by it.
-        """
-        index = chosen[0].node.index
-        hot, sizes = self._hot.get(index), self._catalog.sizes(index)
-        device = self._learned.costs.device if chosen[0].call is not None else None  # no scouts
-        if self._settings.allows(SPLIT_DEVICES) and hot and device and "gpu" not in self._busy:
-            takes = self._planned(chosen, _Weighed(sizes, hot, self._learned.device_weight))
-            here = filter_takes(takes, lambda cluster: not hot.resident(cluster))
-            there = filter_takes(takes, hot.resident)
-            seconds = device.seconds(vectors_of(there, sizes)) if there else 0.0
-            lots = [self._cpu_lot(here, sizes), Lot("gpu", there, seconds)]
-            alone, longest = self._cpu_lot(takes, sizes), max(lot.predicted for lot in lots)
-            saved = alone.predicted - longest
-            real = sum(search.call is not None for search in self._active)
-            if saved * real > seconds * replies:
-                return [lot for lot in lots if lot.takes]
-        return [self._cpu_lot(self._planned(chosen, sizes), sizes)]
-
-    def _cpu_lot(self, takes: Takes, sizes: Sequence[int]) -> Lot:
-        """Return a scan on the CPU, the clusters of a search dealt to threads that would idle."""
-        loads = vectors_of(takes, sizes)
-        if self._settings.allows(SPLIT) and takes:
-            rows = deal_rows([clusters for _, clusters in takes], sizes, self._learned.costs.scan)
-            takes = [(takes[row.search][0], row.clusters) for row in rows]
-            loads = [row.vectors for row in rows]
-        seconds = self._learned.scan_seconds(loads) if takes else 0.0
-        return Lot("cpu", takes, seconds, self._learned.shared_seconds(sum(loads)))
-
-    def _planned(self, chosen: Sequence[Search], sizes: Sequence[int]) -> Takes:
-        """Return the next clusters of each search, as many as its settings say."""
-        if not self._settings.allows(SPLIT):
-            return [(search, search.steps.left) for search in chosen]
-        if (fixed := self._settings.fixed_clusters) is not None:
-            return [(search, search.steps.ahead(fixed)) for search in chosen]
-        budget = self.budget / self._learned.speed
-        cost, most = self._learned.costs.scan, self._portions(chosen)
-        takes = plan_sub_stage([search.steps for search in chosen], sizes, cost, budget, most=most)
-        return [(chosen[i], chosen[i].steps.ahead(count)) for i, count in takes]
-
-    def _portions(self, chosen: Sequence[Search]) -> list[int]:
-        """Return how many clusters each search may scan: a taste first, on all threads at least."""
-        new = sum(not self._tasted(search) for search in chosen)
-        least = self._learned.costs.scan.threads // max(1, new)
-        return [
-            count if self._tasted(search) else max(least, ceil(count * TASTE))
-            for search, count in ((search, search.steps.remaining) for search in chosen)
-        ]
-
-    def _start(self, lot: Lot, now: float) -> None:
-        index = lot.takes[0][0].node.index
+    def _scan(self, lot: Lot) -> None:
+        front, began, index = self._front, self._front.now, lot.takes[0][0].spec.index
         parts = tuple(search.part(clusters) for search, clusters in lot.takes)
         sources = tuple(search.source for search, _ in lot.takes)
         for search, _ in lot.takes:
             search.scans += 1
-        self._busy[lot.device] = lot
-        self._board.post(
+        front.busy[lot.device] = lot
+        front.post(
             lambda job: ScanClusters(job, lot.device, index, parts, sources),
             Waiter(
                 None,
-                lambda report, end: self._scanned(lot, report, end - now, end),
-                lambda error, end: self._lost(lot, error, end),
+                lambda report: self._scanned(lot, report, front.now - began),
+                partial(self._lost, lot),
             ),
         )
 
-    def _redo(self, lot: Lot, now: float) -> None:
+    def _redo(self, lot: Lot) -> None:
         """Have the CPU scan what the device failed to scan: it has all vectors."""
         for search, _ in lot.takes:
             search.scans -= 1
             search.leave_device()
         takes = [(search, clusters) for search, clusters in lot.takes if not search.over]
         if takes:
-            sizes = self._catalog.sizes(takes[0][0].node.index)
-            self._start(self._cpu_lot(takes, sizes), now)
+            sizes = self._front.catalog.sizes(takes[0][0].spec.index)
+            self._scan(self._front.lot(takes, sizes))
 
-    def _prefetch(self) -> None:
-        if self._since_refresh < self._settings.refresh or not self._settings.allows(PREFETCH):
-            return
-        self._since_refresh = 0
-        for index in self._hot:
-            hot = self._hot.get(index)
-            if hot is not None and index not in self._copying:
-                self._copy(index, hot)
+    def copy(self, node: LiveNode) -> None:
+        """Order a copy to the device.
 
-    def _copy(self, index: str | None, hot: HotSet) -> None:
-        swap = hot.refresh()
-        if swap is None:
-            return
-        self._copying.add(index)
-        self._draw_copy(swap.load)
-        self._board.post(
+        Another index may take the place of the one it is for, with a hot set of its own.
+        """
+        graph, wanted = self._front.ready[node], node.work
+        assert isinstance(wanted, Prefetch), "what is copied is said by a transformation"
+        index, swap = wanted.index, wanted.swap
+
+        def copied(missing: Iterable[int]) -> None:
+            wanted.hot.settle()
+            wanted.hot.lose(missing)
+            if graph is self._front.beside:
+                graph.remove(node)
+            elif node in graph:
+                graph.finish(node)
+
+        graph.begin(node)
+        self._front.post(
             lambda job: Copy(job, index, swap.load, swap.drop),
             Waiter(
                 None,
-                lambda report, now: self._copied(index, hot, report.value or ()),
-                lambda error, now: self._copied(index, hot, swap.load),
+                lambda report: copied(report.value or ()),
+                lambda error: copied(swap.load),
             ),
         )
 
-    def _draw_copy(self, clusters: tuple[int, ...]) -> None:
-        """Put a copy beside the oldest search, if that may wait for it."""
-        for search in self.active[:1]:
-            if clusters and search.work.ready and search.call is not None and not search.copied:
-                search.copied = True
-                search.graph.begin(prefetch(search.graph, search.work, clusters))
-
     # ---- reports ----
 
-    def _probed(
-        self, search: Search, used: SearchHistory | None, report: Probed, now: float
-    ) -> None:
-        search.centroids = dict(zip(report.clusters, report.centroids, strict=True))
-        search.version = report.version
-        search.known = used
-        search.cursor = begin_search(
-            report.clusters,
-            search.node.topk,
-            used,
-            report.known,
-            reordered=self._learned.follows_history(search.node.name),
-        )
-        sizes = self._catalog.sizes(search.node.index)
-        search.left = sum(sizes[cluster] for cluster in report.clusters)
-        search.work.clusters = report.clusters
-        if search.cursor.clusters != report.clusters:
-            reorder(search.graph, search.work, search.cursor.clusters)
+    def _probed(self, search: Search, used: SearchHistory | None, report: Probed) -> None:
+        front, clusters = self._front, report.clusters
+        search.centroids = dict(zip(clusters, report.centroids, strict=True))
+        search.version, search.known = report.version, used
+        search.cursor = begin_search(clusters, search.spec.topk, used, report.known)
+        search.look()
+        sizes = front.catalog.sizes(search.spec.index)
+        search.left = sum(sizes[cluster] for cluster in clusters)
+        front.left += search.left
+        search.node.clusters = clusters
         if used is not None:
             search.homes.update(used.homes)
-        if self._learned.stage is None and search.left:
-            self._learned.searched(self._learned.scan_seconds([search.left]))
+        if front.costs.stage is None and search.left:
+            front.costs.searched(front.costs.scan_seconds([search.left]))
         if search.cursor.done:
-            self._end(search, now)
+            self.end(search)
+        else:
+            front.news.found.append(search)
 
-    def _scanned(self, lot: Lot, report: Scanned, elapsed: float, now: float) -> None:
-        del self._busy[lot.device]
+    def _scanned(self, lot: Lot, report: Scanned, elapsed: float) -> None:
+        front, index = self._front, lot.takes[0][0].spec.index
+        del front.busy[lot.device]
         if lot.device == "cpu":
-            self._learned.scanned(lot.predicted, report.seconds, elapsed - lot.shared)
-        index = lot.takes[0][0].node.index
-        sizes, hot = self._catalog.sizes(index), self._hot.get(index)
+            front.costs.scanned(lot.predicted, report.seconds, elapsed - lot.shared)
+        sizes, hot = front.catalog.sizes(index), front.hot.get(index)
         if hot is not None:
             hot.lose(report.absent)
         for (search, clusters), found in zip(lot.takes, report.found, strict=True):
-            search.left -= sum(sizes[cluster] for cluster in clusters)
             if hot is not None:
                 hot.count(clusters)
-            if not search.over and search.find(found):
-                self._stepped(search, now)
+            if search.over:
+                continue
+            vectors = sum(sizes[cluster] for cluster in clusters)
+            search.left -= vectors
+            front.left -= vectors
+            if not search.find(found):
+                continue
+            if search.steps.done:
+                self.end(search)
+            else:
+                front.news.scanned.append(search)
+                self._callbacks.changed(search)
 
-    def _stepped(self, search: Search, now: float) -> None:
-        patience = self._settings.patience
-        still = patience is not None and search.steps.unchanged >= patience
-        if search.steps.done or (still and len(search.steps.partial) == search.node.topk):
-            self._end(search, now)
-        else:
-            self._callbacks.changed(search, now)
-
-    def _end(self, search: Search, now: float) -> None:
+    def end(self, search: Search) -> None:
+        """Take that a search is over; what it has not scanned is left out."""
         search.end()
-        if search.ended is not None:
-            self._learned.searched(now - search.began)
+        costs, name = self._front.costs, search.spec.name
+        if search.seen:
+            costs.searched(self._front.now - search.began)
             for share, ids in search.seen:
-                self._learned.stayed(search.node.name, share, ids == search.partial_ids)
+                costs.stayed(name, share, ids == search.nearest)
         if search.call is not None:
-            self._learned.sought(search.node.name, search.needed())
-        search.over = True
-        self._active.remove(search)
-        self._callbacks.ended(search, now)
+            costs.sought(name, search.needed())
+        self._leave(search)
+        self._callbacks.ended(search)
 
-    def _lost(self, lot: Lot, error: DovetailError, now: float) -> None:
-        del self._busy[lot.device]
+    def _leave(self, search: Search) -> None:
+        search.over = True
+        self._front.searches.remove(search)
+        self._front.left -= search.left
+
+    def _lost(self, lot: Lot, error: DovetailError) -> None:
+        del self._front.busy[lot.device]
         if lot.device == "gpu":
-            if (hot := self._hot.get(lot.takes[0][0].node.index)) is not None:
+            if (hot := self._front.hot.get(lot.takes[0][0].spec.index)) is not None:
                 hot.lose({cluster for _, clusters in lot.takes for cluster in clusters})
             self._failed.append(lot)
         else:
-            self._fail([search for search, _ in lot.takes], error, now)
+            self._fail([search for search, _ in lot.takes], error)
 
-    def _fail(self, searches: Sequence[Search], error: DovetailError, now: float) -> None:
+    def _fail(self, searches: Sequence[Search], error: DovetailError) -> None:
         for search in searches:
             if not search.over:
                 self.drop(search)
-                self._callbacks.failed(search, error, now)
-
-    def _copied(self, index: str | None, hot: HotSet, missing: Iterable[int]) -> None:
-        """Take that a copy is over; clusters that did not arrive may be copied again.
-
-        Another index may have taken the place of the one it was for, with a hot set of its own.
-        """
-        self._copying.discard(index)
-        hot.settle()
-        hot.lose(missing)
-
-
-def _begin_stages(lots: Sequence[Lot]) -> None:
-    """Begin the next sub-stage of each search, which may have clusters in several lots."""
-    parts: dict[Search, dict[Device, list[int]]] = {}
-    for lot in lots:
-        for search, clusters in lot.takes:
-            parts.setdefault(search, {"cpu": [], "gpu": []})[lot.device].extend(clusters)
-    for search, sides in parts.items():
-        search.begin_stage(sides["cpu"], sides["gpu"])
-
-
-class _Weighed(Sequence[int]):
-    """Sizes of clusters as a sub-stage feels them: those on the device take `weight` of the time.
-
-    Both devices work at once; counting their times together keeps each of them to the budget.
-    """
-
-    def __init__(self, sizes: Sequence[int], hot: HotSet, weight: float) -> None:
-        self._sizes, self._hot, self._weight = sizes, hot, weight
-
-    def __len__(self) -> int:
-        return len(self._sizes)
-
-    def __getitem__(self, cluster: int) -> int:  # type: ignore[override]
-        size = self._sizes[cluster]
-        return round(size * self._weight) if self._hot.resident(cluster) else size
+                self._callbacks.failed(search, error)

@@ -6,24 +6,13 @@ from dataclasses import dataclass
 
 from dovetail.ir.errors import SpecError
 
-SPLIT, REORDER, SPLIT_DEVICES, PREFETCH = "split", "reorder", "split_devices", "prefetch"
-SPECULATE_GENERATION, SPECULATE_RETRIEVAL = "speculate_generation", "speculate_retrieval"
-TRANSFORMATIONS = (
-    SPLIT,
-    REORDER,
-    SPECULATE_GENERATION,
-    SPECULATE_RETRIEVAL,
-    SPLIT_DEVICES,
-    PREFETCH,
-)
-"""Transformations of execution graphs, in the order in which they are tried."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WavefrontSettings:
     """How workflows are scheduled. Any `transformations` give the same answers.
 
-    transformations: those that may be applied where they are predicted to pay.
+    transformations: names of those that may be applied where they are predicted to pay; None: all
+        that are registered.
     generation_load, retrieval_load: a generation (search) is begun on a guess while fewer than so
         many are under way (HedraRAG §4.3, where 16 is best for generations). None: while the
         engine is predicted to do less than half of what it can.
@@ -34,7 +23,7 @@ class WavefrontSettings:
     fixed_clusters: clusters of each search in a sub-stage, instead of as many as fit its time.
     """
 
-    transformations: frozenset[str] = frozenset(TRANSFORMATIONS)
+    transformations: frozenset[str] | None = None
     generation_load: int | None = None
     retrieval_load: int = 32
     refresh: int = 50
@@ -43,17 +32,8 @@ class WavefrontSettings:
     fixed_clusters: int | None = None
 
     def __post_init__(self) -> None:
-        """Raises SpecError for an unknown transformation or a number below 1."""
-        if unknown := self.transformations - set(TRANSFORMATIONS):
-            raise SpecError(
-                f"there is no transformation {min(unknown)!r}; there are "
-                + ", ".join(TRANSFORMATIONS)
-            )
+        """Raises SpecError for a number below 1."""
         for name in ("refresh", "patience", "width", "fixed_clusters"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise SpecError(f"{name} must be at least 1, not {value}")
-
-    def allows(self, transformation: str) -> bool:
-        """Tell whether a transformation may be applied."""
-        return transformation in self.transformations

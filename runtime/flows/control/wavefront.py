@@ -1,49 +1,57 @@
 """The control plane: runs of workflows on one side, orders and reports on the other.
 
-In: runs as they are submitted, reports. Out: orders. Each cycle (`orders`) looks at what is ready
-in all requests, reorders, splits and guesses where that is predicted to pay, and starts the next
-sub-stage of whichever device is idle; no request waits for another's stage to end.
+In: runs as they are submitted, reports. Out: orders. In each cycle (`orders`) the transformations
+are asked one after the other for places in the graphs of all requests; each is kept where it is
+predicted to pay. What is ready then is begun; no request waits for another's stage to end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import count
-from typing import Any
-
-import numpy as np
+from typing import Any, TypeAlias
 
 from dovetail.ir.errors import DovetailError, WorkflowError
-from dovetail.ir.live_graph import CHECK, LiveNode, State
+from dovetail.ir.graph import EMBEDDING, FUNCTION, GENERATION, RETRIEVAL, VALIDATE
+from dovetail.ir.live_graph import (
+    CHECK,
+    COPY,
+    GUESS,
+    READ,
+    SCOUT,
+    LiveGraph,
+    LiveNode,
+    Rewrite,
+    State,
+)
 from dovetail.ir.transform import roll_back
 from dovetail.ir.workflow import Embedding, Function, Generation, Retrieval
-from dovetail.runtime.flows.control.ahead import search_after
-from dovetail.runtime.flows.control.board import Board, Callbacks, Waiter
 from dovetail.runtime.flows.control.costs import Learned, StageCosts
+from dovetail.runtime.flows.control.front import Callbacks, Front, Statistics, Ticket, Waiter
 from dovetail.runtime.flows.control.messages import (
     Catalog,
+    Commit,
     Deliver,
     Embed,
-    Finished,
     Invoke,
     Order,
     Report,
+    Rewrote,
     Started,
     Written,
 )
-from dovetail.runtime.flows.control.replies import PendingReply, Replies
-from dovetail.runtime.flows.control.search import Search
+from dovetail.runtime.flows.control.replies import Replies
 from dovetail.runtime.flows.control.searches import Searches
 from dovetail.runtime.flows.control.settings import WavefrontSettings
-from dovetail.runtime.flows.control.speculation import Speculation, Statistics
-from dovetail.runtime.flows.control.ticket import Ticket
-from dovetail.runtime.flows.services import text_of
-from dovetail.runtime.flows.workflow_run import Call, WorkflowRun
+from dovetail.runtime.flows.control.work import Reply, Search
+from dovetail.runtime.flows.prompts import query_of, text_of
+from dovetail.runtime.flows.workflow_run import Call, WorkflowRun, search_after
 from dovetail.runtime.retrieval.hot import HotSet
 
 
 class Wavefront:
-    """All requests under way. Not for several threads at once. learned: what is known of costs.
+    """All requests under way. Not for several threads at once.
 
     Answers are those of `run_in_order`, whatever the settings, the order and speed of reports.
     """
@@ -55,75 +63,127 @@ class Wavefront:
         catalog: Catalog,
         hot: Mapping[str | None, HotSet] | None = None,
     ) -> None:
-        """Schedule by `settings`; hot: the cache on the device, of each index that has one."""
-        self._catalog, self._tickets = catalog, dict[int, Ticket]()
+        """Schedule by `settings`; hot: the cache on the device, of each index that has one.
+
+        Raises SpecError where the settings name a transformation that is not registered.
+        """
+        self.front = front = Front(settings, costs, catalog, {} if hot is None else hot)
         self._numbers = count(1)
-        self._board, self.learned = Board(), Learned(costs)
-        board, learned = self._board, self.learned
-        searching: Callbacks[Search] = Callbacks(
-            lambda search, now: self._speculation.check(search), self._searched, self._search_failed
+        self._searches = Searches(
+            front, Callbacks(self._searched_on, self._searched, self._search_failed)
         )
-        self._searches = Searches(settings, learned, board, catalog, hot or {}, searching)
-        replying: Callbacks[PendingReply] = Callbacks(
-            lambda reply, now: self._speculation.sense(reply), self._replied, self._reply_failed
-        )
-        self._replies = Replies(settings, learned, board, replying)
-        self._speculation = Speculation(
-            settings, learned, board, catalog, self._tickets, self._searches, self._replies
+        self._replies = Replies(
+            front, Callbacks(self._replied_on, self._replied, self._reply_failed)
         )
 
     @property
     def statistics(self) -> Statistics:
         """What came of guesses."""
-        return self._speculation.statistics
+        return self.front.statistics
+
+    @property
+    def learned(self) -> Learned:
+        """What is known of costs."""
+        return self.front.costs
 
     def submit(self, run: WorkflowRun, now: float) -> int:
         """Take a run that has not begun; return the number of the request."""
-        ticket = Ticket(next(self._numbers), run)
-        self._tickets[ticket.number] = ticket
-        self._advance(ticket, now)
-        return ticket.number
+        self.front.now = now
+        number = next(self._numbers)
+        graph = LiveGraph(run.workflow.template, self.front.ready, number)
+        self.front.tickets[number] = ticket = Ticket(number, run, graph)
+        self._advance(ticket)
+        return number
 
     def tell(self, report: Report, now: float) -> None:
         """Take what came of a job; reports about jobs that are over change nothing."""
-        self._board.tell(report, now)
-
-    def orders(self, now: float) -> tuple[Order, ...]:
-        """Return what is to be done now, each order once."""
-        self._speculation.scout(now)
-        pays = self._speculation.pays()
-        self._searches.dispatch(self._replies.load, self._longest_reply, pays, now)
-        self._speculation.guess(now)
-        return self._board.take()
+        self.front.now = now
+        self.front.tell(report)
 
     def cancel(self, request: int) -> None:
         """End a request, if it is under way; it is not delivered."""
-        if (ticket := self._tickets.get(request)) is not None:
+        if (ticket := self.front.tickets.get(request)) is not None:
             self._close(ticket)
 
-    def _longest_reply(self) -> float:
-        """Predict the seconds of the longest reply to a request under way; 0 if none has one."""
-        nodes = (node for t in self._tickets.values() for node in t.run.workflow.nodes.values())
-        replies = (self.learned.reply(n.name) for n in nodes if isinstance(n, Generation))
-        return max(replies, default=0.0)
+    def orders(self, now: float) -> tuple[Order, ...]:
+        """Return what is to be done now, each order once."""
+        self.front.now = now
+        self.front.ask()
+        while self._cycle():
+            pass
+        return self.front.take()
+
+    # ---- a cycle ----
+
+    def _cycle(self) -> bool:
+        """Transform the graphs and begin what is ready; tell whether there may be more to do."""
+        front = self.front
+        self._searches.prepare()
+        ready = self._admit()
+        for kind in front.asked.values():
+            for found in kind.fits(front):
+                if (seconds := found.gain(front.costs)) > 0:
+                    rewrite = Rewrite(kind.name, found.node.name, seconds)
+                    found.apply(found.graph)
+                    found.graph.rewrites.append(rewrite)
+                    front.order(Rewrote(found.graph.number, rewrite))
+                    search = found.node.work
+                    if isinstance(search, Search) and search.node not in search.graph:
+                        self._searches.end(search)  # its rest was left out
+                    ready += self._admit()
+        for node in ready:
+            if node in front.ready:
+                _BEGIN[node.kind, node.part](self, node)
+        scans = self._searches.dispatch()
+        front.turn()
+        return bool(front.ready.fresh) or (scans and "cpu" not in front.busy)
+
+    def _admit(self) -> list[LiveNode]:
+        """Take note of what calls, rewrites and reports have made ready; return these nodes."""
+        front, found = self.front, list[LiveNode]()
+        while front.ready.fresh:
+            node = front.ready.fresh.popleft()
+            if node not in front.ready or node.work is None:  # its call has not come
+                continue
+            found.append(node)
+            if (admit := _ADMIT.get((node.kind, node.part))) is not None:
+                admit(self, node)
+        return found
+
+    def _expect(self, node: LiveNode) -> None:
+        """Count a generation that will be begun."""
+        reply: Reply = node.work
+        reply.node = node
+        self.front.replies[reply] = None
+        if node.part == GUESS:
+            self.front.ticket(reply).guesses[reply.key] = reply
+            self.statistics.attempted += 1
+
+    def _send(self, node: LiveNode) -> None:
+        """Have a scout look for clusters, if it has not."""
+        search: Search = node.work
+        if not search.job:
+            self.front.ticket(search).scouts[search.source.node] = search
+            self.statistics.scouts += 1
+            self._searches.begin(search, None)
 
     # ---- the way of a request ----
 
-    def _advance(self, ticket: Ticket, now: float) -> None:
-        """Begin what is ready; deliver when all is over."""
+    def _advance(self, ticket: Ticket) -> None:
+        """Put the calls that may be made now into the graph; deliver when all is over."""
         try:
             for call in ticket.run.ready():
                 if ticket.over:
                     return
-                _BEGIN[type(call.node)](self, ticket, call, ticket.node(call), now)
+                _ARRIVE[type(call.node)](self, ticket, call)
         except WorkflowError as error:
             self._deliver(ticket, None, error)
             return
         if not ticket.over and ticket.run.done:
             self._deliver(ticket, ticket.run.result, None)
 
-    def _finish(self, ticket: Ticket, call: Call, value: Any, now: float) -> None:
-        self._board.add(Written(ticket.source(call), value))
+    def _finish(self, ticket: Ticket, call: Call, value: Any) -> None:
+        self.front.order(Written(ticket.source(call), value))
         node = ticket.node(call)
         if node.state is State.RUNNING:
             ticket.graph.finish(node)
@@ -132,7 +192,7 @@ class Wavefront:
         except WorkflowError as error:
             self._deliver(ticket, None, error)
             return
-        self._advance(ticket, now)
+        self._advance(ticket)
 
     def _fail(self, ticket: Ticket, node: object, error: DovetailError) -> None:
         if not isinstance(error, WorkflowError):  # which names its node
@@ -143,127 +203,188 @@ class Wavefront:
     def _deliver(
         self, ticket: Ticket, state: Mapping[str, Any] | None, error: DovetailError | None
     ) -> None:
+        scouts = tuple(ticket.scouts.values())
         self._close(ticket)
-        for scout in ticket.scouts.values():  # which no search has come to use
-            roll_back(ticket.graph, scout.work)
-        self._board.add(Deliver(ticket.number, state, error, None if error else ticket.graph))
+        for scout in scouts:  # which no search has come to use
+            roll_back(ticket.graph, scout.node)
+        self.front.order(Deliver(ticket.number, state, error, None if error else ticket.graph))
 
     def _close(self, ticket: Ticket) -> None:
         """Free all that a request holds."""
-        ticket.over = True
-        self._speculation.look_again()
+        ticket.over = self.front.news.room = True
         self._searches.drop_request(ticket.number)
         self._replies.drop_request(ticket.number)
-        self._board.cancel_request(ticket.number)
-        del self._tickets[ticket.number]
+        self.front.cancel_request(ticket.number)
+        ticket.graph.close()
+        del self.front.tickets[ticket.number]
 
-    # ---- beginning calls ----
+    # ---- calls that may be made ----
 
-    def _generate(self, ticket: Ticket, call: Call, work: LiveNode, now: float) -> None:
+    def _generate(self, ticket: Ticket, call: Call) -> None:
         assert isinstance(call.node, Generation)
         prompt = text_of(call)
-        reply = self._speculation.commit(ticket, call, prompt)
-        if reply is None:
-            source, ahead = ticket.source(call), search_after(ticket.run.workflow, call.node.name)
-            reply = PendingReply(ticket.graph, work, source, call.node, prompt, call, now, ahead)
-            self._replies.begin(reply)
-        self._board.add(Started(reply.source, reply.job))
-        if reply.over:
-            self._replied(reply, now)
+        if not self._commit(ticket, call, prompt):
+            ahead = search_after(ticket.run.workflow, call.node.name)
+            source, graph = ticket.source(call), ticket.graph
+            self._hold(ticket, call, Reply(graph, source, call.node, prompt, call, ahead))
 
-    def _retrieve(self, ticket: Ticket, call: Call, work: LiveNode, now: float) -> None:
+    def _retrieve(self, ticket: Ticket, call: Call) -> None:
         assert isinstance(call.node, Retrieval)
-        node, query = call.node, call.state[call.node.query]
-        self._board.add(Started(ticket.source(call)))
-        if isinstance(query, np.ndarray):
-            self._search(ticket, call, work, query, now)
-            return
-        source, text = ticket.source(call), text_of(call)
-        self._board.post(
-            lambda job: Embed(job, source, text, query=True, index=node.index),
-            self._waiter(
-                ticket,
-                call,
-                lambda report, now: self._search(ticket, call, work, report.value, now),
+        search = Search(ticket.graph, ticket.source(call), call.node, call)
+        search.query, search.node = query_of(call), ticket.node(call)
+        self._hold(ticket, call, search)
+
+    def _wait(self, ticket: Ticket, call: Call) -> None:
+        """Take a call of an embedding or function."""
+        text = text_of(call) if isinstance(call.node, Embedding) else ""
+        self._hold(ticket, call, (ticket, call, text))
+
+    def _hold(self, ticket: Ticket, call: Call, work: object) -> None:
+        """Have the node of a call begin once it is ready, and do this."""
+        node = ticket.node(call)
+        node.work = work
+        self.front.ready.fresh.append(node)
+
+    # ---- beginning what is ready ----
+
+    def _write(self, node: LiveNode) -> None:
+        reply: Reply = node.work
+        self._replies.begin(reply)
+        if reply.call is not None:
+            self.front.order(Started(reply.source, reply.job))
+
+    def _embed(self, node: LiveNode) -> None:
+        ticket, call, text = node.work
+        source, model = ticket.source(call), call.node.model
+        self._start(node, lambda job: Embed(job, source, text, model))
+
+    def _invoke(self, node: LiveNode) -> None:
+        ticket, call, _ = node.work
+        source = ticket.source(call)
+        self._start(node, lambda job: Invoke(job, source, call))
+
+    def _start(self, node: LiveNode, make: Callable[[int], Order]) -> None:
+        ticket, call, _ = node.work
+        ticket.graph.begin(node)
+        self.front.order(Started(ticket.source(call)))
+        self.front.post(
+            make,
+            Waiter(
+                ticket.number,
+                lambda report: self._finish(ticket, call, report.value),
+                partial(self._fail, ticket, call.node.name),
             ),
         )
 
-    def _search(self, ticket: Ticket, call: Call, work: LiveNode, vector: Any, now: float) -> None:
-        assert isinstance(call.node, Retrieval)
-        history = ticket.history(call.node)
-        if (scout := ticket.scouts.pop(call.node.name, None)) is not None:
-            self._searches.drop(scout)
-            scout.show(work)
-        source, earlier = ticket.source(call), ticket.searched
-        search = Search(ticket.graph, work, source, call.node, call, vector, now, earlier)
-        self._searches.begin(search, history)
-
-    def _embed(self, ticket: Ticket, call: Call, work: LiveNode, now: float) -> None:
-        assert isinstance(call.node, Embedding)
-        ticket.graph.begin(work)
-        source, text, model = ticket.source(call), text_of(call), call.node.model
-        self._board.add(Started(source))
-        self._board.post(lambda job: Embed(job, source, text, model), self._waiter(ticket, call))
-
-    def _invoke(self, ticket: Ticket, call: Call, work: LiveNode, now: float) -> None:
-        ticket.graph.begin(work)
-        source = ticket.source(call)
-        self._board.add(Started(source))
-        self._board.post(lambda job: Invoke(job, source, call), self._waiter(ticket, call))
-
-    def _waiter(
-        self, ticket: Ticket, call: Call, take: Callable[[Finished, float], None] | None = None
-    ) -> Waiter:
-        """Return what waits for a call's job: `take` its report, or else end the call with it."""
-        return Waiter(
-            ticket.number,
-            take or (lambda report, now: self._finish(ticket, call, report.value, now)),
-            lambda error, now: self._fail(ticket, call.node.name, error),
-        )
+    def _pass(self, node: LiveNode) -> None:
+        """Take the text of a guess that has held for the true one."""
+        reply: Reply = node.work
+        assert reply.call is not None, "it has not been checked"
+        reply.graph.begin(node)
+        self._finish(self.front.ticket(reply), reply.call, reply.text)
 
     # ---- what searches and replies tell ----
 
-    def _searched(self, search: Search, now: float) -> None:
+    def _searched_on(self, search: Search) -> None:
+        """Roll back what was begun on documents that are not the nearest any more.
+
+        Documents once displaced do not come back, so waiting for the end would only cost time.
+        """
+        self.front.news.room = True
+        for guess in self._guesses(search):
+            if guess.ids != search.nearest:
+                self._reject(guess)
+
+    def _searched(self, search: Search) -> None:
         if search.call is None:
             return  # its ticket keeps what it found
-        ticket = self._tickets[search.source.request]
-        ticket.nodes[search.source.node, search.source.round] = search.last
-        ticket.histories[search.node.index] = search.history()
+        ticket = self.front.ticket(search)
+        ticket.nodes[search.source.node, search.source.round] = search.node
+        ticket.histories[search.spec.index] = search.history()
         ticket.searched += 1
-        documents = self._catalog.documents(search.node, search.steps.partial)
-        self._finish(ticket, search.call, documents, now)
+        documents = self.front.catalog.documents(search.spec, search.steps.partial)
+        self._finish(ticket, search.call, documents)
         if not ticket.over:
-            self._speculation.settle(search)
+            for guess in self._guesses(search):
+                self._reject(guess)
 
-    def _search_failed(self, search: Search, error: DovetailError, now: float) -> None:
-        ticket = self._tickets[search.source.request]
-        if search.call is None:
-            if ticket.scouts.pop(search.source.node, None) is not None:
-                roll_back(ticket.graph, search.work)
-        else:
+    def _search_failed(self, search: Search, error: DovetailError) -> None:
+        ticket = self.front.ticket(search)
+        if search.call is not None:
             self._fail(ticket, search.source.node, error)
+        elif ticket.scouts.pop(search.source.node, None) is not None:
+            roll_back(ticket.graph, search.node)
 
-    def _replied(self, reply: PendingReply, now: float) -> None:
-        self._speculation.look_again()
-        if reply.call is not None:
-            ticket = self._tickets[reply.source.request]
-            if (node := ticket.nodes[reply.key]).part == CHECK:
-                ticket.graph.begin(node)
-            else:
-                ticket.nodes[reply.key] = reply.work
-            self._finish(ticket, reply.call, reply.text, now)
+    def _replied_on(self, reply: Reply) -> None:
+        self.front.news.told.append(reply)
 
-    def _reply_failed(self, reply: PendingReply, error: DovetailError, now: float) -> None:
-        self._speculation.look_again()
+    def _replied(self, reply: Reply) -> None:
+        self.front.news.room = True
+        if reply.call is not None and reply.node.part != GUESS:  # else its check is ready now
+            ticket = self.front.ticket(reply)
+            ticket.nodes[reply.key] = reply.node
+            self._finish(ticket, reply.call, reply.text)
+
+    def _reply_failed(self, reply: Reply, error: DovetailError) -> None:
+        self.front.news.room = True
         if reply.call is None:
-            self._speculation.reject(reply)
+            self._reject(reply)
         else:
-            self._fail(self._tickets[reply.source.request], reply.source.node, error)
+            self._fail(self.front.ticket(reply), reply.source.node, error)
+
+    # ---- guesses ----
+
+    def _guesses(self, search: Search) -> list[Reply]:
+        guesses = self.front.ticket(search).guesses
+        return [guess for guess in guesses.values() if guess.search is search]
+
+    def _commit(self, ticket: Ticket, call: Call, prompt: str) -> bool:
+        """Tell whether a reply was begun to just this prompt; roll back one to another."""
+        guess = ticket.guesses.get((call.node.name, call.round))
+        if guess is not None and guess.prompt != prompt:
+            self._reject(guess)
+            return False
+        if guess is None:
+            return False
+        del ticket.guesses[guess.key]
+        self.statistics.accepted += 1
+        guess.call = call
+        self._hold(ticket, call, guess)
+        self.front.order(Commit(guess.job, guess.source))
+        self.front.order(Started(guess.source, guess.job))
+        return True
+
+    def _reject(self, guess: Reply) -> None:
+        """Roll a guess back: it did not hold, or the engine could not write it."""
+        del self.front.ticket(guess).guesses[guess.key]
+        roll_back(guess.graph, guess.node)
+        self.statistics.rejected += 1
+        self.front.news.room = True
+        self._replies.drop(guess)
 
 
-_BEGIN: dict[type, Callable[[Wavefront, Ticket, Call, LiveNode, float], None]] = {
+_ARRIVE: dict[type, Callable[[Wavefront, Ticket, Call], None]] = {
     Generation: Wavefront._generate,
     Retrieval: Wavefront._retrieve,
-    Embedding: Wavefront._embed,
-    Function: Wavefront._invoke,
+    Embedding: Wavefront._wait,
+    Function: Wavefront._wait,
 }
+Do: TypeAlias = Callable[[Wavefront, LiveNode], None]
+_ADMIT: dict[tuple[str, str], Do] = {
+    (GENERATION, ""): Wavefront._expect,
+    (GENERATION, GUESS): Wavefront._expect,
+    (VALIDATE, CHECK): Wavefront._pass,
+    (RETRIEVAL, SCOUT): Wavefront._send,
+}
+"""What is done at once with a node that is ready, by its kind and part."""
+_BEGIN: dict[tuple[str, str], Do] = {
+    (GENERATION, ""): Wavefront._write,
+    (GENERATION, GUESS): Wavefront._write,
+    (RETRIEVAL, ""): lambda front, node: front._searches.seek(node.work),
+    (RETRIEVAL, SCOUT): lambda front, node: None,  # it was sent
+    (EMBEDDING, ""): Wavefront._embed,
+    (EMBEDDING, READ): lambda front, node: front._replies.read(node),
+    (FUNCTION, ""): Wavefront._invoke,
+    (FUNCTION, COPY): lambda front, node: front._searches.copy(node),
+}
+"""What is done with it once all transformations have been asked."""

@@ -17,34 +17,30 @@ from dovetail.ir.ragraph import RAGraph
 from dovetail.runtime import app as app_module
 from dovetail.runtime.app import App
 from dovetail.runtime.flows.control.messages import Report, ScanClusters, Scanned, Source
-from dovetail.runtime.flows.control.settings import (
-    SPLIT_DEVICES,
-    TRANSFORMATIONS,
-    WavefrontSettings,
-)
+from dovetail.runtime.flows.control.settings import WavefrontSettings
+from dovetail.runtime.flows.control.transformation import REGISTRY
 from dovetail.runtime.flows.events import SubStage
-from dovetail.runtime.flows.hot import HotIndexes, HotStatistics
 from dovetail.runtime.flows.indexes import BoundIndex, Indexes
 from dovetail.runtime.flows.retrievals import Retrievals
 from dovetail.runtime.flows.service import FlowSettings
 from dovetail.runtime.index.documents import open_documents
 from dovetail.runtime.index.ivf import CHANGED_LEAST
 from dovetail.runtime.retrieval.budget import ScanCost
+from dovetail.runtime.retrieval.hot import HotSets, HotStatistics
 from dovetail.runtime.retrieval.process import RetrievalProcess
 from dovetail.runtime.retrieval.wire import (
     ChangeIndex,
     Copied,
     CopyClusters,
     Opened,
-    Piece,
     Room,
-    ScannedPieces,
-    ScanPieces,
-    pack_vector,
+    ScannedParts,
+    ScanParts,
 )
 from tests.runtime.flows.conftest import COUNT, DIM, NPROBE, PlainServices, embed
 from tests.runtime.flows.test_recovery import kill_worker
 from tests.runtime.flows.test_service import GRAPHS, plain, question
+from tests.runtime.index.parts import part_of
 
 VECTOR = 4 * DIM
 ROOM = 200 * VECTOR
@@ -133,7 +129,7 @@ def test_nothing_is_scanned_there_without_room_device_or_leave(
     open_app: Callable[..., App], open_hot: Callable[..., App], services: PlainServices
 ) -> None:
     small = open_hot(settings(VECTOR))  # no cluster is as small
-    without = frozenset(TRANSFORMATIONS) - {SPLIT_DEVICES}
+    without = frozenset(REGISTRY) - {"put"}
     unused = open_hot(settings(transformations=without))
     for app in (small, open_app(settings()), unused):
         jobs = [app.submit_workflow(GRAPHS["irg"], question(i)) for i in range(3)]
@@ -169,15 +165,15 @@ def test_a_device_that_is_not_there_is_done_without(
     assert not app.flows.hot
 
 
-def bind(opened: Opened, folder: Path) -> tuple[Indexes, HotIndexes]:
+def bind(opened: Opened, folder: Path) -> tuple[Indexes, HotSets]:
     """Return an index `idx`, and what the app knows of its clusters on a GPU of ROOM bytes."""
     indexes = Indexes()
-    hot = HotIndexes(TORCH, ROOM, indexes)
+    hot = HotSets(TORCH, ROOM, lambda name: indexes.find(name).name)
     documents = open_documents(folder / DOCUMENTS, folder / OFFSETS)
     opened = msgspec.structs.replace(opened, hot=ScanCost(0.0, 0.0))
     index = BoundIndex("idx", opened, documents, NPROBE, embed, embed)
     indexes.add(index)
-    hot.add(index, hot.room("idx"))
+    hot.add("idx", index.bytes)
     return indexes, hot
 
 
@@ -187,7 +183,7 @@ def test_absent_clusters_count_as_often_as_searches_want_them(folder: Path) -> N
     indexes, hot = bind(worker.open("idx", folder), folder)
     retrievals = Retrievals(worker, indexes, hot, told.append, lambda *_: None, calls.put)
     vector, wanted = embed(["w1"])[0], tuple(range(6))
-    parts = (Piece(vector, {}, wanted, (0.0,) * 6, 5),) * 3
+    parts = (part_of(vector, wanted, depth=5),) * 3
     sources = tuple(Source(i, "search", 0) for i in range(3))
     retrievals.scan(ScanClusters(1, "gpu", "idx", parts, sources))
     calls.get()()
@@ -205,26 +201,21 @@ def test_what_searches_before_a_change_lack_stays_hot(folder: Path) -> None:
     worker.ask(ChangeIndex("idx", COUNT, passages, embed(texts).tobytes(), ())).result()
     copied = worker.ask(CopyClusters("idx", (0, 1), (), 10**6)).result().body
     assert isinstance(copied, Copied) and copied.missing == ()
-    query = pack_vector(vector), {}
-    pieces = [
-        Piece(*query, (0, 1), (0.0, 0.0), 5, version=0),
-        Piece(*query, (0, 1, 2), (0.0,) * 3, 5, version=1),
-    ]
-    found = worker.ask(ScanPieces("idx", tuple(pieces), hot=True)).result().body
-    assert isinstance(found, ScannedPieces)
+    parts = [part_of(vector, range(2 + n), depth=5, version=n) for n in (0, 1)]
+    found = worker.ask(ScanParts("idx", tuple(parts), hot=True)).result().body
+    assert isinstance(found, ScannedParts)
     assert (found.missed, found.absent) == (3, (2,))
     worker.close()
 
 
 def test_room_that_old_copies_hold_is_not_given_away(folder: Path) -> None:
     indexes, hot = bind(Opened(DIM, "l2", (50, 50, 50), code_bytes=VECTOR), folder)
-    hot.copied("idx", [0, 1, 2], 150 * VECTOR)
-    index = indexes.find("idx")
-    half = msgspec.structs.replace(index.opened, sizes=(25, 25, 25))
-    indexes.add(replace(index, opened=half))  # it is rewritten: the copies are of the old one
-    hot.copied("idx", [0], 125 * VECTOR)
+    whole = indexes.find("idx").bytes
+    half = [size // 2 for size in whole]  # it is rewritten: the copies are of the old one
+    hot.copied("idx", [0, 1, 2], 150 * VECTOR, whole)
+    hot.copied("idx", [0], 125 * VECTOR, half)
     assert hot.room("other") == Room(TORCH, 75 * VECTOR)
-    hot.copied("idx", [1, 2], 75 * VECTOR)
+    hot.copied("idx", [1, 2], 75 * VECTOR, half)
     assert hot.room("other") == Room(TORCH, 125 * VECTOR)
 
 
@@ -240,10 +231,9 @@ def test_indexes_may_be_added_while_others_are_looked_at(
             seen.append(hot._lock.locked())
             return super().items()
 
-    monkeypatch.setattr(hot, "_statistics", Watched(hot.statistics))
+    monkeypatch.setattr(hot, "statistics", Watched(hot.statistics))
     assert hot.room("other") == Room(TORCH, 50 * VECTOR)
-    hot.renew()
-    assert seen == [True, True]
+    assert seen == [True]
 
 
 def test_documents_that_come_later_have_room_where_there_is_some(

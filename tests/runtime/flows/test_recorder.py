@@ -8,8 +8,11 @@ from typing import Any
 
 import msgspec
 
+from dovetail import register_transformation, unregister_transformation
 from dovetail.runtime.app import App
+from dovetail.runtime.flows.events import Rewritten
 from dovetail.runtime.flows.recorder import FIRST_FLOW
+from tests.runtime.flows.control.test_transformations import Halve
 from tests.runtime.flows.test_service import GRAPHS, question
 from tests.timelines import check_timeline
 
@@ -37,3 +40,23 @@ def test_a_recording_has_a_track_for_each_device_and_an_arrow_for_each_workflow(
     assert {e["args"]["kind"] for e in lives} == {"generation", "retrieval"}
     scans = [e for e in events if e["ph"] == "X" and e["name"] == "scan"]
     assert sum(scan["args"]["searches"] for scan in scans) >= 4
+
+
+def test_what_a_registered_transformation_is_to_gain_is_told(app: App, tmp_path: Path) -> None:
+    register_transformation(Halve)
+    try:
+        with app.record(tmp_path / "timeline.json"):
+            job = app.submit_workflow(GRAPHS["one-shot"], question(1))
+            told = [(e.transformation, e.gain) for e in job if isinstance(e, Rewritten)]
+    finally:
+        unregister_transformation("halve")
+    result = job.result()
+    assert ("halve", 0.25) in told
+    assert [rewrite[::2] for rewrite in result.rewrites] == told
+    events = msgspec.json.decode((tmp_path / "timeline.json").read_bytes())["traceEvents"]
+    (mark,) = [event for event in events if event["name"] == "halve"]
+    assert mark["args"] == {"node": "search#0", "gain": 0.25}
+    app.run(GRAPHS["one-shot"], question(1))
+    assert "halve" not in {
+        r.transformation for r in app.run(GRAPHS["one-shot"], question(2)).rewrites
+    }

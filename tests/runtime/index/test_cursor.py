@@ -79,10 +79,15 @@ def test_clusters_that_were_hit_come_first_then_those_probed() -> None:
     assert reorder_probes((7, 3), None) == (7, 3)
 
 
-def test_a_history_may_be_used_without_its_order() -> None:
+def test_what_is_left_is_scanned_in_the_order_that_is_said() -> None:
     history = SearchHistory((3, 4), ((0.1, 7),), {7: 4})
-    cursor = begin_search((7, 3, 4), 1, history, {7: 0.3}, reordered=False)
+    cursor = begin_search((7, 3, 4), 1, history, {7: 0.3})
     assert cursor.clusters == (7, 3, 4) and cursor.partial == ((0.3, 7),)
+    cursor.advance(1, [])
+    cursor.follow((4, 3))
+    assert cursor.left == (4, 3) and cursor.clusters == (7, 4, 3)
+    cursor.advance(1, [(0.5, 1)])
+    assert cursor.partial == ((0.5, 1),) and not cursor.seeds
 
 
 def test_the_share_of_an_order_ends_with_the_last_that_is_wanted() -> None:

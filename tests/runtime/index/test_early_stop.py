@@ -12,7 +12,7 @@ from dovetail.runtime.index.build import build_index
 from dovetail.runtime.index.cursor import begin_search
 from dovetail.runtime.index.early_stop import choose_patience
 from dovetail.runtime.index.ivf import IvfIndex
-from dovetail.runtime.index.scans import Scan
+from tests.runtime.index.parts import part_of
 
 DIM, COUNT, LISTS, NPROBE, TOPK = 16, 3000, 40, 24, 3
 RNG = np.random.default_rng(19)
@@ -35,7 +35,7 @@ def search(index: IvfIndex, query: np.ndarray, patience: int, step: int) -> tupl
     cursor = begin_search(probe.clusters, TOPK)
     while not cursor.done and (cursor.unchanged < patience or len(cursor.best) < TOPK):
         taken = cursor.left[:step]
-        scan = Scan(query, taken, np.zeros(len(taken), np.float32))
+        scan = part_of(query, taken)
         cursor.advance(len(taken), index.scan([scan], 20)[0])
     return {i for _, i in cursor.best[:TOPK]}, cursor.position
 

@@ -11,14 +11,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 faiss = pytest.importorskip("faiss")
 
 from dovetail.ir.errors import SpecError  # noqa: E402
 from dovetail.runtime.index.build import METRICS, build_index, fill_index, read_index  # noqa: E402
-from dovetail.runtime.index.cursor import begin_search  # noqa: E402
+from dovetail.runtime.index.cursor import begin_search, reorder_probes  # noqa: E402
 from dovetail.runtime.index.ivf import IvfIndex  # noqa: E402
-from dovetail.runtime.index.scans import Scan  # noqa: E402
+from dovetail.runtime.index.scans import Part  # noqa: E402
+from tests.runtime.index.parts import part_of  # noqa: E402
 
 DIM, COUNT, LISTS = 16, 1500, 24
 RNG = np.random.default_rng(3)
@@ -61,8 +63,8 @@ def stepwise(index: IvfIndex, depth: int, nprobe: int, steps: Any) -> list[list[
     while not all(cursor.done for cursor in cursors):
         takes = [min(steps(), len(cursor.left)) for cursor in cursors]
         scans = [
-            Scan(q, c.ahead(n), p.distances[c.position : c.position + n], bound=c.bound)
-            for q, c, p, n in zip(QUERIES, cursors, probes, takes, strict=True)
+            Part(p.vector, c.ahead(n), p.centroids[c.position : c.position + n], bound=c.bound)
+            for c, p, n in zip(cursors, probes, takes, strict=True)
         ]
         for cursor, n, found in zip(cursors, takes, index.scan(scans, 20), strict=True):
             cursor.advance(n, found)
@@ -101,7 +103,7 @@ def test_a6_1_empty_clusters_are_passed_over() -> None:
     emptied = [i for i in range(COUNT) if index.home(i) in (3, 4)]
     index = index.change(remove=emptied).rewrite()
     assert len(index) == COUNT - len(emptied) and index.sizes[3] == index.sizes[4] == 0
-    scans = [Scan(QUERIES[0], (3, 4), np.zeros(2, np.float32)), Scan(QUERIES[1], (), np.zeros(0))]
+    scans = [part_of(QUERIES[0], (3, 4)), part_of(QUERIES[1], ())]
     assert index.scan(scans, 5) == [[], []]
     everything = index.find(QUERIES, 5, LISTS)
     assert stepwise(index, 5, LISTS, lambda: 1) == everything
@@ -179,16 +181,17 @@ def test_a6_4_history_lets_a_drifted_query_reach_its_nearest_sooner() -> None:
     for query, moved in zip(QUERIES, drifted, strict=True):
         (probe,) = index.probe(query[None], 16)
         first = begin_search(probe.clusters, 1)
-        first.advance(16, index.scan([Scan(query, probe.clusters, probe.distances)], 20)[0])
+        first.advance(16, index.scan([probe], 20)[0])
         history = first.history({i: index.home(i) or 0 for _, i in first.best})
         (next_probe,) = index.probe(moved[None], 16)
         (wanted,) = index.find(moved[None], 1, 16)
         for known, steps in ((None, plain), (history, ordered)):
             told = index.distances(moved, list(known.homes)) if known else None
-            cursor = begin_search(next_probe.clusters, 1, known, told)
+            order = reorder_probes(next_probe.clusters, known)
+            cursor = begin_search(order, 1, known, told)
             steps.append(0)
             while list(cursor.partial) != wanted:
-                (found,) = index.scan([Scan(moved, cursor.left[:1], np.zeros(1, np.float32))], 20)
+                (found,) = index.scan([part_of(moved, cursor.left[:1])], 20)
                 cursor.advance(1, found)
                 steps[-1] += 1
     assert sum(ordered) <= sum(plain)
@@ -203,8 +206,7 @@ def test_what_is_beyond_the_bound_of_a_scan_is_left_out(
     wanted = index.find(QUERIES, 50, LISTS)
     for depth, last in ((50, 30), (50, 0), (5, 30)):
         scans = [
-            Scan(query, probe.clusters, probe.distances, bound=row[last][0])
-            for query, probe, row in zip(QUERIES, probes, wanted, strict=True)
+            replace(probe, bound=row[last][0]) for probe, row in zip(probes, wanted, strict=True)
         ]
         near = [[hit for hit in row if hit[0] <= row[last][0]] for row in wanted]
         assert index.scan(scans, depth) == [row[:depth] for row in near]
@@ -215,4 +217,4 @@ def test_queries_of_another_length_are_refused() -> None:
     with pytest.raises(SpecError, match="16 values each"):
         index.probe(QUERIES[:, :8], 2)
     with pytest.raises(SpecError, match="16 values each"):
-        index.scan([Scan(QUERIES[0, :8], (1,), np.zeros(1, np.float32))], 5)
+        index.scan([part_of(QUERIES[0, :8], (1,))], 5)

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("faiss")
 
+from msgspec.structs import replace
+
 from dovetail.codegen.catalog import retrieval_kernels
 from dovetail.codegen.library import LibrarySpec, build_library
 from dovetail.codegen.targets import host_target
@@ -25,8 +27,9 @@ from dovetail.runtime.index.scanner import (
     KernelScanner,
     choose_scanner,
 )
-from dovetail.runtime.index.scans import Only, Scan
+from dovetail.runtime.index.scans import Only
 from dovetail.runtime.machine.library import KernelLibrary
+from tests.runtime.index.parts import part_of
 
 DIM, COUNT, LISTS = 24, 600, 15
 RNG = np.random.default_rng(11)
@@ -79,24 +82,20 @@ def test_kernels_find_what_faiss_finds(
         index = index.change(QUERIES[:3], [COUNT, COUNT + 1, COUNT + 2], remove=range(0, 300, 7))
     mask = None if rng.random() < 0.5 else Only(np.arange(0, COUNT, 3))
     scanner = KernelScanner(library, index, threads)
-    scans = [
-        Scan(query, clusters, np.zeros(len(clusters), np.float32), rng.choice((mask, None)))
-        for query in QUERIES
-        for clusters in [rng.sample(range(LISTS), rng.randint(0, LISTS))]
-    ]
-    whole = index.scan(scans, depth, scanner)
-    check_alike(whole, index.scan(scans, depth), depth)
+    scans = [part_of(query, rng.sample(range(LISTS), rng.randint(0, LISTS))) for query in QUERIES]
+    whole = index.scan(scans, depth, scanner, mask)
+    check_alike(whole, index.scan(scans, depth, only=mask), depth)
     # cut in steps, beside other searches: the same to the last bit
     cursors = [begin_search(scan.clusters, depth) for scan in scans]
     while not all(cursor.done for cursor in cursors):
         open_ = [n for n, c in enumerate(cursors) if not c.done and rng.random() < 0.7]
         takes = [rng.randint(1, len(cursors[n].left)) for n in open_]
         parts = [
-            Scan(scans[n].query, c.ahead(t), np.zeros(t, np.float32), scans[n].only, c.bound)
+            replace(scans[n], clusters=c.ahead(t), centroids=(0.0,) * t, bound=c.bound)
             for n, t in zip(open_, takes, strict=True)
             for c in [cursors[n]]
         ]
-        found = index.scan(parts, cursors[0].depth, scanner)
+        found = index.scan(parts, cursors[0].depth, scanner, mask)
         for n, take, hits in zip(open_, takes, found, strict=True):
             cursors[n].advance(take, hits)
     assert [cursor.best[:depth] for cursor in cursors] == whole
@@ -148,7 +147,7 @@ def test_lists_that_the_same_queries_want_are_scanned_together_within_bounds(
 ) -> None:
     index = indexes["l2"]
     kernels = KernelScanner(library, index)
-    scans = [Scan(query, range(LISTS), np.zeros(LISTS, np.float32)) for query in QUERIES]
+    scans = [part_of(query, range(LISTS)) for query in QUERIES]
     whole = index.scan(scans, 20, kernels)
     monkeypatch.setattr(scanning, "MOST_DISTANCES", 3 * len(QUERIES) * COUNT // LISTS)
     assert index.scan(scans, 20, kernels) == whole

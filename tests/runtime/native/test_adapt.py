@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,7 +23,7 @@ from dovetail.runtime.native.adapt import (
     adapt_service,
 )
 from dovetail.topology.hardware import HardwareSpec, read_hardware
-from tests.runtime.conftest import MODEL, seal
+from tests.runtime.conftest import MODEL, seal, served
 
 EIGHT = read_hardware("core:8")
 HERE = sorted(os.sched_getaffinity(0))
@@ -146,7 +145,7 @@ def test_a_smaller_affinity_mask_shrinks_the_plan_and_says_so(
 
 
 def write_plan(path: Path, plan: ServicePlan) -> None:
-    (path / "plans/service.json").write_bytes(msgspec.json.encode(plan))
+    (path / "graph/serve.json").write_bytes(served(plan).to_json())
     seal(path)
     assert (path / MODEL / "model.json").exists()
 

@@ -57,7 +57,7 @@ def test_a6_2_no_sub_stage_is_longer_than_its_budget_unless_a_thread_has_one_clu
     cost = ScanCost(0.1, 0.2, threads)
     cursors = [begin_search(range(i % len(sizes), len(sizes)), 1) for i in range(len(portions))]
     while under_way := [cursor for cursor in cursors if not cursor.done]:
-        plan = plan_sub_stage(under_way, sizes, cost, budget, most=portions)
+        plan = plan_sub_stage([c.left for c in under_way], sizes, cost, budget, most=portions)
         taken = [under_way[number].left[:count] for number, count in plan]
         for number, count in plan:
             under_way[number].advance(count, [])
@@ -109,7 +109,7 @@ def test_a6_2_sub_stages_of_skewed_clusters_vary_less_than_half_as_much_as_fixed
     fixed = [cost.seconds([sum(sizes[i : i + 8])]) for i in range(0, 512, 8)]
     cursor, planned = begin_search(range(512), 1), []
     while not cursor.done:
-        plan = plan_sub_stage([cursor], sizes, cost, statistics.fmean(fixed))
+        plan = plan_sub_stage([cursor.left], sizes, cost, statistics.fmean(fixed))
         ((_, count),) = plan
         planned.append(cost.seconds([sum(sizes[c] for c in cursor.ahead(count))]))
         cursor.advance(count, [])
@@ -128,14 +128,13 @@ def test_few_of_many_searches_that_wait_are_looked_at() -> None:
             looks.append(cluster)
             return super().__getitem__(cluster)
 
-    cursors = [begin_search(range(64), 1) for _ in range(400)]
-    plan = plan_sub_stage(cursors, Sizes([1] * 64), ScanCost(0.0, 1.0), 100.0)
+    plan = plan_sub_stage([range(64)] * 400, Sizes([1] * 64), ScanCost(0.0, 1.0), 100.0)
     assert plan == [(0, 64), (1, 36)] and len(looks) == 101
 
 
 def test_the_first_search_goes_before_the_next_up_to_its_portion() -> None:
     cost = ScanCost(0.0, 1.0, threads=2)
-    cursors = [begin_search(range(8), 1), begin_search(range(8), 1)]
-    assert dict(plan_sub_stage(cursors, [1] * 8, cost, 3.0)) == {0: 6}
-    assert dict(plan_sub_stage(cursors, [1] * 8, cost, 5.0)) == {0: 8, 1: 2}
-    assert dict(plan_sub_stage(cursors, [1] * 8, cost, 3.0, most=(1, 8))) == {0: 1, 1: 5}
+    lefts = [range(8), range(8)]
+    assert dict(plan_sub_stage(lefts, [1] * 8, cost, 3.0)) == {0: 6}
+    assert dict(plan_sub_stage(lefts, [1] * 8, cost, 5.0)) == {0: 8, 1: 2}
+    assert dict(plan_sub_stage(lefts, [1] * 8, cost, 3.0, most=(1, 8))) == {0: 1, 1: 5}

@@ -20,9 +20,10 @@ from dovetail.runtime.index.build import METRICS, build_index
 from dovetail.runtime.index.cursor import Hit, begin_search
 from dovetail.runtime.index.documents import DocumentStore
 from dovetail.runtime.index.ivf import IvfIndex
-from dovetail.runtime.index.scans import Only, Scan
+from dovetail.runtime.index.scans import Only
 from dovetail.runtime.retrieval import collection as collections
 from dovetail.runtime.retrieval.collection import Collection
+from tests.runtime.index.parts import part_of
 
 DIM, COUNT, LISTS = 8, 300, 12
 RNG = np.random.default_rng(5)
@@ -105,7 +106,7 @@ def test_equally_near_documents_come_by_id_however_a_search_is_cut(seed: int) ->
     cursor = begin_search(probe.clusters, depth)
     while not cursor.done:
         count = rng.randint(1, len(cursor.left))
-        scan = Scan(QUERIES[0], cursor.left[:count], np.zeros(count, np.float32))
+        scan = part_of(QUERIES[0], cursor.left[:count])
         cursor.advance(count, index.scan([scan], cursor.depth)[0])
     assert cursor.best[:depth] == whole
 
@@ -120,7 +121,7 @@ def test_a_search_in_steps_sees_all_of_a_change_or_nothing(indexes: dict[str, Iv
         # the nearest documents move elsewhere between two steps
         moved = [passage(i) for i in ids(wanted)[: 2 + cursor.position]]
         served.change(moved, SPARE[: len(moved)], remove=[f"k{ids(wanted)[-1]}"])
-        scan = Scan(QUERIES[0], cursor.left[:3], probe.distances[cursor.position :][:3])
+        scan = part_of(QUERIES[0], cursor.left[:3], probe.centroids[cursor.position :][:3])
         cursor.advance(3, before.scan([scan], 20)[0])
     assert cursor.best == wanted
     version, after = served.now
@@ -172,12 +173,6 @@ def test_filters_choose_documents_by_metadata(indexes: dict[str, IvfIndex]) -> N
         found = [d.id for d in served.find(QUERIES[0], 10, LISTS, filters)]
         assert found == (nearest({i: every[i] for i in kept}, "ip", QUERIES[0], 10) if kept else [])
     assert served.only({"parity": 1}) is served.only({"parity": 1})
-    # scans with different filters run together
-    seen, (probe,) = served.index, served.index.probe(QUERIES[:1], LISTS)
-    masks = [served.only(filters) for filters, _ in cases]
-    scans = [Scan(QUERIES[0], probe.clusters, probe.distances, mask) for mask in masks]
-    alone = [seen.scan([scan], 10)[0] for scan in scans]
-    assert seen.scan(scans, 10) == alone
     for wrong in ({"colour": 1}, {"parity": object()}):
         with pytest.raises(RequestError):
             served.find(QUERIES[0], 1, 1, wrong)

@@ -11,6 +11,8 @@ import pytest
 
 pytest.importorskip("faiss")
 
+from msgspec.structs import replace
+
 from dovetail.ir.errors import CapacityError, DeviceError
 from dovetail.runtime.accel.device import TorchDevice
 from dovetail.runtime.accel.lists import TorchLists
@@ -18,9 +20,10 @@ from dovetail.runtime.index.build import METRICS, build_index
 from dovetail.runtime.index.cursor import Hit
 from dovetail.runtime.index.faiss_lists import scan_lists
 from dovetail.runtime.index.ivf import FaissScanner, IvfIndex, Scanner
-from dovetail.runtime.index.scans import Mask, Only, Scan
+from dovetail.runtime.index.scans import Mask, Part
 from dovetail.runtime.retrieval.device_lists import DeviceScanner
 from dovetail.runtime.retrieval.hot import HotSet
+from tests.runtime.index.parts import part_of
 
 DIM, COUNT, LISTS = 16, 800, 20
 RNG = np.random.default_rng(13)
@@ -51,18 +54,16 @@ class OnlyElsewhere:
         self.there = there
 
     def scan(
-        self, index: IvfIndex, scans: Sequence[Scan], depth: int, allowed: Mask | None
+        self, index: IvfIndex, scans: Sequence[Part], depth: int, allowed: Mask | None
     ) -> list[list[Hit]]:
         assert not self.there & {c for scan in scans for c in scan.clusters}
         return scan_lists(index.base.index, scans, depth, allowed)
 
 
-def scans_of(index: IvfIndex, rng: random.Random) -> list[Scan]:
-    probes = index.probe(QUERIES, LISTS)
-    masks = (None, Only(np.arange(0, COUNT, 2)))
+def scans_of(index: IvfIndex, rng: random.Random) -> list[Part]:
     return [
-        Scan(q, p.clusters[:n], p.distances[:n], rng.choice(masks))
-        for q, p in zip(QUERIES, probes, strict=True)
+        replace(part, clusters=part.clusters[:n], centroids=part.centroids[:n])
+        for part in index.probe(QUERIES, LISTS)
         for n in [rng.randint(0, LISTS)]
     ]
 
@@ -82,12 +83,12 @@ def test_a6_8_clusters_in_transfer_are_served_by_the_cpu(
 
     device.scan = count  # type: ignore[method-assign]
     wanted = index.find(QUERIES, 10, 8)
-    probes = index.probe(QUERIES, 8)
-    scans = [Scan(q, p.clusters, p.distances) for q, p in zip(QUERIES, probes, strict=True)]
-    for probe in probes:
+    scans = index.probe(QUERIES, 8)
+    for probe in scans:
         hot.count(probe.clusters)
-    swap = hot.refresh()
+    swap = hot.wanted()
     assert swap is not None
+    hot.begin(swap)
     assert index.scan(scans, 10, hybrid) == wanted and not asked
     hybrid.swap(index, swap.load, hot.residents, sum(bytes_))
     hot.settle()
@@ -113,7 +114,7 @@ def test_what_finds_no_room_or_fails_is_scanned_on_the_cpu(
     assert hybrid.swap(index, [3, 5, 6], [3], room) == {5, 6}, "neither has room"
     assert device.holds(index, 3) and device.used == room
     wanted = index.find(QUERIES, 10, LISTS)
-    scans = [Scan(q, range(LISTS), np.zeros(LISTS, np.float32)) for q in QUERIES]
+    scans = [part_of(q, range(LISTS)) for q in QUERIES]
     assert index.scan(scans, 10, hybrid) == wanted
 
     def fail(*_: object) -> list[list[Hit]]:
@@ -136,7 +137,7 @@ def test_what_searches_before_a_change_lack_is_there_for_later_ones(
     hybrid, room = beside(device), 1 << 20
     hybrid.swap(new, [1, 2], (), room)
     for index, clusters in ((old, [1, 2]), (new, [1, 2, 3]), (old, [2, 4])):
-        scan = Scan(QUERIES[0], clusters, np.zeros(len(clusters), np.float32))
+        scan = part_of(QUERIES[0], clusters)
         assert index.scan([scan], 5, hybrid) == index.scan([scan], 5)
     assert hybrid.take_absent(new) == (5, {3})
     assert hybrid.take_absent(new) == (0, set())

@@ -35,17 +35,16 @@ from dovetail.runtime.retrieval.process import RetrievalProcess
 from dovetail.runtime.retrieval.wire import (
     Changed,
     ChangeIndex,
-    Piece,
     ProbedQueries,
     ProbeQueries,
     RestoreIndex,
-    ScannedPieces,
-    ScanPieces,
+    ScannedParts,
+    ScanParts,
     SearchQuery,
     WorkerRequest,
-    pack_vector,
 )
 from tests.processes import stop
+from tests.runtime.index.parts import part_of
 
 DIM, CLUSTERS, DEPTH = 16, 8, 20
 DEADLY = 1  # the first request after that which opens the index
@@ -92,10 +91,9 @@ def worker(path: Path) -> Iterator[RetrievalProcess]:
     worker.close()
 
 
-def scan(query: np.ndarray, clusters: tuple[int, ...], depth: int = DEPTH) -> ScanPieces:
+def scan(query: np.ndarray, clusters: tuple[int, ...], depth: int = DEPTH) -> ScanParts:
     """Centroids' distances matter to product quantisation alone."""
-    piece = Piece(pack_vector(query), {}, clusters, (0.0,) * len(clusters), depth)
-    return ScanPieces("a", (piece,))
+    return ScanParts("a", (part_of(query, clusters, depth=depth),))
 
 
 def alive(pid: int) -> bool:
@@ -110,17 +108,17 @@ def test_it_finds_what_the_index_finds(
     worker: RetrievalProcess, index: IvfIndex, vectors: np.ndarray
 ) -> None:
     queries = vectors[:5] + np.float32(0.1)
-    asked = tuple(SearchQuery(pack_vector(q), known=(1, 2, 1000)) for q in queries)
+    asked = tuple(SearchQuery(q.tobytes(), known=(1, 2, 1000)) for q in queries)
     probed = worker.ask(ProbeQueries("a", asked, 3)).result().body
     assert isinstance(probed, ProbedQueries)
     pieces = tuple(
-        Piece(pack_vector(q), {}, p.clusters, p.centroids, depth)
+        part_of(q, p.clusters, p.centroids, depth=depth)
         for q, p, depth in zip(queries, probed.queries, (1, 20, 5, 7, 40), strict=True)
     )
-    reply = worker.ask(ScanPieces("a", pieces)).result()
-    assert isinstance(reply.body, ScannedPieces) and reply.seconds > 0
+    reply = worker.ask(ScanParts("a", pieces)).result()
+    assert isinstance(reply.body, ScannedParts) and reply.seconds > 0
     for query, probe, piece, got in zip(
-        queries, probed.queries, pieces, reply.body.pieces, strict=True
+        queries, probed.queries, pieces, reply.body.parts, strict=True
     ):
         (wanted,) = index.find(query[None], piece.depth, 3)
         assert list(got.hits) == wanted
@@ -133,12 +131,12 @@ def test_filters_leave_documents_out(
 ) -> None:
     everywhere = tuple(range(CLUSTERS))
     pieces = tuple(
-        Piece(pack_vector(vectors[0]), filters, everywhere, (0.0,) * CLUSTERS, DEPTH)
+        part_of(vectors[0], everywhere, depth=DEPTH, filters=filters)
         for filters in ({"odd": 1}, {}, {"odd": [0, 1]})
     )
-    reply = worker.ask(ScanPieces("a", pieces)).result().body
-    assert isinstance(reply, ScannedPieces)
-    odd, whole, both = ([id_ for _, id_ in piece.hits] for piece in reply.pieces)
+    reply = worker.ask(ScanParts("a", pieces)).result().body
+    assert isinstance(reply, ScannedParts)
+    odd, whole, both = ([id_ for _, id_ in piece.hits] for piece in reply.parts)
     assert whole == both == [id_ for _, id_ in index.find(vectors[:1], DEPTH, CLUSTERS)[0]]
     assert all(id_ % 2 for id_ in odd) and set(odd) >= {id_ for id_ in whole if id_ % 2}
 
@@ -157,8 +155,8 @@ def test_kernels_scan_as_faiss_does_and_later_workers_go_on_with_them(
         found = []
         for _ in range(2):
             body = worker.ask(scan(VECTORS[0], tuple(range(CLUSTERS)))).result().body
-            assert isinstance(body, ScannedPieces)
-            found.append(body.pieces[0].hits)
+            assert isinstance(body, ScannedParts)
+            found.append(body.parts[0].hits)
             assert worker.pid is not None
             os.kill(worker.pid, signal.SIGKILL)
         (wanted,) = index.find(VECTORS[:1], DEPTH, CLUSTERS)
@@ -172,16 +170,19 @@ def test_bad_input_is_an_error_and_the_worker_goes_on(
     worker: RetrievalProcess, vectors: np.ndarray, tmp_path: Path
 ) -> None:
     pid = worker.pid
+    short = vectors[0][:8]
     with pytest.raises(SpecError, match="a query has 8 values, the index has 16"):
-        worker.ask(scan(vectors[0][:8], (1,))).result()
+        worker.ask(ProbeQueries("a", (SearchQuery(short.tobytes()),), 3)).result()
+    with pytest.raises(SpecError, match="queries must have 16 values each"):
+        worker.ask(scan(short, (1,))).result()
     with pytest.raises(ArtifactError, match="is not an index"):
         worker.open("b", tmp_path / "none")
     with pytest.raises(RequestError, match="no document has the metadata field 'colour'"):
         worker.ask(
-            ProbeQueries("a", (SearchQuery(pack_vector(vectors[0]), {"colour": 1}),), 3)
+            ProbeQueries("a", (SearchQuery(vectors[0].tobytes(), {"colour": 1}),), 3)
         ).result()
     with pytest.raises(DeviceError, match="the search failed"):
-        worker.ask(ScanPieces("b", ())).result()
+        worker.ask(ScanParts("b", ())).result()
     assert worker.ask(scan(vectors[0], (1,))).result() and worker.pid == pid
 
 
@@ -196,7 +197,7 @@ def test_requests_outlive_workers_that_are_killed(
     wanted = index.find(vectors[:300], DEPTH, CLUSTERS)
     for future, hits in zip(futures, wanted, strict=True):
         body = future.result().body
-        assert isinstance(body, ScannedPieces) and list(body.pieces[0].hits) == hits
+        assert isinstance(body, ScannedParts) and list(body.parts[0].hits) == hits
     assert worker.deaths >= 1
 
 
@@ -244,8 +245,8 @@ def test_a_request_that_kills_workers_fails_alone(
     worker: RetrievalProcess, vectors: np.ndarray
 ) -> None:
     """A signal stands for what a search may die of: it comes whenever the long one is in hand."""
-    pieces = scan(vectors[0], tuple(range(CLUSTERS)), 100).pieces * 20_000
-    deadly = worker.ask(ScanPieces("a", pieces))
+    pieces = scan(vectors[0], tuple(range(CLUSTERS)), 100).parts * 20_000
+    deadly = worker.ask(ScanParts("a", pieces))
     others = [worker.ask(scan(vector, (1,))) for vector in vectors[:20]]
     killed: set[int] = set()
     while not wait([deadly], timeout=0.005).done:
@@ -267,10 +268,14 @@ def test_a_worker_that_reads_no_more_is_replaced(
     worker.open("a", path)
     assert worker.pid is not None
     stop(worker.pid)
-    (piece,) = scan(vectors[0], (1,)).pieces
-    large = worker.ask(ScanPieces("a", (piece,) * 20_000))  # more than a socket holds
+    (piece,) = scan(vectors[0], (1,)).parts
+    large = worker.ask(ScanParts("a", (piece,) * 20_000))  # more than a socket holds
     body = large.result().body
-    assert isinstance(body, ScannedPieces) and len(set(body.pieces)) == 1 and worker.deaths == 1
+    assert (
+        isinstance(body, ScannedParts)
+        and len({part.hits for part in body.parts}) == 1
+        and worker.deaths == 1
+    )
     worker.close()
 
 

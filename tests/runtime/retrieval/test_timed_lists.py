@@ -14,8 +14,9 @@ from dovetail.ir.errors import DeviceError, SpecError
 from dovetail.runtime.accel.lists import TorchLists
 from dovetail.runtime.index.build import build_index
 from dovetail.runtime.index.ivf import FaissScanner, IvfIndex
-from dovetail.runtime.index.scans import Scan
+from dovetail.runtime.index.scans import Part
 from dovetail.runtime.retrieval.device_lists import DeviceScanner
+from tests.runtime.index.parts import part_of
 from tests.runtime.retrieval.test_device_lists import beside, open_lists
 
 DIM, LISTS, ROOM = 8, 6, 1 << 20
@@ -42,9 +43,8 @@ def timed(
     return DeviceScanner(opens, FaissScanner(), seconds, opening)
 
 
-def scan_of(clusters: Iterable[int]) -> Scan:
-    chosen = list(clusters)
-    return Scan(VECTORS[0], chosen, np.zeros(len(chosen), np.float32))
+def scan_of(clusters: Iterable[int]) -> Part:
+    return part_of(VECTORS[0], clusters)
 
 
 def test_a_device_that_answers_is_passed_through(index: IvfIndex) -> None:

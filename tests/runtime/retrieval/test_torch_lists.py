@@ -14,11 +14,14 @@ from hypothesis import strategies as st
 
 pytest.importorskip("faiss")
 
+from msgspec.structs import replace
+
 from dovetail.ir.errors import CapacityError, DeviceError, SpecError
 from dovetail.runtime.accel.lists import TorchLists
 from dovetail.runtime.index.build import METRICS, build_index
 from dovetail.runtime.index.ivf import IvfIndex
-from dovetail.runtime.index.scans import Scan
+from dovetail.runtime.index.scans import Only
+from tests.runtime.index.parts import part_of
 from tests.runtime.retrieval.test_device_lists import (
     COUNT,
     LISTS,
@@ -58,11 +61,12 @@ def test_a6_9_device_and_cpu_find_what_the_cpu_finds(
     if rng.random() < 0.5:
         index = index.change(QUERIES[:2], [COUNT, COUNT + 1], remove=range(0, COUNT, 5))
     scans = scans_of(index, rng)
-    wanted = index.scan(scans, depth)
-    assert index.scan(scans, depth, hybrid) == wanted
+    only = rng.choice((None, Only(np.arange(0, COUNT, 2))))
+    wanted = index.scan(scans, depth, only=only)
+    assert index.scan(scans, depth, hybrid, only) == wanted
     asked = [c for s in scans for c in s.clusters if c not in there]
     assert hybrid.take_absent(index) == (len(asked), set(asked))
-    bounded = [Scan(s.query, s.clusters, s.distances, s.only, bound=2.0) for s in scans]
+    bounded = [replace(scan, bound=2.0) for scan in scans]
     assert index.scan(bounded, depth, hybrid) == index.scan(bounded, depth)
     hybrid.close()
     assert lists.used == 0
@@ -75,8 +79,7 @@ def test_long_vectors_far_from_zero_are_told_apart(one_thread: None, metric: str
     vectors = (100 + 0.1 * rng.standard_normal((500, 768))).astype(np.float32)
     queries = (100 + 0.1 * rng.standard_normal((5, 768))).astype(np.float32)
     index = build_index(vectors, clusters=4, metric=metric)
-    probes = index.probe(queries, 4)
-    scans = [Scan(q, p.clusters, p.distances) for q, p in zip(queries, probes, strict=True)]
+    scans = index.probe(queries, 4)
     lists = open_lists(index, 1 << 24)
     lists.load(index, range(4))
     found = lists.scan(index, scans, 10, None)
@@ -91,7 +94,7 @@ def test_the_device_chooses_by_what_lies_in_its_own_memory(indexes: dict[str, Iv
     vectors = codes.view(np.float32).reshape(len(ids), -1)
     query, before = vectors[1].copy(), vectors.copy()
     vectors[:] = vectors[::-1].copy()  # the CPU's copy has another order
-    ((_, found),) = lists.scan(index, [Scan(query, [0], np.zeros(1, np.float32))], 1, None)[0]
+    ((_, found),) = lists.scan(index, [part_of(query, [0])], 1, None)[0]
     vectors[:] = before
     assert found == ids[1]
     lists.close()
@@ -115,7 +118,7 @@ def test_a_lost_device_is_done_without(
     """What was there when it was lost is there when it is found again."""
     index = indexes["l2"]
     lists = open_lists(index)
-    hybrid, scan = beside(lists), Scan(QUERIES[0], range(6), np.zeros(6, np.float32))
+    hybrid, scan = beside(lists), part_of(QUERIES[0], range(6))
     assert hybrid.swap(index, [0, 1, 2], [], ROOM) == set()
     wanted = index.scan([scan], 5)
     with lost(lists, monkeypatch):

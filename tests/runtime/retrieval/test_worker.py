@@ -12,15 +12,15 @@ pytest.importorskip("faiss")
 from dovetail.compiler.index_build import IndexRequest, build_index_folder
 from dovetail.ir.index_file import EmbedderEntry, Passage
 from dovetail.runtime.child.errors import ErrorText
+from dovetail.runtime.index.scans import Part
 from dovetail.runtime.retrieval.wire import (
     OpenIndex,
-    Piece,
     Room,
-    ScannedPieces,
-    ScanPieces,
-    pack_vector,
+    ScannedParts,
+    ScanParts,
 )
 from dovetail.runtime.retrieval.worker import Shelf
+from tests.runtime.index.parts import part_of
 from tests.runtime.retrieval.test_process import DIM, VECTORS, Given
 
 
@@ -36,15 +36,14 @@ def shelf(tmp_path: Path) -> Shelf:
     return shelf
 
 
-def piece(clusters: tuple[int, ...], dim: int = DIM, version: int = 0) -> Piece:
-    query = pack_vector(VECTORS[0][:dim])
-    return Piece(query, {}, clusters, (0.0,) * len(clusters), 5, version=version)
+def part(clusters: tuple[int, ...], dim: int = DIM, version: int = 0) -> Part:
+    return part_of(VECTORS[0][:dim], clusters, depth=5, version=version)
 
 
 def test_clusters_that_a_failed_request_missed_are_not_told_of_by_the_next(shelf: Shelf) -> None:
     """The device has nothing: all that a request wants is missed."""
-    wrong = piece((3,), DIM - 1, version=1)  # scanned after those of version 0
-    assert isinstance(shelf.answer(ScanPieces("a", (piece((0, 1, 2)), wrong), hot=True)), ErrorText)
-    told = shelf.answer(ScanPieces("a", (piece((1,)),), hot=True))
-    assert isinstance(told, ScannedPieces) and (told.missed, told.absent) == (1, (1,))
-    assert len(told.pieces[0].hits) == 5 and np.isfinite(told.pieces[0].hits[0][0])
+    wrong = part((3,), DIM - 1, version=1)  # scanned after those of version 0
+    assert isinstance(shelf.answer(ScanParts("a", (part((0, 1, 2)), wrong), hot=True)), ErrorText)
+    told = shelf.answer(ScanParts("a", (part((1,)),), hot=True))
+    assert isinstance(told, ScannedParts) and (told.missed, told.absent) == (1, (1,))
+    assert len(told.parts[0].hits) == 5 and np.isfinite(told.parts[0].hits[0][0])

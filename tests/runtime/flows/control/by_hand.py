@@ -25,10 +25,10 @@ from dovetail.runtime.flows.control.wavefront import Wavefront
 from dovetail.runtime.flows.workflow_run import WorkflowRun
 from dovetail.runtime.index.cursor import Hit
 from dovetail.runtime.index.documents import Document
+from dovetail.runtime.index.scans import Part
 from dovetail.runtime.retrieval.budget import ScanCost
 from dovetail.runtime.retrieval.hot import HotSet
-from dovetail.runtime.retrieval.wire import ScannedPiece
-from tests.runtime.flows.control.integrity import check_wavefront
+from tests.runtime.flows.control.integrity import check_dispatched, check_wavefront
 from tests.runtime.flows.control.world import COSTS
 
 Kind = TypeVar("Kind")
@@ -76,6 +76,7 @@ class Hand:
             self.front.tell(report, self.now)
         orders = list(self.front.orders(self.now))
         check_wavefront(self.front)
+        check_dispatched(self.front, orders)
         self.orders += orders
         return orders
 
@@ -107,7 +108,7 @@ class Hand:
         """End a scan as `scanned` does."""
         single = len(scan.parts) == 1 and (not hits or isinstance(hits[0], tuple))
         found = tuple(
-            ScannedPiece(tuple(sorted(part)), (scan.parts[i].clusters[0],) * len(part))
+            Part(hits=tuple(sorted(part)), homes=(scan.parts[i].clusters[0],) * len(part))
             for i, part in enumerate([hits] if single else hits)
         )
         return self.tell(Scanned(scan.job, found, 1e-3))

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from dovetail import workflows
 from dovetail.ir.graph import ExecutionGraph, contract
+from dovetail.ir.workflow import label
 from dovetail.runtime.flows.control.messages import (
     Deliver,
     Embed,
@@ -15,7 +16,6 @@ from dovetail.runtime.flows.control.messages import (
     Progressed,
     ScanClusters,
 )
-from dovetail.runtime.flows.control.ticket import label
 from dovetail.runtime.retrieval.budget import ScanCost
 from tests.runtime.flows.control.by_hand import ALONE, Hand
 from tests.runtime.flows.control.world import CountedClusters
@@ -106,4 +106,4 @@ def test_a_scan_on_two_devices_is_in_the_graph() -> None:
 
 
 def test_a_number_and_its_text_name_two_nodes() -> None:
-    assert len({label(name, 0) for name in (1, "1", -1, "-1", "a")}) == 5
+    assert len({label(name) for name in (1, "1", -1, "-1", "a")}) == 5

@@ -65,7 +65,8 @@ def scans(
     seen: list[tuple[ScanClusters, float]] = []
 
     def watch(now: float, orders: Sequence[Order]) -> None:
-        seen.extend((o, front._searches.budget) for o in orders if isinstance(o, ScanClusters))
+        budget = front.learned.budget(front.front.backlog)
+        seen.extend((o, budget) for o in orders if isinstance(o, ScanClusters))
         check_wavefront(front)
 
     workflow = graph.workflow()
@@ -354,7 +355,7 @@ def test_who_has_searched_least_goes_first_where_no_more_come(more_come: bool) -
 
 
 def test_one_search_has_all_threads() -> None:
-    hand = Hand(fixed_clusters=None, costs=replace(COSTS, overhead=1.0))
+    hand = Hand(fixed_clusters=None, costs=replace(COSTS, overhead=1.4e-3))
     hand.begin_search(*range(6), graph=search_only(3))
     assert [part.clusters for part in hand.last(ScanClusters).parts] == [(0,), (1,)], "its taste"
     hand.scanned([], [])
@@ -384,7 +385,7 @@ def test_a_vector_of_the_state_is_searched_with_as_it_is() -> None:
     hand = Hand()
     hand.front.submit(WorkflowRun(g.workflow(), {"input": np.ones(2, np.float32)}), 0.0)
     hand.tell()
-    assert hand.last(FindClusters).vector.tolist() == [1.0, 1.0]
+    assert hand.last(FindClusters).vector == np.ones(2, np.float32).tobytes()
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -17,7 +17,6 @@ from dovetail.ir.graph import GraphEdge, GraphNode, contract
 from dovetail.ir.live_graph import LiveGraph, State
 from dovetail.ir.ragraph import RAGraph
 from dovetail.ir.workflow import END, START, Workflow
-from dovetail.runtime.flows.control.ahead import prompts_after, search_after
 from dovetail.runtime.flows.control.messages import (
     Copy,
     Deliver,
@@ -26,11 +25,13 @@ from dovetail.runtime.flows.control.messages import (
     Report,
     ScanClusters,
 )
-from dovetail.runtime.flows.control.settings import TRANSFORMATIONS, WavefrontSettings
+from dovetail.runtime.flows.control.settings import WavefrontSettings
+from dovetail.runtime.flows.control.transformation import REGISTRY
 from dovetail.runtime.flows.control.wavefront import Wavefront
-from dovetail.runtime.flows.workflow_run import WorkflowRun, run_in_order
+from dovetail.runtime.flows.prompts import prompts_after
+from dovetail.runtime.flows.workflow_run import WorkflowRun, run_in_order, search_after
 from dovetail.runtime.retrieval.budget import ScanCost
-from tests.runtime.flows.control.integrity import check_wavefront, is_idle
+from tests.runtime.flows.control.integrity import check_dispatched, check_wavefront, is_idle
 from tests.runtime.flows.control.world import (
     COSTS,
     CountedClusters,
@@ -44,8 +45,12 @@ from tests.runtime.flows.control.world import (
 
 SUBSETS = [
     frozenset(chosen)
-    for count in range(len(TRANSFORMATIONS) + 1)
-    for chosen in itertools.combinations(TRANSFORMATIONS, count)
+    for count in (0, 1, 2, len(REGISTRY))
+    for chosen in itertools.combinations(REGISTRY, count)
+]
+DRAWN = [
+    frozenset(name for name in REGISTRY if draw.random() < 0.5)
+    for draw in map(random.Random, range(64))
 ]
 ONE_WORD = tuple(f"w{n}" for n in range(50))
 LIBRARY: Sequence[Callable[[], RAGraph]] = (
@@ -118,6 +123,7 @@ def served(
 
     def watch(now: float, orders: Sequence[Order]) -> None:
         check_wavefront(front)
+        check_dispatched(front, orders)
         for order in orders:
             if isinstance(order, Deliver):
                 assert order.graph is not None
@@ -159,48 +165,11 @@ def test_answers_are_those_of_the_plain_run_with_every_subset(number: int) -> No
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("subset", SUBSETS, ids=lambda subset: "-".join(sorted(subset)) or "none")
+@pytest.mark.parametrize("subset", DRAWN, ids=lambda subset: "-".join(sorted(subset)) or "none")
 def test_answers_of_200_requests_are_those_of_the_plain_run(subset: frozenset[str]) -> None:
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
     check(HashWorld(seed), subset, seed, requests=200)
-
-
-class Unlucky:
-    """A control plane that is told of some jobs that they failed, and of some twice or too late."""
-
-    def __init__(self, front: Wavefront, draw: random.Random) -> None:
-        self.front, self.draw = front, draw
-        self.submit, self.orders = front.submit, front.orders
-
-    def tell(self, report: Report, now: float) -> None:
-        if self.draw.random() < 0.04:
-            report = Failed(report.job, DeviceError("bad luck"))
-        for _ in range(self.draw.choice((1, 1, 2))):
-            self.front.tell(report, now)
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_each_request_ends_with_its_answer_or_an_error_whatever_fails(seed: int) -> None:
-    world, draw = HashWorld(seed % 4), rng("faults", seed)
-    front = Wavefront(WavefrontSettings(refresh=3), COSTS, world, {None: CountedClusters(4)})
-    requests = runs(seed, 16, 500.0)
-    wanted = [
-        plain(world, run.workflow, {"input": f"question {seed} {n}"})
-        for n, (_, run) in enumerate(requests)
-    ]
-
-    def watch(now: float, orders: Sequence[Order]) -> None:
-        check_wavefront(front)
-
-    found = simulate(Unlucky(front, draw), world, machine(seed), seed).run(requests, watch)
-    assert is_idle(front) and sorted(o.request for o in found) == list(range(1, 17))
-    for outcome in found:
-        if outcome.error is None:
-            assert shown(outcome.state) == wanted[outcome.request - 1]
-        else:
-            assert "failed: bad luck" in str(outcome.error) and outcome.state is None
-    assert {o.error is None for o in found} == {True, False}
 
 
 class LostDevice:
@@ -234,6 +203,7 @@ def test_all_answers_are_right_whatever_fails_on_the_device(seed: int) -> None:
 
     def watch(now: float, orders: Sequence[Order]) -> None:
         check_wavefront(front)
+        check_dispatched(front, orders)
 
     found = simulate(lost, world, machine(seed), seed).run(requests, watch)
     assert is_idle(front) and lost.failed and len(found) == 24

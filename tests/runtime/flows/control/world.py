@@ -19,9 +19,9 @@ from dovetail.runtime.flows.services import perform
 from dovetail.runtime.flows.workflow_run import Call
 from dovetail.runtime.index.cursor import Hit, merge_hits
 from dovetail.runtime.index.documents import Document
+from dovetail.runtime.index.scans import Part
 from dovetail.runtime.retrieval.budget import ScanCost
 from dovetail.runtime.retrieval.hot import Swap
-from dovetail.runtime.retrieval.wire import Piece, ScannedPiece
 from tests.repository import ROOT
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -112,15 +112,14 @@ class HashWorld:
         )
         return dict(zip(ids, far.tolist(), strict=True))
 
-    def scan(self, parts: Sequence[Piece]) -> tuple[ScannedPiece, ...]:
+    def scan(self, parts: Sequence[Part]) -> tuple[Part, ...]:
         return tuple(map(self.find, parts))
 
-    def find(self, part: Piece) -> ScannedPiece:
+    def find(self, part: Part) -> Part:
         ids = np.flatnonzero(np.isin(self.home, part.clusters)).tolist()
-        hits = merge_hits(
-            [[(d, i) for i, d in self.distances(part.vector, ids).items()]], part.depth
-        )
-        return ScannedPiece(tuple(hits), tuple(int(self.home[i]) for _, i in hits))
+        vector = np.frombuffer(part.vector, np.float32)
+        hits = merge_hits([[(d, i) for i, d in self.distances(vector, ids).items()]], part.depth)
+        return Part(hits=tuple(hits), homes=tuple(int(self.home[i]) for _, i in hits))
 
     def invoke(self, call: Call) -> object:
         return perform(call, Exact(self))
@@ -138,7 +137,7 @@ class Exact:
     def retrieve(self, query: str | Vector, node: Retrieval) -> list[Document]:
         vector = self.world.embed(query) if isinstance(query, str) else query
         clusters, centroids = self.world.probe(vector, node)
-        part = Piece(vector, {}, tuple(clusters), tuple(centroids), node.topk)
+        part = Part(vector.tobytes(), tuple(clusters), tuple(centroids), node.topk)
         return self.world.documents(node, self.world.find(part).hits)
 
     def embed(self, text: str, node: Embedding) -> Vector:
@@ -163,14 +162,19 @@ class CountedClusters:
         for cluster in clusters:
             self.counts[cluster] = self.counts.get(cluster, 0) + 1
 
-    def refresh(self) -> Swap | None:
+    def wanted(self) -> Swap | None:
         hottest = sorted(self.counts, key=lambda c: (-self.counts[c], c))[: self.room]
         load, drop = set(hottest) - self.kept, self.kept - set(hottest)
-        if not load and not drop:
+        if self.coming or (not load and not drop):
             return None
-        self.kept, self.coming = self.kept - drop, frozenset(load)
-        self.swaps += 1
         return Swap(tuple(sorted(load)), tuple(sorted(drop)))
+
+    def begin(self, swap: Swap) -> None:
+        self.kept, self.coming = self.kept.difference(swap.drop), frozenset(swap.load)
+        self.swaps += 1
+
+    def fade(self) -> None:
+        pass
 
     def settle(self) -> None:
         self.kept, self.coming = self.kept | self.coming, frozenset()

@@ -1,0 +1,371 @@
+"""The transformations that every app has (HedraRAG §4.2-§4.5), in the order they are asked.
+
+In: the wavefront. Out: places where one fits, what it gains there, the rewrite. The search or reply
+that a node is about is its `work`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+from dovetail.ir.graph import EMBEDDING, FUNCTION, GPU, SPECULATIVE
+from dovetail.ir.live_graph import COPY, READ, LiveGraph, LiveNode
+from dovetail.ir.transform import (
+    prefetch,
+    put,
+    reorder,
+    speculate_generation,
+    speculate_retrieval,
+    stop,
+)
+from dovetail.runtime.flows.control.costs import TINY, Guessed, Learned
+from dovetail.runtime.flows.control.front import REORDER, SPLIT, Front, Ticket
+from dovetail.runtime.flows.control.stage import NextStage, Weighed
+from dovetail.runtime.flows.control.transformation import (
+    REGISTRY,
+    Transformation,
+    register_transformation,
+    unregister_transformation,
+)
+from dovetail.runtime.flows.control.work import Reply, Search
+from dovetail.runtime.flows.prompts import Prompt, prompts_after
+from dovetail.runtime.flows.workflow_run import search_after
+from dovetail.runtime.index.cursor import reorder_probes
+from dovetail.runtime.retrieval.hot import HotSet, Swap
+
+__all__ = ["REGISTRY", "Transformation", "register_transformation", "unregister_transformation"]
+"""Whoever has these from here has the transformations below, too."""
+
+
+@register_transformation
+@dataclass(frozen=True, slots=True)
+class Reorder(Transformation):
+    """Scan first where the request's last search found something (HedraRAG §4.3)."""
+
+    name: ClassVar[str] = REORDER
+    order: tuple[int, ...]
+
+    @classmethod
+    def fits(cls, front: Front) -> Iterator[Reorder]:
+        """Of searches with a history, as soon as their clusters are known."""
+        for search in front.news.found:
+            order = reorder_probes(search.node.clusters, search.known)
+            if order != search.node.clusters:
+                yield cls(search.graph, search.node, order)
+
+    def gain(self, costs: Learned) -> float:
+        """By how much sooner what is nearest was found so."""
+        return costs.order_gain(self.node.work.spec.name)
+
+    def apply(self, graph: LiveGraph) -> None:
+        """See `reorder`."""
+        reorder(graph, self.node, self.order)
+
+
+@register_transformation
+@dataclass(frozen=True, slots=True)
+class Stop(Transformation):
+    """Leave out the rest of a search that has found nothing nearer for long (`patience`)."""
+
+    name: ClassVar[str] = "stop"
+
+    @classmethod
+    def fits(cls, front: Front) -> Iterator[Stop]:
+        """Of searches that have got further, where a patience is set."""
+        patience = front.settings.patience
+        for search in front.news.scanned if patience is not None else ():
+            if not search.over and search.full and search.steps.unchanged >= (patience or 0):
+                yield cls(search.graph, search.node)
+
+    def gain(self, costs: Learned) -> float:
+        """What the rest would have taken."""
+        return costs.scan_seconds([self.node.work.left])
+
+    def apply(self, graph: LiveGraph) -> None:
+        """See `stop`."""
+        stop(graph, self.node)
+
+
+@register_transformation
+@dataclass(frozen=True, slots=True)
+class SpeculateRetrieval(Transformation):
+    """Search with what is written of a reply, so that the search behind it has a history (§4.3)."""
+
+    name: ClassVar[str] = "speculate_retrieval"
+
+    @classmethod
+    def fits(cls, front: Front) -> Iterator[SpeculateRetrieval]:
+        """Of replies: those that got further are read, those whose meaning changes least sent."""
+        for reply in front.news.told:
+            if not reply.over and reply.read is None and cls._helps(front, reply):
+                yield _Read(reply.graph, reply.written)
+        steady = [reply for reply in front.replies if reply.drift is not None]
+        for reply in sorted(steady, key=lambda reply: reply.drift or 0.0):
+            left = front.costs.reply(reply.spec.name) - (front.now - reply.began)
+            if left > front.costs.budget() and cls._helps(front, reply):
+                yield cls(reply.graph, reply.written)
+
+    @staticmethod
+    def _helps(front: Front, reply: Reply) -> bool:
+        """Tell whether it would be looked at: of a request only the first search has no history.
+
+        Without reordering nobody would look where it found something.
+        """
+        if reply.call is None or reply.ahead is None:
+            return False
+        ticket, load = front.ticket(reply), len(front.searches)
+        return (
+            REORDER in front.asked
+            and load < front.settings.retrieval_load
+            and reply.ahead.name not in ticket.scouts
+            and reply.ahead.index not in ticket.histories
+        )
+
+    def gain(self, costs: Learned) -> float:
+        """By how much sooner a history shows what is nearest, less what others lose."""
+        ahead = self.node.work.ahead
+        return costs.scout_gain(ahead.name)
+
+    def apply(self, graph: LiveGraph) -> None:
+        """See `speculate_retrieval`."""
+        search = Search.ahead_of(self.node.work)
+        search.node = speculate_retrieval(graph, self.node, search)
+
+
+class _Read(SpeculateRetrieval):
+    """Have what is written turned into a vector: of two, it is known how much it changes."""
+
+    def apply(self, graph: LiveGraph) -> None:
+        """Put a node beside the generation, for which nobody waits."""
+        reply = self.node.work
+        reply.read = LiveNode(self.node.root, EMBEDDING, part=READ, work=reply)
+        graph.add(reply.read, [(self.node, SPECULATIVE)])
+
+
+@register_transformation
+@dataclass(frozen=True, slots=True)
+class Prefetch(Transformation):
+    """Copy the clusters that are scanned most to the device (HedraRAG §4.4)."""
+
+    name: ClassVar[str] = "prefetch"
+    index: str | None
+    hot: HotSet
+    swap: Swap
+    vectors: float
+
+    @classmethod
+    def fits(cls, front: Front) -> Iterator[Prefetch]:
+        """Of indexes whose hot clusters are others now; beside the oldest search, if it waits."""
+        for index in front.hot if front.due else ():
+            hot = front.hot.get(index)
+            if hot is None or (swap := hot.wanted()) is None:
+                continue
+            graph, node = front.beside, LiveNode("index", FUNCTION, part=COPY)
+            for search in front.known[:1]:
+                if search.node in front.ready and search.call is not None and not search.copied:
+                    graph, node = search.graph, search.node
+            sizes = front.catalog.sizes(index)
+            vectors = sum(hot.counts[cluster] * sizes[cluster] for cluster in swap.load)
+            yield cls(graph, node, index, hot, swap, vectors)
+
+    def gain(self, costs: Learned) -> float:
+        """What the CPU takes for scans of them until it is time to look again."""
+        return costs.shared_seconds(self.vectors)
+
+    def apply(self, graph: LiveGraph) -> None:
+        """See `prefetch`."""
+        self.hot.begin(self.swap)
+        if self.node in graph:
+            self.node.work.copied = True
+            prefetch(graph, self.node, self.swap.load, self)
+        else:
+            self.node.work = self
+            graph.add(self.node)
+
+
+@register_transformation
+@dataclass(frozen=True, slots=True)
+class Put(Transformation):
+    """Have the device scan the clusters that it holds, beside the CPU (HedraRAG §4.4).
+
+    count: clusters of the sub-stage, as of Split; there: those of them for the device. saved,
+    lost: seconds by which searches are over sooner and generations later.
+    """
+
+    name: ClassVar[str] = "put"
+    stage: NextStage
+    count: int
+    there: tuple[int, ...]
+    saved: float
+    lost: float
+
+    @classmethod
+    def fits(cls, front: Front) -> Iterator[Put]:
+        """Of searches of the next sub-stage, if the device is idle; not of scouts."""
+        stage, device = front.stage, front.costs.costs.device
+        hot = front.hot.get(stage.index) if stage else None
+        if not stage or not device or not hot or "gpu" in front.busy or stage.guesses:
+            return
+        weighed = Weighed(stage.sizes, hot, front.costs.device_weight)
+        plan = front.plan(stage, weighed)
+        takes = [(search, search.node.clusters[:count]) for search, count in plan if count]
+        there = [[c for c in clusters if hot.resident(c)] for _, clusters in takes]
+        here = [
+            (search, rest)
+            for search, clusters in takes
+            if (rest := tuple(c for c in clusters if not hot.resident(c)))
+        ]
+        vectors = [sum(stage.sizes[c] for c in clusters) for clusters in there if clusters]
+        seconds = device.seconds(vectors) if vectors else 0.0
+        alone, beside = (front.lot(some, stage.sizes).predicted for some in (takes, here))
+        saved = (alone - max(beside, seconds)) * sum(s.call is not None for s in front.searches)
+        for search, count in plan:
+            resident = tuple(c for c in search.node.clusters[:count] if hot.resident(c))
+            if resident or count < len(search.node.clusters):
+                place = search.graph, search.node, stage, count
+                yield cls(*place, resident, saved, seconds * front.load)
+
+    def gain(self, costs: Learned) -> float:
+        """By how much sooner all searches are over, less what all generations wait for."""
+        return self.saved - self.lost
+
+    def apply(self, graph: LiveGraph) -> None:
+        """See `split_search` and `put`."""
+        self.stage.settled = True
+        self.stage.cut(self.node, self.count)
+        if self.there:
+            self.node.work.node = put(graph, self.node, GPU, self.there)
+
+
+@register_transformation
+@dataclass(frozen=True, slots=True)
+class Split(Transformation):
+    """Cut a search after some clusters: who comes meanwhile waits for less (HedraRAG §4.2).
+
+    count: clusters of the next sub-stage; 0 = it waits for a later one. backlog: seconds of all
+    that is left of searches. asked: whether a user says how many clusters there are to be.
+    """
+
+    name: ClassVar[str] = SPLIT
+    stage: NextStage
+    count: int
+    backlog: float
+    asked: bool
+
+    @classmethod
+    def fits(cls, front: Front) -> Iterator[Split]:
+        """Of searches of the next sub-stage that have more left than fits in its time."""
+        stage, backlog = front.stage, front.backlog
+        if not stage or stage.settled:
+            return
+        asked = front.settings.fixed_clusters is not None
+        for search, count in front.plan(stage, stage.sizes):
+            if count < len(search.node.clusters):
+                yield cls(search.graph, search.node, stage, count, backlog, asked)
+
+    def gain(self, costs: Learned) -> float:
+        """By how much less who comes at any time waits, less what more sub-stages cost."""
+        gain = costs.split_gain(self.backlog)
+        return max(gain, TINY) if self.asked else gain
+
+    def apply(self, graph: LiveGraph) -> None:
+        """See `split_search`."""
+        self.stage.cut(self.node, self.count)
+
+
+@register_transformation
+@dataclass(frozen=True, slots=True)
+class SpeculateGeneration(Transformation):
+    """Begin a generation on what a search has found so far (HedraRAG §4.3).
+
+    ticket: its request. prompt: with the documents so far, `ids`. guessed: what is known of that.
+    load: generations under way.
+    """
+
+    name: ClassVar[str] = "speculate_generation"
+    guesses: ClassVar[bool] = True
+    ticket: Ticket
+    prompt: Prompt
+    guessed: Guessed
+    load: int
+
+    @classmethod
+    def fits(cls, front: Front) -> Iterator[Self]:
+        """Of searches that have found enough, the one with the nearest k-th document first."""
+        if not front.news.room or front.load >= front.room:
+            return
+        open_ = [search for search in front.known if cls.may_begin(front, search)]
+        left, weighed = front.seconds_left() if open_ else {}, False
+        for search in sorted(open_, key=lambda search: search.steps.partial[-1][0]):
+            if front.load >= front.room:
+                break
+            for found in cls.at(front, search, left[search]):
+                weighed = True
+                yield found
+        if weighed:
+            front.pays = bool(front.guesses)
+
+    @classmethod
+    def may_begin(cls, front: Front, search: Search) -> bool:
+        """Tell whether enough is found and nothing is begun on it yet."""
+        if search.call is None or search.nearest == search.tried or not search.full:
+            return False
+        guesses = front.ticket(search).guesses.values()
+        return search.steps.position > 0 and all(guess.search is not search for guess in guesses)
+
+    @classmethod
+    def at(cls, front: Front, search: Search, left: float) -> Iterator[Self]:
+        """Yield the generations that would follow if what is found by now were all.
+
+        left: seconds until the search is over.
+        """
+        assert search.call is not None, "nothing follows a scout"
+        ticket = front.ticket(search)
+        documents = front.catalog.documents(search.spec, search.steps.partial)
+        for prompt in prompts_after(ticket.run, search.call, documents):
+            name, characters = prompt.node.name, len(prompt.text)
+            guessed = Guessed(name, characters, search.spec.name, left, search.share)
+            yield cls(search.graph, search.last, ticket, prompt, guessed, front.load)
+
+    def gain(self, costs: Learned) -> float:
+        """What overlaps if it holds, less what it costs others."""
+        return costs.guess_gain(self.guessed, self.load)
+
+    def apply(self, graph: LiveGraph) -> None:
+        """See `speculate_generation`."""
+        ticket, search, call = self.ticket, self.node.work, self.prompt.call
+        search.tried = search.nearest
+        ticket.nodes[search.source.node, search.source.round] = search.last
+        ahead = search_after(ticket.run.workflow, self.prompt.node.name)
+        reply = Reply(graph, ticket.source(call), self.prompt.node, self.prompt.text, None, ahead)
+        reply.search, reply.ids = search, search.tried
+        reply.node = speculate_generation(graph, search.ended, ticket.node(call), reply)
+
+
+@register_transformation
+@dataclass(frozen=True, slots=True)
+class SplitReply(Transformation):
+    """Have a generation tell how far it has got after so many steps, for a search behind it."""
+
+    name: ClassVar[str] = "split_reply"
+    steps: int
+    batch: int
+
+    @classmethod
+    def fits(cls, front: Front) -> Iterator[SplitReply]:
+        """Of generations that are ready, where a search follows: else nobody would look."""
+        for batch, reply in enumerate(front.replies, 1):
+            if reply.node in front.ready and reply.ahead is not None:
+                steps = front.costs.steps(reply.spec.name, batch)
+                yield cls(reply.graph, reply.node, steps, batch)
+
+    def gain(self, costs: Learned) -> float:
+        """What is left of the reply after its first sub-stage, in which the index may be used."""
+        step = costs.costs.step.seconds(self.batch)
+        return costs.reply(self.node.work.spec.name) - self.steps * step
+
+    def apply(self, graph: LiveGraph) -> None:
+        """Cut it wherever it tells; see `split_reply`."""
+        self.node.work.steps = self.steps

@@ -1,0 +1,216 @@
+"""The registry: what is not in it never happens, what is added does; whatever fails meanwhile."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dovetail
+from dovetail.ir.errors import DeviceError, SpecError
+from dovetail.ir.live_graph import LiveGraph
+from dovetail.ir.transform import split_search
+from dovetail.runtime.flows.control.costs import Learned
+from dovetail.runtime.flows.control.front import Front
+from dovetail.runtime.flows.control.messages import (
+    Deliver,
+    Failed,
+    Invoke,
+    Order,
+    Report,
+    Rewrote,
+    Source,
+    Written,
+)
+from dovetail.runtime.flows.control.settings import WavefrontSettings
+from dovetail.runtime.flows.control.transformation import REGISTRY
+from dovetail.runtime.flows.control.wavefront import Wavefront
+from tests.runtime.flows.control.integrity import check_dispatched, check_wavefront, is_idle
+from tests.runtime.flows.control.test_wavefront import (
+    DRAWN,
+    Computed,
+    check,
+    computed,
+    plain,
+    runs,
+    served,
+    shown,
+)
+from tests.runtime.flows.control.world import COSTS, CountedClusters, HashWorld, machine, simulate
+
+BUILT_IN = (
+    *("reorder", "stop", "speculate_retrieval", "prefetch"),
+    *("put", "split", "speculate_generation", "split_reply"),
+)
+SEEDS, REQUESTS = range(2, 5), 12
+
+
+@pytest.fixture(autouse=True)
+def registry() -> Iterator[None]:
+    before = dict(REGISTRY)
+    yield
+    REGISTRY.clear()
+    REGISTRY.update(before)
+
+
+def applied(patience: int | None = 3) -> Counter[str]:
+    """Serve some requests of each kind; return how often each transformation was applied."""
+    seen = Counter[str]()
+    for seed in SEEDS:
+        world = HashWorld(seed)
+        wavefront = WavefrontSettings(refresh=3, patience=patience)
+        front = Wavefront(wavefront, COSTS, world, {None: CountedClusters(4)})
+
+        def watch(now: float, orders: Sequence[Order]) -> None:
+            for order in orders:
+                if isinstance(order, Rewrote):
+                    assert order.rewrite.gain > 0
+                    seen[order.rewrite.transformation] += 1
+
+        simulate(front, world, machine(seed), seed).run(runs(seed, REQUESTS, 500.0), watch)
+    return seen
+
+
+def test_each_is_applied_and_they_are_asked_in_a_known_order() -> None:
+    assert tuple(REGISTRY) == BUILT_IN
+    assert set(applied()) == set(BUILT_IN)
+    assert set(applied(patience=None)) == set(BUILT_IN) - {"stop"}
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_one_that_is_not_registered_never_happens_and_answers_stay(name: str) -> None:
+    removed = dovetail.unregister_transformation(name)
+    assert removed.name == name
+    assert not applied()[name]
+    with pytest.raises(SpecError, match=f"there is no transformation '{name}'"):
+        dovetail.unregister_transformation(name)
+    check(HashWorld(1), frozenset(BUILT_IN) - {name}, 1, requests=6)
+
+
+@dataclass(frozen=True, slots=True)
+class Halve(dovetail.Transformation):
+    """Cut each search in two halves once its clusters are known."""
+
+    name = "halve"
+    expected: float = 0.25
+
+    @classmethod
+    def fits(cls, front: Front) -> Iterator[Halve]:
+        """See Transformation."""
+        for search in front.news.found:
+            if len(search.node.clusters) > 1:
+                yield cls(search.graph, search.node)
+
+    def gain(self, costs: Learned) -> float:
+        """See Transformation."""
+        return self.expected
+
+    def apply(self, graph: LiveGraph) -> None:
+        """See Transformation."""
+        split_search(graph, self.node, len(self.node.clusters) // 2)
+
+
+def test_one_of_a_user_is_applied_where_it_is_expected_to_gain() -> None:
+    assert dovetail.register_transformation(Halve) is Halve
+    assert list(REGISTRY)[-1] == "halve" and applied()["halve"]
+    for subset in (frozenset({"halve"}), frozenset(REGISTRY), frozenset({"halve", "put"})):
+        assert not WavefrontSettings(transformations=subset).patience
+        check(HashWorld(2), subset, 2, requests=6)
+    dovetail.unregister_transformation("halve")
+    assert not applied()["halve"]
+
+
+def test_one_of_a_user_that_gains_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Halve, "gain", lambda self, costs: 0.0)
+    dovetail.register_transformation(Halve)
+    assert not applied()["halve"]
+
+
+def test_names_are_taken_once_and_those_of_settings_must_be_there() -> None:
+    @dataclass(frozen=True, slots=True)
+    class Other(Halve):
+        name = "split"
+
+    with pytest.raises(SpecError, match="there is a transformation 'split'"):
+        dovetail.register_transformation(Other)
+    with pytest.raises(SpecError, match="no transformation 'halve'; there are reorder, stop"):
+        Wavefront(WavefrontSettings(transformations=frozenset({"halve"})), COSTS, HashWorld(0))
+
+
+class Restless:
+    """A control plane whose reports fail, come twice, or come after their request was cancelled.
+
+    Calls of functions are kept, to see that each runs once.
+    """
+
+    def __init__(self, front: Wavefront, draw: random.Random, fails: float, cancels: float) -> None:
+        self.front, self.draw, self.submit = front, draw, front.submit
+        self.fails, self.cancels = fails, cancels
+        self.cancelled: set[int] = set()
+        self.invoked, self.written = Counter[Source](), Counter[Source]()
+        self.graphs: dict[int, Computed] = {}
+
+    def orders(self, now: float) -> Sequence[Order]:
+        orders = self.front.orders(now)
+        check_wavefront(self.front)
+        check_dispatched(self.front, orders)
+        for order in orders:
+            if isinstance(order, Invoke):
+                self.invoked[order.source] += 1
+            elif isinstance(order, Written):
+                self.written[order.source] += 1
+            elif isinstance(order, Deliver):
+                assert order.request not in self.cancelled
+                if order.graph is not None:
+                    self.graphs[order.request] = computed(order.graph)
+        return orders
+
+    def tell(self, report: Report, now: float) -> None:
+        under_way = sorted(self.front.front.tickets)
+        if under_way and self.draw.random() < self.cancels:
+            self.cancelled.add(number := self.draw.choice(under_way))
+            self.front.cancel(number)
+        if self.draw.random() < self.fails:
+            report = Failed(report.job, DeviceError("the worker died"))
+        for _ in range(self.draw.choice((1, 1, 2))):
+            self.front.tell(report, now)
+
+
+@cache
+def unrolled(seed: int, requests: int) -> dict[int, Computed]:
+    """Return what the graph of each request computes where nothing is transformed."""
+    return served(HashWorld(seed % 3), frozenset(), seed, requests)[2]
+
+
+@given(
+    seed=st.integers(0, 3),
+    subset=st.sampled_from([frozenset(BUILT_IN), *DRAWN]),
+    number=st.integers(0, 1 << 20),
+    fails=st.sampled_from([0.0, 0.02, 0.1]),
+    cancels=st.sampled_from([0.0, 0.02]),
+)
+def test_no_node_is_lost_or_run_twice_whatever_fails_or_is_cancelled(
+    seed: int, subset: frozenset[str], number: int, fails: float, cancels: float
+) -> None:
+    world, count = HashWorld(seed % 3), 8
+    settings = WavefrontSettings(transformations=subset, refresh=3)
+    front = Wavefront(settings, COSTS, world, {None: CountedClusters(4)})
+    restless = Restless(front, random.Random(number), fails, cancels)
+    made = runs(seed, count, 500.0)
+    outcomes = simulate(restless, world, machine(number), number).run(made)
+    assert is_idle(front)
+    assert {o.request for o in outcomes} | restless.cancelled == set(range(1, count + 1))
+    assert set(restless.invoked.values()) | set(restless.written.values()) <= {1}
+    for outcome in outcomes:
+        if outcome.error is not None:
+            assert "the worker died" in str(outcome.error)
+            continue
+        inputs = {"input": f"question {seed} {outcome.request - 1}"}
+        assert shown(outcome.state) == plain(world, made[outcome.request - 1][1].workflow, inputs)
+        assert restless.graphs[outcome.request] == unrolled(seed, count)[outcome.request]

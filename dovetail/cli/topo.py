@@ -19,7 +19,6 @@ from rich.tree import Tree
 from dovetail.cli.options import AsJson, Workload
 from dovetail.cli.report import make_table, show_bytes, show_count, show_report, writing
 from dovetail.ir.files import write_whole
-from dovetail.topology.textfile import show_ids
 
 if TYPE_CHECKING:
     from dovetail.codegen.isa.target import Target
@@ -158,6 +157,8 @@ def _only_cores(node: TreeNode) -> bool:
 
 
 def _describe_cores(node: TreeNode) -> str:
+    from dovetail.topology.textfile import show_ids
+
     threads = len(node.children[0].children) if node.children else 0
     smt = f" of {show_count(threads, 'PU')}" if threads else ""
     return f"{show_count(len(node.children), 'core')}{smt}, PUs {show_ids(_pus(node))}"
@@ -175,6 +176,8 @@ def _show_processes(plan: CandidateReport) -> str:
 
 
 def _describe_plan(plan: PlanReport) -> Iterator[RenderableType]:
+    from dovetail.topology.textfile import show_ids
+
     batches = ", ".join(map(str, plan.batches))
     yield f"\nplan for {plan.model}, batch {batches}, trace {plan.trace}"
     yield f"{plan.evaluation}; every figure and its source are in --json"
@@ -200,6 +203,8 @@ def _describe_plan(plan: PlanReport) -> Iterator[RenderableType]:
 def _candidate_table(
     phase: str, candidates: Sequence[CandidateReport], winner: CandidateReport
 ) -> Table:
+    from dovetail.topology.textfile import show_ids
+
     rows = []
     for item in candidates if winner in candidates else (*candidates, winner):
         nodes = [show_ids(process.memory_nodes) for process in item.ranks]

@@ -10,7 +10,7 @@ import subprocess
 import pytest
 
 from dovetail.compiler.writer import sweep, write_artifact
-from dovetail.ir.artifact import Manifest
+from dovetail.ir.artifact import FORMAT_MAJOR, Manifest
 from dovetail.ir.errors import ArtifactError, SpecError
 
 MANIFEST = {
@@ -193,5 +193,5 @@ def test_manifest_reads_back(tmp_path):
     manifest = msgspec.json.decode(
         (tmp_path / "app.dove/manifest.json").read_bytes(), type=Manifest
     )
-    assert manifest.format_major == 1
+    assert manifest.format_major == FORMAT_MAJOR
     assert list(manifest.files) == sorted(manifest.files)

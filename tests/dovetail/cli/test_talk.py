@@ -133,6 +133,7 @@ def test_ctrl_c_stops_an_answer_and_not_the_program(
     terminal = open_terminal("run", artifact, "--ignore-eos", script=STOPPED)
     terminal.wait_for("> ")
     terminal.type("\x03")  # nothing runs: a hint, and the next line
+    terminal.type("\n")  # readline sees a Ctrl-C that came before it waited only at the next key
     terminal.wait_for("Ctrl-C stops an answer, Ctrl-D ends\n")
     terminal.wait_for("> ")
     terminal.type(QUESTION + "\n")

@@ -25,7 +25,7 @@ from tests.models import save_model
 from tests.runtime.flows.conftest import COUNT, DIM, NPROBE, embed
 
 VECTOR = 4 * DIM
-TORCH = EngineOptions(device="torch:cpu", gpu_memory_utilization=0.02, max_num_batched_tokens=64)
+TORCH = EngineOptions(device="torch:cpu", gpu_memory_utilization=0.05, max_num_batched_tokens=64)
 
 
 @pytest.fixture(scope="module")

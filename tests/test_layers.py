@@ -67,7 +67,7 @@ LINES = {
     "ir": 9_800,
     "runtime": 36_400,
     "runtime/machine": 850,
-    "runtime/schedule": 3_050,
+    "runtime/schedule": 3_100,
     "runtime/child": 950,
     "runtime/text": 2_750,
     "runtime/native": 2_350,

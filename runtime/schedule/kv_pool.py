@@ -2,7 +2,8 @@
 
 A block holds KV_BLOCK tokens. Full blocks carry a hash of all tokens up to their end; a new
 sequence shares the blocks that begin like it, so blocks are reference-counted. A pool may keep what
-free blocks hold until it needs them: then a prompt also shares with those that have ended.
+free blocks hold until it needs them: then a prompt also shares with those that have ended. Blocks
+that nobody came back for go first, ends before beginnings.
 """
 
 from __future__ import annotations
@@ -47,12 +48,17 @@ class KvPool:
     """Blocks 0..n_blocks-1, each free or held by one or more sequences."""
 
     def __init__(self, n_blocks: int, *, keep: bool = False) -> None:
-        """`keep`: free blocks stay shareable until they are given away, those freed first first."""
+        """`keep`: free blocks stay shareable until they are given away.
+
+        Those that one sequence alone has held go first, then those that others shared; of each
+        kind the one freed first, of one sequence its last. Shared ones of long ago do not stay for
+        ever: half of the blocks at most are kept for that reason (as a segmented LRU does).
+        """
         self.n_blocks, self.keep = n_blocks, keep
         self._blank = list(range(n_blocks))[::-1]  # free, nothing to share; the last goes first
-        self._kept: OrderedDict[int, None] = (
-            OrderedDict()
-        )  # free, with a hash; the first goes first
+        self._kept: OrderedDict[int, None] = OrderedDict()  # free, hashed; the first goes first
+        self._popular: OrderedDict[int, None] = OrderedDict()  # likewise, after all of those
+        self._shared: set[int] = set()  # hashed, and held by more than one sequence so far
         self._references = [0] * n_blocks
         self._hash_of: dict[int, bytes] = {}
         self._block_of: dict[bytes, int] = {}
@@ -61,7 +67,7 @@ class KvPool:
     @property
     def free_blocks(self) -> int:
         """Number of blocks nobody holds."""
-        return len(self._blank) + len(self._kept)
+        return len(self._blank) + len(self._kept) + len(self._popular)
 
     def table(self, sequence: Hashable) -> array[int]:
         """Return the blocks of `sequence` in order (int32, not to be changed)."""
@@ -83,6 +89,8 @@ class KvPool:
             if block is None:
                 break
             self._kept.pop(block, None)
+            self._popular.pop(block, None)
+            self._shared.add(block)
             self._references[block] += 1
             table.blocks.append(block)
             table.hashes.append(digest)
@@ -116,31 +124,52 @@ class KvPool:
 
     def close(self, sequence: Hashable, *, sound: bool = True) -> None:
         """Give back the blocks of `sequence`; nobody shares them from now on if it is not sound."""
-        for block in reversed(self._tables.pop(sequence).blocks):  # the end of a prompt goes first
+        table = self._tables.pop(sequence)
+        for i in reversed(range(len(table.blocks))):  # the end of a prompt goes first
+            block = table.blocks[i]
             self._references[block] -= 1
             free = self._references[block] == 0
             if not sound or (free and not self.keep):
                 self._forget(block)
-            if free and block in self._hash_of:
-                self._kept[block] = None
-            elif free:
+            elif free and i < len(table.hashes):
+                self._settle(block, table.hashes[i])
+            if free and block not in self._hash_of:
                 self._blank.append(block)
+            elif free:
+                (self._popular if block in self._shared else self._kept)[block] = None
+        while len(self._popular) > self.n_blocks // 2:
+            self._kept[self._popular.popitem(last=False)[0]] = None
 
     def forget(self) -> None:
         """Share none of the free blocks any more: what they held is lost."""
-        for block in self._kept:
-            self._forget(block)
-        self._blank += self._kept
-        self._kept.clear()
+        for kept in (self._kept, self._popular):
+            for block in kept:
+                self._forget(block)
+            self._blank += kept
+            kept.clear()
+
+    def _settle(self, block: int, digest: bytes) -> None:
+        """Keep `block` for what it holds, or rather the one that holds the same.
+
+        Two prompts that began alike at one time have each stored their own. Blocks behind one that
+        is gone cannot be reached, so the one there is must go after them.
+        """
+        twin = self._block_of.setdefault(digest, block)
+        if twin == block:
+            self._hash_of[block] = digest
+        for kept in (self._kept, self._popular):
+            if twin in kept:
+                kept.move_to_end(twin)
 
     def _take(self) -> int:
         if self._blank:
             return self._blank.pop()
-        block, _ = self._kept.popitem(last=False)
+        block, _ = (self._kept or self._popular).popitem(last=False)
         self._forget(block)
         return block
 
     def _forget(self, block: int) -> None:
+        self._shared.discard(block)
         digest = self._hash_of.pop(block, None)
         if digest is not None:
             del self._block_of[digest]

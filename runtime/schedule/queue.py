@@ -250,8 +250,8 @@ class RequestQueues:
         pool.grow(request.id, len(request.tokens))
         self.waiting.remove(request)
         request.home, request.computed = home, shared
-        request.metrics.cached_tokens = shared
-        if request.metrics.started is None:
+        if request.metrics.started is None:  # what it finds again after it gave way is its own
+            request.metrics.cached_tokens = shared
             request.metrics.started = self.clock()
         insort(self.running[home], request, key=by_order)
         return True

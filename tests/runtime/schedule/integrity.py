@@ -23,11 +23,16 @@ def _check_pool(pool: KvPool) -> None:
         for block in table.blocks:
             counts[block] += 1
     assert counts == pool._references, "reference counts do not match the tables"
-    free = sorted([*pool._blank, *pool._kept])
+    free = sorted([*pool._blank, *pool._kept, *pool._popular])
     assert free == [b for b, n in enumerate(counts) if n == 0], "wrong free lists"
     assert pool._block_of == {h: b for b, h in pool._hash_of.items()}, "hash maps disagree"
     kept = {b for b in pool._hash_of if not counts[b]}
-    assert kept == set(pool._kept), "a free block with a hash is not kept, or the reverse"
+    assert kept == {*pool._kept, *pool._popular}, (
+        "a free block with a hash is not kept, or the reverse"
+    )
+    assert pool._shared <= set(pool._hash_of), "a shared block without a hash"
+    assert set(pool._popular) <= pool._shared, "nobody shared a block that stays for that"
+    assert len(pool._popular) <= pool.n_blocks // 2, "too many blocks stay"
     assert pool.keep or not kept, "a block is kept"
 
 

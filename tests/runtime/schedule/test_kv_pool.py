@@ -149,3 +149,46 @@ def test_a_pool_keeps_what_free_blocks_hold_until_it_needs_them() -> None:
     pool.forget()
     assert pool.open("f", hash_blocks(second)) == 0
     check_integrity(pool)
+
+
+def store(pool: KvPool, name: str, tokens: list[int]) -> int:
+    """Run a sequence from its beginning to its end; return how many tokens it shared."""
+    shared = pool.open(name, hash_blocks(tokens))
+    pool.grow(name, len(tokens))
+    pool.publish(name, tokens, len(tokens))
+    return shared
+
+
+def test_blocks_that_were_shared_stay_longest_but_not_for_ever() -> None:
+    pool = KvPool(8, keep=True)
+    common, once = [1] * 33, [2] * 64
+    for name, tokens in (("a", common), ("b", common), ("c", once)):
+        shared = store(pool, name, tokens)
+        pool.close(name)
+    store(pool, "d", [3] * 64)  # as new as it is, the end of c goes before what a and b shared
+    pool.close("d")
+    assert pool.open("e", hash_blocks(common)) == 32 and shared == 0
+    pool.close("e")
+    assert pool.open("f", hash_blocks([3] * 64)) == 48, "shared blocks took more than their half"
+    pool.close("f")
+    store(pool, "g", [4] * 128)  # needs all
+    pool.close("g")
+    assert pool.open("h", hash_blocks(common)) == 0
+    check_integrity(pool)
+
+
+def test_a_beginning_outlasts_its_ends_though_two_stored_it_at_once() -> None:
+    pool = KvPool(8, keep=True)
+    tails = {name: [*[1] * 16, *[token] * 17] for name, token in (("a", 2), ("b", 3))}
+    for name in tails:
+        pool.open(name)
+    for name, tokens in tails.items():
+        pool.grow(name, len(tokens))
+        pool.publish(name, tokens, len(tokens))
+    for name in tails:
+        pool.close(name)
+        check_integrity(pool)
+    store(pool, "c", [9] * 112)  # leaves one block
+    pool.close("c")
+    assert pool.open("d", hash_blocks(tails["a"])) == 16
+    check_integrity(pool)

@@ -134,6 +134,15 @@ def test_the_latest_arrival_gives_way_and_comes_back_first() -> None:
     assert all(r.finished for r in (a, b, c))
 
 
+def test_what_a_request_finds_again_after_it_gave_way_was_not_cached_for_it() -> None:
+    scheduler = make_scheduler(tokens=64)
+    request = submit(scheduler, 40)[0]
+    apply(scheduler, scheduler.plan())
+    scheduler.preempt(request)
+    assert only(scheduler.plan()).prefill[0].start == 32, "its blocks are there still"
+    assert request.metrics.cached_tokens == 0
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     blocks=st.integers(4, 30),

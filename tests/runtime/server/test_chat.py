@@ -53,6 +53,9 @@ def test_usage_ends_a_stream_where_it_is_asked_for(client: openai.OpenAI) -> Non
     assert chunks[-1].choices == [] and chunks[-1].usage is not None and whole.usage is not None
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens == 5
     assert chunks[-1].usage.prompt_tokens == whole.usage.prompt_tokens
+    details = chunks[-1].usage.prompt_tokens_details
+    assert details is not None, "the prompt was computed a moment ago"
+    assert details.cached_tokens == (whole.usage.prompt_tokens - 1) // 16 * 16 > 0
     assert all(c.usage is None for c in chunks[:-1])
 
 

@@ -179,6 +179,8 @@ def test_metrics_have_the_known_names(client: openai.OpenAI, live: Live) -> None
         'generation_tokens_total{engine="0",model_name="llama"}',
         'time_to_first_token_seconds_bucket{engine="0",le="0.001",model_name="llama"}',
         'request_success_total{engine="0",finished_reason="length",model_name="llama"}',
+        'prefix_cache_queries_total{engine="0",model_name="llama"}',
+        'prefix_cache_hits_total{engine="0",model_name="llama"}',
         'num_requests_running{engine="0",model_name="llama"} 0.0',
         'kv_cache_usage_perc{engine="0",model_name="llama"} 0.0',
         'iteration_tokens_total_bucket{engine="0",le="16384.0",model_name="llama"}',

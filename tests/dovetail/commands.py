@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import shutil
 import signal
 import sys
@@ -37,6 +38,15 @@ def dovetail(*arguments: object) -> Result:
             signal.signal(signal.SIGTERM, handler)
             sys.unraisablehook, sys.stdin = hook, given
     return Result(code, out.getvalue(), err.getvalue())
+
+
+def with_command(folder: Path) -> dict[str, str]:
+    """Return an environment whose PATH has `dovetail`, of this interpreter, in `folder`/bin."""
+    script = folder / "bin/dovetail"
+    script.parent.mkdir()
+    script.write_text(f"#!{sys.executable} -P\nfrom dovetail.cli import main\nmain()\n")
+    script.chmod(0o755)
+    return {**os.environ, "PATH": f"{script.parent}{os.pathsep}{os.environ['PATH']}"}
 
 
 def assert_one_sentence(result: Result, code: int = 2) -> None:

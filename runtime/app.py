@@ -420,7 +420,7 @@ class App:
     # ---- texts to vectors ----
 
     def embed(self, texts: Texts, **options: Unpack[EmbedOptions]) -> Rows:
-        """Return a float32 row for each text, [n][d]; of length 1 where the model says so.
+        """Return a float32 row for each text, `[n, d]`; of length 1 where the model says so.
 
         Args:
             texts: one or several, each a text (cut if it is too long for the model) or a list of

@@ -64,7 +64,7 @@ LINES = {
     "compiler": 14_400,
     "codegen": 14_200,
     "topology": 3_700,
-    "ir": 9_800,
+    "ir": 9_900,
     "runtime": 36_400,
     "runtime/machine": 850,
     "runtime/schedule": 3_100,

@@ -1,4 +1,4 @@
-"""What README.md and docs/usage.md show works: runnable blocks run, and print what is shown."""
+"""What pages show works: runnable blocks run, and print what is shown."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from tests.dovetail.commands import with_command
 from tests.repository import ROOT
 
 README = ROOT / "README.md"
-PAGES = {README: ["sh", "python", "sh"], ROOT / "docs/usage.md": ["sh", "python", "sh"]}
+PAGES = {
+    README: ["sh", "python", "sh"],
+    ROOT / "docs/getting-started.md": ["sh", "python", "sh"],
+    ROOT / "docs/usage.md": ["sh", "python"],
+    ROOT / "docs/extend/kernel.md": ["sh"],
+}
 """The pages, and the languages of their runnable blocks."""
 BLOCK = re.compile(
     r"<!-- (runnable|file: (\S+)) -->\n```(\w+)\n(.*?)```\n(?:```text\n(.*?)```)?", re.DOTALL

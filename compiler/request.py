@@ -131,7 +131,7 @@ class ModelRequest:
     @classmethod
     def check_options(cls, verb: str, options: Iterable[str]) -> None:
         """Raise SpecError for a name that is no field."""
-        check_names(verb, options, (field.name for field in fields(cls)), SpecError)
+        check_names(verb, options, [field.name for field in fields(cls)], SpecError)
 
     @property
     def step(self) -> tuple[int, int]:

@@ -6,7 +6,7 @@ In: keyword options of a caller. Out: nothing, or an error that names the option
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypedDict
 
 from dovetail.ir.errors import DovetailError, RequestError
@@ -58,13 +58,13 @@ class ChatOptions(GenerateOptions, total=False):
 def check_names(
     what: str,
     given: Iterable[str],
-    known: Iterable[str],
+    known: Collection[str],
     error: type[DovetailError] = RequestError,
 ) -> None:
     """Raise `error` for the first of `given` that is not `known`; `what` is what has options."""
-    names = sorted(known)
     for name in given:
-        if name not in names:
+        if name not in known:
+            names = sorted(known)
             near = difflib.get_close_matches(name, names, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else "."
             raise error(f"{what} has no option {name!r}{hint} The options are {', '.join(names)}")

@@ -41,12 +41,13 @@ def dovetail(*arguments: object) -> Result:
 
 
 def with_command(folder: Path) -> dict[str, str]:
-    """Return an environment whose PATH has `dovetail`, of this interpreter, in `folder`/bin."""
+    """Return an environment in which `dovetail`, in `folder`/bin, and `python` are ours."""
     script = folder / "bin/dovetail"
     script.parent.mkdir()
     script.write_text(f"#!{sys.executable} -P\nfrom dovetail.cli import main\nmain()\n")
     script.chmod(0o755)
-    return {**os.environ, "PATH": f"{script.parent}{os.pathsep}{os.environ['PATH']}"}
+    folders = str(script.parent), str(Path(sys.executable).parent), os.environ["PATH"]
+    return {**os.environ, "PATH": os.pathsep.join(folders)}
 
 
 def assert_one_sentence(result: Result, code: int = 2) -> None:

@@ -47,17 +47,29 @@ from dovetail.compiler.recorder import (
 )
 from dovetail.compiler.search.cost_model import CostModel
 from dovetail.compiler.search.fit import LEAST_SAMPLES, fit_cost_model, read_samples
-from dovetail.compiler.search.policy import DEFAULT, PREDICTED, Policy, SearchTask
+from dovetail.compiler.search.policy import (
+    DEFAULT,
+    FINAL_ROUNDS,
+    LEAST_GAIN,
+    PREDICTED,
+    Policy,
+    SearchTask,
+)
 from dovetail.compiler.search.recall import Known, Recall, case_key, known_candidates
 from dovetail.compiler.search.rules import Rules
 from dovetail.compiler.search.tables import EFFORTS, Effort, search_tables
 from dovetail.compiler.tables import default_tables, unique_tables
 from dovetail.ir.schedule import ScheduleTable
-from dovetail.ir.tuning import TuningRecord, encode_record
+from dovetail.ir.tuning import OK, TuningRecord, encode_record
 from dovetail.runtime.machine.cpu_time import QUIET_CORES, busy_cores
 
 DECIDING_SHARE = 0.3
 """A search spends up to this share of its budget on deciding, of which no trial tells."""
+
+IMPROBABLE = (
+    "the search ended early: of the shapes tried so few gained that more were improbable; "
+    "--effort full tries all"
+)
 
 SEARCHES = 3
 """How many compiles search for the same schedules while most trials are disturbed."""
@@ -80,13 +92,17 @@ class ChoiceRequest:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Schedule tables and the records behind them, `measured` of which were made now."""
+    """Schedule tables and the records behind them, `measured` of which were made now.
+
+    rules: what would serve had nothing been searched.
+    """
 
     tables: tuple[ScheduleTable, ...]
     records: tuple[TuningRecord, ...] = ()
     measured: int = 0
     notes: tuple[str, ...] = ()
     disturbed: int = 0
+    rules: tuple[ScheduleTable, ...] = ()
 
     @classmethod
     def join(cls, found: Sequence[Chosen]) -> Chosen:
@@ -96,6 +112,7 @@ class Chosen:
             records=tuple(record for chosen in found for record in chosen.records),
             measured=sum(chosen.measured for chosen in found),
             notes=tuple(dict.fromkeys(note for chosen in found for note in chosen.notes)),
+            rules=tuple(table for chosen in found for table in chosen.rules),
         )
 
 
@@ -135,19 +152,29 @@ def choose_schedules(scope: SearchScope, request: ChoiceRequest, progress: Advan
     A measured choice stands until anything that it depends on changes, records of these products
     among it. Where most trials were disturbed, it is made again a few times on a quiet machine.
     """
+    plans = (*scope.plans, *scope.others)
+    rules = default_tables(scope.spec, scope.target, plans, scope.hardware).tables
     if request.effort not in EFFORTS:
-        plans = (*scope.plans, *scope.others)
-        return Chosen(default_tables(scope.spec, scope.target, plans, scope.hardware).tables)
+        return Chosen(rules, rules=rules)
+    return replace(_choose(scope, request, rules, progress), rules=rules)
+
+
+def _choose(
+    scope: SearchScope,
+    request: ChoiceRequest,
+    rules: tuple[ScheduleTable, ...],
+    progress: Advance,
+) -> Chosen:
     parts = plan_parts(scope, EFFORTS[request.effort], request.cache)
     database = TuningDatabase(request.database)
     if not request.measurable:
-        return _search(scope, request, parts, database, progress)
+        return _search(scope, request, parts, database, rules, progress)
     memory = Memory.of(scope.hardware, request.cache)
     known = _known_lines(parts, database)
     past = memory.recall(_question(scope, request, parts, known), PastChoice)
     if past and (past.settled or busy_cores(scope.hardware.allowed_pus) > QUIET_CORES):
         return past.repeat(known, database.warning)
-    found = _search(scope, request, parts, database, progress)
+    found = _search(scope, request, parts, database, rules, progress)
     if {item.work for part in parts for item in part.items} <= {r.work for r in found.records}:
         known = _known_lines(parts, database)
         places = {line: i for i, line in enumerate(known)}
@@ -191,10 +218,9 @@ def _search(
     request: ChoiceRequest,
     parts: tuple[TuningPart, ...],
     database: TuningDatabase,
+    rules: tuple[ScheduleTable, ...],
     progress: Advance,
 ) -> Chosen:
-    plans = (*scope.plans, *scope.others)
-    rules = default_tables(scope.spec, scope.target, plans, scope.hardware).tables
     effort = EFFORTS[request.effort]
     session = _open_session(scope, request, parts, database)
     attention: list[AttentionChoice] = []
@@ -221,6 +247,8 @@ def _search(
     tables = unique_tables((*found.tables, *rules))
     recorders = session.recorders
     notes = [database.warning, describe_failed(recorders), describe_disturbed(recorders)]
+    if policies.stopped:
+        notes.append(IMPROBABLE)
     if not request.measurable:
         notes.append(_describe_sources(scope, found.tables, policies.model))
     return Chosen(
@@ -230,6 +258,21 @@ def _search(
         notes=tuple(note for note in notes if note),
         disturbed=sum(recorder.disturbed for recorder in session.recorders),
     )
+
+
+def next_win(trials: Iterable[TuningRecord]) -> float:
+    """Return how likely the next shape's search finds what is surely faster than the default.
+
+    That is Laplace's rule of succession over the shapes in `trials`: 1/2 where there are none.
+    """
+    won: dict[tuple[Any, ...], bool] = {}
+    for record in trials:
+        if record.status == OK:
+            median, bound = record.ratio
+            sure = record.rounds >= FINAL_ROUNDS and 0 < bound < 1 and median < 1 - LEAST_GAIN
+            shape = record.target, record.work, record.shape.get("m")
+            won[shape] = won.get(shape, False) or sure
+    return (sum(won.values()) + 1) / (len(won) + 2)
 
 
 def _describe_sources(
@@ -249,7 +292,8 @@ def _describe_sources(
 class PolicyChooser:
     """Which policy serves a product: a search while there is time to measure, else what is known.
 
-    model: fitted to the records, once it was needed.
+    model: fitted to the records, once it was needed. stopped: that anything else is won was found
+    improbable; the rules and the records serve what is left.
     """
 
     target: Target
@@ -258,10 +302,12 @@ class PolicyChooser:
     database: TuningDatabase
     known: Known
     model: CostModel | None = None
+    stopped: bool = False
 
     def choose(self, task: SearchTask) -> Policy:
         """Return the policy for a product whose turn it is."""
-        if self.recorder.may_run(task.work):
+        self.stopped = self.stopped or next_win(self.recorder.trials) < self.effort.improbable
+        if self.recorder.may_run(task.work) and not self.stopped:
             if self.effort.learn:
                 self.model = None
             return replace(self.effort.policy, model=self.fitted())

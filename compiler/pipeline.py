@@ -33,6 +33,7 @@ from dovetail.compiler.encoder_pipeline import (
 )
 from dovetail.compiler.encoder_spec import is_encoder
 from dovetail.compiler.encoder_tape import build_encode_tape
+from dovetail.compiler.end_to_end import EndToEnd, compare_tables
 from dovetail.compiler.gain import Gain, measure_gain
 from dovetail.compiler.hub import find_model, find_models
 from dovetail.compiler.input_powers import calibrate
@@ -82,6 +83,7 @@ from dovetail.ir.plans import PlanChoice
 from dovetail.ir.schedule import ScheduleFile, ScheduleTable
 from dovetail.ir.tape import Tape
 from dovetail.ir.tuning import encode_record
+from dovetail.runtime.machine.isa import choose_target
 from dovetail.runtime.machine.trust import is_known_folder
 from dovetail.runtime.native.tape import pick_tables
 
@@ -151,11 +153,12 @@ def _compile(request: CompileRequest, steps: Steps) -> CompileReport:
             artifact.write_json("hardware.json", members[0].hardware)
             records = [record for chosen in tuned for record in chosen.records]
             artifact.write_bytes("tuning.jsonl", b"".join(map(encode_record, records)))
+        first, *encoders = members
         with steps.run("plans"):
             manifest = _manifest(members, [chunks for _, chunks in packed]) | stored
             plan, words = _write_plans(members, artifact, manifest)
+            tuned[0], end_to_end = _keep_better(first, tuned[0], plan, artifact, manifest)
             artifact.commit(foreign=_holds_foreign(request, indexes), **manifest)
-    first, *encoders = members
     joined, others = Chosen.join(tuned), zip(encoders, packed[1:], strict=True)
     spec, notes = first.spec, (note for member in members for note in member.notes)
     return CompileReport(
@@ -176,6 +179,7 @@ def _compile(request: CompileRequest, steps: Steps) -> CompileReport:
         trials=len(joined.records),
         measured=joined.measured,
         gain=_measure_gain(first, tuned[0]) if isinstance(first, Inputs) else None,
+        end_to_end=end_to_end,
         seconds=steps.seconds,
         notes=(*notes, *joined.notes),
         workflows=manifest["workflows"],
@@ -260,7 +264,7 @@ def _build_libraries(
         kernels = {
             kernel.name: kernel
             for member, chosen in zip(members, tuned, strict=True)
-            for kernel in _kernels(member, target, chosen.tables)
+            for kernel in _kernels(member, target, (*chosen.tables, *chosen.rules))
         }
         here = is_here(target, first.request)
         found = target_kernels(target, tuple(kernels.values()), cache, here=here)
@@ -424,6 +428,34 @@ def _choose(inputs: Inputs, artifact: ArtifactWriter, manifest: dict[str, Any]) 
     where = artifact.seal(**manifest)
     memory = Memory.of(inputs.hardware, inputs.request.cache)
     return measure_choice(tuned, where, inputs.spec, inputs.trace, seconds, memory)
+
+
+def _keep_better(
+    first: Member,
+    tuned: Chosen,
+    plan: ServicePlan,
+    artifact: ArtifactWriter,
+    manifest: dict[str, Any],
+) -> tuple[Chosen, EndToEnd | None]:
+    """Write the schedules with which the plan is surely no slower than with the rules'."""
+    if not isinstance(first, Inputs) or first.compare_seconds <= 0:
+        return tuned, None
+    where = artifact.seal(**manifest)
+    names = tuple(target.name for target in first.targets)
+    tables, found = compare_tables(
+        tuned.tables,
+        tuned.rules,
+        choose_target(where, names, first.hardware),
+        plan,
+        where,
+        first.spec,
+        first.choice,
+        first.trace,
+        first.compare_seconds,
+        Memory.of(first.hardware, first.request.cache),
+    )
+    artifact.write_json(f"models/{first.name}/schedules.json", ScheduleFile(tables=tables))
+    return replace(tuned, tables=tables), found
 
 
 def _manifest(members: Sequence[Member], chunks: Sequence[WeightChunks]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ import msgspec
 import ray
 import ray.exceptions
 
-from dovetail.codegen.library import BuiltLibrary
+from dovetail.codegen.library import ABI, BuiltLibrary
 from dovetail.compiler.jobs import core_sets
 from dovetail.compiler.measure import (
     Candidate,
@@ -36,7 +36,7 @@ from dovetail.ir.artifact import KernelIndex
 from dovetail.ir.cache import cache_directory
 from dovetail.ir.errors import SpecError
 from dovetail.ir.files import write_whole
-from dovetail.ir.tuning import HardwareKey
+from dovetail.ir.tuning import LABEL_PREFIX, HardwareKey
 from dovetail.runtime.group import ray_ranks
 from dovetail.topology.hardware import read_hardware
 from dovetail.topology.values import HardwareSpec
@@ -82,6 +82,28 @@ def count_slots(machine: HardwareKey) -> int:
             f"--resources='{{\"{machine.label}\": 1}}'"
         )
     return sum(int(min(have[machine.label], have["CPU"] // machine.cores)) for have in fits)
+
+
+def find_kinds() -> dict[str, HardwareSpec]:
+    """Return a machine of each kind that nodes of the cluster offer, by label.
+
+    Raises SpecError where no node offers any, or one is another machine than it says.
+    """
+    offered = (name for node in _nodes() if node["Alive"] for name in node["Resources"])
+    labels = sorted({name for name in offered if name.startswith(LABEL_PREFIX)})
+    if not labels:
+        raise SpecError(
+            "no node of the Ray cluster offers a kind of machine; on each node run: ray start "
+            "--address=HEAD --resources='{\"CLASS\": 1}', where `dovetail db show` tells the CLASS"
+        )
+    asked = [_describe_node.options(num_cpus=0, resources={name: 1}).remote() for name in labels]
+    found: dict[str, HardwareSpec] = {}
+    for label, told in zip(labels, ray.get(asked), strict=True):
+        found[label] = msgspec.json.decode(told, type=HardwareSpec)
+        own = hardware_key(found[label], 1, ABI).label
+        if own != label:
+            raise SpecError(f"a node offers {label} but is {own}; start it with that resource")
+    return found
 
 
 def _nodes() -> list[dict[str, Any]]:
@@ -164,6 +186,11 @@ def open_measurers(
 
 
 # ---- on the nodes ----
+
+
+@ray.remote
+def _describe_node() -> bytes:
+    return msgspec.json.encode(read_hardware())
 
 
 @ray.remote

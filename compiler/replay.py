@@ -22,6 +22,7 @@ from dovetail.ir.artifact import Manifest, ServicePlan
 from dovetail.ir.errors import DovetailError
 from dovetail.ir.model import ModelSpec
 from dovetail.ir.plans import MEASURED, PairChoice, PlanCandidate, PlanChoice
+from dovetail.ir.schedule import ScheduleTable
 from dovetail.runtime.child.child import Child, ChildLost
 from dovetail.runtime.machine.cpu_time import QUIET_CORES, busy_cores
 from dovetail.topology.replay import Trace
@@ -52,16 +53,19 @@ _BUSY = (
 class ReplayJob(msgspec.Struct, frozen=True, kw_only=True):
     """What the child runs: rounds of all plans in turns, no further one after `seconds`.
 
-    prompts: their tokens. steps: of decoding, at each of `batches`.
+    prompts: their tokens. steps: of decoding, at each of `batches`. tables: schedules of each plan,
+    by default the artifact's own for all. least_rounds: those that run however long they take.
     """
 
     artifact: str
     plans: tuple[ServicePlan, ...]
+    tables: tuple[tuple[ScheduleTable, ...], ...] = ()
     prompts: tuple[int, ...]
     batches: tuple[int, ...]
     steps: int = STEPS
     vocab_size: int
     rounds: int = ROUNDS
+    least_rounds: int = 1
     seconds: float
 
 
@@ -124,7 +128,7 @@ def measure_choice(
         vocab_size=spec.vocab_size,
         seconds=seconds,
     )
-    times, source = _replay_once(job, artifact, memory) if memory else (run_replay(job), "")
+    times, source = replay_once(job, artifact, memory)
     if times is None or not times.quiet().others:
         note = _FAILED if times is None else _BUSY.format(min(times.others))
         return replace(choice, notes=(*choice.notes, note + source))
@@ -168,12 +172,16 @@ def _spell(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers))
 
 
-def _replay_once(job: ReplayJob, artifact: Path, memory: Memory) -> tuple[ReplayTimes | None, str]:
+def replay_once(
+    job: ReplayJob, artifact: Path, memory: Memory | None
+) -> tuple[ReplayTimes | None, str]:
     """Return the times of a job, and when and by whom they were taken if that was not now.
 
     A replay that came to nothing is tried again by later compiles, a few times and only once the
     machine is quiet.
     """
+    if memory is None:
+        return run_replay(job), ""
     question = _question(job, artifact)
     past = memory.recall(question, PastReplay)
     cpus = {cpu for plan in job.plans for cpu in (*plan.prefill.cpus, *plan.decode.cpus)}

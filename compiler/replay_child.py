@@ -10,13 +10,15 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import repeat
 from pathlib import Path
 from statistics import fmean
 
 from dovetail.compiler.replay import ReplayJob, ReplayTimes
 from dovetail.ir.artifact import ServicePlan
 from dovetail.ir.model import KV_BLOCK
+from dovetail.ir.schedule import ScheduleFile, ScheduleTable
 from dovetail.runtime.artifact import Artifact, open_artifact
 from dovetail.runtime.child.framing import Channel
 from dovetail.runtime.engine.engine import Engine
@@ -38,11 +40,16 @@ def replay(job: ReplayJob) -> ReplayTimes:
     artifact = open_artifact(Path(job.artifact), hardware)
     draw = random.Random(0)
     with ExitStack() as stack:
-        engines = [stack.enter_context(_open(artifact, hardware, plan, job)) for plan in job.plans]
+        engines = [
+            stack.enter_context(_open(artifact, hardware, plan, job, tables))
+            for plan, tables in zip(job.plans, job.tables or repeat(()), strict=False)
+        ]
         end = time.perf_counter() + job.seconds
         rounds: list[list[tuple[float, float]]] = []
         others: list[float] = []
-        while len(rounds) <= job.rounds and (not rounds or time.perf_counter() < end):
+        while len(rounds) <= job.rounds and (
+            len(rounds) < job.least_rounds or time.perf_counter() < end
+        ):
             busy, own, start = busy_seconds(), _own_seconds(engines), time.perf_counter()
             rounds.append([Round(engine, job, draw).serve() for engine in engines])
             spent = busy_seconds() - busy - (_own_seconds(engines) - own)
@@ -57,9 +64,15 @@ def replay(job: ReplayJob) -> ReplayTimes:
 
 @contextmanager
 def _open(
-    artifact: Artifact, hardware: HardwareSpec, plan: ServicePlan, job: ReplayJob
+    artifact: Artifact,
+    hardware: HardwareSpec,
+    plan: ServicePlan,
+    job: ReplayJob,
+    tables: tuple[ScheduleTable, ...],
 ) -> Iterator[Engine]:
     part = next(iter(artifact.models.values()))
+    if tables:
+        part = replace(part, schedules=ScheduleFile(tables=tables))
     room = _room(job, part.file.max_step_tokens)
     blocks = sum(blocks_for(n + room) for n in job.prompts)
     blocks += max(job.batches) * (blocks_for(KV_BLOCK + room) + 1)

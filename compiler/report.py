@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import msgspec
 
+from dovetail.compiler.end_to_end import EndToEnd
 from dovetail.compiler.gain import Gain
 
 Progress = Callable[[str, int, int], None]
@@ -35,7 +36,7 @@ class CompileReport(msgspec.Struct, frozen=True, kw_only=True):
 
     threads: of a decode step, in all processes. plan: both phases' in words. trials: the
     measurements behind the schedules. measured: how many of them were made now; the others come
-    from the tuning database. Figures of a model are the first one's, of work those of all.
+    from the tuning database. end_to_end: None where nothing was compared. Figures of a model are the first one's, of work those of all.
     """
 
     path: str
@@ -55,6 +56,7 @@ class CompileReport(msgspec.Struct, frozen=True, kw_only=True):
     trials: int
     measured: int
     gain: Gain | None
+    end_to_end: EndToEnd | None = None
     seconds: dict[str, float]
     notes: tuple[str, ...]
     workflows: tuple[str, ...] = ()

@@ -65,6 +65,9 @@ EFFORTS = ("none", *SEARCH_EFFORTS)
 REPLAY_SECONDS = {"fast": 8.0, "full": 40.0}
 REPLAY_SHARE = 0.2
 """How long plans are measured, and the share of a budget that this may take from the search."""
+COMPARE_SECONDS = {"fast": 8.0, "full": 30.0}
+COMPARE_SHARE = 0.1
+"""As much of what the search found, end to end beside the rules' schedules."""
 MAX_STEP_TOKENS = 512
 MAX_STEP_SEQUENCES = 64
 MODEL_NAME = "llm"
@@ -310,8 +313,16 @@ class Inputs(ReadModel):
         """How long to measure plans, if there are several: a share of a budget that was given."""
         if len(self.choice.pairs) < 2 or not self.measurable:
             return 0.0
-        seconds, budget = REPLAY_SECONDS.get(self.request.effort, 0.0), self.request.budget
-        return seconds if budget is None else min(seconds, REPLAY_SHARE * budget)
+        return self._seconds(REPLAY_SECONDS, REPLAY_SHARE)
+
+    @property
+    def compare_seconds(self) -> float:
+        """How long to measure end to end what the search found, where this is the machine."""
+        return self._seconds(COMPARE_SECONDS, COMPARE_SHARE) if self.measurable else 0.0
+
+    def _seconds(self, by_effort: Mapping[str, float], share: float) -> float:
+        seconds, budget = by_effort.get(self.request.effort, 0.0), self.request.budget
+        return seconds if budget is None else min(seconds, share * budget)
 
     @property
     def search_seconds(self) -> float:
@@ -319,7 +330,8 @@ class Inputs(ReadModel):
         effort, budget = SEARCH_EFFORTS.get(self.request.effort), self.request.budget
         if effort is None:
             return 0.0
-        whole = effort.seconds if budget is None else budget - self.replay_seconds
+        measured = self.replay_seconds + self.compare_seconds
+        whole = effort.seconds if budget is None else budget - measured
         return whole / max(1, sum(can_measure(target, self.request) for target in self.targets))
 
     def scope(self, target: Target) -> SearchScope:

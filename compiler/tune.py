@@ -12,7 +12,8 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Unpack
+from tempfile import TemporaryDirectory
+from typing import Any, Unpack
 
 import msgspec
 
@@ -50,7 +51,7 @@ from dovetail.ir.artifact import ServicePlan
 from dovetail.ir.cache import use_cache
 from dovetail.ir.errors import ScheduleError, SpecError
 from dovetail.ir.model import ModelSpec
-from dovetail.topology.hardware import HardwareSpec, read_hardware
+from dovetail.topology.hardware import HardwareSpec, dump_hardware, read_hardware
 
 Say = Callable[[str], None]
 
@@ -98,6 +99,12 @@ class TuneReport(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...]
 
 
+class ClusterReport(msgspec.Struct, frozen=True):
+    """What the jobs for several kinds of machines did."""
+
+    kinds: tuple[TuneReport, ...]
+
+
 def tune_model(
     model: str | Path,
     *,
@@ -117,6 +124,30 @@ def tune_model(
     request = TuneRequest(model=find_model(model), **options)
     with use_cache(request.cache):
         return run_tuning(request, progress, say)
+
+
+def tune_kinds(
+    model: str | Path,
+    *,
+    ray: str,
+    progress: Progress | None = None,
+    say: Say = lambda _: None,
+    **options: Any,
+) -> tuple[TuneReport, ...]:
+    """Tune for each kind of machine that the Ray cluster at `ray` offers, one after the other.
+
+    options: those of `tune_model` but `hardware`; a budget is each kind's. Every record names its
+    machine class, so that one database serves all kinds.
+    """
+    jobs, reports = _import_ray_jobs(), []
+    with jobs.connect(ray), TemporaryDirectory() as folder:
+        for label, hardware in jobs.find_kinds().items():
+            say(f"{label}: {hardware.cpu_model or hardware.arch}")
+            file = Path(folder) / f"{label}.json"
+            file.write_bytes(dump_hardware(hardware))
+            asked = {**options, "ray": ray, "hardware": file}
+            reports.append(tune_model(model, progress=progress, say=say, **asked))
+    return tuple(reports)
 
 
 def run_tuning(request: TuneRequest, progress: Progress | None, say: Say) -> TuneReport:
@@ -200,15 +231,20 @@ class TuningJob:
             find_alone(task, measurer, found.choices, max(0.0, end - measurer.now()))
 
 
-def _join_cluster(
-    request: TuneRequest, part: TuningPart, library: BuiltLibrary, threads: int, stack: ExitStack
-) -> Sequence[StoppableMeasurer]:
+def _import_ray_jobs() -> Any:
     try:
         from dovetail.compiler import ray_jobs  # noqa: PLC0415 - an extra, and slow to load
     except ImportError:
         raise SpecError(
             "Ray is not installed; add the extra: pip install 'dovetail[ray]'"
         ) from None
+    return ray_jobs
+
+
+def _join_cluster(
+    request: TuneRequest, part: TuningPart, library: BuiltLibrary, threads: int, stack: ExitStack
+) -> Sequence[StoppableMeasurer]:
+    ray_jobs = _import_ray_jobs()
     stack.enter_context(ray_jobs.connect(str(request.ray)))
     slots = ray_jobs.count_slots(part.identity.machine(threads))
     count = min(slots, request.workers or slots, len(part.items))

@@ -20,6 +20,7 @@ import msgspec
 from msgspec import Meta
 
 SCHEMA = 2
+LABEL_PREFIX = "dovetail-"
 OK, WRONG, CRASH, TIMEOUT = "ok", "wrong", "crash", "timeout"
 STATUSES = (OK, WRONG, CRASH, TIMEOUT)
 MAX_LINE_BYTES = 1 << 16
@@ -53,7 +54,7 @@ class HardwareKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def label(self) -> str:
         """A short name that equal machines share, whatever number of their cores is used."""
         machine = msgspec.json.encode((self.arch, self.isa, self.cpu, self.caches, self.abi))
-        return f"dovetail-{hashlib.sha256(machine).hexdigest()[:12]}"
+        return f"{LABEL_PREFIX}{hashlib.sha256(machine).hexdigest()[:12]}"
 
 
 class Reference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):

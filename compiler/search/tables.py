@@ -51,6 +51,7 @@ class Effort:
     learn: bool
     attention: bool
     plan_slack: float
+    improbable: float
 
 
 EFFORTS: dict[str, Effort] = {
@@ -64,6 +65,7 @@ EFFORTS: dict[str, Effort] = {
         learn=False,
         attention=False,
         plan_slack=1.3,
+        improbable=0.05,
     ),
     "full": Effort(
         seconds=720.0,
@@ -75,6 +77,7 @@ EFFORTS: dict[str, Effort] = {
         learn=True,
         attention=True,
         plan_slack=2.0,
+        improbable=0.0,
     ),
 }
 """`none` is not among them: it searches nothing."""

@@ -14,6 +14,7 @@ from dovetail.cli.bench_perplexity import perplexity_command
 from dovetail.cli.bench_serve import serve_bench_command
 from dovetail.cli.cache import cache_clear_command, cache_list_command
 from dovetail.cli.compile import compile_command
+from dovetail.cli.db import db_merge_command, db_show_command
 from dovetail.cli.index import index_build_command
 from dovetail.cli.inspect import inspect_command
 from dovetail.cli.kernel import build_command, check_command, lift_command
@@ -41,6 +42,10 @@ GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
     "cache": (
         "List and clear what was compiled, built and measured on this machine.",
         {"list": cache_list_command, "clear": cache_clear_command},
+    ),
+    "db": (
+        "Show and merge databases of measured schedules, by machine class.",
+        {"show": db_show_command, "merge": db_merge_command},
     ),
     "bench": (
         "Benchmark serving, measured or simulated.",

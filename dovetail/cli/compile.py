@@ -87,6 +87,7 @@ def describe_report(report: CompileReport) -> str:
         f"{report.kernels} kernels for {', '.join(report.targets)}; schedule rows: {rows}",
         f"plan: {report.plan}",
         *_describe_gain(report),
+        *_describe_end_to_end(report),
         *_describe_stored(report),
         "seconds: " + ", ".join(f"{step} {s:.1f}" for step, s in report.seconds.items()),
         *(f"note: {note}" for note in report.notes),
@@ -119,3 +120,17 @@ def _describe_gain(report: CompileReport) -> list[str]:
         f"database; matrix products {gain.ratio:.2f}x as fast as with the default schedules "
         f"(quartiles {gain.low:.2f} to {gain.high:.2f})"
     ]
+
+
+def _describe_end_to_end(report: CompileReport) -> list[str]:
+    found = report.end_to_end
+    if found is None:
+        return []
+    lines = [
+        f"{phase}: {gain.before:.1f} tokens/s with default schedules, {gain.after:.1f} with those "
+        f"found ({gain.gain:.2f}x, "
+        + (f"surely {gain.least:.2f}x)" if gain.kept else "not surely faster: the default serves)")
+        for phase, gain in (("prefill", found.prefill), ("decode", found.decode))
+        if gain is not None
+    ]
+    return [*lines, f"end to end: {found.note}"]

@@ -6,7 +6,7 @@ a line of live progress, and a report of the best schedules. A stopped job goes 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -16,7 +16,7 @@ from dovetail.cli.report import Terminated, fail, show_count, show_report, show_
 
 if TYPE_CHECKING:
     from dovetail.compiler.jobs import TuneProgress
-    from dovetail.compiler.tune import TuneReport
+    from dovetail.compiler.tune import ClusterReport, TuneReport
 
 
 def tune_command(
@@ -29,7 +29,11 @@ def tune_command(
     workers: Annotated[
         int | None, "Processes that measure at the same time, on separate cores; default 1."
     ] = None,
-    ray: Annotated[str | None, "Address of a Ray cluster whose nodes measure instead."] = None,
+    ray: Annotated[
+        str | None,
+        "Address of a Ray cluster whose nodes measure instead; with --hardware all for each kind "
+        "of machine in it.",
+    ] = None,
     target: Annotated[str | None, "Instruction set; default the machine's best."] = None,
     *,
     search: SearchFlags,
@@ -43,21 +47,20 @@ def tune_command(
     live = LiveProgress()
     live.say("starting")
     try:
-        from dovetail.compiler.tune import tune_model
+        from dovetail.compiler.tune import ClusterReport, tune_kinds, tune_model
 
-        report = tune_model(
-            path,
-            progress=live.show,
-            say=live.say,
-            resume=resume,
-            missing=missing,
-            effort=effort,
-            workers=workers,
-            ray=ray,
-            target=target,
+        options: dict[str, Any] = {
+            **{"progress": live.show, "say": live.say, "resume": resume, "missing": missing},
+            **{"effort": effort, "workers": workers, "ray": ray, "target": target},
             **search.fields(),
             **vars(compiling),
-        )
+        }
+        report: TuneReport | ClusterReport
+        if ray is not None and options["hardware"] == "all":
+            del options["hardware"]
+            report = ClusterReport(kinds=tune_kinds(path, **options))
+        else:
+            report = tune_model(path, **options)
     except (KeyboardInterrupt, Terminated):
         live.stop()
         fail(describe_stop(live.latest))
@@ -76,8 +79,10 @@ def describe_progress(at: TuneProgress) -> str:
     )
 
 
-def describe_report(report: TuneReport) -> str:
-    """Return the lines a person reads after a job."""
+def describe_report(report: TuneReport | ClusterReport) -> str:
+    """Return the lines a person reads after a job, or after one for each kind of machine."""
+    if not hasattr(report, "progress"):
+        return "\n".join(f"{kind.machine}: {describe_report(kind)}" for kind in report.kinds)
     at = report.progress
     failed = "".join(f", {n} {status}" for status, n in at.failed.items())
     lines = [

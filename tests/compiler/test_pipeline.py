@@ -197,7 +197,7 @@ def test_a_search_on_this_machine_ends_whatever_else_runs(model, tmp_path):
     assert report.measured <= report.trials == len(kept)
     assert {decode_record(line).key for line in kept} <= {record.key for record in ran}
     disturbed = any("trials were disturbed" in note for note in report.notes)
-    assert disturbed or report.rows["measured"] > 0
+    assert disturbed or report.end_to_end or report.rows["measured"] > 0
     open_artifact(report, read_hardware())
 
 

@@ -6,13 +6,15 @@ import os
 import subprocess
 import sys
 import threading
+from collections import Counter
 
+import msgspec
 import pytest
 
 from dovetail.codegen.library import ABI
 from dovetail.compiler.database import TuningDatabase
 from dovetail.compiler.recorder import hardware_key
-from dovetail.compiler.tune import tune_model
+from dovetail.compiler.tune import tune_kinds, tune_model
 from dovetail.ir.errors import SpecError
 from dovetail.topology.hardware import read_hardware
 from tests.models import save_model
@@ -52,8 +54,9 @@ def cluster(request, monkeypatch, tmp_path):
     made.shutdown()
 
 
-def add_node(cluster, label=LABEL):
-    return cluster.add_node(num_cpus=1, resources={label: 1}, object_store_memory=80 << 20)
+def add_node(cluster, label=LABEL, **options):
+    size = {"num_cpus": 1, "object_store_memory": 80 << 20}
+    return cluster.add_node(resources={label: 1}, **size, **options)
 
 
 def tune(model, database, cluster, **options):
@@ -101,6 +104,38 @@ def test_a_node_that_dies_loses_no_record_and_the_job_ends_complete(model, tmp_p
     assert report.workers == 2 and killed.is_set()
     assert report.progress.done == report.progress.items and not report.progress.failed
     assert report.measured == report.trials == seen[-1] <= len(TuningDatabase(database))
+
+
+STAND_IN = """
+import os
+if name := os.environ.get("STANDS_FOR"):
+    from msgspec.structs import replace
+    from dovetail.topology import hardware
+    read = hardware.read_sysfs
+    hardware.read_sysfs = lambda root: replace(read(root), cpu_model=name)
+"""
+
+
+@pytest.mark.long
+def test_each_kind_of_machine_has_records_of_its_own(model, tmp_path, cluster):
+    """Two nodes of this machine, of which one takes itself for another kind."""
+    (tmp_path / "stand_in").mkdir()
+    (tmp_path / "stand_in/sitecustomize.py").write_text(STAND_IN)
+    other = msgspec.structs.replace(read_hardware(), cpu_model="another kind")
+    label, environment = hardware_key(other, 1, ABI).label, {"STANDS_FOR": "another kind"}
+    environment["PYTHONPATH"] = str(tmp_path / "stand_in")
+    add_node(cluster)
+    add_node(cluster, label, env_vars=environment)
+    database = tmp_path / "tuning.jsonl"
+    options = {"database": database, "threads": 1, "budget": 2.0}
+    reports = tune_kinds(model, ray=cluster.address, **options)
+    assert {report.machine for report in reports} == {LABEL, label}
+    assert all(report.progress.done == report.progress.items for report in reports)
+    labels = Counter(record.hardware.label for record in TuningDatabase(database))
+    assert labels.keys() == {LABEL, label}
+    add_node(cluster, "dovetail-000000000000")
+    with pytest.raises(SpecError, match=f"offers dovetail-000000000000 but is {LABEL}"):
+        tune_kinds(model, ray=cluster.address, **options)
 
 
 def test_trials_on_one_node_hold_different_pus_and_wait_for_free_ones(tmp_path, monkeypatch):

@@ -54,7 +54,9 @@ def test_a_budget_is_for_all_targets_and_the_replay(
     model: Path, budget: float, effort: str
 ) -> None:
     inputs = inputs_of(model, budget=budget, effort=effort)
-    assert inputs.replay_seconds + 2 * inputs.search_seconds == pytest.approx(budget)
+    whole = inputs.replay_seconds + inputs.compare_seconds + 2 * inputs.search_seconds
+    assert whole == pytest.approx(budget)
+    assert (inputs.compare_seconds > 0) == (budget > 0)
     assert inputs.search_seconds >= 0.4 * budget and (inputs.replay_seconds > 0) == (budget > 0)
 
 

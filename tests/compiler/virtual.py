@@ -14,7 +14,7 @@ from typing import ClassVar
 import msgspec
 import pytest
 
-from dovetail.compiler import choose, tune
+from dovetail.compiler import choose, pipeline, tune
 from dovetail.compiler.measure import Candidate, Case, Measurement
 from dovetail.compiler.paired import PairedRatio
 from dovetail.ir.artifact import KernelIndex
@@ -78,8 +78,12 @@ class VirtualMeter(closing):
 
 
 def use_virtual_meters(patch: pytest.MonkeyPatch) -> list[Trial]:
-    """Have compiles and jobs measure virtually; return the list of all trials from now on."""
+    """Have compiles and jobs measure virtually; return the list of all trials from now on.
+
+    What is found so serves, though it is in truth no faster than the rules.
+    """
     patch.setattr(VirtualMeter, "asked", [])
     for module in (choose, tune):
         patch.setattr(module, "Meter", VirtualMeter)
+    patch.setattr(pipeline, "compare_tables", lambda found, *_: (found, None))
     return VirtualMeter.asked

@@ -8,7 +8,7 @@ cost model fitted to those of others serve.
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -52,6 +52,7 @@ from dovetail.compiler.search.policy import (
     FINAL_ROUNDS,
     LEAST_GAIN,
     PREDICTED,
+    STAGES,
     Policy,
     SearchTask,
 )
@@ -263,16 +264,21 @@ def _search(
 def next_win(trials: Iterable[TuningRecord]) -> float:
     """Return how likely the next shape's search finds what is surely faster than the default.
 
-    That is Laplace's rule of succession over the shapes in `trials`: 1/2 where there are none.
+    That is Laplace's rule of succession over the shapes in `trials`: 1/2 where there are none. A
+    shape with schedules that seem faster, which there was no time to compare, says nothing.
     """
-    won: dict[tuple[Any, ...], bool] = {}
+    shapes: dict[tuple[Any, ...], list[TuningRecord]] = defaultdict(list)
     for record in trials:
         if record.status == OK:
-            median, bound = record.ratio
-            sure = record.rounds >= FINAL_ROUNDS and 0 < bound < 1 and median < 1 - LEAST_GAIN
-            shape = record.target, record.work, record.shape.get("m")
-            won[shape] = won.get(shape, False) or sure
-    return (sum(won.values()) + 1) / (len(won) + 2)
+            shapes[record.target, record.work, record.shape.get("m")].append(record)
+    won = lost = 0
+    for tried in shapes.values():
+        faster = [record for record in tried if 0 < record.ratio[0] < 1 - LEAST_GAIN]
+        if any(r.rounds >= FINAL_ROUNDS and 0 < r.ratio[1] < 1 for r in faster):
+            won += 1
+        elif not faster or any(record.rounds >= STAGES[0][0] for record in tried):
+            lost += 1
+    return (won + 1) / (won + lost + 2)
 
 
 def _describe_sources(

@@ -132,8 +132,9 @@ def put_rules(
     A table of both phases stays for the other one: that of the phase itself goes first.
     """
     threads = _threads(plan)
+    shared = set(phases) == set(PHASES) and len(set(threads.values())) == 1
     taken = (
-        replace(table, phase=phase)
+        table if shared else replace(table, phase=phase)
         for phase in phases
         for table in rules
         if table.target == target

@@ -36,7 +36,8 @@ class CompileReport(msgspec.Struct, frozen=True, kw_only=True):
 
     threads: of a decode step, in all processes. plan: both phases' in words. trials: the
     measurements behind the schedules. measured: how many of them were made now; the others come
-    from the tuning database. end_to_end: None where nothing was compared. Figures of a model are the first one's, of work those of all.
+    from the tuning database. end_to_end: None where nothing was compared. Figures of a model are
+    the first one's, of work those of all.
     """
 
     path: str

@@ -55,18 +55,19 @@ def tune_command(
             **search.fields(),
             **vars(compiling),
         }
-        report: TuneReport | ClusterReport
-        if ray is not None and options["hardware"] == "all":
+        kinds = ray is not None and options["hardware"] == "all"
+        if kinds:
             del options["hardware"]
-            report = ClusterReport(kinds=tune_kinds(path, **options))
-        else:
-            report = tune_model(path, **options)
+        reports = tune_kinds(path, **options) if kinds else (tune_model(path, **options),)
     except (KeyboardInterrupt, Terminated):
         live.stop()
         fail(describe_stop(live.latest))
     finally:
         live.stop()
-    show_report(report, describe_report, json=json)
+    if kinds:
+        show_report(ClusterReport(reports), describe_cluster, json=json)
+    else:
+        show_report(reports[0], describe_report, json=json)
 
 
 def describe_progress(at: TuneProgress) -> str:
@@ -79,10 +80,13 @@ def describe_progress(at: TuneProgress) -> str:
     )
 
 
-def describe_report(report: TuneReport | ClusterReport) -> str:
-    """Return the lines a person reads after a job, or after one for each kind of machine."""
-    if not hasattr(report, "progress"):
-        return "\n".join(f"{kind.machine}: {describe_report(kind)}" for kind in report.kinds)
+def describe_cluster(report: ClusterReport) -> str:
+    """Return the lines on the jobs for several kinds of machines."""
+    return "\n".join(f"{kind.machine}: {describe_report(kind)}" for kind in report.kinds)
+
+
+def describe_report(report: TuneReport) -> str:
+    """Return the lines a person reads after a job."""
     at = report.progress
     failed = "".join(f", {n} {status}" for status, n in at.failed.items())
     lines = [

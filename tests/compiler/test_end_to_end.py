@@ -89,9 +89,10 @@ def test_a_win_is_improbable_once_many_shapes_were_tried_in_vain() -> None:
     assert next_win([]) == 0.5 and next_win(lost) < 0.05 <= next_win(lost[:-2])
     sure = make_record(rounds=FINAL_ROUNDS, ratio=(0.9, 0.95), shape={"n": 32, "k": 64, "m": 99})
     assert next_win([*lost, sure]) > 0.09
-    short = msgspec.structs.replace(sure, rounds=3)
     doubtful = msgspec.structs.replace(sure, ratio=(0.9, 1.01))
-    assert next_win([*lost, short, doubtful]) < 0.05
+    assert next_win([*lost, doubtful]) < next_win(lost)
+    untold = msgspec.structs.replace(sure, rounds=3)
+    assert next_win([*lost, untold]) == next_win(lost)
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +126,7 @@ def test_a_compile_runs_both_and_keeps_what_is_faster(
     assert len(ran) == 1 and ran[0].tables[0] != ran[0].tables[1]
     assert report.end_to_end.decode.kept == report.end_to_end.prefill.kept == faster
     assert report.end_to_end.decode.gain == (2.0 if faster else 0.5)
-    assert ("measured" in report.rows) == faster
+    assert faster or report.rows.keys() == {"default"}
     serves = read_tables(tmp_path / "a.dove")
     none = compile_model(model, output=tmp_path / "n.dove", **options | {"effort": "none"})
     artifact = open_artifact(report, read_hardware())

@@ -57,7 +57,7 @@ def test_a_budget_is_for_all_targets_and_the_replay(
     whole = inputs.replay_seconds + inputs.compare_seconds + 2 * inputs.search_seconds
     assert whole == pytest.approx(budget)
     assert (inputs.compare_seconds > 0) == (budget > 0)
-    assert inputs.search_seconds >= 0.4 * budget and (inputs.replay_seconds > 0) == (budget > 0)
+    assert inputs.search_seconds >= 0.349 * budget and (inputs.replay_seconds > 0) == (budget > 0)
 
 
 def test_without_a_budget_the_effort_is_for_all_targets(model: Path) -> None:
@@ -80,7 +80,7 @@ def test_a_compile_hands_each_target_its_share(
     options = {"threads": 1, "targets": TARGETS, "budget": 8.0}
     with pytest.raises(SpecError, match="enough"):
         compile_model(model, output=tmp_path / "a.dove", **options)
-    assert budgets == dict.fromkeys(TARGETS, 4.0)
+    assert budgets == dict.fromkeys(TARGETS, 3.6)  # a tenth is for what is found
 
 
 def test_schedules_are_for_the_shards_of_the_plan_that_is_asked_for(tmp_path: Path) -> None:

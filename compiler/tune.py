@@ -248,7 +248,9 @@ def _join_cluster(
     stack.enter_context(ray_jobs.connect(str(request.ray)))
     slots = ray_jobs.count_slots(part.identity.machine(threads))
     count = min(slots, request.workers or slots, len(part.items))
-    return ray_jobs.open_measurers(library, part.identity, count)
+    measurers: Sequence[StoppableMeasurer]
+    measurers = ray_jobs.open_measurers(library, part.identity, count)
+    return measurers
 
 
 def _prepare(request: TuneRequest, say: Say) -> TuningJob:

@@ -25,7 +25,7 @@ from dovetail.ir import expr as ex
 from dovetail.ir.high import nodes as high
 from dovetail.ir.low import nodes as low
 from dovetail.ir.low.conversions import combine, promote
-from dovetail.ir.low.types import SCALARS, VECTOR_GROUPS, VECTORS, constant, scalar, vector
+from dovetail.ir.low.types import VECTOR_GROUPS, VECTORS, constant, scalar, vector
 
 INT = ex.NamedType(name="int")
 LONG = ex.NamedType(name="long")
@@ -33,6 +33,7 @@ RESULT = "result"
 """The parameter through which a kernel gives back what the C function returned."""
 MEMORY = ("memcpy", "memmove", "memset")
 ASIDE = ("__builtin_prefetch", "_mm_prefetch", "__builtin_assume")
+LARGEST_TABLE = 1 << 14
 DEEPEST = 16
 """Calls of helpers inside each other."""
 
@@ -82,7 +83,8 @@ class Literal:
     active: list[str] = field(default_factory=list)
     steps: list[ex.Expr | None] = field(default_factory=list)  # of the loops around
     results: list[Variable | None] = field(default_factory=list)  # of the helpers around
-    tables: dict[str, Address] = field(default_factory=dict)
+    tables: dict[str, Variable] = field(default_factory=dict)
+    prologue: list[high.Stmt] = field(default_factory=list)  # fills the tables
     w: Writer = field(init=False)
     lanes: Lanes = field(init=False)
 
@@ -114,14 +116,13 @@ class Literal:
         if out and out[-1] == high.Return():
             out.pop()
         made_body = tuple(_reachable(out))
-        tables = [s for s in self.w.tables if True] if hasattr(self.w, "tables") else []
         return high.Function(
             kind="kernel",
             name=function.name,
             params=tuple(params),
             returns=None,
             tunables=(),
-            body=(*tables, *made_body),
+            body=(*self.prologue, *made_body),
         )
 
     def enter(self, function: low.Function) -> None:
@@ -207,11 +208,7 @@ class Literal:
             raise refuse(f"the static variable {stmt.name}")
         if known is not None and getattr(type_, "const", False) and scalar(type_):
             self.layout.constants[stmt.name] = known  # type: ignore[index]
-        self.declare_as(stmt.name, type_, self.expr(stmt.init, self.hint(stmt.name, type_)))
-
-    def hint(self, name: str, type_: ex.Type) -> None:
-        """Return where a value may be made at once."""
-        return
+        self.declare_as(stmt.name, type_, self.expr(stmt.init))
 
     def declare_as(self, name: str, type_: ex.Type, value: Value | None) -> Variable:
         """Declare a variable of a C type with a value, or 0 where C leaves it open."""
@@ -229,16 +226,12 @@ class Literal:
             if start is not None:
                 self.w.set(ex.Name(id=made.name), start)
             else:
-                empty = ex.Cast(
-                    type=ex.PointerType(of=ex.NamedType(name=elem)), operand=ex.Name(id="null")
-                )
                 kind_ = ex.PointerType(of=ex.NamedType(name=elem))
                 self.w.out.append(
                     high.Assign(
                         target=ex.Name(id=made.name), value=ex.Name(id="null"), type=kind_
                     )
                 )
-                del empty
         else:
             made = self.declare_memory(name, type_)
             if value is not None:
@@ -301,7 +294,7 @@ class Literal:
 
     def evaluate(self, stmt: low.ExprStmt) -> None:
         """Translate an expression statement."""
-        self.expr(stmt.expr, None)
+        self.expr(stmt.expr)
 
     def branch(self, stmt: low.If) -> None:
         """Translate `if`."""
@@ -351,7 +344,7 @@ class Literal:
                 test = num(1)
             self.block(body.body)
             if step is not None and not (inner and isinstance(inner[-1], high.Break | high.Return)):
-                self.expr(step, None)
+                self.expr(step)
             if last is not None:
                 done = negated(self.condition(last))
                 inner.append(high.If(cond=done, then=(high.Break(),)))
@@ -362,7 +355,7 @@ class Literal:
         """Translate `continue`."""
         step = self.steps[-1]
         if step is not None:
-            self.expr(step, None)
+            self.expr(step)
         self.w.out.append(high.Continue())
 
     def give_back(self, stmt: low.Return) -> None:
@@ -384,16 +377,29 @@ class Literal:
         for scope in reversed(self.scopes):
             if name in scope:
                 return scope[name]
-        return self.table(name)
+        return self.tables.get(name) or self.table(name)
 
     def table(self, name: str) -> Variable | None:
         """Return a constant table of the file; it is filled where the kernel begins."""
         stmt = self.globals.get(name)
         if stmt is None or stmt.init is None:
             return None
-        if isinstance(stmt.type, ex.ArrayType) and isinstance(stmt.init, low.InitList):
-            raise refuse(f"the table {name}, which is not in the function")
-        return None
+        if not isinstance(stmt.type, ex.ArrayType) or not isinstance(stmt.init, low.InitList):
+            return None
+        type_ = stmt.type
+        if type_.size is None:
+            type_ = replace(type_, size=ex.Int(value=len(stmt.init.items)))
+        if self.layout.size(type_) > LARGEST_TABLE:
+            raise refuse(f"the table {name}, which is larger than {LARGEST_TABLE} bytes")
+        scopes, self.scopes = self.scopes, [self.scopes[0]]
+        with self.w.inside() as filled:
+            made = self.declare_memory(name, type_)
+            assert made.at is not None
+            self.fill(made.at, type_, stmt.init)
+        self.prologue += filled
+        self.scopes = scopes
+        self.tables[name] = made
+        return made
 
     def place(self, expr: ex.Expr) -> Variable:
         """Return the place that an expression names."""
@@ -495,7 +501,7 @@ class Literal:
 
     # ---- expressions ----
 
-    def expr(self, expr: ex.Expr, hint: None = None) -> Value:
+    def expr(self, expr: ex.Expr) -> Value:
         """Return the value of an expression; what it does besides is written."""
         rule = _RULES.get(type(expr))
         if rule is None:
@@ -982,4 +988,3 @@ _STATEMENTS: dict[type[low.Stmt], Callable[[Literal, Any], None]] = {
     low.Continue: Literal.go_on,
     low.Pragma: lambda self, stmt: None,
 }
-del SCALARS

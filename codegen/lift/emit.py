@@ -79,6 +79,8 @@ class Address:
         if elem == self.elem:
             return self
         type_ = PointerType(of=NamedType(name=elem))
+        if isinstance(self.base, Cast) and self.at == num(0):
+            return Address(Cast(type=type_, operand=self.base.operand), elem)
         return Address(Cast(type=type_, operand=self.pointer()), elem)
 
     def item(self, index: Expr | int = 0) -> Expr:

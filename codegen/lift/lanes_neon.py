@@ -562,6 +562,13 @@ HANDLERS: dict[str, Handler] = {
     "rndn": _elementwise(lambda s, a: a, "vround"),
     "rndm": _floor(1),
     "rndp": _floor(-1),
+    # estimates: the exact value is what the steps after them move towards
+    "recpe": _elementwise(lambda s, a: op("/", Float(value=1.0), a)),
+    "rsqrte": _elementwise(lambda s, a: op("/", Float(value=1.0), call("sqrt", a))),
+    "recps": _elementwise(lambda s, a, b: op("-", Float(value=2.0), op("*", a, b))),
+    "rsqrts": _elementwise(
+        lambda s, a, b: op("/", op("-", Float(value=3.0), op("*", a, b)), Float(value=2.0))
+    ),
     "abd": _elementwise(lambda s, a, b: call("abs", op("-", a, b))),
     "qadd": _elementwise(lambda s, a, b: saturate(_ADD(a, b), s.elem)),
     "qsub": _elementwise(lambda s, a, b: saturate(_SUB(a, b), s.elem)),

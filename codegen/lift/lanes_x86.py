@@ -27,6 +27,7 @@ from dovetail.codegen.lift.lanes import (
     saturate,
     wide,
 )
+from dovetail.codegen.lift.types import refuse
 from dovetail.ir.expr import Expr, Float, NamedType, Unary
 
 VOID = NamedType(name="void")
@@ -316,7 +317,10 @@ def _to_mask(operation: str) -> Handler | None:
         b = args[1].read_as(shape.elem) if len(args) > 1 else a
         sign = COMPARED.get(found[1], "") if found else ""
         if found and not sign:
-            sign = {0: "==", 1: "<", 2: "<=", 4: "!=", 5: ">=", 6: ">"}[integer_at(args[2]) & 7]
+            signs = {0: "==", 1: "<", 2: "<=", 4: "!=", 5: ">=", 6: ">"}
+            if shape.elem in ("f32", "f64"):
+                signs = {0: "==", 1: "<", 2: "<=", 4: "!=", 12: "!=", 13: ">=", 14: ">", 6: ">"}
+            sign = signs[integer_at(args[2]) & 15]
 
         def one(i: Expr) -> None:
             if sign:
@@ -328,9 +332,14 @@ def _to_mask(operation: str) -> Handler | None:
             lanes.w.set(total, op("|", total, op("<<", cast("i64", holds), i)))
 
         lanes.w.loop(shape.count, one)
-        return NamedType(name=f"__mmask{max(8, shape.count)}"), total
+        name = f"__mmask{max(8, shape.count)}"
+        return NamedType(name=name), total if shape.count > 32 else _mask_value(total, shape.count)
 
     return handler
+
+
+def _mask_value(total: Expr, count: int) -> Expr:
+    return cast("u32" if count == 32 else "i32", total)
 
 
 def shifted(sign: str) -> Callable[..., Expr]:
@@ -450,7 +459,10 @@ def _ceil(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
 
 
 def _compare(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
-    sign = {0: "==", 1: "<", 2: "<=", 4: "!=", 13: ">=", 14: ">"}[integer_at(args[2]) & 15]
+    control = integer_at(args[2]) & 15
+    sign = {0: "==", 1: "<", 2: "<=", 4: "!=", 12: "!=", 13: ">=", 14: ">"}.get(control)
+    if sign is None:
+        raise refuse(f"comparison {control} of vectors")
     a, b = shape.read(args[:2])
     out = lanes.new(shape.elem, shape.count)
     bits = out.read_as("i32" if shape.elem == "f32" else "i64")
@@ -792,8 +804,8 @@ def _mov_shuffle(odd: int) -> Handler:
 HANDLERS: dict[str, Handler] = {
     **dict.fromkeys(("loadu", "load", "lddqu", "stream_load", "maskload"), _load),
     **dict.fromkeys(("storeu", "store", "stream"), _store),
-    "storel": _storel,
-    "storeh": _storeh,
+    **dict.fromkeys(("storel", "storel_pi"), _storel),
+    **dict.fromkeys(("storeh", "storeh_pi"), _storeh),
     "loadl": _load_part(8),
     "load_ss": _load_part(4),
     "load_sd": _load_part(8),
@@ -1036,6 +1048,9 @@ SPECIAL: dict[str, Rule] = {
     **{f"_mm256_set_m128{k}": (lambda l, a: _joined(l, Shape(256, "u8", ""), a)) for k in ("", "i", "d")},
     "_mm256_setr_m128i": lambda l, a: _joined(l, Shape(256, "u8", ""), a[::-1]),
     "_mm256_zeroupper": _nothing,
+    **{f"_cvtu32_mask{b}": _scalar_rule(f"__mmask{b}", lambda l, a: cast("i64", a[0])) for b in (8, 16, 32)},
+    "_cvtu64_mask64": _scalar_rule("__mmask64", lambda l, a: cast("i64", a[0])),
+    **{f"_cvtmask{b}_u32": _scalar_rule("unsigned", lambda l, a: cast("u32", a[0])) for b in (8, 16, 32)},
     "_mm256_testz_si256": lambda l, a: (INT, _test_zero(l, a)),
     "_mm512_kortestz": lambda l, a: (INT, cast("i32", less(op("|", cast("i64", a[0]), cast("i64", a[1])), 0, "=="))),
 }

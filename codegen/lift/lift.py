@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from dovetail.codegen.catalog import resolve_imports
 from dovetail.codegen.isa.intrinsics import Intrinsic
+from dovetail.codegen.isa.signatures import known_constants, known_functions
 from dovetail.codegen.lift.layout import Layout
 from dovetail.codegen.lift.literal import Literal
 from dovetail.codegen.lift.pinned import Pinned
@@ -27,8 +28,10 @@ from dovetail.ir.errors import SpecError, SyntaxDiagnostic
 from dovetail.ir.high import nodes as high
 from dovetail.ir.high.verify import verify_high
 from dovetail.ir.low import nodes as low
+from dovetail.ir.low.parse import Pieces
 from dovetail.ir.low.preprocess import TUNE
 from dovetail.ir.low.types import constant, is_integer, vector
+from dovetail.ir.low.verify import verify_low
 from dovetail.ir.rewrite import rewrite_node
 
 MATH_MODULE = "math_f32"
@@ -53,6 +56,26 @@ def lift(unit: low.Unit, function: str, *, faults: SyntaxDiagnostic | None = Non
         return _understood(unit, functions, function)
     except SpecError as error:
         return _as_it_stands(unit, functions, function, str(error).removeprefix(REFUSED))
+
+
+def lift_function(pieces: Pieces, function: str) -> high.Unit:
+    """Return a module with one function of a text, as `lift`; only what it needs is parsed.
+
+    Raises SyntaxDiagnostic where that is no C of the subset.
+    """
+    if function not in pieces.functions:
+        known = ", ".join(sorted(pieces.own)) or "none"
+        raise SpecError(f"there is no function `{function}`; the text has: {known}")
+    unit = pieces.unit([function])
+    targets = list(TARGETS.values())
+    source = pieces.functions[function][0]
+    try:
+        verify_low(
+            unit, source, functions=known_functions(targets), constants=known_constants(targets)
+        )
+    except SyntaxDiagnostic as faults:
+        return lift(unit, function, faults=faults)
+    return lift(unit, function)
 
 
 def _as_it_stands(

@@ -7,6 +7,7 @@ unions, casts of pointers and `void *` mean what they mean to a C compiler.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -101,7 +102,7 @@ class Literal:
             params.append(high.Param(name=made, type=type_))
         back = function.returns
         if back != ex.NamedType(name="void"):
-            elem = vector_element(back.name) if vector(back) else pointee_element(back)  # type: ignore[union-attr]
+            elem = _memory_element(back)
             if isinstance(back, ex.PointerType):
                 raise refuse("a kernel that returns a pointer")
             made = self.names.declare(RESULT, f"ptr[{elem}]")
@@ -147,8 +148,12 @@ class Literal:
             self.scopes[-1][param.name] = Variable(type_, made)
             return made, ex.PointerType(of=ex.NamedType(name=elem))
         found = scalar(type_)
-        if found is None:
-            raise refuse(f"the parameter {param.name}, a vector or struct by value")
+        if found is None:  # by value: a pointer to it
+            elem = _memory_element(type_)
+            made = self.names.declare(param.name, f"ptr[{elem}]")
+            given = Value(type_, at=Address(ex.Name(id=made), elem))
+            self.declare_as(param.name, type_, given)
+            return made, ex.PointerType(of=ex.NamedType(name=elem))
         kind = value_of(element_of(found))
         kind = "i64" if kind in ("i32", "u32") else kind  # kernels take integers of 64 bits
         made = self.names.declare(param.name, kind)
@@ -625,6 +630,14 @@ class Literal:
 
 
 _HELPER: Any = "helper"
+COMPARISONS = {"EQ_OQ": 0, "LT_OS": 1, "LE_OS": 2, "NEQ_UQ": 4, "GE_OS": 13, "GT_OS": 14}
+COMPARISONS |= {"LT_OQ": 17, "LE_OQ": 18, "GE_OQ": 29, "GT_OQ": 30, "NEQ_OQ": 12, "EQ_OS": 16}
+COMPARISONS = {f"_CMP_{name}": value for name, value in COMPARISONS.items()}
+COMPARISONS |= {"_MM_FROUND_TO_NEAREST_INT": 0, "_MM_FROUND_TO_NEG_INF": 1, "_MM_HINT_T0": 3}
+COMPARISONS |= {"_MM_FROUND_TO_POS_INF": 2, "_MM_FROUND_TO_ZERO": 3, "_MM_FROUND_NO_EXC": 8}
+"""Numbers that the headers of x86 name."""
+DOUBLES = {"M_PI": math.pi, "M_SQRT1_2": math.sqrt(0.5), "M_SQRT2": math.sqrt(2), "M_E": math.e}
+DOUBLES |= {"M_LN2": math.log(2), "M_LOG2E": 1 / math.log(2), "M_2_SQRTPI": 2 / math.sqrt(math.pi)}
 _BYTES = {"i8": 1, "u8": 1, "i16": 2, "u16": 2, "f16": 2, "bf16": 2, "i32": 4, "u32": 4, "f32": 4}
 _BYTES |= {"i64": 8, "f64": 8}
 _NARROW = ("i8", "u8", "i16", "u16")
@@ -707,6 +720,13 @@ def _name(self: Literal, expr: ex.Name) -> Value:
         return Value(ex.NamedType(name="float"), ex.Float(value=LIMITS[expr.id]))
     if expr.id == "NULL":
         return Value(INT, num(0))
+    table = self.globals.get(expr.id)
+    if table is not None and table.init is not None and scalar(table.type):
+        return self.convert(self.expr(table.init), table.type)
+    if expr.id in COMPARISONS:
+        return Value(INT, num(COMPARISONS[expr.id]))
+    if expr.id in DOUBLES:
+        return Value(ex.NamedType(name="double"), ex.Float(value=DOUBLES[expr.id]))
     if expr.id in NAMES:
         return Value(ex.NamedType(name="float"), ex.Name(id=NAMES[expr.id]))
     raise refuse(f"the name {expr.id}")
@@ -869,6 +889,8 @@ def _call(self: Literal, expr: ex.Call) -> Value:
         return Value(ex.NamedType(name="void"))
     if expr.name in MATH:
         return self.math(expr)
+    if expr.name in _TESTS:
+        return self.test_number(expr)
     rule = find_rule(expr.name)
     if rule is None:
         raise refuse(f"a call of {expr.name}")
@@ -902,6 +924,24 @@ def _math(self: Literal, expr: ex.Call) -> Value:
     type_ = ex.NamedType(name="int" if name == "abs" else "float" if name.endswith("f") else "double")
     args = tuple(self.convert(self.expr(arg), type_).number for arg in expr.args)
     return Value(type_, call(MATH[name], *args))
+
+
+_TESTS = ("isnan", "isinf", "lrintf", "lrint", "lroundf", "ldexpf", "__builtin_isnan")
+
+
+def _test_number(self: Literal, expr: ex.Call) -> Value:
+    value = self.expr(expr.args[0])
+    made = value.number
+    if expr.name.endswith("isnan"):
+        return Value(INT, cast("i32", ex.Binary(op="!=", left=made, right=made)))
+    if expr.name == "isinf":
+        size = call("abs", made)
+        return Value(INT, cast("i32", ex.Binary(op="==", left=size, right=ex.Name(id="inf"))))
+    if expr.name == "ldexpf":
+        power = self.expr(expr.args[1]).number
+        return Value(value.type, op("*", made, call("exp2", cast("f32", power))))
+    nearest = "rint" if "rint" in expr.name else "round"
+    return Value(LONG, cast("i64", call(nearest, made)))
 
 
 def _cast(self: Literal, expr: ex.Cast) -> Value:
@@ -958,6 +998,7 @@ Literal.join = _join  # type: ignore[attr-defined]
 Literal.join_addresses = _join_addresses  # type: ignore[attr-defined]
 Literal.lanes_of = _lanes_of  # type: ignore[attr-defined]
 Literal.memory = _memory  # type: ignore[attr-defined]
+Literal.test_number = _test_number  # type: ignore[attr-defined]
 Literal.math = _math  # type: ignore[attr-defined]
 
 _RULES: dict[type[ex.Expr], Callable[[Literal, Any], Value]] = {
@@ -976,7 +1017,7 @@ _RULES: dict[type[ex.Expr], Callable[[Literal, Any], Value]] = {
     low.SizeOf: _sizeof,
     low.Comma: _comma,
 }
-_STATEMENTS: dict[type[low.Stmt], Callable[[Literal, Any], None]] = {
+_STATEMENTS: dict[type[Any], Callable[[Literal, Any], None]] = {
     low.Declare: Literal.declare,
     low.ExprStmt: Literal.evaluate,
     low.Block: lambda self, stmt: self.block(stmt.body),
@@ -987,4 +1028,5 @@ _STATEMENTS: dict[type[low.Stmt], Callable[[Literal, Any], None]] = {
     low.Break: lambda self, stmt: self.w.out.append(high.Break()),
     low.Continue: Literal.go_on,
     low.Pragma: lambda self, stmt: None,
+    low.StructDef: lambda self, stmt: None,
 }

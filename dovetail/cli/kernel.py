@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from dovetail.codegen.library import BuiltLibrary
     from dovetail.ir.high import nodes as high
     from dovetail.ir.low import nodes as low
+    from dovetail.ir.low.parse import Pieces
 
 MAX_TEXT_BYTES = 8 << 20
 HIGH_SUFFIX = ".dk"
@@ -181,6 +182,26 @@ def check_low(source: Source, prelude: Source | None) -> tuple[str, ...]:
 
     unit = read_low(source, prelude)
     return tuple(item.name for item in unit.items if isinstance(item, Function))
+
+
+def read_pieces(
+    source: Source, preludes: Sequence[Source] = (), folders: Sequence[Path] = ()
+) -> Pieces:
+    """Return C text as pieces to parse one by one, after its preludes.
+
+    `folders` are searched for what the texts include; what is not there is known, or is missed
+    where it is used.
+    """
+    from dovetail.ir.low.parse import Pieces
+
+    def include(name: str) -> str | None:
+        found = next((folder / name for folder in folders if (folder / name).is_file()), None)
+        return read_source(found).text if found is not None else None
+
+    pieces = Pieces()
+    for text in (*preludes, source):
+        pieces.add(text, include)
+    return pieces
 
 
 def read_low(source: Source, prelude: Source | None) -> low.Unit:

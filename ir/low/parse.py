@@ -96,7 +96,8 @@ class Pieces:
             name = _function_name(piece)
             if name is not None and name not in self.functions:
                 self.functions[name] = (source, piece)
-                self.own.append(name)
+                if piece[0].line not in run.foreign:
+                    self.own.append(name)
             elif name is None:
                 with contextlib.suppress(SyntaxDiagnostic):  # whoever needs it will say so
                     self.items += self._parse(source, piece)
@@ -110,7 +111,7 @@ class Pieces:
             if inside:
                 raise SyntaxDiagnostic(inside)
             items = self._parse(source, piece)
-            self.items += [item for item in items if isinstance(item, low.StructDef)]
+            self.items += [n for i in items for n in i.walk() if isinstance(n, low.StructDef)]
             self._parsed[name] = next(i for i in items if isinstance(i, low.Function))
         return self._parsed[name]
 

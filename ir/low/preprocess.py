@@ -69,6 +69,7 @@ class Preprocessor:
     macros: dict[str, Macro] = field(default_factory=dict)
     include: Callable[[str], str | None] = lambda name: None  # text of an included file, if any
     dropped: list[Token] = field(default_factory=list)  # conditions that are false
+    foreign: set[int] = field(default_factory=set)  # lines at which a file was included
     _included: set[str] = field(default_factory=set)
     _conditions: list[tuple[bool, bool, Token]] = field(default_factory=list)  # live, taken, where
     _tuned: set[str] = field(default_factory=set)
@@ -139,6 +140,7 @@ class Preprocessor:
         if text is None:
             return  # the tables of this package know what standard headers declare
         start = len(self._out)
+        self.foreign.add(token.line or 0)
         self._read(text)
         self._out[start:] = [move_token(t, token_span(token)) for t in self._out[start:]]
 
@@ -253,7 +255,10 @@ class Preprocessor:
             elif macro.params is None:
                 self._enter(token)
                 body = [move_token(t, token_span(token)) for t in macro.body]
-                out += self._leave(body, hidden | {macro.name}, token)
+                made = self._leave(body, hidden | {macro.name}, token)
+                if i < len(tokens) and tokens[i] == "(" and self._takes_arguments(made):
+                    tokens, i = [made.pop(), *tokens[i:]], 0  # its arguments follow the name
+                out += made
             elif i < len(tokens) and tokens[i] == "(":
                 self._enter(token)
                 body, i = self._call(macro, tokens, i, hidden)
@@ -261,6 +266,11 @@ class Preprocessor:
             else:
                 out.append(token)
         return out
+
+    def _takes_arguments(self, made: Sequence[Token]) -> bool:
+        """Tell whether tokens end with the name of a macro with parameters."""
+        last = self.macros.get(str(made[-1])) if made and made[-1].type == "NAME" else None
+        return last is not None and last.params is not None
 
     def _enter(self, use: Token) -> None:
         """Begin to expand a macro; those nested too deep are a fault that ends the text."""

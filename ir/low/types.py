@@ -40,7 +40,7 @@ _SCALARS: dict[tuple[int, int, bool], str] = {
     (8, 4, False): "unsigned long, uint64_t, size_t, uintptr_t, __mmask64",
     (8, 5, True): "long long",
     (8, 5, False): "unsigned long long",
-    (2, 10, True): "_Float16, float16_t, __bf16, bfloat16_t",
+    (2, 10, True): "_Float16, float16_t, __fp16, __bf16, bfloat16_t",
     (4, 11, True): "float, float32_t",
     (8, 12, True): "double, float64_t",
     (16, 13, True): "long double",

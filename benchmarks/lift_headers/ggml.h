@@ -120,5 +120,7 @@ typedef int8x16x4_t ggml_int8x16x4_t;
 #define ggml_vld1q_s8_x4 vld1q_s8_x4
 #define ggml_vqtbl1q_s8 vqtbl1q_s8
 #define ggml_vqtbl1q_u8 vqtbl1q_u8
+#define ggml_vld1q_u32(w, x, y, z)                                  \
+  vcombine_u32(vcreate_u32((w) + ((uint64_t)(x) << 32)), vcreate_u32((y) + ((uint64_t)(z) << 32)))
 #define ggml_vdotq_s32(a, b, c) vdotq_s32(a, b, c)
 #endif

@@ -12,5 +12,4 @@
 #include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
-typedef struct { void *unused; } DataLoader;
-typedef struct { void *unused; } Tokenizer_;
+typedef struct { size_t num_tokens; int *inputs; int *targets; size_t num_batches; } DataLoader;

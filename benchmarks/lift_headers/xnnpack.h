@@ -58,6 +58,7 @@ union xnn_qs8_vprelu_scalar_params {
 };
 static inline float math_min_f32(float a, float b) { return b < a ? b : a; }
 static inline float math_max_f32(float a, float b) { return b < a ? a : b; }
+static inline float math_muladd_f32(float x, float y, float acc) { return x * y + acc; }
 static inline int32_t math_min_s32(int32_t a, int32_t b) { return a < b ? a : b; }
 static inline int32_t math_max_s32(int32_t a, int32_t b) { return a > b ? a : b; }
 static inline size_t math_min_sz(size_t a, size_t b) { return a < b ? a : b; }
@@ -72,6 +73,11 @@ static inline int32_t unaligned_load_s32(const void* p) { int32_t v; memcpy(&v, 
 static inline uint64_t unaligned_load_u64(const void* p) { uint64_t v; memcpy(&v, p, 8); return v; }
 static inline uint32_t unaligned_load_u32(const void* p) { uint32_t v; memcpy(&v, p, 4); return v; }
 static inline uint16_t unaligned_load_u16(const void* p) { uint16_t v; memcpy(&v, p, 2); return v; }
+static inline int32_t unaligned_indexed_load_s32(const void* p, size_t i) {
+  int32_t v;
+  memcpy(&v, (const char*)p + 4 * i, 4);
+  return v;
+}
 static inline void unaligned_store_u32(void* p, uint32_t v) { memcpy(p, &v, 4); }
 static inline void unaligned_store_u16(void* p, uint16_t v) { memcpy(p, &v, 2); }
 static inline void xnn_prefetch_to_l1(const void* p) { __builtin_prefetch(p); }

@@ -42,11 +42,11 @@ ELEMENTS = {
     "ph": "f16",
     "ss": "f32",
     "sd": "f64",
-    **dict.fromkeys(("si128", "si256", "si512", "si64", "si32", "i128"), "u8"),
+    **dict.fromkeys(("si128", "si256", "si512", "si64", "si32", "si16", "i128"), "u8"),
 }
 NAME = re.compile(
     r"_mm(256|512|)_(maskz_|mask_|)([a-z0-9]+?(?:_[a-z0-9]+)*?)_?"
-    r"(ep[iu](?:8|16|32|64x?)|p[sdh]|s[sd]|si(?:32|64|128|256|512)|i128)?(_mask)?"
+    r"(ep[iu](?:8|16|32|64x?)|p[sdh]|s[sd]|si(?:16|32|64|128|256|512)|i128)?(_mask)?"
 )
 FUSED = {
     "fmadd": lambda v, a, b, c: call("vfma", a, b, c),
@@ -387,7 +387,7 @@ BITS = {"and": "and", "or": "or", "xor": "xor", "andnot": "andnot"}
 
 
 def _store(lanes: Lanes, shape: Shape, args: list[Any]) -> None:
-    bits = {"si32": 32, "si64": 64, "ss": 32, "sd": 64}.get(shape.suffix, shape.bits)
+    bits = {"si16": 16, "si32": 32, "si64": 64, "ss": 32, "sd": 64}.get(shape.suffix, shape.bits)
     elem = {"ss": "f32", "sd": "f64"}.get(shape.suffix, shape.elem)
     to, source = args[0].read_as(elem), args[1].read_as(elem)
     lanes.move(to, source, bits // 8 // SIZES[elem])
@@ -580,6 +580,19 @@ def _permutexvar(index_first: bool) -> Handler:
         )
 
     return handler
+
+
+def _permute_two(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
+    kind = {"f32": "i32", "f64": "i64"}.get(shape.elem, shape.elem)
+    a, b = args[0].read_as(shape.elem), args[2].read_as(shape.elem)
+    at, last = args[1].read_as(kind), shape.count - 1
+
+    def lane(i: Expr) -> Expr:
+        index = op("&", at.item(i), num(last))
+        other = less(op("&", at.item(i), num(shape.count)), 0, "!=")
+        return pick(other, b.item(index), a.item(index))
+
+    return lanes.each(shape.elem, shape.count, lane)
 
 
 def _pairs(left: str, right: str, to: str, saturates: bool = False) -> Handler:
@@ -811,6 +824,7 @@ HANDLERS: dict[str, Handler] = {
     "load_sd": _load_part(8),
     "loadu_si32": _load_part(4),
     "loadu_si64": _load_part(8),
+    "loadu_si16": _load_part(2),
     **dict.fromkeys(("set1", "set_ps1"), _set1),
     "setzero": _zero,
     "undefined": _undefined,
@@ -832,6 +846,7 @@ HANDLERS: dict[str, Handler] = {
     "packus": _pack(_narrow_unsigned),
     "cvtsepi32": lambda lanes, shape, args: _narrowed_lanes(lanes, shape, args, "i32"),
     "cvtsepi16": lambda lanes, shape, args: _narrowed_lanes(lanes, shape, args, "i16"),
+    "permutex2var": lambda lanes, shape, args: _permute_two(lanes, shape, args),
     "permutexvar": _permutexvar(True),
     "permutevar8x32": _permutexvar(False),
     "madd": _pairs("i16", "i16", "i32"),
@@ -857,7 +872,7 @@ HANDLERS: dict[str, Handler] = {
     **{f"insert{k}{s}": _insert_part(256) for k in "fi" for s in ("64x4", "32x8")},
     **{f"broadcast_{k}{s}": _repeat(128) for k in "fi" for s in ("32x4", "64x2")},
     **{f"broadcast_{k}{s}": _repeat(256) for k in "fi" for s in ("64x4", "32x8")},
-    "broadcastsi128": _repeat(128),
+    **dict.fromkeys(("broadcastsi128", "broadcast_ps", "broadcast_pd"), _repeat(128)),
     **dict.fromkeys(("broadcastb", "broadcastw", "broadcastd", "broadcastq"), _first_lane),
     **dict.fromkeys(("broadcastss", "broadcastsd", "broadcast_ss", "broadcast_sd"), _first_lane),
     **{f"reduce_{name}": _reduce(name) for name in ("add", "max", "min", "mul")},
@@ -873,7 +888,7 @@ HANDLERS: dict[str, Handler] = {
     "permute2f128": lambda lanes, shape, args: _permute2(lanes, shape, args),
     "permute2x128": lambda lanes, shape, args: _permute2(lanes, shape, args),
     "ternarylogic": lambda lanes, shape, args: _ternary_logic(lanes, shape, args),
-    "gf2p8affine": lambda lanes, shape, args: _affine(lanes, shape, args),
+    "gf2p8affine_epi64": lambda lanes, shape, args: _affine(lanes, shape, args),
 }
 
 

@@ -8,6 +8,7 @@ unions, casts of pointers and `void *` mean what they mean to a C compiler.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -629,11 +630,21 @@ class Literal:
         return self.load(result) if result is not None else Value(ex.NamedType(name="void"))
 
 
+FLOAT = ex.NamedType(name="float")
+FLOAT_LANES = re.compile(r"_set[r1]?_p[sd]$|_set1_ps$|_n_f32$|_set_ss$")
+"""Intrinsics that make floats of the numbers they are given."""
+
+
+def _is_integer(value: Value) -> bool:
+    found = scalar(value.type)
+    return value.expr is not None and found is not None and not found.floating
+
+
 _HELPER: Any = "helper"
 COMPARISONS = {"EQ_OQ": 0, "LT_OS": 1, "LE_OS": 2, "NEQ_UQ": 4, "GE_OS": 13, "GT_OS": 14}
 COMPARISONS |= {"LT_OQ": 17, "LE_OQ": 18, "GE_OQ": 29, "GT_OQ": 30, "NEQ_OQ": 12, "EQ_OS": 16}
 COMPARISONS = {f"_CMP_{name}": value for name, value in COMPARISONS.items()}
-COMPARISONS |= {"_MM_FROUND_TO_NEAREST_INT": 0, "_MM_FROUND_TO_NEG_INF": 1, "_MM_HINT_T0": 3}
+COMPARISONS |= {"_MM_FROUND_TO_NEAREST_INT": 0, "_MM_FROUND_TO_NEG_INF": 1, "_MM_HINT_T0": 3, "_MM_ROUND_NEAREST": 0}
 COMPARISONS |= {"_MM_FROUND_TO_POS_INF": 2, "_MM_FROUND_TO_ZERO": 3, "_MM_FROUND_NO_EXC": 8}
 """Numbers that the headers of x86 name."""
 DOUBLES = {"M_PI": math.pi, "M_SQRT1_2": math.sqrt(0.5), "M_SQRT2": math.sqrt(2), "M_E": math.e}
@@ -787,7 +798,7 @@ def _join(self: Literal, sign: str, left: Value, right: Value) -> Value:
     found = scalar(type_)
     assert found is not None
     a = self.convert(left, type_).number
-    b = self.convert(right, promote(right.type) if sign in ("<<", ">>") else type_).number
+    b = self.convert(right, type_).number
     if isinstance(a, ex.Int) and isinstance(b, ex.Int):
         known = constant(ex.Binary(op=sign, left=a, right=b), {})
         if known is not None and (element_of(found) == "u32" or _holds(element_of(found), known)):
@@ -895,10 +906,16 @@ def _call(self: Literal, expr: ex.Call) -> Value:
     if rule is None:
         raise refuse(f"a call of {expr.name}")
     args = [self.expr(arg) for arg in expr.args]
+    if FLOAT_LANES.search(expr.name):
+        args = [self.convert(a, FLOAT) if _is_integer(a) else a for a in args]
     made = rule(self.lanes, [a.expr if a.expr is not None else a.at for a in args])
     type_, result = made
     if isinstance(result, Address):
         return Value(type_, at=result.read_as(_memory_element(type_)))
+    found = scalar(type_)
+    if found is not None and not found.floating and result is not None:
+        kind = value_of(element_of(found))
+        result = cast(kind, result)
     return Value(type_, result)
 
 

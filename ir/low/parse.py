@@ -30,7 +30,6 @@ UNSUPPORTED: dict[str, tuple[str, str]] = {
     "default": ("default", "use if and else"),
     "enum": ("enum", "use static const int"),
     "extern": ("extern", "define the function here, or call one the target's tables know"),
-    "register": ("register", "leave it out"),
     "volatile": ("volatile", "kernels work on plain memory; leave it out"),
     "auto": ("auto", "write the type"),
     **dict.fromkeys(("asm", "__asm__", "__asm"), ("inline assembly", "use intrinsics")),
@@ -53,18 +52,28 @@ class Prelude:
     items: tuple[Node, ...]
 
 
-def parse_low(source: Source, *, defines: str = "") -> low.Unit:
+Include = Callable[[str], str | None]
+
+
+def no_header(name: str) -> str | None:
+    """Return that no header is at hand."""
+    return None
+
+
+def parse_low(source: Source, *, defines: str = "", include: Include = no_header) -> low.Unit:
     """Parse `source`; `defines` is a prelude: macros, typedefs, structs and functions it may use.
+
+    `include` gives the text of a header by its name, None for one that is known otherwise.
 
     Raises SyntaxDiagnostic with all faults found, in text order. Nothing is checked beyond syntax:
     see `verify_low`.
     """
     prelude = Prelude({}, set(), None, ())
     if defines:
-        prelude = _parse_text(Source("<prelude>", defines), prelude)
+        prelude = _parse_text(Source("<prelude>", defines), prelude, include)
         items = tuple(without_spans(item) for item in prelude.items)
         prelude = Prelude(prelude.macros, prelude.types, prelude.builder, items)
-    parsed = _parse_text(source, prelude)
+    parsed = _parse_text(source, prelude, include)
     return low.Unit(items=(*prelude.items, *parsed.items))
 
 
@@ -85,7 +94,7 @@ class Pieces:
     _builder: Builder | None = None
     _parsed: dict[str, low.Function] = field(default_factory=dict)
 
-    def add(self, source: Source, include: Callable[[str], str | None]) -> None:
+    def add(self, source: Source, include: Include = no_header) -> None:
         """Read one text after those before it."""
         reporter = Reporter(source)
         self._builder = self._builder or Builder(reporter)
@@ -182,13 +191,13 @@ def without_spans(node: Node) -> Node:
     return replace(node.map_children(without_spans), span=NO_SPAN)
 
 
-def _parse_text(source: Source, prelude: Prelude) -> Prelude:
+def _parse_text(source: Source, prelude: Prelude, include: Include) -> Prelude:
     reporter = Reporter(source)
     macros, types = dict(prelude.macros), set(prelude.types)
     builder = Builder(reporter)
     if prelude.builder:
         builder.typedefs.update(prelude.builder.typedefs)
-    tokens = _tokens(source.text, reporter, macros, types)
+    tokens = _tokens(source.text, reporter, macros, types, include)
     unit = _Run(reporter, builder, "unit").parse(tokens)
     reporter.finish()
     assert isinstance(unit, low.Unit)
@@ -196,9 +205,13 @@ def _parse_text(source: Source, prelude: Prelude) -> Prelude:
 
 
 def _tokens(
-    text: str, reporter: Reporter, macros: dict[str, Macro], types: set[str]
+    text: str,
+    reporter: Reporter,
+    macros: dict[str, Macro],
+    types: set[str],
+    include: Include = no_header,
 ) -> Sequence[Token]:
-    found = preprocess(text, reporter, macros, _evaluate)
+    found = preprocess(text, reporter, macros, _evaluate, include)
     return list(classify(found, types))
 
 

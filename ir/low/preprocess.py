@@ -39,6 +39,7 @@ _BUILT_IN = (
     ("_Pragma", ("x",), ""),
     ("__builtin_expect", ("x", "y"), "(x)"),
     ("__builtin_assume_aligned", ("x", "y"), "(x)"),
+    ("_MM_SHUFFLE", ("z", "y", "x", "w"), "(((z) << 6) | ((y) << 4) | ((x) << 2) | (w))"),
     ("INT32_C", ("x",), "((int32_t)(x))"),
     ("INT64_C", ("x",), "((int64_t)(x))"),
     ("UINT32_C", ("x",), "((uint32_t)(x))"),
@@ -48,6 +49,9 @@ _BUILT_IN = (
 
 Alignment may be dropped: every array is printed with the alignment of a cache line.
 """
+
+_WITHOUT_EFFECT = ("register", "__extension__")
+"""Words that change nothing that a kernel computes."""
 
 TUNE = re.compile(r"dovetail\s+tune\s*\(\s*([A-Za-z_]\w*)\s+in\s+(\d+)\s*\.\.\s*(\d+)\s*\)\s*")
 """`#pragma dovetail tune(NAME in 1..6)`: name, first and last value."""
@@ -81,6 +85,7 @@ class Preprocessor:
         """Return the tokens of `text` after preprocessing; faults go to the reporter."""
         if not self.macros:
             self.macros.update(_built_in(*row) for row in _BUILT_IN)
+            self.macros.update((word, Macro(word, None, ())) for word in _WITHOUT_EFFECT)
         self._read(text)
         for _, _, opener in self._conditions:
             self._report("low-conditional", "this conditional has no #endif", opener)

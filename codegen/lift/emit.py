@@ -7,11 +7,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from dovetail.codegen.lift.types import Names
-from dovetail.ir.expr import Binary, Call, Cast, Expr, Index, Int, Name, NamedType, PointerType, Unary
+from dovetail.ir.expr import (
+    Binary,
+    Call,
+    Cast,
+    Expr,
+    Index,
+    Int,
+    Name,
+    NamedType,
+    PointerType,
+    Unary,
+)
 from dovetail.ir.expr import Ternary as Ternary_
 from dovetail.ir.high import nodes as high
 
 VL = Name(id="VL")
+NOTHING = Int(value=0)
 
 
 def num(value: int) -> Expr:
@@ -62,7 +74,7 @@ class Address:
 
     base: Expr
     elem: str
-    at: Expr = Int(value=0)
+    at: Expr = NOTHING
 
     def moved(self, count: Expr | int, sign: str = "+") -> Address:
         """Return the address some elements further."""
@@ -137,9 +149,7 @@ class Writer:
         with self.inside() as inner:
             body(Name(id=var))
         self.out.append(
-            high.For(
-                kind=kind, var=var, start=num(0), stop=stop, step=num(1), body=tuple(inner)
-            )
+            high.For(kind=kind, var=var, start=num(0), stop=stop, step=num(1), body=tuple(inner))
         )
 
     def branch(self, cond: Expr, then: Sequence[high.Stmt], other: Sequence[high.Stmt]) -> None:

@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from dovetail.codegen.lift.emit import VL, Address, Writer, call, cast, num, op, pick
 from dovetail.codegen.lift.types import refuse
 from dovetail.ir.expr import Binary, Call, Expr, Float, Int, Name, Type, Unary
-from dovetail.ir.high import nodes as high
 
 SIZES = {"i8": 1, "u8": 1, "i16": 2, "u16": 2, "f16": 2, "i32": 4, "u32": 4, "f32": 4}
 SIZES |= {"i64": 8, "f64": 8}
 WORKS_IN = {"i8": "i32", "u8": "i32", "i16": "i32", "u16": "i32"}
 Arg = Expr | Address
 Made = tuple[Type, Expr | Address | None]
-Rule = Callable[["Lanes", list[Arg]], Made]
+Rule = Callable[["Lanes", list[Any]], Made]
 JOINED = {"+": "vadd", "-": "vsub", "*": "vmul", "/": "vdiv"}
 
 
@@ -78,6 +78,19 @@ class Lanes:
     def calls(self, name: str, count: int, *args: Address) -> Address:
         """Return a builtin of f32 vectors applied to vectors."""
         return self.floats(count, lambda load: call(name, *(load(a) for a in args)))
+
+    def clear(self, to: Address, count: int) -> None:
+        """Write zeros."""
+        zero: Expr = Float(value=0.0) if to.elem in ("f32", "f64") else num(0)
+        self.w.loop(count, lambda i: self.w.set(to.item(i), zero))
+
+    def saturate(self, to: Address, source: Address, count: int) -> None:
+        """Write lanes, held in the range of narrower ones."""
+        self.w.loop(count, lambda i: self.put(to, i, saturate(source.item(i), to.elem)))
+
+    def deal(self, to: Address, source: Address, count: int, step: int) -> None:
+        """Write every `step`-th element."""
+        self.w.loop(count, lambda i: self.put(to, i, source.item(op("*", i, step))))
 
     def move(self, to: Address, source: Address, count: int) -> None:
         """Write a copy of elements."""
@@ -204,6 +217,3 @@ def find_rule(name: str) -> Rule | None:
 @cache
 def _found(name: str, tables: tuple[Callable[[str], Rule | None], ...]) -> Rule | None:
     return next((rule for table in tables if (rule := table(name)) is not None), None)
-
-
-__all__ = ["BINARY", "COMPARED", "Lanes", "find_rule", "high"]

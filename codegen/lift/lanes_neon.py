@@ -1,6 +1,6 @@
 """The meaning of NEON intrinsics by the pattern of their names, for 64 and 128 bits.
 
-`vmlal_high_s16` is `v`, operation, `q` for 128 bits, a form (`_n`, `_lane`, `_high`) and an element.
+`vmlal_high_s16` is `v`, operation, `q` for 128 bits, a form (`_n`, `_lane`, `_high`), an element.
 In: a name. Out: the rule that writes it, or None.
 """
 
@@ -25,7 +25,8 @@ from dovetail.codegen.lift.lanes import (
     minus,
     saturate,
 )
-from dovetail.codegen.lift.lanes_x86 import round_lanes
+from dovetail.codegen.lift.x86_lanes import round_lanes
+from dovetail.codegen.lift.x86_whole import load_halves
 from dovetail.ir.expr import Expr, Float, NamedType, Unary
 
 VOID = NamedType(name="void")
@@ -57,7 +58,9 @@ def scalar_type(kind: str) -> NamedType:
 class Shape:
     """The element, and the lanes of the register that the name speaks of."""
 
-    def __init__(self, kind: str, wide: bool, high: bool, form: str, other: str, group: int) -> None:
+    def __init__(
+        self, kind: str, wide: bool, high: bool, form: str, other: str, group: int
+    ) -> None:
         self.kind, self.high, self.form, self.other, self.group = kind, high, form, other, group
         self.elem = ELEMENTS[kind]
         self.bits = 128 if wide else 64
@@ -65,10 +68,12 @@ class Shape:
 
     @property
     def wider(self) -> str:
+        """The kind of lanes twice as wide."""
         return self.kind[0] + WIDER[self.kind[1:]]
 
     @property
     def narrower(self) -> str:
+        """The kind of lanes half as wide."""
         return self.kind[0] + {"64": "32", "32": "16", "16": "8"}[self.kind[1:]]
 
     def upper(self, at: Address) -> Address:
@@ -76,6 +81,7 @@ class Shape:
         return at.moved(8 // SIZES[at.elem]) if self.high else at
 
     def same(self, made: Address) -> Made:
+        """Return a vector of the register that the name speaks of."""
         return vec(self.kind, self.count), made
 
 
@@ -109,7 +115,7 @@ def neon_rule(name: str) -> Rule | None:
 
 
 def _operands(lanes: Lanes, shape: Shape, args: list[Any]) -> list[Any]:
-    """Return the operands; a lane or a number of the `_lane` and `_n` forms stands for all lanes."""
+    """Return the operands; the lane that a `_lane` form names stands for all lanes."""
     if shape.form in ("_lane", "_laneq"):
         lane = args[-2].read_as(shape.elem).item(integer_at(args[-1]))
         kept = lanes.w.temporary(lane, WORKS_IN.get(shape.elem, shape.elem), "lane")
@@ -124,13 +130,15 @@ def _elementwise(lane: Callable[..., Expr], fused: str = "") -> Handler:
             for a in _operands(lanes, shape, args)
         ]
         if shape.elem == "f32" and fused:
-            order = {"vfma": (1, 2, 0), "vfnma": (1, 2, 0)}.get(fused, range(len(held)))
+            order: Any = {"vfma": (1, 2, 0), "vfnma": (1, 2, 0)}.get(fused, range(len(held)))
             return lanes.floats(
                 shape.count,
                 lambda load: call(
                     fused,
                     *(
-                        load(held[k]) if isinstance(held[k], Address) else call("vbroadcast", held[k])
+                        load(held[k])
+                        if isinstance(held[k], Address)
+                        else call("vbroadcast", held[k])
                         for k in order
                     ),
                 ),
@@ -263,11 +271,7 @@ def _load_apart(ways: int) -> Handler:
         source = args[0].read_as(shape.elem)
         out = lanes.new(shape.elem, shape.count * ways)
         for k in range(ways):
-            to = out.moved(k * shape.count)
-            lanes.w.loop(
-                shape.count,
-                lambda i, to=to, k=k: lanes.put(to, i, source.item(op("+", op("*", i, ways), k))),
-            )
+            lanes.deal(out.moved(k * shape.count), source.moved(k), shape.count, ways)
         return _group(shape), out
 
     return handler
@@ -322,13 +326,11 @@ def _reinterpret(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
 def _convert(lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
     source, a = ELEMENTS[shape.other], args[0].read_as(ELEMENTS[shape.other])
     if shape.elem == "f16":
-        made = lanes.each("f16", 4, lambda i: a.item(i))
+        made = lanes.each("f16", 4, a.item)
         return vec("f16", 4), made
     if source == "f16":
-        from dovetail.codegen.lift.lanes_x86 import _load_halves  # noqa: PLC0415
-
         a = shape.upper(a)
-        return vec("f32", 4), lanes.floats(4, lambda load: _load_halves(load, a))
+        return vec("f32", 4), lanes.floats(4, lambda load: load_halves(load, a))
     count = shape.count
     if shape.form == "_n":
         raise_n = 2.0 ** integer_at(args[1])
@@ -337,7 +339,9 @@ def _convert(lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
             return shape.same(
                 lanes.each("f32", count, lambda i: op("*", cast("f32", a.item(i)), factor))
             )
-        return shape.same(lanes.each(shape.elem, count, lambda i: cast(shape.elem, op("*", a.item(i), factor))))
+        return shape.same(
+            lanes.each(shape.elem, count, lambda i: cast(shape.elem, op("*", a.item(i), factor)))
+        )
     return shape.same(lanes.each(shape.elem, count, lambda i: cast(shape.elem, a.item(i))))
 
 
@@ -396,7 +400,7 @@ def _dot(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
     fixed = integer_at(args[3]) if shape.form else None
 
     def lane(i: Expr) -> Expr:
-        made = acc.item(i)
+        made: Expr = acc.item(i)
         for k in range(4):
             j = op("+", op("*", i, 4), k)
             other = num(4 * fixed + k) if fixed is not None else j
@@ -412,7 +416,7 @@ def _mmla(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
 
     def lane(i: Expr) -> Expr:
         row, column = op(">>", i, num(1)), op("&", i, num(1))
-        made = acc.item(i)
+        made: Expr = acc.item(i)
         for k in range(8):
             x, y = op("+", op("*", row, 8), k), op("+", op("*", column, 8), k)
             made = op("+", made, op("*", a.item(x), b.item(y)))
@@ -515,7 +519,9 @@ def _shift_fixed(sign: str) -> Handler:
 
 
 def _rounded_shift(shape: Shape, a: Expr, n: Expr) -> Expr:
-    down = op(">>", op("+", cast("i64", a), op("<<", cast("i64", num(1)), op("-", minus(n), 1))), minus(n))
+    down = op(
+        ">>", op("+", cast("i64", a), op("<<", cast("i64", num(1)), op("-", minus(n), 1))), minus(n)
+    )
     return pick(less(n, 0), down, op("<<", cast("i64", a), n))
 
 
@@ -588,9 +594,18 @@ HANDLERS: dict[str, Handler] = {
     "orn": _bitwise(lambda a, b: op("|", a, Unary(op="~", operand=b))),
     "mvn": _bitwise(lambda a: Unary(op="~", operand=a)),
     "bsl": _bitwise(_select),
-    **{f"c{n}": _mask(s) for n, s in (("eq", "=="), ("gt", ">"), ("ge", ">="), ("lt", "<"), ("le", "<="))},
-    **{f"c{n}z": _mask(s, with_zero=True) for n, s in (("eq", "=="), ("gt", ">"), ("ge", ">="), ("lt", "<"), ("le", "<="))},
-    **{f"ca{n}": _mask(s, absolute=True) for n, s in (("gt", ">"), ("ge", ">="), ("lt", "<"), ("le", "<="))},
+    **{
+        f"c{n}": _mask(s)
+        for n, s in (("eq", "=="), ("gt", ">"), ("ge", ">="), ("lt", "<"), ("le", "<="))
+    },
+    **{
+        f"c{n}z": _mask(s, with_zero=True)
+        for n, s in (("eq", "=="), ("gt", ">"), ("ge", ">="), ("lt", "<"), ("le", "<="))
+    },
+    **{
+        f"ca{n}": _mask(s, absolute=True)
+        for n, s in (("gt", ">"), ("ge", ">="), ("lt", "<"), ("le", "<="))
+    },
     **dict.fromkeys(("movl",), _widen),
     "mull": _widening(lambda a, b: op("*", a, b)),
     "mlal": _widening(lambda acc, a, b: op("+", acc, op("*", a, b)), kept=1),
@@ -633,7 +648,11 @@ HANDLERS: dict[str, Handler] = {
     "zip": _interleave(_zip, both=True),
     "uzp": _interleave(_unzip, both=True),
     "trn": _interleave(_transpose, both=True),
-    **{f"{n}{k + 1}": _fixed(f, k) for n, f in (("zip", _zip), ("uzp", _unzip), ("trn", _transpose)) for k in (0, 1)},
+    **{
+        f"{n}{k + 1}": _fixed(f, k)
+        for n, f in (("zip", _zip), ("uzp", _unzip), ("trn", _transpose))
+        for k in (0, 1)
+    },
     **{f"rev{b}": _reverse(b) for b in (16, 32, 64)},
     "qtbl1": _table(16),
     "qtbl2": _table(32),

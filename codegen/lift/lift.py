@@ -90,7 +90,9 @@ def _as_it_stands(
         made = Literal(functions, layout, tables).kernel(functions[function])
     except SpecError as error:
         second = str(error).removeprefix(REFUSED)
-        raise refuse(second if second == why else f"{second} (and not by its meaning: {why})") from None
+        raise refuse(
+            second if second == why else f"{second} (and not by its meaning: {why})"
+        ) from None
     signed = rewrite_node(made, [(ex.Int, spell_number), (ex.Float, spell_number)])
     assert isinstance(signed, high.Function)
     note = f"written out as it stands, because {why}"
@@ -99,9 +101,7 @@ def _as_it_stands(
     return whole
 
 
-def _understood(
-    unit: low.Unit, functions: dict[str, low.Function], function: str
-) -> high.Unit:
+def _understood(unit: low.Unit, functions: dict[str, low.Function], function: str) -> high.Unit:
     """Return the kernel with loops as vector loops, and helpers as @inline functions."""
     lifter = _Lifter(unit, functions, _intrinsics())
     called = [functions[name] for name in lifter.called(functions[function])]

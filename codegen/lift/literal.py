@@ -1,8 +1,8 @@
 """C as it stands: every variable, address and vector of a function, written out in the high IR.
 
 The last way to lift: nothing is proved and nothing made independent of the vector width. Vectors
-become arrays of their lanes, which operations fill in loops; memory is bytes at offsets, so structs,
-unions, casts of pointers and `void *` mean what they mean to a C compiler.
+become arrays of their lanes, which operations fill in loops; memory is bytes at offsets, so
+structs, unions, casts of pointers and `void *` mean what they mean to a C compiler.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Literal:
     scopes: list[dict[str, Variable]] = field(default_factory=lambda: [{}])
     addressed: set[str] = field(default_factory=set)
     active: list[str] = field(default_factory=list)
-    steps: list[ex.Expr | None] = field(default_factory=list)  # of the loops around
+    steps: list[Any] = field(default_factory=list)  # of the loops around
     results: list[Variable | None] = field(default_factory=list)  # of the helpers around
     tables: dict[str, Variable] = field(default_factory=dict)
     prologue: list[high.Stmt] = field(default_factory=list)  # fills the tables
@@ -181,14 +181,18 @@ class Literal:
 
     def leave_early(self, stmt: low.If, rest: Sequence[low.Stmt]) -> None:
         """Translate `if (c) return x; rest` of a helper: the rest becomes the other arm."""
-        if self.steps and any(s is not None for s in self.steps[-1:]) and self.steps[-1] != "helper":
+        if self.steps and self.steps[-1] != _HELPER:
             raise refuse("a helper that returns inside a loop")
         then, other = list(stmt.then.body), list(stmt.other.body) if stmt.other else []
         if not _ends(then):
             then += rest
         if not _ends(other):
             other += rest
-        self.statement(low.If(cond=stmt.cond, then=low.Block(body=tuple(then)), other=low.Block(body=tuple(other))))
+        self.statement(
+            low.If(
+                cond=stmt.cond, then=low.Block(body=tuple(then)), other=low.Block(body=tuple(other))
+            )
+        )
 
     def statement(self, stmt: low.Stmt) -> None:
         """Translate one statement."""
@@ -228,15 +232,12 @@ class Literal:
         elif isinstance(type_, ex.PointerType) and name not in self.addressed:
             elem = pointee_element(type_.of)
             made = Variable(type_, self.names.declare(name, f"ptr[{elem}]"))
-            start = self.convert(value, type_).address.pointer() if value else None
-            if start is not None:
-                self.w.set(ex.Name(id=made.name), start)
+            if value is not None:
+                self.w.set(ex.Name(id=made.name), self.convert(value, type_).address.pointer())
             else:
                 kind_ = ex.PointerType(of=ex.NamedType(name=elem))
                 self.w.out.append(
-                    high.Assign(
-                        target=ex.Name(id=made.name), value=ex.Name(id="null"), type=kind_
-                    )
+                    high.Assign(target=ex.Name(id=made.name), value=ex.Name(id="null"), type=kind_)
                 )
         else:
             made = self.declare_memory(name, type_)
@@ -247,7 +248,7 @@ class Literal:
         return made
 
     def declare_memory(self, name: str, type_: ex.Type) -> Variable:
-        """Declare a variable that is memory: arrays, structs, vectors, what has its address taken."""
+        """Declare a variable that is memory: an array, struct, vector, what has an address."""
         inner = type_
         while isinstance(inner, ex.ArrayType):
             inner = inner.of
@@ -285,7 +286,8 @@ class Literal:
         fields = self.layout.fields(type_)
         bytes_ = at.read_as("u8")
         self.w.loop(self.layout.size(type_), lambda i: self.w.set(bytes_.item(i), num(0)))
-        for (offset, kind), item in zip(fields.values(), init.items, strict=False):
+        for (offset, declared), item in zip(fields.values(), init.items, strict=False):
+            kind = declared
             if isinstance(kind, ex.ArrayType) and kind.size is None:
                 kind = replace(kind, size=ex.Int(value=len(getattr(item, "items", ()))))
             self.fill(self.field(at, offset, kind), kind, item)
@@ -436,6 +438,7 @@ class Literal:
         raise refuse("an assignment to this")
 
     def lane(self, base: Value, index: Value) -> Variable:
+        """Return the place of a lane of a vector."""
         shape = vector(base.type)
         assert shape is not None
         lane = ex.NamedType(name=shape.lane or "long long")
@@ -519,7 +522,9 @@ class Literal:
         """Return whether an expression is not 0."""
         if isinstance(expr, ex.Unary) and expr.op == "!":
             inner = self.condition(expr.operand)
-            return inner.operand if isinstance(inner, ex.Unary) and inner.op == "!" else negated(inner)
+            return (
+                inner.operand if isinstance(inner, ex.Unary) and inner.op == "!" else negated(inner)
+            )
         if isinstance(expr, ex.Binary) and expr.op in ("&&", "||"):
             return self.short_circuit(expr)
         if isinstance(expr, ex.Binary) and expr.op in ex.COMPARISONS:
@@ -588,8 +593,10 @@ class Literal:
         kind = value_of(elem)
         if isinstance(made, ex.Int) and wanted.floating:
             return Value(type_, ex.Float(value=float(made.value)))
-        if isinstance(made, ex.Float) and wanted.floating and not (
-            kind == "f32" and value_of(had) == "f64"
+        if (
+            isinstance(made, ex.Float)
+            and wanted.floating
+            and not (kind == "f32" and value_of(had) == "f64")
         ):
             return Value(type_, made if kind == value_of(had) else cast(kind, made))
         if isinstance(made, ex.Int) and not source.floating and _holds(elem, made.value):
@@ -644,7 +651,12 @@ _HELPER: Any = "helper"
 COMPARISONS = {"EQ_OQ": 0, "LT_OS": 1, "LE_OS": 2, "NEQ_UQ": 4, "GE_OS": 13, "GT_OS": 14}
 COMPARISONS |= {"LT_OQ": 17, "LE_OQ": 18, "GE_OQ": 29, "GT_OQ": 30, "NEQ_OQ": 12, "EQ_OS": 16}
 COMPARISONS = {f"_CMP_{name}": value for name, value in COMPARISONS.items()}
-COMPARISONS |= {"_MM_FROUND_TO_NEAREST_INT": 0, "_MM_FROUND_TO_NEG_INF": 1, "_MM_HINT_T0": 3, "_MM_ROUND_NEAREST": 0}
+COMPARISONS |= {
+    "_MM_FROUND_TO_NEAREST_INT": 0,
+    "_MM_FROUND_TO_NEG_INF": 1,
+    "_MM_HINT_T0": 3,
+    "_MM_ROUND_NEAREST": 0,
+}
 COMPARISONS |= {"_MM_FROUND_TO_POS_INF": 2, "_MM_FROUND_TO_ZERO": 3, "_MM_FROUND_NO_EXC": 8}
 """Numbers that the headers of x86 name."""
 DOUBLES = {"M_PI": math.pi, "M_SQRT1_2": math.sqrt(0.5), "M_SQRT2": math.sqrt(2), "M_E": math.e}
@@ -769,7 +781,7 @@ def _unary(self: Literal, expr: ex.Unary) -> Value:
         return Value(INT, cast("i32", negated(self.condition(expr.operand))))
     value = self.expr(expr.operand)
     if vector(value.type) and expr.op == "-":
-        return self.lanes_of("-", Value(INT, num(0)), value)
+        return _lanes_of(self, "-", Value(INT, num(0)), value)
     type_ = promote(value.type)
     made = self.convert(value, type_).number
     if isinstance(made, ex.Int):
@@ -784,14 +796,14 @@ def _binary(self: Literal, expr: ex.Binary) -> Value:
     if expr.op in ("&&", "||") or expr.op in ex.COMPARISONS:
         known = constant(expr, {})
         return Value(INT, num(known) if known is not None else cast("i32", self.condition(expr)))
-    return self.join(expr.op, self.expr(expr.left), self.expr(expr.right))
+    return _join(self, expr.op, self.expr(expr.left), self.expr(expr.right))
 
 
 def _join(self: Literal, sign: str, left: Value, right: Value) -> Value:
     if vector(left.type) or vector(right.type):
-        return self.lanes_of(sign, left, right)
+        return _lanes_of(self, sign, left, right)
     if left.at is not None or right.at is not None:
-        return self.join_addresses(sign, left, right)
+        return _join_addresses(self, sign, left, right)
     type_ = combine(sign, left.type, right.type)
     if type_ is None:
         raise refuse(f"`{sign}` on these")
@@ -886,30 +898,32 @@ def _ternary(self: Literal, expr: ex.Ternary) -> Value:
         second.append(high.Assign(target=made, value=b))
         self.w.branch(cond, first, second)
         return Value(type_, made)
-    return Value(type_, at=Address(pick(cond, a, b), elem)) if elem else Value(type_, pick(cond, a, b))
+    return (
+        Value(type_, at=Address(pick(cond, a, b), elem)) if elem else Value(type_, pick(cond, a, b))
+    )
 
 
 def _call(self: Literal, expr: ex.Call) -> Value:
     if expr.name in self.functions:
         return self.call_helper(self.functions[expr.name], expr.args)
     if expr.name in MEMORY:
-        return self.memory(expr)
+        return _memory(self, expr)
     if expr.name in ASIDE:
         for arg in expr.args[:1]:
             self.w.do(call("prefetch", self.expr(arg).address.pointer()))
         return Value(ex.NamedType(name="void"))
     if expr.name in MATH:
-        return self.math(expr)
+        return _math(self, expr)
     if expr.name in _TESTS:
-        return self.test_number(expr)
+        return _test_number(self, expr)
     rule = find_rule(expr.name)
     if rule is None:
         raise refuse(f"a call of {expr.name}")
     args = [self.expr(arg) for arg in expr.args]
     if FLOAT_LANES.search(expr.name):
         args = [self.convert(a, FLOAT) if _is_integer(a) else a for a in args]
-    made = rule(self.lanes, [a.expr if a.expr is not None else a.at for a in args])
-    type_, result = made
+    given = [a.expr if a.expr is not None else a.address for a in args]
+    type_, result = rule(self.lanes, given)
     if isinstance(result, Address):
         return Value(type_, at=result.read_as(_memory_element(type_)))
     found = scalar(type_)
@@ -938,7 +952,9 @@ def cast_i64(size: ex.Expr) -> ex.Expr:
 
 def _math(self: Literal, expr: ex.Call) -> Value:
     name = expr.name
-    type_ = ex.NamedType(name="int" if name == "abs" else "float" if name.endswith("f") else "double")
+    type_ = ex.NamedType(
+        name="int" if name == "abs" else "float" if name.endswith("f") else "double"
+    )
     args = tuple(self.convert(self.expr(arg), type_).number for arg in expr.args)
     return Value(type_, call(MATH[name], *args))
 
@@ -978,7 +994,7 @@ def _assign(self: Literal, expr: low.Assign) -> Value:
     place = self.place(expr.target)
     value = self.expr(expr.value)
     if expr.op != "=":
-        value = self.join(expr.op[:-1], self.load(place), value)
+        value = _join(self, expr.op[:-1], self.load(place), value)
     self.assign(place, value)
     return self.load(place)
 
@@ -995,7 +1011,7 @@ def _step(self: Literal, expr: low.Step) -> Value:
             assert found is not None
             kept = self.w.temporary(old.number, value_of(element_of(found)))
             kept_value = Value(old.type, kept)
-    self.assign(place, self.join(expr.op[0], old, Value(INT, num(1))))
+    self.assign(place, _join(self, expr.op[0], old, Value(INT, num(1))))
     return self.load(place) if expr.prefix else kept_value
 
 
@@ -1010,13 +1026,6 @@ def _sizeof(self: Literal, expr: low.SizeOf) -> Value:
 def _comma(self: Literal, expr: low.Comma) -> Value:
     return [self.expr(item) for item in expr.items][-1]
 
-
-Literal.join = _join  # type: ignore[attr-defined]
-Literal.join_addresses = _join_addresses  # type: ignore[attr-defined]
-Literal.lanes_of = _lanes_of  # type: ignore[attr-defined]
-Literal.memory = _memory  # type: ignore[attr-defined]
-Literal.test_number = _test_number  # type: ignore[attr-defined]
-Literal.math = _math  # type: ignore[attr-defined]
 
 _RULES: dict[type[ex.Expr], Callable[[Literal, Any], Value]] = {
     ex.Int: _int,

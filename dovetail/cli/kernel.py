@@ -20,12 +20,10 @@ import typer
 from dovetail.cli.options import AsJson
 from dovetail.cli.report import CHECK_FAILED, show_report, writing
 from dovetail.errors import ScheduleError, SpecError, SyntaxDiagnostic
-from dovetail.ir.diagnostics import Diagnostic, Source, Span
+from dovetail.ir.diagnostics import Diagnostic, Source
 from dovetail.ir.files import write_whole
 
 if TYPE_CHECKING:
-    from lark import Token
-
     from dovetail.codegen.isa.target import Target
     from dovetail.codegen.library import BuiltLibrary
     from dovetail.ir.high import nodes as high
@@ -345,9 +343,7 @@ def write_library(built: BuiltLibrary, output: Path) -> None:
         work.rename(output)
 
 
-def lift_source(
-    source: Source, around: Around, functions: tuple[str, ...] = ()
-) -> high.Unit:
+def lift_source(source: Source, around: Around, functions: tuple[str, ...] = ()) -> high.Unit:
     """Return the high IR of C functions, by default of those that no other of the text calls.
 
     Raises:

@@ -5,7 +5,6 @@ import pytest
 
 from dovetail.codegen.lift import lift
 from dovetail.ir.diagnostics import Source
-from dovetail.ir.errors import SpecError
 from dovetail.ir.low.parse import parse_low
 from tests.codegen.lift.native import EACH, lifted, run_lifted, run_original
 from tests.codegen.lift.native import NATIVE as HERE

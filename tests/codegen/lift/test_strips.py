@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from dovetail.codegen.lift import lift
-from dovetail.ir.errors import SpecError
 from dovetail.ir.high.print import print_high
 from tests.codegen.lift.native import EACH, NATIVE, both, lifted, parsed
 from tests.codegen.lift.test_scalar import SIZES, draw, loops

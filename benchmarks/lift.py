@@ -430,6 +430,8 @@ def measure(path: Path, builds: bool, only: str = "") -> list[Row]:
             row.way = "literal" if literal else "by meaning"
             if builds:
                 row.compared = compare(path, setting, function, unit, row)
+                if row.compared != "same":
+                    print(f"  {name}: {row.compared}", flush=True)
         except SyntaxDiagnostic as error:
             row.reason = error.diagnostics[0].message
         except DovetailError as error:

@@ -28,6 +28,7 @@ from pathlib import Path
 import numpy as np
 
 from dovetail.cli.kernel import Around, read_pieces
+from dovetail.codegen.catalog import resolve_imports
 from dovetail.codegen.lift import lift_function
 from dovetail.codegen.lower import lower
 from dovetail.codegen.targets import TARGETS
@@ -429,7 +430,7 @@ def measure(path: Path, builds: bool, only: str = "") -> list[Row]:
             literal = any(note.startswith("written out") for note in unit.notes)
             row.way = "literal" if literal else "by meaning"
             if builds:
-                row.compared = compare(path, setting, function, unit, row)
+                row.compared = compare(path, setting, function, resolve_imports(unit), row)
                 if row.compared != "same":
                     print(f"  {name}: {row.compared}", flush=True)
         except SyntaxDiagnostic as error:

@@ -60,11 +60,11 @@ ROOMS = (  # of the runtime, and its flat files: each imports only what stands b
 CORE = ("native", "schedule", "engine", "accel", "child", "group")
 """Rooms that are thin: who reads how a token is made reads these."""
 LINES = {
-    "dovetail": 5_950,
+    "dovetail": 6_000,
     "compiler": 14_400,
-    "codegen": 14_200,
+    "codegen": 17_900,
     "topology": 3_700,
-    "ir": 9_900,
+    "ir": 10_100,
     "runtime": 36_500,
     "runtime/machine": 850,
     "runtime/schedule": 3_100,

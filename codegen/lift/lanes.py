@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from dovetail.codegen.lift.emit import VL, Address, Writer, call, cast, num, op, pick
@@ -204,16 +203,3 @@ BINARY: dict[str, Callable[[Expr, Expr], Expr]] = {
 }
 """Operations on two lanes whose result has the lanes' type."""
 COMPARED = {"eq": "==", "gt": ">", "ge": ">=", "lt": "<", "le": "<=", "neq": "!="}
-
-
-def find_rule(name: str) -> Rule | None:
-    """Return what an intrinsic writes, None for a function that is none."""
-    from dovetail.codegen.lift.lanes_neon import neon_rule  # noqa: PLC0415
-    from dovetail.codegen.lift.lanes_x86 import x86_rule  # noqa: PLC0415
-
-    return _found(name, (x86_rule, neon_rule))
-
-
-@cache
-def _found(name: str, tables: tuple[Callable[[str], Rule | None], ...]) -> Rule | None:
-    return next((rule for table in tables if (rule := table(name)) is not None), None)

@@ -25,7 +25,7 @@ from dovetail.codegen.lift.x86_lanes import (
 )
 from dovetail.codegen.lift.x86_named import SPECIAL
 from dovetail.codegen.lift.x86_shape import ELEMENTS, INT, PLAIN, VOID, Handler, Shape, vec
-from dovetail.codegen.lift.x86_whole import HANDLERS
+from dovetail.codegen.lift.x86_table import HANDLERS
 from dovetail.ir.expr import Expr, Float, NamedType
 
 NAME = re.compile(

@@ -139,7 +139,7 @@ def include_folder() -> Path:
                 "/" not in bare
                 and re.match(r"(std|string|assert|math|float|time|ctype|fcntl|unistd)", bare)
             )
-            if known or bare.startswith(("sys/", "omp", "Acc", "riscv", "arm_sve", "cassert")):
+            if known or bare.startswith(("sys/", "omp", "Acc", "riscv", "arm_sve")):
                 continue
             made = folder / bare
             made.parent.mkdir(parents=True, exist_ok=True)

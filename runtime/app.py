@@ -183,7 +183,8 @@ class App:
         self._generator = generator
         settings = workflows or FlowSettings()
         embed = partial(embeddings.embed, wait=True)
-        self.flows = FlowService(generator, embed, settings, artifact, gpu, trust=trust)
+        cut = embeddings.divide if embeddings.embeds else None
+        self.flows = FlowService(generator, embed, settings, artifact, gpu, cut=cut, trust=trust)
         held = hold(artifact.path, *{path.parent for path in artifact.shared.values()})
         self._end = weakref.finalize(self, _close, self.flows, generator, embeddings, held)
 
@@ -488,8 +489,8 @@ class App:
                 of them are an exact search. Default an eighth, and no less than 16.
             embed: turns queries into vectors; default the app's encoder, with the index's prompt.
 
-        Raises ArtifactError if the index is missing or damaged, SpecError if nprobe is below 1,
-        DeviceError if the process cannot be started.
+        Raises ArtifactError if the index is missing or damaged, SpecError if nprobe is below 1 or
+        nothing here embeds as what made the index, DeviceError if the process cannot be started.
         """
         self.flows.add_index(path, name=name, nprobe=nprobe, embed=embed)
 

@@ -219,7 +219,8 @@ class Probed:
     """The clusters of a query, nearest centroid first, and the distances to these.
 
     known: distance of each document asked for that is still there. version: of the documents that
-    the search sees to its end.
+    the search sees to its end. patience: clusters without change after which it may end, as was
+    measured for the index; None: it was not.
     """
 
     job: int
@@ -227,6 +228,7 @@ class Probed:
     centroids: tuple[float, ...]
     known: Mapping[int, float]
     version: int = 0
+    patience: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import inf
 from typing import ClassVar, Self
 
 from dovetail.ir.graph import EMBEDDING, FUNCTION, GPU, SPECULATIVE
@@ -73,10 +74,10 @@ class Stop(Transformation):
 
     @classmethod
     def fits(cls, front: Front) -> Iterator[Stop]:
-        """Of searches that have got further, where a patience is set."""
-        patience = front.settings.patience
-        for search in front.news.scanned if patience is not None else ():
-            if not search.over and search.full and search.steps.unchanged >= (patience or 0):
+        """Of searches that have got further, where a patience is known."""
+        for search in front.news.scanned:
+            patience = inf if search.patience is None else search.patience
+            if not search.over and search.full and search.steps.unchanged >= patience:
                 yield cls(search.graph, search.node)
 
     def gain(self, costs: Learned) -> float:

@@ -51,6 +51,7 @@ class Search:
     centroids: dict[int, float] = field(default_factory=dict)
     known: SearchHistory | None = None  # that it began with
     version: int = 0  # of the documents, since its clusters are known
+    patience: int | None = None  # clusters without change after which it may end
     homes: dict[int, int] = field(default_factory=dict)
     ended: LiveNode | None = None
     taken: tuple[int, ...] = ()

@@ -120,7 +120,6 @@ def test_one_of_a_user_is_applied_where_it_is_expected_to_gain() -> None:
     assert dovetail.register_transformation(Halve) is Halve
     assert list(REGISTRY)[-1] == "halve" and applied()["halve"]
     for subset in (frozenset({"halve"}), frozenset(REGISTRY), frozenset({"halve", "put"})):
-        assert not WavefrontSettings(transformations=subset).patience
         check(HashWorld(2), subset, 2, requests=6)
     dovetail.unregister_transformation("halve")
     assert not applied()["halve"]

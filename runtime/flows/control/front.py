@@ -27,6 +27,7 @@ from dovetail.runtime.flows.control.messages import (
     Report,
     Source,
 )
+from dovetail.runtime.flows.control.prefixes import Prefixes
 from dovetail.runtime.flows.control.settings import WavefrontSettings
 from dovetail.runtime.flows.control.stage import Lot, NextStage, Takes
 from dovetail.runtime.flows.control.transformation import REGISTRY, check_transformations
@@ -143,6 +144,7 @@ class Front:
     choose: gives the sub-stage that may begin. asked: transformations, in this order. pays: whether
     some guess was under way after guesses were weighed last. due: whether it is time to look at
     which clusters are hot. beside: the graph of copies that no search may wait for.
+    prefixes: with which documents prompts have begun.
     """
 
     choose: Callable[[], NextStage | None]
@@ -167,6 +169,7 @@ class Front:
         self.busy: dict[Device, Lot] = {}
         self.news, self.pays, self.due = Changes(), True, False
         self.statistics = Statistics()
+        self.prefixes = Prefixes()
         self.beside = LiveGraph(ExecutionGraph(()), self.ready)
         self._stage: tuple[NextStage | None] | None = None
         self._waiters: dict[int, Waiter] = {}

@@ -140,10 +140,14 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A node began; for those who watch the request. job: of its generation, None for others."""
+    """A node began; for those who watch the request.
+
+    job, prompt: of its generation, None and empty for others.
+    """
 
     source: Source
     job: int | None = None
+    prompt: str = ""
 
 
 @dataclass(frozen=True, slots=True)

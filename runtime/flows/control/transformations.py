@@ -23,6 +23,7 @@ from dovetail.ir.transform import (
 )
 from dovetail.runtime.flows.control.costs import TINY, Guessed, Learned
 from dovetail.runtime.flows.control.front import REORDER, SPLIT, Front, Ticket
+from dovetail.runtime.flows.control.prefixes import Opening
 from dovetail.runtime.flows.control.stage import NextStage, Weighed
 from dovetail.runtime.flows.control.transformation import (
     REGISTRY,
@@ -342,7 +343,41 @@ class SpeculateGeneration(Transformation):
         ahead = search_after(ticket.run.workflow, self.prompt.node.name)
         reply = Reply(graph, ticket.source(call), self.prompt.node, self.prompt.text, None, ahead)
         reply.search, reply.ids = search, search.tried
+        reply.opening = Opening.of(ticket.run.workflow, call)
         reply.node = speculate_generation(graph, search.ended, ticket.node(call), reply)
+
+
+@register_transformation
+@dataclass(frozen=True, slots=True)
+class Arrange(Transformation):
+    """Show documents so that their prompt begins as one before it, where their order is free.
+
+    opening: the prompt's, arranged. letters: that it shares more than it would otherwise.
+    """
+
+    name: ClassVar[str] = "arrange"
+    opening: Opening
+    letters: int
+
+    @classmethod
+    def fits(cls, front: Front) -> Iterator[Arrange]:
+        """Of generations that are ready, guesses too."""
+        for reply in front.replies:
+            if reply.opening is not None and reply.node in front.ready:
+                best = front.prefixes.arrange(reply.opening)
+                letters = front.prefixes.shared(best) - front.prefixes.shared(reply.opening)
+                if letters > 0:
+                    yield cls(reply.graph, reply.node, best, letters)
+                front.prefixes.keep(reply.opening)  # as it is by now; it begins in this cycle
+
+    def gain(self, costs: Learned) -> float:
+        """What the engine would take for the KV that it has."""
+        return costs.costs.step.prefill * self.letters
+
+    def apply(self, graph: LiveGraph) -> None:
+        """Write the prompt anew."""
+        reply: Reply = self.node.work
+        reply.opening, reply.prompt = self.opening, self.opening.prompt()
 
 
 @register_transformation

@@ -101,6 +101,9 @@ def load(
         max_model_len: maximum tokens of a request, prompt and answer together.
         gpu_blocks: size of the device's KV pool in blocks of 16 tokens, default by its memory.
         max_waiting: refuse requests while this many wait, instead of what `settings` say.
+        kv_file: keep KV of what prompts begin with there, too, beyond the pool and the app's life:
+            documents, system prompts, tools. On the CPU alone; of one process at a time.
+        kv_file_bytes: size of that file, default 1 GiB.
         embedding: an SLO for `embed` and `rerank`: queues are sized for it (measuring for seconds
             on a new machine), accelerators first, then a CPU process, else BUSY. None: encoders
             run in this process, and calls wait.

@@ -38,12 +38,14 @@ class EngineOptions(Wishes):
     gpu_memory_utilization: float = 0.9
     gpu_blocks: int | None = None
     max_waiting: int | None = None
+    kv_file: str | None = None
+    kv_file_bytes: int = 1 << 30
     spare_cpu: bool = False
 
     def __post_init__(self) -> None:
         """Raises RequestError for what no engine can have."""
         Wishes.__post_init__(self)
-        names = ("threads", "kv_blocks", "gpu_blocks", "max_waiting")
+        names = ("threads", "kv_blocks", "gpu_blocks", "max_waiting", "kv_file_bytes")
         check_counts(**{name: getattr(self, name) for name in names})
         if self.activations not in ACTIVATIONS:
             raise RequestError(f"activations are integer or float, not {self.activations!r}")
@@ -51,6 +53,8 @@ class EngineOptions(Wishes):
             raise RequestError(f"offload must be auto, off or full, not {self.offload!r}")
         if self.dtype not in DTYPES:
             raise RequestError(f"dtype is one of {', '.join(DTYPES)}, not {self.dtype!r}")
+        if self.kv_file is not None and self.beside_cpu:
+            raise RequestError("kv_file is for KV of the CPU alone; leave out the device")
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             share = self.gpu_memory_utilization
             raise RequestError(f"gpu_memory_utilization must be above 0 and at most 1, not {share}")
@@ -101,3 +105,5 @@ class EngineKeywords(TypedDict, total=False):
     max_model_len: int | None
     gpu_blocks: int | None
     max_waiting: int | None
+    kv_file: str | None
+    kv_file_bytes: int

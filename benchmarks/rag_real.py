@@ -187,6 +187,8 @@ async def ask_ours(
             return str((await app.arun(workflow, {"input": question})).outputs["answer"])
 
         yield ask
+        for name, why in app.flows.statistics.left.items():
+            print(f"{name} was left: {why}", flush=True)
 
 
 def in_any_order(workflow: Workflow) -> Workflow:

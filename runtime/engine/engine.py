@@ -200,6 +200,8 @@ class Engine:
     def close(self) -> None:
         """End the threads and processes."""
         self.grammars.close()
+        if self.scheduler.pool.file is not None:
+            self.scheduler.pool.file.close()
         self.executor.close()
 
     # ---- the group ----

@@ -10,18 +10,13 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from hashlib import sha256
-from pathlib import Path
-
-from msgspec import json
 
 from dovetail.ir.artifact import ServicePlan
-from dovetail.ir.errors import CapacityError, RequestError
+from dovetail.ir.errors import CapacityError
 from dovetail.ir.model import KV_BLOCK, ModelSpec
 from dovetail.runtime.artifact import Artifact, ModelPart
 from dovetail.runtime.child.shared_memory import SharedMemory
 from dovetail.runtime.engine.engine import Engine, Filled, Pen
-from dovetail.runtime.engine.kv_file import KvFile
 from dovetail.runtime.engine.options import EngineOptions
 from dovetail.runtime.engine.sampling import draw_uniform
 from dovetail.runtime.group.ranks import RankGroup, make_setups, plan_ranks
@@ -103,7 +98,6 @@ class CpuExecutor:
         alloc: Callable[[int], Bytes] = allocate
         self.setups = make_setups(artifact, part, plans, tokens, sequences)
         self.group: RankGroup | None = None
-        self.file: KvFile | None = None
         if self.setups and not own_logits:
             steps = SharedMemory.create(step_bytes(self.spec, tokens, sequences))
             self.group = RankGroup(library, steps, self.setups)
@@ -151,8 +145,6 @@ class CpuExecutor:
         """End the threads and processes."""
         if self.group is not None:
             self.group.close()
-        if self.file is not None:
-            self.file.close()
         self.model.close()
 
     # ---- a step ----
@@ -192,29 +184,13 @@ def open_on_cpu(
     artifact: Artifact, part: ModelPart, hardware: HardwareSpec, options: EngineOptions
 ) -> Engine:
     """Return the engine of a model on the CPU alone; raises as `CpuExecutor`."""
-    executor = CpuExecutor(artifact, part, hardware, options)
-    if options.kv_file is None:
-        return make_engine(executor, options)
-    if executor.group is not None:
-        log.warning("%s is not used: KV is in several processes here", options.kv_file)
-        return make_engine(executor, options)
-    kept = json.encode([artifact.manifest, options.deterministic, options.activations])
-    identity, path = sha256(kept).hexdigest(), Path(options.kv_file)
-    try:
-        file = KvFile(path, identity, executor.model.kv_blocks(), options.kv_file_bytes)
-    except RequestError:
-        executor.close()
-        raise
-    return make_engine(executor, options, file)
+    return make_engine(CpuExecutor(artifact, part, hardware, options), options)
 
 
-def make_engine(
-    executor: CpuExecutor, options: EngineOptions, file: KvFile | None = None
-) -> Engine:
-    """Return an engine that schedules for the CPU alone. file: has KV that the pool has not."""
+def make_engine(executor: CpuExecutor, options: EngineOptions) -> Engine:
+    """Return an engine that schedules for the CPU alone."""
     settings = options.scheduling
-    executor.file = file
-    pool = KvPool(executor.blocks, keep=settings.keep_prefixes, shelf=file)
+    pool = KvPool(executor.blocks, keep=settings.keep_prefixes)
     scheduler = Scheduler(executor.limits, pool, Predictor(), time.perf_counter, settings=settings)
     return Engine(executor.spec, scheduler, executor)
 

@@ -32,7 +32,7 @@ from dovetail.runtime.native.shard import (
     split_model,
 )
 from dovetail.runtime.native.shares import WeightShare, weight_shares
-from dovetail.runtime.native.tape import BoundTape, KvArrays, KvBlocks, Operands, Team, pick_tables
+from dovetail.runtime.native.tape import BoundTape, KvArrays, Operands, Team, pick_tables
 from dovetail.runtime.native.weights import Weights
 
 
@@ -134,11 +134,6 @@ class ForwardModel:
         given = (whole, spec, self._part.file.weights, self._operand_names, self.shard)
         tape = shard_tape(*given, own_logits=True, own_weights=True)
         return tape, weight_shares(whole, spec, self._operand_names, self.shard)
-
-    def kv_blocks(self) -> KvBlocks:
-        """Return the KV pools block by block."""
-        layers, each = self.spec.n_layers, layer_block_bytes(self.spec)
-        return KvBlocks(*(pool.reshape(layers, -1, each) for pool in (self.kv.k, self.kv.v)))
 
     def join(self, comm: Communicator) -> None:
         """Sum over the group of `comm` from now on; runs stop when it fails."""

@@ -45,28 +45,6 @@ class KvArrays:
 
 
 @dataclass(frozen=True, slots=True)
-class KvBlocks:
-    """The pools of K and V of one process, `[layer][block][bytes]` each, as views."""
-
-    k: npt.NDArray[np.uint8]
-    v: npt.NDArray[np.uint8]
-
-    @property
-    def block_bytes(self) -> int:
-        """Bytes of one block in all layers, K and V."""
-        return int(2 * self.k.shape[0] * self.k.shape[2])
-
-    def read(self, block: int) -> npt.NDArray[np.uint8]:
-        """Return a copy of a block."""
-        return np.concatenate([self.k[:, block].ravel(), self.v[:, block].ravel()])
-
-    def write(self, block: int, stored: npt.NDArray[np.uint8]) -> None:
-        """Put the copy of a block into its place."""
-        for pool, half in zip((self.k, self.v), np.split(stored, 2), strict=True):
-            pool[:, block] = half.reshape(pool.shape[0], pool.shape[2])
-
-
-@dataclass(frozen=True, slots=True)
 class Operands:
     """Where a tape's operands live. `arena` holds the planned buffers."""
 

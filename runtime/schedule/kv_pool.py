@@ -13,10 +13,13 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from dovetail.ir.errors import CapacityError
 from dovetail.ir.model import KV_BLOCK
+
+if TYPE_CHECKING:
+    from dovetail.runtime.machine.kv_file import KvFile
 
 
 @dataclass(slots=True)
@@ -25,19 +28,6 @@ class _Table:
 
     blocks: array[int] = field(default_factory=lambda: array("i"))
     hashes: list[bytes] = field(default_factory=list)
-
-
-class Shelf(Protocol):
-    """Where what blocks hold is kept by their hashes when a sequence ends, and comes back from."""
-
-    def save(self, digest: bytes, block: int) -> None:
-        """Keep what a block holds."""
-
-    def load(self, digest: bytes, block: int) -> bool:
-        """Have a block hold what was kept; False where that is gone."""
-
-    def holds(self, digest: bytes) -> bool:
-        """Tell whether `load` is worth a block."""
 
 
 def blocks_for(tokens: int) -> int:
@@ -61,14 +51,15 @@ def hash_blocks(tokens: Sequence[int]) -> list[bytes]:
 class KvPool:
     """Blocks 0..n_blocks-1, each free or held by one or more sequences."""
 
-    def __init__(self, n_blocks: int, *, keep: bool = False, shelf: Shelf | None = None) -> None:
-        """`keep`: free blocks stay shareable until they are given away, and longer on the `shelf`.
+    def __init__(self, n_blocks: int, *, keep: bool = False) -> None:
+        """`keep`: free blocks stay shareable until they are given away.
 
         Those that one sequence alone has held go first, then those that others shared; of each
         kind the one freed first, of one sequence its last. Shared ones of long ago do not stay for
         ever: half of the blocks at most are kept for that reason (as a segmented LRU does).
         """
-        self.n_blocks, self.keep, self.shelf = n_blocks, keep, shelf
+        self.n_blocks, self.keep = n_blocks, keep
+        self.file: KvFile | None = None  # keeps what blocks hold beyond that
         self._blank = list(range(n_blocks))[::-1]  # free, nothing to share; the last goes first
         self._kept: OrderedDict[int, None] = OrderedDict()  # free, hashed; the first goes first
         self._popular: OrderedDict[int, None] = OrderedDict()  # likewise, after all of those
@@ -100,9 +91,7 @@ class KvPool:
         table = self._tables[sequence] = _Table()
         for digest in hashes:
             block = self._block_of.get(digest)
-            if block is None:
-                block = self._fetch(digest)
-            if block is None:
+            if block is None and (block := self._fetch(digest)) is None:
                 break
             self._kept.pop(block, None)
             self._popular.pop(block, None)
@@ -149,8 +138,8 @@ class KvPool:
                 self._forget(block)
             elif free and i < len(table.hashes):
                 self._settle(block, table.hashes[i])
-                if self.shelf is not None:
-                    self.shelf.save(table.hashes[i], block)
+                if self.file is not None:
+                    self.file.save(table.hashes[i], block)
             if free and block not in self._hash_of:
                 self._blank.append(block)
             elif free:
@@ -187,11 +176,11 @@ class KvPool:
         return block
 
     def _fetch(self, digest: bytes) -> int | None:
-        """Return a block that has been filled from the shelf, None where it cannot be."""
-        if self.shelf is None or not self.free_blocks or not self.shelf.holds(digest):
+        """Return a block that has been filled from the file, None where it cannot be."""
+        if self.file is None or not self.free_blocks or not self.file.holds(digest):
             return None
         block = self._take()
-        if not self.shelf.load(digest, block):
+        if not self.file.load(digest, block):
             self._blank.append(block)
             return None
         self._block_of[digest], self._hash_of[block] = block, digest

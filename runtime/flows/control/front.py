@@ -91,12 +91,16 @@ class Ticket:
 
 @dataclass(slots=True)
 class Statistics:
-    """Guesses begun, those that held, those that did not, and scouts sent."""
+    """Guesses begun, those that held, those that did not, and scouts sent.
+
+    left: by transformation, why it was not applied where it fitted last.
+    """
 
     attempted: int = 0
     accepted: int = 0
     rejected: int = 0
     scouts: int = 0
+    left: dict[str, str] = field(default_factory=dict)
 
     @property
     def accuracy(self) -> float:

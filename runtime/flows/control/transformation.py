@@ -44,6 +44,10 @@ class Transformation(ABC):
         What was measured elsewhere may be returned as it is.
         """
 
+    def why_not(self, costs: Any) -> str:
+        """Say why it is left, where `gain` is nothing."""
+        return "it is predicted to gain nothing"
+
     @abstractmethod
     def apply(self, graph: LiveGraph) -> None:
         """Rewrite the graph."""

@@ -296,7 +296,11 @@ class SpeculateGeneration(Transformation):
     @classmethod
     def fits(cls, front: Front) -> Iterator[Self]:
         """Of searches that have found enough, the one with the nearest k-th document first."""
-        if not front.news.room or front.load >= front.room:
+        if not front.news.room:
+            return
+        if front.load >= front.room:
+            busy = f"{front.load} generations leave the engine no room: it has some below"
+            front.statistics.left[cls.name] = f"{busy} {front.room:.0f}"
             return
         open_ = [search for search in front.known if cls.may_begin(front, search)]
         left, weighed = front.seconds_left() if open_ else {}, False
@@ -334,6 +338,10 @@ class SpeculateGeneration(Transformation):
     def gain(self, costs: Learned) -> float:
         """What overlaps if it holds, less what it costs others."""
         return costs.guess_gain(self.guessed, self.load)
+
+    def why_not(self, costs: Learned) -> str:
+        """Tell what outweighs it."""
+        return costs.why_no_guess(self.guessed, self.load)
 
     def apply(self, graph: LiveGraph) -> None:
         """See `speculate_generation`."""

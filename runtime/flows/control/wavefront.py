@@ -123,7 +123,9 @@ class Wavefront:
         ready = self._admit()
         for kind in front.asked.values():
             for found in kind.fits(front):
-                if (seconds := found.gain(front.costs)) > 0:
+                if (seconds := found.gain(front.costs)) <= 0:
+                    front.statistics.left[kind.name] = found.why_not(front.costs)
+                else:
                     rewrite = Rewrite(kind.name, found.node.name, seconds)
                     found.apply(found.graph)
                     found.graph.rewrites.append(rewrite)

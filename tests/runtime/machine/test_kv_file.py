@@ -11,8 +11,7 @@ import pytest
 
 from dovetail.ir.errors import RequestError
 from dovetail.runtime.app import load
-from dovetail.runtime.engine.kv_file import ENTRY, KvFile
-from dovetail.runtime.native.tape import KvBlocks
+from dovetail.runtime.machine.kv_file import ENTRY, KvBlocks, KvFile
 from dovetail.runtime.schedule.kv_pool import KvPool, hash_blocks
 from tests.runtime.schedule.integrity import check_integrity
 
@@ -40,7 +39,8 @@ def test_a_pool_finds_what_it_had_and_only_that(tmp_path: Path, seed: int) -> No
     for _restart in range(3):
         blocks = make_blocks()
         file = KvFile(tmp_path / "kv", "model", blocks, room(12))
-        pool = KvPool(BLOCKS, keep=True, shelf=file)
+        pool = KvPool(BLOCKS, keep=True)
+        pool.file = file
         for number in range(60):
             tokens = [*draw.choice(starts), *(draw.randrange(3) for _ in range(20))]
             hashes = hash_blocks(tokens)

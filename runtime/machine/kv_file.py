@@ -10,21 +10,41 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-import logging
 import mmap
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
 
 import filelock
 import numpy as np
+import numpy.typing as npt
 
 from dovetail.ir.errors import RequestError
-from dovetail.runtime.native.tape import KvBlocks
 
 PAGE = 4096
 ENTRY = np.dtype([("digest", "S16"), ("check", "<u4"), ("used", "<u4"), ("full", "<u4")])
 
-log = logging.getLogger("dovetail")
+
+@dataclass(frozen=True, slots=True)
+class KvBlocks:
+    """The pools of K and V of one process, `[layer][block][bytes]` each, as views."""
+
+    k: npt.NDArray[np.uint8]
+    v: npt.NDArray[np.uint8]
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block in all layers, K and V."""
+        return int(2 * self.k.shape[0] * self.k.shape[2])
+
+    def read(self, block: int) -> npt.NDArray[np.uint8]:
+        """Return a copy of a block."""
+        return np.concatenate([self.k[:, block].ravel(), self.v[:, block].ravel()])
+
+    def write(self, block: int, stored: npt.NDArray[np.uint8]) -> None:
+        """Put the copy of a block into its place."""
+        for pool, half in zip((self.k, self.v), np.split(stored, 2), strict=True):
+            pool[:, block] = half.reshape(pool.shape[0], pool.shape[2])
 
 
 class KvFile:

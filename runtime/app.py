@@ -489,7 +489,7 @@ class App:
             path: what `dovetail index build` wrote.
             name: what retrieval nodes call it, default the folder's name.
             nprobe: clusters that a search scans, nearest first: more find more, in more time; all
-                of them are an exact search. Default an eighth, and no less than 16.
+                of them are an exact search. Default an eighth, and no less than 64.
             embed: turns queries into vectors; default the app's encoder, with the index's prompt.
 
         Raises ArtifactError if the index is missing or damaged, SpecError if nprobe is below 1 or

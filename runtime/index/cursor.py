@@ -19,8 +19,11 @@ from dovetail.ir.index_file import EarlyEnd
 HISTORY = 20
 """Documents that a search leaves to the next one of its request (HedraRAG §4.3)."""
 
-LEAST_PROBES = 16
-"""Clusters that a search scans at least, unless it is said; else an eighth of all."""
+LEAST_PROBES = 64
+"""Clusters that a search scans at least, unless it is said; else an eighth of all.
+
+Of 7,776 parts of Wikipedia in 199 clusters, 64 hold 0.99 of the nearest five, an eighth 0.95.
+"""
 
 Hit: TypeAlias = tuple[float, int]
 
@@ -190,7 +193,13 @@ def choose_probes(clusters: int) -> int:
 
 
 def find_patience(ends: Iterable[EarlyEnd], topk: int, nprobe: int) -> int | None:
-    """Return the patience of a search, None where it was not measured for so much."""
-    able = [end for end in ends if end.topk >= topk and end.nprobe >= nprobe]
-    nearest = min(able, key=lambda end: (end.topk, end.nprobe), default=None)
-    return None if nearest is None else nearest.patience
+    """Return the patience of a search, None where it was not measured for so much.
+
+    Between two numbers of documents it is the longer of theirs: the more are wanted, the oftener
+    the nearest change, and the less a pause says, but the less one document counts.
+    """
+    wide = sorted((end for end in ends if end.nprobe >= nprobe), key=lambda end: end.nprobe)
+    able = sorted((end for end in wide if end.nprobe == wide[0].nprobe), key=lambda end: end.topk)
+    below = [end.patience for end in able if end.topk <= topk]
+    above = [end.patience for end in able if end.topk >= topk]
+    return max(*below[-1:], *above[:1], above[0]) if above else None

@@ -227,6 +227,7 @@ def test_long_passages_are_found_part_by_part_and_a_large_index_knows_when_to_en
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(index_build, "QUERIES", 20)
+    monkeypatch.setattr("dovetail.runtime.index.cursor.LEAST_PROBES", 16)
 
     def cut(text: str, before: str) -> list[str]:
         assert before.startswith("p: ")

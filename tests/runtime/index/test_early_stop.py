@@ -73,7 +73,7 @@ def test_a_calibrated_end_keeps_its_recall_on_queries_it_never_saw(index: IvfInd
     for end in ends:
         assert end.queries == 1000 and end.recall >= RECALL and end.scanned < 1
     patience = find_patience(ends, TOPK, NPROBE)
-    assert patience == next(end.patience for end in ends if end.topk == 5)
+    assert patience == max(end.patience for end in ends if end.topk in (1, 5))
     kept = []
     for query in draw(1000):
         found, _ = search(index, query, patience or 0, 1)

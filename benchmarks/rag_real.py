@@ -287,6 +287,7 @@ def _cells(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
                         "workflow": name,
                         "questions": kind,
                         "seed": seed,
+                        "count": options.count,
                         "column": column,
                     }
                 for column in ("stack", "full") if options.latency else ():
@@ -295,6 +296,7 @@ def _cells(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
                         "workflow": name,
                         "questions": kind,
                         "seed": seed,
+                        "count": options.count,
                         "column": column,
                     }
 
@@ -334,7 +336,7 @@ def summarize_real(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
             if row["part"] == other["part"] == part
             and (row["column"], other["column"]) == (better, worse)
             and row["questions"] in kinds
-            and all(row[name] == other[name] for name in ("workflow", "questions", "seed"))
+            and all(row[name] == other[name] for name in ("workflow", "questions", "seed", "count"))
         ]
         if ratios:
             found[key] = min(ratios)

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 from dovetail.ir.errors import DovetailError
 from dovetail.ir.graph import ExecutionGraph
 from dovetail.ir.live_graph import LiveGraph, LiveNode, Ready
-from dovetail.ir.workflow import Function, Name, Retrieval, label
+from dovetail.ir.workflow import ANY_ORDER, Function, Name, Retrieval, label
 from dovetail.runtime.flows.control.costs import Learned, StageCosts
 from dovetail.runtime.flows.control.messages import (
     Cancel,
@@ -62,6 +62,12 @@ class Ticket:
     scouts: dict[Name, Search] = field(default_factory=dict)
     searched: int = 0
     over: bool = False
+    free: frozenset[str] = field(init=False)  # outputs whose documents prompts show in any order
+
+    def __post_init__(self) -> None:
+        """Look which outputs these are."""
+        searches = (n for n in self.run.workflow.nodes.values() if isinstance(n, Retrieval))
+        self.free = frozenset(node.output for node in searches if node.order == ANY_ORDER)
 
     def source(self, call: Call) -> Source:
         """Return what a piece of work for a call is marked with."""

@@ -7,11 +7,11 @@ letters as possible of one that was sent. Bounded; the least recently sent is fo
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from dovetail.ir.workflow import ANY_ORDER, Generation, Retrieval, Workflow
+from dovetail.ir.workflow import Generation
 from dovetail.runtime.flows.prompts import MARK, FilledPrompt
 from dovetail.runtime.flows.workflow_run import Call
 from dovetail.runtime.index.documents import Document
@@ -35,14 +35,9 @@ class Opening:
     documents: tuple[Document, ...]
 
     @classmethod
-    def of(cls, workflow: Workflow, call: Call) -> Opening | None:
-        """Return that of a call, None where the order matters or there is none."""
+    def of(cls, call: Call, free: Collection[str]) -> Opening | None:
+        """Return that of a call, None where it reads none of the outputs whose order is free."""
         assert isinstance(call.node, Generation), "it has no prompt"
-        free = {
-            node.output
-            for node in workflow.nodes.values()
-            if isinstance(node, Retrieval) and node.order == ANY_ORDER
-        }
         name = next((name for name in call.node.reads if name in free), None)
         if name is None or len(call.state[name]) < 2:
             return None

@@ -351,7 +351,8 @@ class SpeculateGeneration(Transformation):
         ahead = search_after(ticket.run.workflow, self.prompt.node.name)
         reply = Reply(graph, ticket.source(call), self.prompt.node, self.prompt.text, None, ahead)
         reply.search, reply.ids = search, search.tried
-        reply.opening = Opening.of(ticket.run.workflow, call)
+        if ticket.free:
+            reply.opening = Opening.of(call, ticket.free)
         reply.node = speculate_generation(graph, search.ended, ticket.node(call), reply)
 
 

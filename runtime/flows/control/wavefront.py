@@ -50,6 +50,8 @@ from dovetail.runtime.flows.prompts import query_of, text_of
 from dovetail.runtime.flows.workflow_run import Call, WorkflowRun, search_after
 from dovetail.runtime.retrieval.hot import HotSet
 
+NO_GAIN = "it is predicted to gain nothing"
+
 
 class Wavefront:
     """All requests under way. Not for several threads at once.
@@ -124,7 +126,8 @@ class Wavefront:
         for kind in front.asked.values():
             for found in kind.fits(front):
                 if (seconds := found.gain(front.costs)) <= 0:
-                    front.statistics.left[kind.name] = found.why_not(front.costs)
+                    why = getattr(found, "why_not", None)
+                    front.statistics.left[kind.name] = why(front.costs) if why else NO_GAIN
                 else:
                     rewrite = Rewrite(kind.name, found.node.name, seconds)
                     found.apply(found.graph)
@@ -230,7 +233,8 @@ class Wavefront:
             ahead = search_after(ticket.run.workflow, call.node.name)
             source, graph = ticket.source(call), ticket.graph
             reply = Reply(graph, source, call.node, prompt, call, ahead)
-            reply.opening = Opening.of(ticket.run.workflow, call)
+            if ticket.free:
+                reply.opening = Opening.of(call, ticket.free)
             self._hold(ticket, call, reply)
 
     def _retrieve(self, ticket: Ticket, call: Call) -> None:

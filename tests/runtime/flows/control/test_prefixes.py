@@ -29,10 +29,10 @@ def graph(order: str) -> RAGraph:
     return made
 
 
-def opening(ids: list[int], order: str = "any") -> Opening | None:
+def opening(ids: list[int], *free: str) -> Opening | None:
     found = [Document(id=i, text="text " * (i + 1)) for i in ids]
     call = Call(NODE, 0, {"docs": found, "input": "x"}, {})
-    return Opening.of(graph(order).workflow(), call)
+    return Opening.of(call, free or ("docs",))
 
 
 few = st.lists(st.integers(0, 5), min_size=2, max_size=4, unique=True)
@@ -87,7 +87,7 @@ def test_a_prompt_is_arranged_where_its_order_is_free_and_the_timeline_is_told()
     assert second == told == first and "arrange" in done
     third, told, done = answer(hand, [3, 1, 2], "nearest")
     assert third == told != first and "arrange" not in done
-    assert opening([1, 2], "nearest") is None
+    assert opening([1, 2], "others") is None
     off = Hand(costs=COSTLY, transformations=frozenset())
     answer(off, [1, 2, 3], "any")
     assert answer(off, [3, 1, 2], "any")[0] == third

@@ -20,12 +20,16 @@ from dovetail.errors import SpecError
 if TYPE_CHECKING:
     import numpy as np
 
+    from dovetail.runtime.text.tokenizer import Tokenizer
+
 CHAT = "openai-chat"
 ENDPOINTS = dict.fromkeys(("openai", "vllm"), "/v1/completions") | {CHAT: "/v1/chat/completions"}
 
 WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child")
 FIRST_ID, IDS = 10, 400
 """Random prompts are made of these token ids, which every vocabulary has and none ends with."""
+TRIES = 10
+"""How often the text of a random prompt is mended."""
 SHAREGPT = ((5.0, 1.1), (4.9, 1.0))
 """Mean and deviation of the logarithms of prompt and answer lengths, like those of ShareGPT."""
 
@@ -49,6 +53,10 @@ class LoadSpec:
     random_output_len: Annotated[int, "Mean tokens of answers."] = 32
     random_range_ratio: Annotated[float, "Range of random lengths around the mean, 0..1."] = 0.0
     seed: Annotated[int, "Seed of lengths, prompts and arrivals."] = 0
+    tokenizer: Annotated[
+        str | None,
+        "Model whose tokenizer makes and counts prompts and answers: directory, GGUF, hub id.",
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,8 +151,48 @@ class _Lengths:
     times: Sequence[float] = field(default=())
 
 
-def plan_load(spec: LoadSpec, context: int | None) -> list[Planned]:
+def read_load_tokenizer(name: str) -> Tokenizer:
+    """Return the tokenizer of a model; SpecError where it has none."""
+    from dovetail.compiler.hub import find_model
+    from dovetail.compiler.model_source import TOKENIZER, open_model
+    from dovetail.runtime.text.tokenizer import Tokenizer
+
+    source = open_model(find_model(name))
+    content = source.file(TOKENIZER)
+    if content is None:
+        raise SpecError(f"{name} has no {TOKENIZER}; give a model that has one as --tokenizer")
+    found = Tokenizer(source.path / TOKENIZER, content)
+    found.check()
+    return found
+
+
+def write_prompt(tokenizer: Tokenizer, tokens: int, seed: int) -> str:
+    """Return a random text of `tokens` tokens, or as near as a few tries come.
+
+    Random tokens are another number once their text is read again: it is cut or continued.
+    """
+    import numpy as np
+
+    rng = np.random.default_rng(seed)
+    ids = list[int]()
+    for _ in range(TRIES):
+        ids += rng.integers(FIRST_ID, FIRST_ID + IDS, tokens - len(ids)).tolist()
+        text = tokenizer.decode(ids)
+        ids = tokenizer.encode(text, special=False)[:tokens]
+        if (
+            tokenizer.encode(text := tokenizer.decode(ids), special=False) == ids
+            and len(ids) == tokens
+        ):
+            break
+    return text
+
+
+def plan_load(
+    spec: LoadSpec, context: int | None, tokenizer: Tokenizer | None = None
+) -> list[Planned]:
     """Return the requests of `spec`, cut to what a `context` of so many tokens holds.
+
+    tokenizer: makes the texts of random prompts, and counts those of given ones.
 
     Raises SpecError for an unknown dataset, a file that is not one, or a rate without sense.
     """
@@ -164,11 +212,15 @@ def plan_load(spec: LoadSpec, context: int | None) -> list[Planned]:
     times = _arrivals(spec, found.times[:count], count, rng)
     planned = []
     for i in range(count):
+        text = found.texts[i] if found.texts else None
         wanted, answer = max(1, found.inputs[i]), max(1, found.outputs[i])
+        if tokenizer is not None and text is not None:
+            wanted = max(1, len(tokenizer.encode(text)))
         if context is not None:
             wanted = min(wanted, context // 2)
             answer = min(answer, context - wanted)
-        text = found.texts[i] if found.texts else None
+        if tokenizer is not None and text is None:
+            text = write_prompt(tokenizer, wanted, spec.seed + i)
         planned.append(Planned(times[i], wanted, answer, text, spec.seed + i))
     return planned
 

@@ -51,10 +51,11 @@ def inspect_command(
         share = GpuShare(rate=rate, index=index, nprobe=nprobe)
         found = msgspec.structs.replace(found, gpu_memory=divide_gpu(artifact, gpu, share))
     if html is not None:
-        from dovetail.html_report.page import write_report
+        from dovetail.html_report.page import read_timeline, write_report
 
+        trace = None if timeline is None else read_timeline(timeline)
         with progress_bars(quiet=json) as progress:
-            write_report(found, html, timeline, lambda *done: progress("what if", *done))
+            write_report(found, html, trace, lambda *done: progress("what if", *done))
         tell(f"wrote {html}; open it in a browser")
     else:
         show_report(found, describe_inspection if everything else _describe_summary, json=json)

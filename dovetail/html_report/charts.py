@@ -24,20 +24,23 @@ class Series:
     name: str
     points: Sequence[Point]
     number: int = 0
+    marked: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """What an axis shows. logarithmic: values are above 0."""
+    """What an axis shows. logarithmic: values are above 0. least: is shown if it is not."""
 
     name: str
     logarithmic: bool = False
+    least: float = 0.0
 
     def span(self, values: Sequence[float]) -> tuple[float, float]:
-        """Return the ends of the axis: the values', with 0 where it is linear."""
+        """Return the ends of the axis: the values', with `least` where it is linear."""
         low, high = (min(values), max(values)) if values else (1.0, 1.0)
         if not self.logarithmic:
-            return min(0.0, low), high if high > 0 else 1.0
+            low = min(self.least, low)
+            return low, high if high > low else low + 1.0
         return (low, high) if high > low else (low / 2, high * 2)
 
     def part(self, value: float, low: float, high: float) -> float:
@@ -77,7 +80,7 @@ def draw_lines(title: str, x: Axis, y: Axis, lines: Sequence[Series]) -> str:
         if len(spots) > 1:
             path = "M" + "L".join(f"{a:.1f} {b:.1f}" for a, b in spots)
             shapes.append(f'<path class="line l{line.number}" d="{path}"/>')
-        marked = zip(spots, line.points, strict=True) if line.number < 2 else ()
+        marked = zip(spots, line.points, strict=True) if line.marked else ()
         shapes += (
             f'<circle class="mark l{line.number}" cx="{a:.1f}" cy="{b:.1f}" r="3"><title>'
             f"{escape(line.name)}: {show(value)} at {show(at)}</title></circle>"

@@ -35,6 +35,8 @@ from dovetail.ir.tuning import TuningRecord
 
 WEB = files("dovetail.html_report") / "web"
 TIMELINE = files("dovetail.runtime.server") / "web/timeline.js"
+FOLDED = 12
+"""Rows of a table above which it is folded away."""
 Advance = Callable[[int, int], None]
 
 
@@ -51,9 +53,8 @@ class Part:
     timeline: bool = False
 
 
-def write_report(found: Inspection, output: Path, timeline: Path | None, progress: Advance) -> None:
-    """Write the report; SpecError where the timeline is none, or the file cannot be written."""
-    trace = None if timeline is None else read_timeline(timeline)
+def write_report(found: Inspection, output: Path, trace: Any, progress: Advance) -> None:
+    """Write the report, with a timeline if there is one; SpecError where it cannot be written."""
     text = make_report(found, trace, progress)
     with writing(output):
         write_whole(output, text.encode())
@@ -85,6 +86,7 @@ def make_report(found: Inspection, trace: Any, progress: Advance) -> str:
         version=__version__,
         created=found.manifest.created,
         parts=parts,
+        folded=FOLDED,
         style=Markup(style),
         script=Markup(script),
         style_hash=_hash(style),
@@ -168,7 +170,7 @@ def _draw_product(curve: ProductCurve) -> Markup:
     lines = [
         Series("chosen", [(p.m, curve.rate(p.m, p.chosen)) for p in points], 0),
         Series("default", [(p.m, curve.rate(p.m, p.default)) for p in points if p.default], 1),
-        Series("limit", [(p.m, curve.rate(p.m, p.limit)) for p in points if p.limit], 2),
+        Series("limit", [(p.m, curve.rate(p.m, p.limit)) for p in points if p.limit], 2, False),
     ]
     drawn = [line for line in lines if line.points]
     axes = Axis("rows M", logarithmic=True), Axis("GFLOP/s", logarithmic=True)
@@ -194,8 +196,8 @@ def _history(records: Sequence[TuningRecord]) -> Iterator[Part]:
     if not records:
         return
     title = "mean over products and M of default time / best time so far"
-    axes = Axis("seconds spent on trials"), Axis("default time / best time")
-    chart = draw_lines(title, *axes, [Series("best so far", best_so_far(records))])
+    axes = Axis("seconds spent on trials"), Axis("default time / best time", least=1.0)
+    chart = draw_lines(title, *axes, [Series("best so far", best_so_far(records), marked=False)])
     grids = [read_grid(history_table(records))]
     yield Part("tuning", "Tuning", charts=[(title, Markup(chart))], grids=grids)
 

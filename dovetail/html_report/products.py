@@ -120,9 +120,9 @@ def _times(
     table: ScheduleTable, trials: Sequence[TuningRecord]
 ) -> dict[int, tuple[float, float | None]]:
     """Return M -> seconds chosen, and of the rules' schedule, which trials were timed beside."""
-    times: dict[int, tuple[float, float | None]] = {
-        row.m_lo: (row.seconds, None) for row in table.rows if row.seconds
-    }
+    times: dict[int, tuple[float, float | None]] = {}
+    if not trials:  # a row's time is of some M that it serves
+        times = {row.m_lo: (row.seconds, None) for row in table.rows if row.seconds}
     by_m: dict[int, list[TuningRecord]] = defaultdict(list)
     for record in trials:
         by_m[record.shape["m"]].append(record)
@@ -134,8 +134,6 @@ def _times(
             continue
         if mine:
             times[m] = mine[-1].seconds * mine[-1].scale_to(base), base.seconds
-        elif m in times:
-            times[m] = times[m][0], base.seconds
     return times
 
 

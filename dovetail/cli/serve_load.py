@@ -29,7 +29,7 @@ WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life"
 FIRST_ID, IDS = 10, 400
 """Random prompts are made of these token ids, which every vocabulary has and none ends with."""
 TRIES = 10
-"""How often the text of a random prompt is mended."""
+"""How often the words of a random prompt are drawn."""
 SHAREGPT = ((5.0, 1.1), (4.9, 1.0))
 """Mean and deviation of the logarithms of prompt and answer lengths, like those of ShareGPT."""
 
@@ -167,22 +167,17 @@ def read_load_tokenizer(name: str) -> Tokenizer:
 
 
 def write_prompt(tokenizer: Tokenizer, tokens: int, seed: int) -> str:
-    """Return a random text of `tokens` tokens, or as near as a few tries come.
+    """Return random words of `tokens` tokens, or as near as a few tries come.
 
-    Random tokens are another number once their text is read again: it is cut or continued.
+    Where words are cut between tokens, what is left may be read as others.
     """
     import numpy as np
 
     rng = np.random.default_rng(seed)
-    ids = list[int]()
     for _ in range(TRIES):
-        ids += rng.integers(FIRST_ID, FIRST_ID + IDS, tokens - len(ids)).tolist()
-        text = tokenizer.decode(ids)
-        ids = tokenizer.encode(text, special=False)[:tokens]
-        if (
-            tokenizer.encode(text := tokenizer.decode(ids), special=False) == ids
-            and len(ids) == tokens
-        ):
+        words = " ".join(WORDS[i] for i in rng.integers(0, len(WORDS), tokens))
+        text = tokenizer.decode(tokenizer.encode(words, special=False)[:tokens])
+        if len(tokenizer.encode(text, special=False)) == tokens:
             break
     return text
 
@@ -221,6 +216,7 @@ def plan_load(
             answer = min(answer, context - wanted)
         if tokenizer is not None and text is None:
             text = write_prompt(tokenizer, wanted, spec.seed + i)
+            wanted = len(tokenizer.encode(text, special=False))
         planned.append(Planned(times[i], wanted, answer, text, spec.seed + i))
     return planned
 

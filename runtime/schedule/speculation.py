@@ -25,7 +25,7 @@ from dovetail.runtime.schedule.suffix_automaton import SuffixAutomaton
 
 KEPT = 8
 """Newest times of steps with a number of rows: their median counts."""
-FEW = 2
+FEW = 4
 """Times from which they count."""
 STALE = 512
 """Steps after which times do not count any more: texts have become longer or shorter."""
@@ -34,12 +34,17 @@ REVIEW = 8
 EASE = 12
 """Beyond the rows whose times are known, a step is expected to take twice as long with so many
 more, and as many again: little enough that it is tried."""
-MARGIN = 1.03
+MARGIN = 1.1
 """More tokens a second by this factor are expected of a step with drafts."""
-PRIOR = 2.0
-"""Drafted tokens that count for as much as what is expected of a match."""
-FADE = 0.95
-"""What each drafted token leaves of what those before it count."""
+PRIOR = 3.0
+"""Drafted tokens that count for as much as what is expected without any."""
+FADE, FADE_ALL = 0.95, 0.98
+"""What each drafted token leaves of what those before it count: of a request, of all."""
+SHORT, LONG = 2, 31
+"""Tokens of a match: shorter ones are none, longer ones as good."""
+LOOK = 1e-3
+"""A look at a request that finds nothing takes a hundredth of a step of so many seconds: where
+steps are shorter some pass without."""
 MOST_READ = 1 << 14
 """Last tokens of a prompt that are looked up."""
 
@@ -52,14 +57,15 @@ def read_speculation(config: Mapping[str, object] | str | None) -> SpeculationSe
     if config is None:
         return None
     try:
-        given = dict(json.loads(config) if isinstance(config, str) else config)
-    except (TypeError, ValueError):
-        raise RequestError(
-            'speculative_config must be an object such as {"method": "suffix"}'
-        ) from None
+        read = json.loads(config) if isinstance(config, str) else config
+    except ValueError:
+        read = None
+    if not isinstance(read, Mapping):
+        raise RequestError('speculative_config must be an object such as {"method": "suffix"}')
+    given = dict(read)
     if (method := given.pop("method", "suffix")) != "suffix":
         raise RequestError(f"speculative_config: the method is suffix, not {method!r}")
-    most = given.pop("num_speculative_tokens", SpeculationSettings.num_speculative_tokens)
+    most = given.pop("num_speculative_tokens", SpeculationSettings().num_speculative_tokens)
     if given:
         raise RequestError(
             f"speculative_config has method and num_speculative_tokens, not {sorted(given)[0]!r}"
@@ -69,29 +75,37 @@ def read_speculation(config: Mapping[str, object] | str | None) -> SpeculationSe
     return SpeculationSettings(most) if most else None
 
 
+class Record:
+    """Drafted tokens that were chosen, and those that were not; the newest ones count most."""
+
+    def __init__(self, fade: float) -> None:
+        self._fade, self._held, self._all = fade, 0.0, 0.0
+
+    def learn(self, held: bool) -> None:
+        """Take note of a drafted token."""
+        self._held, self._all = self._held * self._fade + held, self._all * self._fade + 1
+
+    def chance(self, expected: float) -> float:
+        """Return the part that holds, where `expected` is what one would think without any."""
+        return (self._held + PRIOR * expected) / (self._all + PRIOR)
+
+
 class Lookup:
-    """The text of a request, and what came of its drafts."""
+    """The text of a request, what came of its drafts, and the size of its last match."""
 
     def __init__(self, request: Request) -> None:
         self._text = SuffixAutomaton()
         self._read = max(0, len(request.tokens) - MOST_READ)
-        self._held = self._wrong = 0.0
+        self.record, self.size = Record(FADE), 0
 
-    def draft(self, request: Request, most: int) -> tuple[float, list[int]]:
-        """Return up to `most` tokens that may follow, and how likely each is after those before."""
+    def draft(self, request: Request, most: int) -> list[int]:
+        """Return up to `most` tokens that may follow; sets `size`."""
         text = self._text
         text.extend(request.tokens[self._read :])
         self._read = len(request.tokens)
         length, place = text.find()
-        if not length:
-            return 0.0, []
-        expected = length / (length + 2)
-        known = self._held + self._wrong + PRIOR
-        return (self._held + PRIOR * expected) / known, text.read(place, most)
-
-    def learn(self, *, held: bool) -> None:
-        """Take note of a drafted token: whether it was the one that was chosen."""
-        self._held, self._wrong = self._held * FADE + held, self._wrong * FADE + (not held)
+        self.size = min(length, LONG).bit_length()
+        return text.read(place, most) if length >= SHORT else []
 
 
 class RowTimes:
@@ -147,6 +161,9 @@ class Speculation:
         self._last: tuple[tuple[int, ...], int, float] | None = None
         """Requests, rows and beginning of the step under way, where it only decodes."""
         self._lookups: WeakKeyDictionary[Request, Lookup] = WeakKeyDictionary()
+        self._records = [Record(FADE_ALL) for _ in range(LONG.bit_length() + 1)]
+        """By the size of the match: 1, 2 to 3, 4 to 7 tokens and so on."""
+        self._idle = 0  # steps without a look
 
     def extend(self, plan: StepPlan, queues: RequestQueues) -> StepPlan:
         """Return `plan` with rows for drafts, which their requests hold as `drafted`.
@@ -161,7 +178,11 @@ class Speculation:
         members = (*batch.gpu_decode, *batch.cpu_decode)
         if last is not None and last[0] == members:
             self.times.learn(last[1], now - last[2])
-        drafted = self._draft(members, queues) if self.times.line else {}
+        self._idle = self._idle - 1 if last is not None and last[0] == members else 0
+        drafted: dict[int, int] = {}
+        if self._idle <= 0 and (line := self.times.line):
+            drafted = self._draft(members, queues)
+            self._idle = 0 if drafted else int(LOOK * len(members) / line[len(members)])
         self._last = members, len(members) + sum(drafted.values()), now
         if not drafted:
             return plan
@@ -173,7 +194,9 @@ class Speculation:
 
     def learn(self, request: Request, *, held: bool) -> None:
         """Take note of a drafted token: whether it was the one that was chosen."""
-        self._lookups[request].learn(held=held)
+        lookup = self._lookups[request]
+        for record in (lookup.record, self._records[lookup.size]):
+            record.learn(held)
         self.counts["accepted_tokens"] += held
 
     def _draft(self, members: Sequence[int], queues: RequestQueues) -> dict[int, int]:
@@ -188,8 +211,9 @@ class Speculation:
             lookup = self._lookups.get(request)
             if lookup is None:
                 lookup = self._lookups[request] = Lookup(request)
-            chance, found[number] = lookup.draft(request, most)
-            gain = 1.0
+            found[number] = lookup.draft(request, most)
+            usual = self._records[lookup.size].chance(lookup.size / (lookup.size + 2))
+            gain, chance = 1.0, lookup.record.chance(usual)
             for _ in found[number]:
                 gain *= chance
                 gains.append((gain, number))

@@ -20,13 +20,20 @@ from pathlib import Path
 from typing import Any
 
 import dovetail
-from common import Report, add_report_options, add_work_option, open_report, speedup, work_folder
+from common import (
+    Report,
+    add_report_options,
+    add_work_option,
+    open_report,
+    parse_numbers,
+    speedup,
+    work_folder,
+)
 from dovetail.tiny_world import LLAMA, corpus, prompts
 from generate_models import smollm2
 
 BARS = {"speculation_quoting_x": 1.4, "speculation_worst_x": 0.98}
 DRAFTS = {"method": "suffix"}
-BATCHES = (1, 4, 16)
 NGRAM = 8
 OPEN = (
     *("What is a good name for a small grey cat?", "Why is the sky blue?"),
@@ -150,10 +157,12 @@ def quoting_tiny(count: int) -> Work:
     return Work("quoting", 1, asked, options, [one.answer for one in questions])
 
 
-def other_works(app: Any, ask_one: Callable[[str], Any], vocabulary: int) -> Iterator[Work]:
+def other_works(
+    ask_one: Callable[[str], Any], vocabulary: int, batches: Sequence[int]
+) -> Iterator[Work]:
     """Yield works whose answers quote nothing, or hardly anything."""
     rng = random.Random(26)
-    for batch in BATCHES:
+    for batch in batches:
         asked = [ask_one(OPEN[i % len(OPEN)]) for i in range(max(8, batch))]
         words = [[rng.randrange(3, vocabulary) for _ in range(100)] for _ in asked]
         plain = {"max_tokens": 64, "ignore_eos": True}
@@ -197,10 +206,12 @@ def works(name: str, app: Any, options: argparse.Namespace) -> Iterator[Work]:
     vocabulary = app.engine.spec.vocab_size
     if name == "tiny":
         yield quoting_tiny(options.questions)
-        yield from other_works(app, lambda text: f"Question: {text}\nPassage:", vocabulary)
+        yield from other_works(
+            lambda text: f"Question: {text}\nPassage:", vocabulary, options.batches
+        )
     else:
         yield quoting_smollm2(app, options.traces, options.questions)
-        yield from other_works(app, lambda text: chat(app, text), vocabulary)
+        yield from other_works(lambda text: chat(app, text), vocabulary, options.batches)
 
 
 def summarise(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -219,6 +230,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--traces", type=Path, default=Path(corpus_folder) / "traces")
     parser.add_argument("--models", nargs="+", default=["tiny", "smollm2"])
     parser.add_argument("--questions", type=int, default=16, help="that passages answer")
+    parser.add_argument("--batches", type=parse_numbers, default=(1, 4, 16))
     parser.add_argument("--rounds", type=int, default=9)
     add_report_options(parser)
     add_work_option(parser)

@@ -12,6 +12,7 @@ import pytest
 
 from dovetail.compiler.pipeline import compile_model
 from dovetail.runtime.app import App, load
+from dovetail.runtime.schedule import speculation
 from dovetail.tiny_world import LLAMA
 from tests.runtime.schedule.integrity import check_integrity
 
@@ -37,8 +38,8 @@ def open_app(path: Path, drafts: bool, **options: Any) -> App:
 
 
 def count(app: App, name: str) -> int:
-    speculation = app.engine.scheduler.speculation
-    return speculation.counts[name] if speculation else 0
+    found = app.engine.scheduler.speculation
+    return found.counts[name] if found else 0
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -118,9 +119,13 @@ def test_the_engine_in_a_process_of_its_own_drafts_and_tells_it(tiny: Path) -> N
 
 
 def test_rejected_rows_leave_no_trace(
-    make_artifact: Callable[..., Path], answer: Callable[..., list[int]]
+    make_artifact: Callable[..., Path],
+    answer: Callable[..., list[int]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The toy model answers wrongly as soon as one slot is; nearly no draft of its text holds."""
+    monkeypatch.setattr(speculation, "SHORT", 1)
+    monkeypatch.setattr(speculation, "PRIOR", 1e9)  # no experience makes it give up
     rng = random.Random(4)
     prompts = [[rng.randrange(9) for _ in range(rng.randint(1, 90))] for _ in range(14)]
     for blocks in (16, 64):

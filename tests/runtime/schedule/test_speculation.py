@@ -75,7 +75,7 @@ def test_a_request_whose_drafts_do_not_hold_gets_none() -> None:
     replies = Replies(lambda rows: 1.0 + 0.05 * rows)
     replies.ask(200)
     for step in range(200):
-        replies.step(lambda place: [7, 8][place % 2] if place % 3 else 100 + step)
+        replies.step(lambda place, step=step: [7, 8][place % 2] if place % 3 else 100 + step)
     assert sum(rows - 1 for rows in replies.rows[-50:]) < 25
 
 

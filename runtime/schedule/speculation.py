@@ -171,18 +171,22 @@ class Speculation:
         A request is named once for each of its rows. Only steps that do nothing but decode, in one
         batch, get any.
         """
-        now, last, self._last = queues.clock(), self._last, None
+        last, self._last = self._last, None
         if plan.moves or len(plan.batches) != 1 or plan.batches[0].prefill:
+            self._idle = 0  # there may be new requests
             return plan
-        (batch,) = plan.batches
+        if self._idle and last is None:
+            self._idle -= 1
+            return plan
+        (batch,), now = plan.batches, queues.clock()
         members = (*batch.gpu_decode, *batch.cpu_decode)
         if last is not None and last[0] == members:
             self.times.learn(last[1], now - last[2])
-        self._idle = self._idle - 1 if last is not None and last[0] == members else 0
-        drafted: dict[int, int] = {}
-        if self._idle <= 0 and (line := self.times.line):
-            drafted = self._draft(members, queues)
-            self._idle = 0 if drafted else int(LOOK * len(members) / line[len(members)])
+        if self._idle:
+            return plan
+        drafted = self._draft(members, queues) if self.times.line else {}
+        if self.times.line and not drafted:
+            self._idle = int(LOOK * len(members) / self.times.line[len(members)])
         self._last = members, len(members) + sum(drafted.values()), now
         if not drafted:
             return plan

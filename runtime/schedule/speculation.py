@@ -75,7 +75,7 @@ def read_speculation(config: Mapping[str, object] | str | None) -> SpeculationSe
     return SpeculationSettings(most) if most else None
 
 
-class Record:
+class HitRate:
     """Drafted tokens that were chosen, and those that were not; the newest ones count most."""
 
     def __init__(self, fade: float) -> None:
@@ -96,7 +96,7 @@ class Lookup:
     def __init__(self, request: Request) -> None:
         self._text = SuffixAutomaton()
         self._read = max(0, len(request.tokens) - MOST_READ)
-        self.record, self.size = Record(FADE), 0
+        self.hits, self.size = HitRate(FADE), 0
 
     def draft(self, request: Request, most: int) -> list[int]:
         """Return up to `most` tokens that may follow; sets `size`."""
@@ -161,7 +161,7 @@ class Speculation:
         self._last: tuple[tuple[int, ...], int, float] | None = None
         """Requests, rows and beginning of the step under way, where it only decodes."""
         self._lookups: WeakKeyDictionary[Request, Lookup] = WeakKeyDictionary()
-        self._records = [Record(FADE_ALL) for _ in range(LONG.bit_length() + 1)]
+        self._hits = [HitRate(FADE_ALL) for _ in range(LONG.bit_length() + 1)]
         """By the size of the match: 1, 2 to 3, 4 to 7 tokens and so on."""
         self._idle = 0  # steps without a look
 
@@ -199,8 +199,8 @@ class Speculation:
     def learn(self, request: Request, *, held: bool) -> None:
         """Take note of a drafted token: whether it was the one that was chosen."""
         lookup = self._lookups[request]
-        for record in (lookup.record, self._records[lookup.size]):
-            record.learn(held)
+        for hits in (lookup.hits, self._hits[lookup.size]):
+            hits.learn(held)
         self.counts["accepted_tokens"] += held
 
     def _draft(self, members: Sequence[int], queues: RequestQueues) -> dict[int, int]:
@@ -216,8 +216,8 @@ class Speculation:
             if lookup is None:
                 lookup = self._lookups[request] = Lookup(request)
             found[number] = lookup.draft(request, most)
-            usual = self._records[lookup.size].chance(lookup.size / (lookup.size + 2))
-            gain, chance = 1.0, lookup.record.chance(usual)
+            usual = self._hits[lookup.size].chance(lookup.size / (lookup.size + 2))
+            gain, chance = 1.0, lookup.hits.chance(usual)
             for _ in found[number]:
                 gain *= chance
                 gains.append((gain, number))

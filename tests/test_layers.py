@@ -60,11 +60,11 @@ ROOMS = (  # of the runtime, and its flat files: each imports only what stands b
 CORE = ("native", "schedule", "engine", "accel", "child", "group")
 """Rooms that are thin: who reads how a token is made reads these."""
 LINES = {
-    "dovetail": 5_950,
+    "dovetail": 6_000,
     "compiler": 14_400,
     "codegen": 14_200,
     "topology": 3_700,
-    "ir": 9_800,
+    "ir": 9_900,
     "runtime": 36_900,
     "runtime/machine": 850,
     "runtime/schedule": 3_450,

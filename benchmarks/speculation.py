@@ -1,4 +1,4 @@
-"""What drafted tokens bring, and that they never cost: tokens a second with them over without.
+"""What drafted tokens bring, and what they cost: tokens a second with them over without.
 
 Two loads of a model answer the same prompts in turns. `quoting`: questions behind passages that
 hold the answer, one at a time; only answers count that hold the gold span and repeat no 8 tokens in

@@ -87,7 +87,7 @@ def counts(work: Work, at: int, answer: Answer) -> bool:
 
 def compare(apps: Sequence[Any], work: Work, rounds: int) -> dict[str, Any]:
     """Return a row: how many times the tokens a second there are with drafts, in rounds."""
-    before, times, same, kept = drafted(apps[1]), ([], []), 0, list[int]()
+    before, times, same, kept = drafted(apps[1]), ([], []), list[bool](), list[int]()
     starts = range(0, len(work.prompts), work.batch)
     for turn in range(-1, rounds):  # the first one warms up, and says what counts
         totals = [[0.0, 0], [0.0, 0]]
@@ -98,8 +98,8 @@ def compare(apps: Sequence[Any], work: Work, rounds: int) -> dict[str, Any]:
             found = dict(sorted((side, ask(apps[side], work, at)) for side in order))
             if turn < 0:
                 kept += [at] if counts(work, at, found[0]) else []
-                pairs = zip(found[0].said, found[1].said, strict=True)
-                same += sum(one.token_ids == other.token_ids for one, other in pairs)
+            pairs = zip(found[0].said, found[1].said, strict=True)
+            same += [one.token_ids == other.token_ids for one, other in pairs]
             for side, answer in found.items():
                 totals[side][0] += answer.seconds
                 totals[side][1] += answer.tokens
@@ -111,7 +111,7 @@ def compare(apps: Sequence[Any], work: Work, rounds: int) -> dict[str, Any]:
         "work": work.name,
         "batch": work.batch,
         "answers": len(kept) * work.batch,
-        "same": same / len(work.prompts),
+        "same": sum(same) / len(same),
         "plain_tok_s": 1 / sorted(times[0])[rounds // 2] if kept else None,
         "accepted": spent["accepted_tokens"] / max(1, spent["draft_tokens"]),
         **(speedup(times[1], times[0]) if kept else {"ratio": None, "bound": None}),

@@ -65,9 +65,9 @@ LINES = {
     "codegen": 14_200,
     "topology": 3_700,
     "ir": 9_900,
-    "runtime": 36_500,
+    "runtime": 36_900,
     "runtime/machine": 850,
-    "runtime/schedule": 3_100,
+    "runtime/schedule": 3_450,
     "runtime/child": 950,
     "runtime/text": 2_750,
     "runtime/native": 2_350,
@@ -76,7 +76,7 @@ LINES = {
     "runtime/index": 1_500,
     "runtime/embed": 2_800,
     "runtime/accel": 4_650,
-    "runtime/hosting": 1_550,
+    "runtime/hosting": 1_600,
     "runtime/retrieval": 1_600,
     "runtime/flows": 5_150,
     "runtime/server": 4_900,
@@ -184,9 +184,9 @@ def test_no_folder_grows_unnoticed(folder: str) -> None:
 
 
 def test_the_core_is_thin() -> None:
-    """The aim is 12,000 lines: tables of attention, recorded steps and masks came on top."""
+    """The aim is 12,000 lines: attention's tables, recorded steps, masks and drafts came on top."""
     assert {f"runtime/{room}" for room in ROOMS if (ROOT / "runtime" / room).is_dir()} < set(LINES)
-    assert sum(count_lines(f"runtime/{room}") for room in CORE) <= 13_000
+    assert sum(count_lines(f"runtime/{room}") for room in CORE) <= 13_400
 
 
 def test_no_class_of_the_runtime_is_named_as_another() -> None:

@@ -103,6 +103,9 @@ def load(
             the device's memory, on the CPU what the artifact was compiled for.
         max_model_len: maximum tokens of a request, prompt and answer together.
         gpu_blocks: size of the device's KV pool in blocks of 16 tokens, default by its memory.
+        speculative_config: draft tokens that stood behind the same words before, in prompt or
+            answer, such as `{"method": "suffix", "num_speculative_tokens": 8}`: a step may then
+            bring several. Answers stay the same.
         max_waiting: refuse requests while this many wait, instead of what `settings` say.
         kv_file: keep KV of what prompts begin with there, too, beyond the pool and the app's life:
             documents, system prompts, tools. On the CPU alone; of one process at a time.

@@ -76,7 +76,8 @@ class SamplingParams:
 
         `schema` stands for `structured_outputs` with `json`.
         """
-        check_names("a generation", options, _CHECKS)
+        if not options.keys() <= _CHECKS.keys():
+            check_names("a generation", options, _CHECKS)
         checked = {name: _CHECKS[name](name, value) for name, value in options.items()}
         if (schema := checked.pop("schema", None)) is not None:
             if checked.get("structured_outputs") is not None:

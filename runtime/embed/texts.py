@@ -190,7 +190,8 @@ class Embeddings:
 
     def _start(self, texts: TextOrIds | Sequence[TextOrIds], options: EmbedOptions) -> EmbedJob:
         """Read texts and queue them."""
-        check_names("embed", options, EmbedOptions.__annotations__)
+        if not options.keys() <= EmbedOptions.__annotations__.keys():
+            check_names("embed", options, EmbedOptions.__annotations__)
         chosen = self.choose(options.get("model"), labels=False)
         ids = chosen.read(texts, options.get("prompt_name"), options.get("prompt"))
         return chosen.service.submit(ids, model=chosen.name, wait=options.get("wait", False))

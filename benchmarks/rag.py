@@ -4,10 +4,13 @@
 `cpu`: 1M x 384, IVF1024, searched here by faiss on one thread, beside an *emulated* H100 that takes
 its time and replies by script. All planes of a scale meet the same engine, scans and questions.
 `tiny`: the bundled world on the real engine, `App.run` beside LangGraph with our nodes.
+`real`: real passages, models and servers by the wall clock, see `rag_real.py`; the short form is
+`--workflow one-shot --seeds 1`, the whole takes hours and goes on with `--resume`.
 
     python benchmarks/rag.py --scale simulated --json benchmarks/results/rag_simulated.json --resume
     python benchmarks/rag.py --scale cpu --json benchmarks/results/rag_cpu.json
     python benchmarks/rag.py --scale tiny --requests 16 --json benchmarks/results/rag_tiny.json
+    python benchmarks/rag.py --scale real --workflow one-shot --seeds 1 --work DIR --json FILE
 """
 
 from __future__ import annotations
@@ -18,9 +21,17 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
-from common import Report, add_report_options, geometric_mean, machine_facts, open_report
+from common import (
+    Report,
+    add_report_options,
+    add_work_option,
+    geometric_mean,
+    machine_facts,
+    open_report,
+)
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -58,7 +69,7 @@ ENDING = ("dovetail", "early", "early_no_reorder")
 ROOM = {"simulated": 0.12, "cpu": 0.0}
 """Part of the index in the device's cache: 19 of 155 GB fit beside the model and its KV cache."""
 RATIOS = (1, 2, 4)
-SECONDS = {"simulated": 10.0, "cpu": 8.0, "tiny": 0.0}
+SECONDS = {"simulated": 10.0, "cpu": 8.0, "tiny": 0.0, "real": 0.0}
 """Of arrivals, and of a burst's work; a shorter burst would be the way of its last request."""
 
 
@@ -312,6 +323,8 @@ def main(arguments: Sequence[str] | None = None) -> Report:
     report = open_report("rag", options, config, tuple(config))
     if options.scale == "tiny":
         return _run_tiny(options, report)
+    if options.scale == "real":
+        return _run_real(options, report)
     stage = STAGES[options.scale](options)
     started = time.perf_counter()
     for cell in make_cells(options.scale, options.only):
@@ -358,6 +371,14 @@ def _run_tiny(options: argparse.Namespace, report: Report) -> Report:
     return report
 
 
+def _run_real(options: argparse.Namespace, report: Report) -> Report:
+    from rag_real import measure_real
+
+    measure_real(options, report)
+    report.print()
+    return report
+
+
 COLUMNS = ("group", "workflows", "nprobe", "point", "of", "model")
 COLUMNS += tuple(f"{plane}_{what}" for plane in COMPARED for what in ("rate", "mean"))
 
@@ -377,7 +398,7 @@ STAGES = {"simulated": simulated_stage, "cpu": cpu_stage}
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
-    parser.add_argument("--scale", choices=(*STAGES, "tiny"), default="simulated")
+    parser.add_argument("--scale", choices=(*STAGES, "tiny", "real"), default="simulated")
     parser.add_argument("--only", nargs="+", default=(), choices=GROUPS, help="groups of cells")
     parser.add_argument("--workflow", nargs="+", help="only cells of these, mixes as a+b")
     parser.add_argument("--nprobe", nargs="+", type=int, help="only cells of so many clusters")
@@ -386,6 +407,15 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, help=f"of arrivals ({SECONDS})")
     parser.add_argument("--limit", type=float, default=1e9, help="seconds after which to stop")
     parser.add_argument("--seed", type=int, default=0)
+    real = parser.add_argument_group("of scale real")
+    corpus = Path(os.environ.get("DOVETAIL_CORPUS", "../shared"))
+    real.add_argument("--traces", type=Path, default=corpus / "traces")
+    real.add_argument("--columns", nargs="+", default=["stack", "served", "plain", "full"])
+    real.add_argument("--count", type=int, default=100, help="questions of a cell")
+    real.add_argument("--seeds", type=int, default=3)
+    real.add_argument("--threads", type=int, default=os.cpu_count(), help="of llama.cpp")
+    real.add_argument("--latency", action="store_true", help="also at 0.7 of the stack's rate")
+    add_work_option(real)
     add_report_options(parser)
     options = parser.parse_args(arguments)
     options.seconds = options.seconds or SECONDS[options.scale]

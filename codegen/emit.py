@@ -61,6 +61,7 @@ FFI_DTYPES: dict[str, tuple[int, int, str]] = {
     "u8": (1 << 1, 8, "uint8"),
     "i8": (1 << 0, 8, "int8"),
     "u16": (1 << 1, 16, "uint16"),
+    "i16": (1 << 0, 16, "int16"),
     "u32": (1 << 1, 32, "uint32"),
     "bf16": (1 << 4 | 1 << 1, 16, "bfloat16 (or uint16)"),
     "f16": (1 << 2 | 1 << 1, 16, "float16 (or uint16)"),

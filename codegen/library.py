@@ -247,9 +247,13 @@ def _build_spec(spec: LibrarySpec, texts: Sequence[KernelText]) -> BuildSpec:
         target=spec.target,
         files=tuple(files),
         units=tuple(units),
-        flags=("-pthread",),
+        flags=("-pthread", *(FOREIGN_FLAGS if spec.modules else ())),
         abi=ABI,
     )
+
+
+FOREIGN_FLAGS = ("-fno-strict-aliasing", "-fwrapv")
+"""For kernels of users: what was lifted from C reads memory as other types, and wraps around."""
 
 
 def check_names(spec: LibrarySpec) -> None:

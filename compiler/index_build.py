@@ -31,16 +31,21 @@ from dovetail.ir.index_file import (
     DOCUMENTS,
     OFFSETS,
     VECTORS,
+    EarlyEnd,
     EmbedderEntry,
     IndexManifest,
     Passage,
 )
 from dovetail.runtime.index.build import build_index
-from dovetail.runtime.index.documents import encode_passages
+from dovetail.runtime.index.cursor import choose_probes
+from dovetail.runtime.index.documents import divide, encode_passages
+from dovetail.runtime.index.early_stop import calibrate
 from dovetail.runtime.index.ivf import IvfIndex
 
 SLICE = 256
 """Passages that are embedded before they are kept: what an interrupted build loses at most."""
+QUERIES, WORDS = 1000, 12
+"""Queries on which an early end is chosen, and on which it is checked; words of each."""
 UNIT = 1e-3
 """How far from 1 the lengths of vectors may be that are compared by inner product by default."""
 QUERY_PROMPTS, PASSAGE_PROMPTS = (
@@ -65,7 +70,8 @@ class IndexRequest:
     """What to build.
 
     clusters: None = chosen by the number of passages. metric: None = inner product for unit
-    vectors, else L2. target: the instruction set to build scan kernels for, if any.
+    vectors, else L2. target: the instruction set to build scan kernels for, if any. cut: gives the
+    parts of a text that the encoder takes whole, each behind another text; None: it takes all.
     """
 
     output: Path
@@ -74,10 +80,14 @@ class IndexRequest:
     clusters: int | None = None
     seed: int = 0
     target: Target | None = None
+    cut: Callable[[str, str], Sequence[str]] | None = None
 
 
 class IndexReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a build did. resumed: passages that an earlier, interrupted build had embedded."""
+    """What a build did. resumed: passages that an earlier, interrupted build had embedded.
+
+    divided: passages that the encoder could not take whole, and so are found part by part.
+    """
 
     path: str
     documents: int
@@ -88,6 +98,7 @@ class IndexReport(msgspec.Struct, frozen=True, kw_only=True):
     metric: str
     bytes: int
     embedder: str
+    divided: int = 0
 
 
 def build_index_folder(
@@ -103,6 +114,9 @@ def build_index_folder(
         SpecError: the request does not fit the corpus, or the output cannot be written to.
         ArtifactError: another build writes to the same place, or the disk is full.
     """
+    divided, before = 0, embedder.passage_prompt
+    if (cut := request.cut) is not None:
+        passages, divided = divide(passages, lambda text, head: cut(text, before + head))
     lines, offsets = encode_passages(passages)
     identity = hashlib.sha256(lines + msgspec.json.encode(embedder)).hexdigest()
     with write_artifact(request.output, kind=IndexManifest) as folder:
@@ -110,6 +124,7 @@ def build_index_folder(
             resumed = partial.count
             vectors = _embed_all(passages, encoder, embedder, partial, progress)
             index = _cluster(vectors, request, progress)
+            early = _calibrate(index, passages, encoder, embedder, progress)
             progress("write", 0, 1)
             index.write(folder.path_for(VECTORS))
             folder.add_file(VECTORS)
@@ -130,6 +145,7 @@ def build_index_folder(
                 metric=index.metric,
                 embedder=embedder,
                 targets=tuple(libraries),
+                early=early,
             )
             partial.remove()
             progress("write", 1, 1)
@@ -143,6 +159,7 @@ def build_index_folder(
         metric=index.metric,
         bytes=sum(entry.bytes for entry in folder.files.values()),
         embedder=embedder.name,
+        divided=divided,
     )
 
 
@@ -262,6 +279,39 @@ def _cluster(vectors: Rows, request: IndexRequest, progress: Progress) -> IvfInd
     )
     progress("cluster", 1, 1)
     return index
+
+
+def _calibrate(
+    index: IvfIndex,
+    passages: Sequence[Passage],
+    encoder: Embeds,
+    embedder: EmbedderEntry,
+    progress: Progress,
+) -> tuple[EarlyEnd, ...]:
+    """Measure when searches may end, with some words of passages for queries.
+
+    Of an index that is small, or searched whole, nothing is left out.
+    """
+    nprobe = choose_probes(index.clusters)
+    if len(passages) < 2 * QUERIES or nprobe == index.clusters:
+        return ()
+    rng, rows = np.random.default_rng(0), list[Rows]()
+    chosen = rng.choice(len(passages), 2 * QUERIES, replace=False).tolist()
+    texts = [_some_words(passages[row].text, rng) for row in chosen]
+    for first in range(0, len(texts), SLICE):
+        progress("calibrate", first, len(texts))
+        rows.append(encoder.embed(texts[first : first + SLICE], prompt=embedder.query_prompt))
+    queries = np.concatenate(rows)
+    wider = sorted({nprobe, min(4 * nprobe, index.clusters)})
+    found = tuple(end for width in wider for end in calibrate(index, queries, width))
+    progress("calibrate", len(texts), len(texts))
+    return found
+
+
+def _some_words(text: str, rng: np.random.Generator) -> str:
+    words = text.split()
+    first = int(rng.integers(max(1, len(words) - WORDS + 1)))
+    return " ".join(words[first : first + WORDS])
 
 
 def _encode_array(values: npt.NDArray[np.int64]) -> bytes:

@@ -19,6 +19,8 @@ import msgspec
 from dovetail.codegen.catalog import KernelRequest, device_kernels, model_kernels
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.library import LibrarySpec, build_library
+from dovetail.codegen.targets import host_target
+from dovetail.codegen.toolchain import find_compiler
 from dovetail.compiler.attention_search import attention_kernels
 from dovetail.compiler.check_tape import verify_tape
 from dovetail.compiler.choose import ChoiceRequest, Chosen, choose_schedules
@@ -76,7 +78,7 @@ from dovetail.compiler.writer import ArtifactWriter, write_artifact, write_libra
 from dovetail.ir.artifact import SERVE, ServicePlan
 from dovetail.ir.cache import use_cache
 from dovetail.ir.encoder import EncoderSpec, Spec
-from dovetail.ir.errors import ArtifactError, SpecError
+from dovetail.ir.errors import ArtifactError, SpecError, ToolchainError
 from dovetail.ir.model import ModelFile, ModelSpec, WeightChunks, WeightEntry
 from dovetail.ir.place import place, serving_graph
 from dovetail.ir.plans import PlanChoice
@@ -129,6 +131,7 @@ def compile_artifact(request: CompileRequest, *, progress: Progress | None = Non
 
 
 def _compile(request: CompileRequest, steps: Steps) -> CompileReport:
+    request, lacking = _fit_compiler(request)
     with steps.run("read"):
         members = _read(request, steps)
         workflows = _read_workflows(request, members)
@@ -181,10 +184,26 @@ def _compile(request: CompileRequest, steps: Steps) -> CompileReport:
         gain=_measure_gain(first, tuned[0]) if isinstance(first, Inputs) else None,
         end_to_end=end_to_end,
         seconds=steps.seconds,
-        notes=(*notes, *joined.notes),
+        notes=(*lacking, *notes, *joined.notes),
         workflows=manifest["workflows"],
         indexes=manifest["indexes"],
     )
+
+
+def _fit_compiler(request: CompileRequest) -> tuple[CompileRequest, tuple[str, ...]]:
+    """Return the request as it can be done here, and why it is another one.
+
+    Schedules are searched for among kernels that are built for it; those of the rules may lie in
+    the package already.
+    """
+    if request.effort == "none":
+        return request, ()
+    try:
+        find_compiler(host_target())
+    except ToolchainError as error:
+        note = f"schedules by rules, nothing was measured: {error}, and compile again"
+        return replace(request, effort="none"), (note,)
+    return request, ()
 
 
 def _holds_foreign(request: CompileRequest, indexes: Mapping[str, tuple[Path, Any]]) -> bool:

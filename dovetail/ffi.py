@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from dovetail.errors import ArtifactError
+from dovetail.errors import ArtifactError, SpecError
 from dovetail.ir.artifact import KernelIndex
 from dovetail.loading import open_ready
 from dovetail.runtime.artifact import Artifact
@@ -30,7 +30,12 @@ class Kernels:
     """Kernels by name, of the libraries that have them: `kernels["rmsnorm"]`."""
 
     def __init__(self, homes: Mapping[str, Path]) -> None:
-        from tvm_ffi import load_module  # noqa: PLC0415
+        try:
+            from tvm_ffi import load_module  # noqa: PLC0415
+        except ImportError:
+            raise SpecError(
+                "kernels are called through tvm-ffi; install dovetail with the extra `ffi`"
+            ) from None
 
         modules = {path: load_module(str(path)) for path in dict.fromkeys(homes.values())}
         self._modules = {name: modules[path] for name, path in homes.items()}

@@ -234,8 +234,11 @@ and the hot clusters on a track each, and arrows along each request, for ui.perf
 
 ## End searches early
 
-A search is exact over the clusters that it probes. It may also end once so many clusters in a row
-have changed nothing; how many keeps a recall is found with sample queries:
+A search may end before it has scanned all clusters that it probes: once so many of them, in the
+order of centroids, have held nothing nearer. How many (the patience) was measured when an index of
+thousands of passages was built: for 0.99 of what the whole search finds, which 1,000 queries that
+it was not chosen on confirm (`early` in the manifest). That is the default; `patience=None` has
+searches exact. With queries of your own another recall is found like this:
 
 ```python
 {end}```
@@ -245,10 +248,24 @@ have changed nothing; how many keeps a recall is found with sample queries:
 ```
 
 `scanned` is the part of the clusters that is looked at, `recall` that of the sample, `at_least`
-what it is for new queries like these with 95 % certainty, searched in the order of centroids with
-the same `nprobe`. A history changes the order, and so what a patience leaves out: the second search
-of a request, as here, begins where the first one found something. The sub-stages are small here,
-too: a search ends between two of them, so larger ones end it later and leave out less.
+what it is for new queries like these with 95 % certainty, with the same `nprobe`. What a request's
+last search found counts as found, so its next one ends sooner; the order in which clusters are
+scanned does not matter. The sub-stages are small here: a search ends between two of them, so larger
+ones end it later and leave out less.
+
+## Documents in any order
+
+Reading the documents of a prompt costs more than finding them. The engine keeps the KV of what
+prompts began with; with `add_retrieval(..., order="any")` a prompt shows its documents in the order
+in which it shares most with those before it (`arrange` in `result.rewrites`). The prompt that was
+sent stands in the timeline: `result.timeline[i].prompt`. `load(kv_file="FILE")`, or `dovetail serve
+--kv-file FILE`, keeps KV in a bounded file, beyond the memory of the pool and beyond restarts.
+
+An answer may differ with what else is computed in the same step (a last bit, and so a word), unless
+the app is loaded with `deterministic=True`: then it is that of the prompt alone.
+
+`app.flows.statistics.left` says, by transformation, why it was not applied where it fitted last,
+such as guesses while the engine is busy with prompts.
 
 ## What it gains
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Unpack
+from typing import Literal, Unpack
 
 import msgspec
 import networkx as nx  # type: ignore[import-untyped]
@@ -82,12 +82,23 @@ class RAGraph:
         topk: int = 5,
         filters: Mapping[str, object] | None = None,
         index: str | None = None,
+        order: Literal["nearest", "any"] = "nearest",
     ) -> None:
         """Add a search for the `topk` documents nearest to what `query` names: a text or a vector.
 
-        `filters`: metadata field -> the value, or the list of values, that documents must have.
+        Args:
+            node: its name.
+            query: what it asks, by name.
+            output: the name of what it finds, nearest first.
+            topk: documents at most.
+            filters: metadata field -> the value, or the list of values, that documents must have.
+            index: which one, None where there is one.
+            order: in which a prompt shows documents: nearest first, or `any`: as their prompt
+                shares the longest beginning with those before it, whose KV need not be computed
+                again. The timeline has the prompts that were sent.
         """
-        self.add_node(wf.Retrieval(node, query, output, topk, dict(filters or {}), index))
+        found = wf.Retrieval(node, query, output, topk, dict(filters or {}), index, order)
+        self.add_node(found)
 
     def add_embedding(
         self, node: wf.Name, *, text: str, output: str, model: str | None = None
@@ -166,6 +177,8 @@ class RAGraph:
             raise WorkflowError(f"node {node.name!r}: output {node.output!r} is no plain name")
         if isinstance(node, wf.Retrieval) and node.topk < 1:
             raise WorkflowError(f"node {node.name!r}: topk must be at least 1, not {node.topk}")
+        if isinstance(node, wf.Retrieval) and node.order not in ("nearest", wf.ANY_ORDER):
+            raise WorkflowError(f"node {node.name!r}: order is nearest or any, not {node.order!r}")
         try:
             node.reads  # noqa: B018 - a prompt is read here for the first time
         except WorkflowError as error:

@@ -34,6 +34,7 @@ class Terminal(Enum):
 
 
 START, END = Terminal.START, Terminal.END
+ANY_ORDER = "any"
 Place: TypeAlias = Name | Terminal
 Choice: TypeAlias = "Place | Iterable[Place]"
 
@@ -80,7 +81,8 @@ class Generation(StoredNode, tag=GENERATION, frozen=True):
 class Retrieval(StoredNode, tag=RETRIEVAL, frozen=True):
     """Finds the `topk` documents of an index nearest to a text or vector.
 
-    filters: metadata field -> the value, or the values, of which documents must have one.
+    filters: metadata field -> the value, or the values, of which documents must have one. order: in
+    which prompts show them; `any` lets one show them as it shares most with prompts before it.
     """
 
     query: str
@@ -88,6 +90,7 @@ class Retrieval(StoredNode, tag=RETRIEVAL, frozen=True):
     topk: int = 5
     filters: Mapping[str, object] = {}
     index: str | None = None
+    order: Literal["nearest", "any"] = "nearest"
 
     @property
     def reads(self) -> tuple[str, ...]:

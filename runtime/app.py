@@ -103,7 +103,13 @@ def load(
             the device's memory, on the CPU what the artifact was compiled for.
         max_model_len: maximum tokens of a request, prompt and answer together.
         gpu_blocks: size of the device's KV pool in blocks of 16 tokens, default by its memory.
+        speculative_config: draft tokens that stood behind the same words before, in prompt or
+            answer, such as `{"method": "suffix", "num_speculative_tokens": 8}`: a step may then
+            bring several. Answers stay the same.
         max_waiting: refuse requests while this many wait, instead of what `settings` say.
+        kv_file: keep KV of what prompts begin with there, too, beyond the pool and the app's life:
+            documents, system prompts, tools. On the CPU alone; of one process at a time.
+        kv_file_bytes: size of that file, default 1 GiB.
         embedding: an SLO for `embed` and `rerank`: queues are sized for it (measuring for seconds
             on a new machine), accelerators first, then a CPU process, else BUSY. None: encoders
             run in this process, and calls wait.
@@ -187,7 +193,8 @@ class App:
         self._generator = generator
         settings = workflows or FlowSettings()
         embed = partial(embeddings.embed, wait=True)
-        self.flows = FlowService(generator, embed, settings, artifact, gpu, trust=trust)
+        cut = embeddings.divide if embeddings.embeds else None
+        self.flows = FlowService(generator, embed, settings, artifact, gpu, cut=cut, trust=trust)
         held = hold(artifact.path, *{path.parent for path in artifact.shared.values()})
         self._end = weakref.finalize(self, _close, self.flows, generator, embeddings, held)
 
@@ -492,11 +499,11 @@ class App:
             path: what `dovetail index build` wrote.
             name: what retrieval nodes call it, default the folder's name.
             nprobe: clusters that a search scans, nearest first: more find more, in more time; all
-                of them are an exact search. Default an eighth, and no less than 16.
+                of them are an exact search. Default an eighth, and no less than 64.
             embed: turns queries into vectors; default the app's encoder, with the index's prompt.
 
-        Raises ArtifactError if the index is missing or damaged, SpecError if nprobe is below 1,
-        DeviceError if the process cannot be started.
+        Raises ArtifactError if the index is missing or damaged, SpecError if nprobe is below 1 or
+        nothing here embeds as what made the index, DeviceError if the process cannot be started.
         """
         self.flows.add_index(path, name=name, nprobe=nprobe, embed=embed)
 

@@ -60,25 +60,25 @@ ROOMS = (  # of the runtime, and its flat files: each imports only what stands b
 CORE = ("native", "schedule", "engine", "accel", "child", "group")
 """Rooms that are thin: who reads how a token is made reads these."""
 LINES = {
-    "dovetail": 5_950,
-    "compiler": 14_400,
-    "codegen": 14_200,
+    "dovetail": 7_500,
+    "compiler": 14_500,
+    "codegen": 17_900,
     "topology": 3_700,
-    "ir": 9_900,
-    "runtime": 36_500,
-    "runtime/machine": 850,
-    "runtime/schedule": 3_100,
+    "ir": 10_200,
+    "runtime": 37_600,
+    "runtime/machine": 1_000,
+    "runtime/schedule": 3_450,
     "runtime/child": 950,
     "runtime/text": 2_750,
     "runtime/native": 2_350,
     "runtime/group": 550,
     "runtime/engine": 1_600,
-    "runtime/index": 1_500,
+    "runtime/index": 1_600,
     "runtime/embed": 2_800,
     "runtime/accel": 4_650,
-    "runtime/hosting": 1_550,
+    "runtime/hosting": 1_600,
     "runtime/retrieval": 1_600,
-    "runtime/flows": 5_150,
+    "runtime/flows": 5_500,
     "runtime/server": 4_900,
     "runtime/sim": 1_350,
 }
@@ -184,9 +184,9 @@ def test_no_folder_grows_unnoticed(folder: str) -> None:
 
 
 def test_the_core_is_thin() -> None:
-    """The aim is 12,000 lines: tables of attention, recorded steps and masks came on top."""
+    """The aim is 12,000 lines: attention's tables, recorded steps, masks and drafts came on top."""
     assert {f"runtime/{room}" for room in ROOMS if (ROOT / "runtime" / room).is_dir()} < set(LINES)
-    assert sum(count_lines(f"runtime/{room}") for room in CORE) <= 13_000
+    assert sum(count_lines(f"runtime/{room}") for room in CORE) <= 13_400
 
 
 def test_no_class_of_the_runtime_is_named_as_another() -> None:

@@ -5,6 +5,7 @@ In: a workflow and services. Out: a compiled graph of LangGraph that means the s
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypedDict
 
 from langgraph.graph import END as LAST
@@ -12,19 +13,23 @@ from langgraph.graph import START as FIRST
 from langgraph.graph import StateGraph
 
 from dovetail.bound import Bound
-from dovetail.ir.workflow import END, START, Edge, Place, State, Workflow, targets
+from dovetail.ir.workflow import END, START, Edge, Node, Place, State, Workflow, targets
 from dovetail.runtime.flows.services import Services
 
 TERMINALS: dict[Place, str] = {START: FIRST, END: LAST}
 
 
-def compile_graph(workflow: Workflow, services: Services) -> Any:
-    """Return the workflow as LangGraph runs it."""
+def compile_graph(
+    workflow: Workflow,
+    services: Services | None,
+    bind: Callable[[Node], Callable[..., Any]] | None = None,
+) -> Any:
+    """Return the workflow as LangGraph runs it; `bind` gives what it calls for a node."""
     names = [*workflow.inputs, *(node.output for node in workflow.nodes.values())]
     state = TypedDict("state", dict.fromkeys(names, Any), total=False)  # type: ignore[operator]
     graph = StateGraph(state)
     for name, node in workflow.nodes.items():
-        graph.add_node(str(name), Bound(node, services))
+        graph.add_node(str(name), bind(node) if bind else Bound(node, services))
     for source, edges in workflow.edges.items():
         for number, edge in enumerate(edges):
             _connect(graph, workflow, source, edge, number)

@@ -19,6 +19,7 @@ SCALAR_SPELLING: Mapping[str, str] = {
     "u8": "uint8_t",
     "i8": "int8_t",
     "u16": "uint16_t",
+    "i16": "int16_t",
     "u32": "uint32_t",
     "bf16": "uint16_t",
     "f16": "uint16_t",

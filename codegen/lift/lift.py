@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 
 from dovetail.codegen.catalog import resolve_imports
 from dovetail.codegen.isa.intrinsics import Intrinsic
+from dovetail.codegen.isa.signatures import known_constants, known_functions
+from dovetail.codegen.lift.layout import Layout
+from dovetail.codegen.lift.literal import Literal
 from dovetail.codegen.lift.pinned import Pinned
 from dovetail.codegen.lift.reductions import reduce_chain
 from dovetail.codegen.lift.scalar import Scalars
@@ -25,25 +28,81 @@ from dovetail.ir.errors import SpecError, SyntaxDiagnostic
 from dovetail.ir.high import nodes as high
 from dovetail.ir.high.verify import verify_high
 from dovetail.ir.low import nodes as low
+from dovetail.ir.low.parse import Pieces
 from dovetail.ir.low.preprocess import TUNE
 from dovetail.ir.low.types import constant, is_integer, vector
+from dovetail.ir.low.verify import verify_low
 from dovetail.ir.rewrite import rewrite_node
 
 MATH_MODULE = "math_f32"
 MATH_FUNCTIONS = ("vexp", "vsigmoid", "vsilu")
 
 
-def lift(unit: low.Unit, function: str) -> high.Unit:
+def lift(unit: low.Unit, function: str, *, faults: SyntaxDiagnostic | None = None) -> high.Unit:
     """Return a module with the kernel `function` and the inline helpers it calls.
 
     Parameters keep their order; integers become i64 and a pointer to a struct of floats becomes
-    ptr[f32].
+    ptr[f32]. What the C function returns goes to a last parameter, `result`. `faults` are what the
+    verifier of C found: such text is only written out as it stands.
     Raises SpecError, with the reason, for C that has no high form.
     """
     functions = {f.name: f for f in unit.items if isinstance(f, low.Function)}
     if function not in functions:
         known = ", ".join(sorted(functions)) or "none"
         raise SpecError(f"there is no function `{function}`; the text has: {known}")
+    if faults is not None:
+        return _as_it_stands(unit, functions, function, faults.diagnostics[0].message)
+    try:
+        return _understood(unit, functions, function)
+    except SpecError as error:
+        return _as_it_stands(unit, functions, function, str(error).removeprefix(REFUSED))
+
+
+def lift_function(pieces: Pieces, function: str) -> high.Unit:
+    """Return a module with one function of a text, as `lift`; only what it needs is parsed.
+
+    Raises SyntaxDiagnostic where that is no C of the subset.
+    """
+    if function not in pieces.functions:
+        known = ", ".join(sorted(pieces.own)) or "none"
+        raise SpecError(f"there is no function `{function}`; the text has: {known}")
+    unit = pieces.unit([function])
+    targets = list(TARGETS.values())
+    source = pieces.functions[function][0]
+    try:
+        verify_low(
+            unit, source, functions=known_functions(targets), constants=known_constants(targets)
+        )
+    except SyntaxDiagnostic as faults:
+        return lift(unit, function, faults=faults)
+    return lift(unit, function)
+
+
+def _as_it_stands(
+    unit: low.Unit, functions: dict[str, low.Function], function: str, why: str
+) -> high.Unit:
+    """Return the kernel written out literally; `why` tells what stood against more."""
+    lifter = _Lifter(unit, functions, {})
+    structs = {s.name: s for s in unit.items if isinstance(s, low.StructDef)}
+    layout = Layout(structs, lifter.constants())
+    tables = {d.name: d for d in unit.items if isinstance(d, low.Declare)}
+    try:
+        made = Literal(functions, layout, tables).kernel(functions[function])
+    except SpecError as error:
+        second = str(error).removeprefix(REFUSED)
+        raise refuse(
+            second if second == why else f"{second} (and not by its meaning: {why})"
+        ) from None
+    signed = rewrite_node(made, [(ex.Int, spell_number), (ex.Float, spell_number)])
+    assert isinstance(signed, high.Function)
+    note = f"written out as it stands, because {why}"
+    whole = high.Unit(functions=(signed,), notes=(note,))
+    check_lifted(whole)
+    return whole
+
+
+def _understood(unit: low.Unit, functions: dict[str, low.Function], function: str) -> high.Unit:
+    """Return the kernel with loops as vector loops, and helpers as @inline functions."""
     lifter = _Lifter(unit, functions, _intrinsics())
     called = [functions[name] for name in lifter.called(functions[function])]
     helpers = tuple(lifter.inline(helper) for helper in called if not _takes_vectors(helper))

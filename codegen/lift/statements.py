@@ -279,7 +279,7 @@ def split_steps(expr: low.Assign) -> tuple[low.Assign, list[ex.Expr], list[ex.Ex
     return changed, before, after
 
 
-_STATEMENTS: dict[type[low.Stmt], Callable[[Statements, Any], Body]] = {
+_STATEMENTS: dict[type[Any], Callable[[Statements, Any], Body]] = {
     low.Declare: lambda self, stmt: self.declare(stmt),
     low.ExprStmt: lambda self, stmt: self.effect(stmt.expr),
     low.Block: lambda self, stmt: self.block(stmt.body),
@@ -290,5 +290,6 @@ _STATEMENTS: dict[type[low.Stmt], Callable[[Statements, Any], Body]] = {
     low.Break: lambda self, stmt: (high.Break(),),
     low.Continue: lambda self, stmt: (high.Continue(),),
     low.Pragma: lambda self, stmt: (),
+    low.StructDef: lambda self, stmt: (),
 }
 """Statement to translation, by method so that `Pinned` may take its own."""

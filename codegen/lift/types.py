@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from dovetail.ir.errors import SpecError
 from dovetail.ir.expr import ArrayType, NamedType, PointerType, Type
-from dovetail.ir.high.ops import CONSTANTS, ELEMENTS, OPS, REAL_FUNCTIONS
+from dovetail.ir.high.ops import CONSTANTS, ELEMENTS, OPS, REAL_FUNCTIONS, REAL_PAIRS
 from dovetail.ir.low import nodes as low
 from dovetail.ir.low.types import SCALARS, scalar, vector
 
@@ -30,8 +30,8 @@ ELEMENT_OF = {
 """C scalar to the element type of a pointer to it."""
 
 MATH = {
-    **{f"{name}f": name for name in REAL_FUNCTIONS},
-    **{name: name for name in REAL_FUNCTIONS},
+    **{name + f: name for name in (*REAL_FUNCTIONS, *REAL_PAIRS) for f in ("f", "")},
+    **{name + f: "rint" for name in ("nearbyint", "roundeven") for f in ("f", "")},
     **dict.fromkeys(("fabsf", "fabs", "abs"), "abs"),
     **{f"f{name}{f}": name for name in ("max", "min") for f in ("f", "")},
 }

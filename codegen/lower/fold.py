@@ -30,7 +30,7 @@ _REAL_OPS: dict[str, Callable[[Any, Any], float]] = {
     "/": operator.truediv,
 }
 _REAL_CALLS: dict[str, Callable[[float], float]] = {
-    name: getattr(math, name) for name in REAL_FUNCTIONS
+    name: getattr(math, name) for name in REAL_FUNCTIONS if hasattr(math, name)
 }
 _ANY_CALLS: dict[str, Callable[..., Any]] = {"min": min, "max": max, "abs": abs}
 

@@ -21,7 +21,13 @@ from rich.table import Table
 
 from dovetail.cli.options import AsJson
 from dovetail.cli.report import make_table, show_report, writing
-from dovetail.cli.serve_load import ENDPOINTS, LoadSpec, Target, plan_load
+from dovetail.cli.serve_load import (
+    ENDPOINTS,
+    LoadSpec,
+    Target,
+    plan_load,
+    read_load_tokenizer,
+)
 from dovetail.errors import SpecError
 from dovetail.ir.files import write_whole
 
@@ -68,7 +74,7 @@ def serve_bench_command(
     json: AsJson = False,
 ) -> None:
     """Send requests to a server at given rates; report throughput, latency and goodput."""
-    from dovetail.cli.serve_client import ask_model, run_load, summarize
+    from dovetail.cli.serve_client import ask_model, count_answers, run_load, summarize
 
     if results.plot is not None and find_spec("matplotlib") is None:
         raise SpecError("--plot needs matplotlib; install dovetail with the extra `bench`")
@@ -82,17 +88,21 @@ def serve_bench_command(
     bounds = _read_bounds([*(results.goodput or []), *(more_bounds or [])])
     percentiles = _read_numbers(results.metric_percentiles)
     rates = [_read_rate(text) for text in request_rate or ["inf"]]
+    tokenizer = None if load.tokenizer is None else read_load_tokenizer(load.tokenizer)
     name, context = ask_model(target)
     target = replace(target, model=name)
     found = []
     for rate in rates:
-        planned = plan_load(replace(load, rate=rate), context)
+        planned = plan_load(replace(load, rate=rate), context, tokenizer)
         timings, seconds = asyncio.run(run_load(target, planned))
+        if tokenizer is not None:
+            count_answers(timings, lambda text: len(tokenizer.encode(text, special=False)))
         found.append(
             {
                 "date": datetime.now().strftime("%Y%m%d-%H%M%S"),
                 "backend": target.backend,
                 "model_id": name,
+                "tokenizer_id": load.tokenizer or name,
                 "dataset_name": load.dataset_name,
                 "num_prompts": len(planned),
                 "request_rate": _show_rate(rate),

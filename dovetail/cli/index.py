@@ -6,19 +6,23 @@ that `dovetail.runtime.retrieval.folder.open_index` opens.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dovetail.cli.options import AsJson, Threads, Trust
-from dovetail.cli.report import Terminated, fail, progress_bars, show_bytes, show_report
+from dovetail.cli.report import Terminated, fail, progress_bars, show_bytes, show_report, tell
 from dovetail.errors import SpecError
 
 if TYPE_CHECKING:
     from dovetail.compiler.index_build import IndexReport
-    from dovetail.ir.index_file import EmbedderEntry
+    from dovetail.ir.index_file import EmbedderEntry, Passage
     from dovetail.runtime.app import App
+
+SAMPLED, STRANGE = 256, 0.05
+"""Passages that are looked at, and the part of their words unknown from which searches are poor."""
 
 
 def index_build_command(
@@ -60,6 +64,7 @@ def index_build_command(
         artifact = find_artifact(found, {})
         with progress_bars() as progress, load(artifact, threads=threads, trust=trust) as app:
             entry = describe_encoder(app, embedder)
+            warn_of_unknown(app, passages)
             request = IndexRequest(
                 output=output,
                 codes=codes,
@@ -67,6 +72,7 @@ def index_build_command(
                 clusters=clusters,
                 seed=seed,
                 target=host_target(),
+                cut=app.embeddings.choose(labels=False).divide,
             )
             report = build_index_folder(passages, app, entry, request, progress)
     except (KeyboardInterrupt, Terminated):
@@ -78,10 +84,28 @@ def describe_index(report: IndexReport) -> str:
     """Return the lines a person reads after a build."""
     kind = "searched whole" if report.clusters == 1 else f"{report.clusters} clusters"
     again = f" ({report.resumed} by an interrupted build before)" if report.resumed else ""
+    long = (
+        f"\n{report.divided} passages are longer than {report.embedder} reads at once: each was "
+        "cut into parts that are found one by one, under its key"
+    )
     return (
         f"{report.path}: {report.documents} passages{again}, {report.dim} values each by "
         f"{report.embedder}; {kind}, {report.codes}, {report.metric}, {show_bytes(report.bytes)}"
+        f"{long if report.divided else ''}"
     )
+
+
+def warn_of_unknown(app: App, passages: Sequence[Passage]) -> None:
+    """Say so where the encoder of an app has no word for many of those in some passages."""
+    if not app.artifact.encoders:
+        return
+    part = app.embeddings.choose(labels=False).unknown([p.text for p in passages[:SAMPLED]])
+    if part > STRANGE:
+        tell(
+            f"this encoder has no word for {part:.0%} of the corpus, so searches will find little "
+            "there: the bundled one knows only its tiny world; give an encoder for such texts, "
+            "such as sentence-transformers/all-MiniLM-L6-v2"
+        )
 
 
 def _check_family(model: Path) -> None:

@@ -47,19 +47,36 @@ def _candidate_table(title: str, candidates: Sequence[PlanCandidate], chosen: in
             _show(item.simulated),
             _show(item.measured),
             "searched" if item.tuned else "by rules",
+            "" if i == chosen else explain_loss(item, candidates[chosen]),
         )
         for i, item in enumerate(candidates)
     ]
     title = f"{title}, seconds of the phase per request"
-    return make_table(title, (*columns, ">measured s", "kernels"), rows)
+    return make_table(title, (*columns, ">measured s", "kernels", "why not"), rows)
 
 
 def _pair_table(choice: PlanChoice) -> Table:
-    columns = ("", "prefill", "decode", ">simulated s", ">of that switch", ">measured s")
-    rows = [
-        ("" if i else "chosen", *_describe(choice, pair)) for i, pair in enumerate(choice.pairs)
-    ]
+    columns = ("", "prefill", "decode", ">simulated s", ">of that switch", ">measured s", "why not")
+    rows = []
+    for i, pair in enumerate(choice.pairs):
+        why = explain_loss(pair, choice.pairs[0]) if i else ""
+        rows.append(("" if i else "chosen", *_describe(choice, pair), why))
     return make_table("pairs, seconds per request", columns, rows)
+
+
+def explain_loss(lost: PlanCandidate | PairChoice, chosen: PlanCandidate | PairChoice) -> str:
+    """Return why another candidate, or pair of them, was preferred."""
+    for how, mine, best in (
+        ("measured", lost.measured, chosen.measured),
+        ("simulated", lost.simulated, chosen.simulated),
+    ):
+        if mine and best and mine >= best:
+            return f"{mine / best:.2f}x the time, {how}"
+        if mine and best and how == "measured":
+            return "alone as fast; the pair decides"
+    if lost.measured is None and chosen.measured is None:
+        return "not measured: only that may prefer fewer cores"
+    return "not measured" if lost.measured is None else ""
 
 
 def _describe(choice: PlanChoice, pair: PairChoice) -> tuple[str, ...]:

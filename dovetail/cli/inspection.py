@@ -6,9 +6,9 @@ In: an artifact directory, of any machine. Out: an `Inspection`, and its lines o
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from rich.console import RenderableType
@@ -24,7 +24,7 @@ from dovetail.ir.artifact import SERVE, KernelIndex, Manifest, PhasePlan, Servic
 from dovetail.ir.encoder import EncoderFile
 from dovetail.ir.graph import GraphFile
 from dovetail.ir.index_file import IndexManifest
-from dovetail.ir.model import ModelFile, WeightEntry
+from dovetail.ir.model import KV_BLOCK, ModelFile, WeightEntry
 from dovetail.ir.place import read_plan
 from dovetail.ir.plans import PlanChoice
 from dovetail.ir.profile import ProfileFile
@@ -36,7 +36,10 @@ from dovetail.ir.template import WorkflowFile, raise_file
 from dovetail.runtime.artifact import ArtifactReader, read_serve
 from dovetail.runtime.flows.gpu_memory import MemoryDivision
 from dovetail.runtime.native.encoder import device_bytes
+from dovetail.runtime.native.forward import layer_block_bytes
+from dovetail.runtime.native.step import step_bytes
 from dovetail.runtime.schedule.cost_tables import kept_profiles
+from dovetail.runtime.schedule.kv_pool import blocks_for
 from dovetail.topology.values import HardwareSpec
 
 CHOICE = "plans/choice.json"
@@ -97,6 +100,11 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     kernels: tuple[KernelIndex, ...]
     gpu_memory: MemoryDivision | None = None
     devices: tuple[ProfileFile, ...] = ()
+
+    @property
+    def parts(self) -> tuple[ModelInspection | EncoderInspection, ...]:
+        """All models, those that generate first."""
+        return (*self.models, *self.encoders)
 
 
 def inspect_artifact(path: Path) -> Inspection:
@@ -164,51 +172,146 @@ def _summarise_tape(tape: Tape) -> TapeSummary:
     )
 
 
+class Section(NamedTuple):
+    """A part of what is shown; name is unique, and fit for a link."""
+
+    name: str
+    title: str
+    parts: tuple[RenderableType, ...]
+
+
 def describe_inspection(found: Inspection) -> Iterator[RenderableType]:
-    """Yield the sections of an inspection as tables."""
-    yield _facts_table("artifact", _artifact_facts(found))
+    """Yield all that is shown of an inspection, section by section."""
+    for section in read_sections(found):
+        yield from section.parts
+
+
+def read_sections(found: Inspection) -> Iterator[Section]:
+    """Yield the sections of an inspection that have anything in them."""
+    for (name, title), describe in _SECTIONS.items():
+        if parts := tuple(describe(found)):
+            yield Section(name, title, parts)
+
+
+def _describe_artifact(found: Inspection) -> Iterator[RenderableType]:
+    yield facts_table("artifact", _artifact_facts(found))
+
+
+def _describe_plans(found: Inspection) -> Iterator[RenderableType]:
     if found.hardware is not None:
-        yield _facts_table("planned for", _hardware_facts(found.hardware))
-    yield _facts_table("plan", _plan_facts(found.plan))
+        yield facts_table("planned for", hardware_facts(found.hardware))
+    yield facts_table("plan", _plan_facts(found.plan))
     if found.choice:
         yield from plan_tables(found.choice)
     for name, graph in found.graphs.items():
         yield graph_table(name, graph)
+
+
+def _describe_workflows(found: Inspection) -> Iterator[RenderableType]:
     yield from map(workflow_table, found.workflows)
     if found.workflows:
         yield transformation_table()
     for name, manifest in found.indexes.items():
-        yield _facts_table(f"index {name}", describe_index(manifest))
-    for model in found.models:
-        yield from _describe_part("model", model, _model_facts(model.file))
-    for encoder in found.encoders:
-        facts = encoder_facts(encoder.file)
-        sizes = encoder.room.weights, encoder.room.activations
-        room = "weights {}, activations {}".format(*map(show_bytes, sizes))
-        yield from _describe_part("encoder", encoder, facts | {"on an accelerator": room})
-    yield _kernel_table(found.kernels)
-    yield from map(profile_table, found.devices)
+        yield facts_table(f"index {name}", describe_index(manifest))
+
+
+def _describe_models(found: Inspection) -> Iterator[RenderableType]:
+    for part in found.parts:
+        tapes = {
+            f"tape {tape.name}": f"{tape.entries} kernel calls, {tape.barriers} barriers, "
+            f"arena {show_bytes(tape.arena_bytes)}"
+            for tape in part.tapes
+        }
+        if isinstance(part, ModelInspection):
+            kind, facts = "model", _model_facts(part.file)
+        else:
+            kind, facts = "encoder", encoder_facts(part.file)
+        yield facts_table(f"{kind} {part.file.name}", facts | tapes)
+
+
+def _describe_schedules(found: Inspection) -> Iterator[RenderableType]:
+    for part in found.parts:
+        if part.quantisation is not None:
+            yield _quantisation_table(part.quantisation)
+            yield layer_table(part.file.name, part.quantisation)
+        yield _schedule_table(part.file.name, part.schedules)
+
+
+def _describe_memory(found: Inspection) -> Iterator[RenderableType]:
+    for part in found.parts:
+        yield _weights_table(part.file.name, part.file.weights)
+    yield memory_table(memory_rows(found))
     if (division := found.gpu_memory) is not None:
-        yield _facts_table("memory of the GPU", describe_division(division))
+        yield facts_table("memory of the GPU", describe_division(division))
         yield division_table(division)
 
 
-def _describe_part(
-    kind: str, part: ModelInspection | EncoderInspection, facts: dict[str, str]
-) -> Iterator[Table]:
-    tapes = {
-        f"tape {tape.name}": f"{tape.entries} kernel calls, {tape.barriers} barriers, "
-        f"arena {show_bytes(tape.arena_bytes)}"
-        for tape in part.tapes
-    }
-    yield _facts_table(f"{kind} {part.file.name}", facts | tapes)
-    yield _weights_table(part.file.weights)
-    if part.quantisation is not None:
-        yield _quantisation_table(part.quantisation)
-    yield _schedule_table(part.schedules)
+def _describe_kernels(found: Inspection) -> Iterator[RenderableType]:
+    yield _kernel_table(found.kernels)
+    yield from map(profile_table, found.devices)
 
 
-def _facts_table(title: str, facts: dict[str, str]) -> Table:
+_SECTIONS: dict[tuple[str, str], Callable[[Inspection], Iterator[RenderableType]]] = {
+    ("artifact", "Artifact"): _describe_artifact,
+    ("plans", "Machine and plans"): _describe_plans,
+    ("workflows", "Workflows and indexes"): _describe_workflows,
+    ("models", "Models"): _describe_models,
+    ("schedules", "Schedules and formats"): _describe_schedules,
+    ("memory", "Memory"): _describe_memory,
+    ("kernels", "Kernels"): _describe_kernels,
+}
+
+
+def memory_rows(found: Inspection) -> Iterator[tuple[str, int, str]]:
+    """Yield what takes memory at load: its name, its bytes, and where they come from."""
+    for part in found.parts:
+        name = part.file.name
+        if isinstance(part, EncoderInspection):
+            yield f"{name}: weights", part.room.weights, "mapped from the artifact"
+            yield f"{name}: activations", part.room.activations, "of the largest batch"
+            continue
+        spec, file = part.file.spec, part.file
+        arenas = sum(tape.arena_bytes for tape in part.tapes)
+        steps = step_bytes(spec, file.max_step_tokens, file.max_step_sequences)
+        context = blocks_for(spec.max_context) * 2 * spec.n_layers * layer_block_bytes(spec)
+        yield f"{name}: weights", sum(w.bytes for w in file.weights), "mapped from the artifact"
+        largest = f"a step of {file.max_step_tokens} tokens, {file.max_step_sequences} sequences"
+        yield f"{name}: activations", arenas + steps, largest
+        per_token = context // (blocks_for(spec.max_context) * KV_BLOCK)
+        words = f"one context of {spec.max_context} tokens, {show_bytes(per_token)} a token"
+        yield f"{name}: KV", context, f"{words}; the pool is {_plan_facts(found.plan)['KV blocks']}"
+
+
+def memory_table(rows: Iterable[tuple[str, int, str]]) -> Table:
+    """Return what takes memory, and the sum."""
+    known = list(rows)
+    total = ("total", show_bytes(sum(size for _, size, _ in known)), "")
+    shown = [(name, show_bytes(size), words) for name, size, words in known]
+    return make_table("memory on the CPU", ("what", ">bytes", "where from"), [*shown, total])
+
+
+def layer_table(name: str, file: QuantisationFile) -> Table:
+    """Return format and error of every quantised matrix, a row for each layer."""
+    layers: dict[str, dict[str, str]] = defaultdict(dict)
+    for weight in file.weights:
+        layer, _, kind = weight.name.rpartition(".")
+        layers[layer or "model"][kind] = f"{weight.format} {weight.error:.2%}"
+    kinds = list(dict.fromkeys(kind for cells in layers.values() for kind in cells))
+    rows = [(layer, *(cells.get(k, "") for k in kinds)) for layer, cells in layers.items()]
+    return make_table(f"formats and errors of {name}", ("layer", *(f">{k}" for k in kinds)), rows)
+
+
+GATED_OPS = ("gate_up",)
+"""Products that have two weights of the size they are told with."""
+
+
+def flops_of(table: ScheduleTable, m: int) -> int:
+    """Return the floating-point operations of a product of m rows."""
+    return 2 * m * table.n * table.k * (2 if table.op in GATED_OPS else 1)
+
+
+def facts_table(title: str, facts: dict[str, str]) -> Table:
+    """Return facts by name."""
     table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2))
     for name, value in facts.items():
         table.add_row(name, value)
@@ -230,7 +333,8 @@ def _artifact_facts(found: Inspection) -> dict[str, str]:
     }
 
 
-def _hardware_facts(spec: HardwareSpec) -> dict[str, str]:
+def hardware_facts(spec: HardwareSpec) -> dict[str, str]:
+    """Return what there is to say of a machine."""
     caches = [f"L{level} {show_bytes(spec.cache_bytes(level))}" for level in (1, 2, 3)]
     quota = "none" if spec.cpu_quota is None else f"{spec.cpu_quota:.2f} cores"
     return {
@@ -279,13 +383,13 @@ def _model_facts(file: ModelFile) -> dict[str, str]:
     }
 
 
-def _weights_table(weights: Sequence[WeightEntry]) -> Table:
+def _weights_table(name: str, weights: Sequence[WeightEntry]) -> Table:
     sizes: dict[tuple[str, str], list[int]] = defaultdict(list)
     for weight in weights:
         sizes[weight.layout, weight.dtype].append(weight.bytes)
     rows = [*sorted(sizes.items()), (("total", ""), [weight.bytes for weight in weights])]
     return make_table(
-        "weights",
+        f"weights of {name}",
         ("layout", "dtype", ">tensors", ">bytes"),
         [(*names, str(len(found)), show_bytes(sum(found))) for names, found in rows],
     )
@@ -313,9 +417,9 @@ def _quantisation_table(file: QuantisationFile) -> Table:
     return make_table(title, columns, rows)
 
 
-def _schedule_table(schedules: Sequence[ScheduleTable]) -> Table:
+def _schedule_table(name: str, schedules: Sequence[ScheduleTable]) -> Table:
     columns = ("operator / from M", "kernel", "schedule", "source", ">time", ">GFLOP/s", ">loss")
-    table = make_table("schedules", columns, ())
+    table = make_table(f"schedules of {name}", columns, ())
     for schedule in schedules:
         shape = f" {schedule.n} x {schedule.k}" if schedule.k else ""
         head = f"{schedule.op}{shape} {schedule.dtype}"
@@ -343,7 +447,7 @@ def _show_figures(table: ScheduleTable, row: Row) -> tuple[str, str, str]:
     loss = "" if row.measured_loss is None else f"{row.measured_loss:.1%}"
     if not row.seconds:
         return "", "", loss
-    rate = f"{2e-9 * row.m_lo * table.n * table.k / row.seconds:.1f}" if table.k else ""
+    rate = f"{1e-9 * flops_of(table, row.m_lo) / row.seconds:.1f}" if table.k else ""
     return f"{row.seconds * 1e6:.0f} us", rate, loss
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import gc
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,13 +28,36 @@ if TYPE_CHECKING:
     from dovetail.codegen.library import BuiltLibrary
     from dovetail.ir.high import nodes as high
     from dovetail.ir.low import nodes as low
+    from dovetail.ir.low.parse import Pieces
 
 MAX_TEXT_BYTES = 8 << 20
 HIGH_SUFFIX = ".dk"
 
 FileArgument = Annotated[Path, typer.Argument(help="A .dk file, or C text.")]
 TargetOption = Annotated[str | None, "Target: a CPU's, or cuda; default this machine's."]
-PreludeOption = Annotated[Path | None, "C text with macros and types that the file needs."]
+PreludeOption = Annotated[
+    list[Path] | None, "C text with macros and types that the file needs; repeatable."
+]
+IncludeOption = Annotated[
+    list[Path] | None, typer.Option("-I", help="Folder of headers to include; repeatable.")
+]
+
+
+@dataclass(frozen=True)
+class Around:
+    """What stands around a C file: texts read before it, and folders of what it includes."""
+
+    preludes: tuple[Source, ...] = ()
+    folders: tuple[Path, ...] = ()
+
+    def find(self, name: str) -> str | None:
+        """Return the text of a header.
+
+        None where no folder has it: the tables of this package know it, or its lack is met where
+        something of it is used.
+        """
+        found = next((f / name for f in self.folders if (f / name).is_file()), None)
+        return read_source(found).text if found is not None else None
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,16 +84,17 @@ def check_command(
     file: FileArgument,
     target: TargetOption = None,
     prelude: PreludeOption = None,
+    include: IncludeOption = None,
     json: AsJson = False,
 ) -> None:
     """Parse and verify a kernel; with --target also lower it. Exit code 1 where it has faults."""
-    source, macros = read_source(file), read_source(prelude) if prelude else None
+    source, around = read_source(file), read_around(prelude, include)
     language = "high IR" if is_high(source) else "low IR"
     kernels: tuple[str, ...] = ()
     faults: tuple[Fault, ...] = ()
     shown = ""
     try:
-        kernels = check_kernels(source, macros, target)
+        kernels = check_kernels(source, around, target)
     except SyntaxDiagnostic as error:
         shown, faults = str(error), tuple(map(_fault, error.diagnostics))
     except ScheduleError as error:
@@ -86,6 +111,7 @@ def check_command(
 def lift_command(
     file: FileArgument,
     prelude: PreludeOption = None,
+    include: IncludeOption = None,
     function: Annotated[
         list[str] | None,
         "Lift only this function; repeatable. Default: all that no other one calls.",
@@ -97,8 +123,8 @@ def lift_command(
     """Lift C with the intrinsics of one instruction set to high IR, for every target."""
     from dovetail.ir.high.print import print_high
 
-    source, macros = read_source(file), read_source(prelude) if prelude else None
-    text = print_high(lift_source(source, macros, tuple(function or ())))
+    source, around = read_source(file), read_around(prelude, include)
+    text = print_high(lift_source(source, around, tuple(function or ())))
     if output is None:
         print(text, end="")
     else:
@@ -111,6 +137,7 @@ def build_command(
     output: Annotated[Path, typer.Option("--output", "-o", help="Directory to write.")],
     target: TargetOption = None,
     prelude: PreludeOption = None,
+    include: IncludeOption = None,
     kernel: Annotated[list[str] | None, "Build only this kernel; repeatable."] = None,
     bind: Annotated[
         list[str] | None, typer.Option("--set", help="Value of a tunable, NAME=VALUE; repeatable.")
@@ -118,7 +145,7 @@ def build_command(
 ) -> None:
     """Build a library of a file's kernels: C text, shared library, index.json."""
     source = read_source(file)
-    unit = read_unit(source, read_source(prelude) if prelude else None)
+    unit = read_unit(source, read_around(prelude, include))
     names = tuple(kernel or kernel_names(unit))
     if not names:
         raise SpecError(f"{file} has no @kernel function to build")
@@ -142,7 +169,7 @@ def read_source(path: Path) -> Source:
         raise SpecError(f"{path} is not UTF-8 text (byte {error.start})") from None
 
 
-def check_kernels(source: Source, prelude: Source | None, target: str | None) -> tuple[str, ...]:
+def check_kernels(source: Source, around: Around | None, target: str | None) -> tuple[str, ...]:
     """Parse, verify and (given a target) lower; return the names of the functions.
 
     Raises:
@@ -152,10 +179,11 @@ def check_kernels(source: Source, prelude: Source | None, target: str | None) ->
     """
     from dovetail.codegen.lower import lower
 
+    around = around or Around()
     with _no_collector():
-        names = () if is_high(source) else check_low(source, prelude)
+        names = () if is_high(source) else check_low(source, around)
         if target is not None or is_high(source):
-            unit = read_unit(source, prelude)
+            unit = read_unit(source, around)
             names = names or kernel_names(unit)
             if target is not None:
                 for name in kernel_names(unit):
@@ -175,36 +203,63 @@ def _no_collector() -> Iterator[None]:
             gc.enable()
 
 
-def check_low(source: Source, prelude: Source | None) -> tuple[str, ...]:
+def check_low(source: Source, around: Around) -> tuple[str, ...]:
     """Parse and verify C text; return the names of its functions."""
     from dovetail.ir.low.nodes import Function
 
-    unit = read_low(source, prelude)
+    unit = read_low(source, around)
     return tuple(item.name for item in unit.items if isinstance(item, Function))
 
 
-def read_low(source: Source, prelude: Source | None) -> low.Unit:
-    """Return the verified unit of C text."""
+def read_around(preludes: Sequence[Path] | None, folders: Sequence[Path] | None) -> Around:
+    """Return what a file needs around it: the texts of preludes, folders of headers."""
+    return Around(tuple(map(read_source, preludes or ())), tuple(folders or ()))
+
+
+def read_pieces(source: Source, around: Around) -> Pieces:
+    """Return C text as pieces to parse one by one, after its preludes.
+
+    Raises SyntaxDiagnostic where a condition leaves no function of the text.
+    """
+    from dovetail.ir.low.lex import token_span
+    from dovetail.ir.low.parse import Pieces
+
+    pieces = Pieces()
+    for text in (*around.preludes, source):
+        pieces.add(text, around.find)
+    if not pieces.own and pieces.dropped:
+        place = token_span(pieces.dropped[0])
+        message = "no function is left of this text: the condition here is false"
+        hint = "define what it asks for in a --prelude"
+        raise SyntaxDiagnostic([Diagnostic("low-empty", message, place, source, hint)])
+    return pieces
+
+
+def read_low(source: Source, around: Around) -> low.Unit:
+    """Return the verified unit of C text; every fault of any function is raised."""
     from dovetail.codegen.isa.signatures import known_constants, known_functions
     from dovetail.codegen.targets import TARGETS
     from dovetail.ir.low.parse import parse_low
     from dovetail.ir.low.verify import verify_low
 
-    unit = parse_low(source, defines=prelude.text if prelude else "")
+    defines = "\n".join(prelude.text for prelude in around.preludes)
+    unit = parse_low(source, defines=defines, include=around.find)
+    if not unit.items:
+        read_pieces(source, around)  # says what is not there
     targets = list(TARGETS.values())
     functions, constants = known_functions(targets), known_constants(targets)
     verify_low(unit, source, functions=functions, constants=constants)
     return unit
 
 
-def read_unit(source: Source, prelude: Source | None) -> high.Unit:
+def read_unit(source: Source, around: Around) -> high.Unit:
     """Return a file's kernels as verified high IR with what they import; C text is lifted."""
     from dovetail.codegen.catalog import kernel_source
     from dovetail.ir.high.print import print_high
     from dovetail.ir.high.verify import load_modules
 
     if not is_high(source):
-        lifted = lift_source(source, prelude)
+        lifted = lift_source(source, around)
         source = Source(f"{source.name} (lifted)", print_high(lifted))
     return load_modules(source, kernel_source)
 
@@ -288,9 +343,7 @@ def write_library(built: BuiltLibrary, output: Path) -> None:
         work.rename(output)
 
 
-def lift_source(
-    source: Source, prelude: Source | None, functions: tuple[str, ...] = ()
-) -> high.Unit:
+def lift_source(source: Source, around: Around, functions: tuple[str, ...] = ()) -> high.Unit:
     """Return the high IR of C functions, by default of those that no other of the text calls.
 
     Raises:
@@ -299,11 +352,12 @@ def lift_source(
     """
     if is_high(source):
         raise SpecError(f"{source.name} is high IR already; only C text can be lifted")
-    from dovetail.codegen.lift.lift import lift
+    from dovetail.codegen.lift.lift import lift_function
     from dovetail.ir.high.nodes import Unit
 
-    unit = read_low(source, prelude)
-    lifted = [lift(unit, name) for name in functions or uncalled_functions(unit)]
+    pieces = read_pieces(source, around)
+    names = functions or uncalled_functions(pieces)
+    lifted = [lift_function(pieces, name) for name in names]
     if not lifted:
         raise SpecError(f"{source.name} has no function to lift")
     return Unit(
@@ -313,14 +367,12 @@ def lift_source(
     )
 
 
-def uncalled_functions(unit: low.Unit) -> tuple[str, ...]:
+def uncalled_functions(pieces: Pieces) -> tuple[str, ...]:
     """Return the functions of a C text that no other function of it calls, in order."""
     from dovetail.ir.expr import Call
-    from dovetail.ir.low.nodes import Function
 
-    functions = [item for item in unit.items if isinstance(item, Function)]
-    called = {n.name for f in functions for n in f.walk() if isinstance(n, Call)}
-    return tuple(f.name for f in functions if f.name not in called)
+    calls = [n.name for f in pieces.own for n in pieces.function(f).walk() if isinstance(n, Call)]
+    return tuple(name for name in pieces.own if name not in calls)
 
 
 def _fault(found: Diagnostic) -> Fault:

@@ -101,6 +101,11 @@ class EngineFlags:
         bool, "Compute bit-identical results for any batch and number of threads (slower)."
     ] = False
     activations: Activations = "integer"
+    speculative_config: Annotated[
+        str | None,
+        "JSON: draft tokens by looking them up in prompt and answer, as in "
+        '{"method": "suffix", "num_speculative_tokens": 8}.',
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

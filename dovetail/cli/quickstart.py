@@ -7,8 +7,10 @@ five questions answered from retrieved passages beside the answers without them,
 from __future__ import annotations
 
 import random
+import socket
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated
@@ -19,6 +21,7 @@ from dovetail.cli.compile import describe_report
 from dovetail.cli.index import describe_encoder, describe_index
 from dovetail.cli.options import AsJson
 from dovetail.cli.report import progress_bars, show_report
+from dovetail.cli.serve import HttpFlags
 from dovetail.errors import ArtifactError
 from dovetail.tiny_world import ENCODER, LLAMA, SEED, corpus, prompts
 from dovetail.tiny_world.questions import (
@@ -77,6 +80,8 @@ class QuickstartReport(msgspec.Struct, frozen=True, kw_only=True):
     new_tokens: int
     decode_tokens_per_second: float
     serve: str
+    page: str
+    report: str
 
 
 def quickstart_command(
@@ -101,6 +106,7 @@ def quickstart_command(
         for question in draw_questions(corpus.questions("dev")):
             asked.append(reader.ask(question))
             say(describe_asked(asked[-1]))
+    written, port = write_html(artifact, directory, quiet=json), find_port(HttpFlags.port)
     report = QuickstartReport(
         artifact=str(artifact),
         index=str(index),
@@ -111,7 +117,9 @@ def quickstart_command(
         asked=tuple(asked),
         new_tokens=reader.new_tokens,
         decode_tokens_per_second=reader.decode_rate,
-        serve=f"dovetail serve {artifact}",
+        serve=f"dovetail serve {artifact} --port {port}",
+        page=f"http://{HttpFlags.host}:{port}/",
+        report=str(written),
     )
     show_report(report, _describe, json=json)
 
@@ -122,7 +130,8 @@ def _describe(report: QuickstartReport) -> str:
         f"\n{right} of {len(report.asked)} right; {report.decode_tokens_per_second:.0f} tokens/s\n"
         f"Next: dovetail inspect {path}; dovetail run {path} --workflow one-shot --input Q\n"
         f"Chat with model and workflows on an OpenAI-compatible port: {report.serve}\n"
-        "It then answers at http://127.0.0.1:8000/"
+        f"It then has a page to chat and to watch at {report.page}\n"
+        f"Report of what was decided: {report.report}"
     )
 
 
@@ -170,6 +179,29 @@ def compile_app(artifact: Path, index: Path, say: Say, *, quiet: bool) -> float:
         raise ArtifactError("the artifact just written is damaged: " + "; ".join(checked.faults))
     say(f"verified {checked.files} files: hashes match; compatible with this machine")
     return sum(report.seconds.values())
+
+
+def write_html(artifact: Path, directory: Path, *, quiet: bool) -> Path:
+    """Write the report of an artifact beside it, and return its path."""
+    from dovetail.cli.inspection import inspect_artifact
+    from dovetail.html_report.page import write_report
+
+    path = directory.absolute() / "report.html"
+    with progress_bars(quiet=quiet) as progress:
+        write_report(
+            inspect_artifact(artifact), path, None, lambda *done: progress("report", *done)
+        )
+    return path
+
+
+def find_port(wanted: int) -> int:
+    """Return the port if it is free now, else one that is."""
+    for port in (wanted, 0):
+        with socket.socket() as found, suppress(OSError):
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            found.bind((HttpFlags.host, port))
+            return int(found.getsockname()[1])
+    return wanted
 
 
 def draw_questions(questions: Sequence[Question]) -> list[Question]:

@@ -171,6 +171,9 @@ def serve_command(
     http: HttpFlags,
     engine: EngineFlags,
     kv_blocks: Annotated[int | None, "Size of the CPU's KV pool, in blocks of 16 tokens."] = None,
+    kv_file: Annotated[
+        str | None, "Keep KV of what prompts begin with in this file, beyond restarts (1 GiB)."
+    ] = None,
     max_queue: Annotated[int, "Maximum waiting requests; more are refused with 429."] = 1024,
     embed_slo: Annotated[
         float | None, "Maximum seconds to embed a text; refuse with 429 what would take longer."
@@ -201,6 +204,7 @@ def serve_command(
         load,
         **vars(engine),
         kv_blocks=kv_blocks,
+        kv_file=kv_file,
         max_waiting=max_queue,
         embedding=None if embed_slo is None else EmbeddingSettings(slo=embed_slo),
         apart=True,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -45,6 +45,7 @@ class Timing:
     output_tokens: int = 0
     text: str = ""
     error: str | None = None
+    counted: bool = False  # by the server
 
     @property
     def ttft(self) -> float:
@@ -88,6 +89,13 @@ def ask_model(target: Target) -> tuple[str, int | None]:
         if target.model is not None and isinstance(error, StopIteration):
             raise SpecError(f"{target.root} does not serve {target.model!r}") from None
         raise SpecError(f"{url} does not list models: {error}") from None
+
+
+def count_answers(timings: Sequence[Timing], count: Callable[[str], int]) -> None:
+    """Count the tokens of answers by their text where the server has not told their number."""
+    for timing in timings:
+        if not timing.counted:
+            timing.output_tokens = count(timing.text)
 
 
 async def run_load(target: Target, planned: Sequence[Planned]) -> tuple[list[Timing], float]:
@@ -163,6 +171,7 @@ async def _read(reply: httpx2.Response, timing: Timing) -> None:
         if usage := chunk.get("usage"):
             timing.prompt_tokens = usage["prompt_tokens"]
             timing.output_tokens = usage["completion_tokens"]
+            timing.counted = True
     timing.output_tokens = timing.output_tokens or len(timing.came)
     if not done and timing.error is None:
         timing.error = "the stream was cut"

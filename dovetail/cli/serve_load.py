@@ -20,12 +20,16 @@ from dovetail.errors import SpecError
 if TYPE_CHECKING:
     import numpy as np
 
+    from dovetail.runtime.text.tokenizer import Tokenizer
+
 CHAT = "openai-chat"
 ENDPOINTS = dict.fromkeys(("openai", "vllm"), "/v1/completions") | {CHAT: "/v1/chat/completions"}
 
 WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child")
 FIRST_ID, IDS = 10, 400
 """Random prompts are made of these token ids, which every vocabulary has and none ends with."""
+TRIES = 10
+"""How often the words of a random prompt are drawn."""
 SHAREGPT = ((5.0, 1.1), (4.9, 1.0))
 """Mean and deviation of the logarithms of prompt and answer lengths, like those of ShareGPT."""
 
@@ -49,6 +53,10 @@ class LoadSpec:
     random_output_len: Annotated[int, "Mean tokens of answers."] = 32
     random_range_ratio: Annotated[float, "Range of random lengths around the mean, 0..1."] = 0.0
     seed: Annotated[int, "Seed of lengths, prompts and arrivals."] = 0
+    tokenizer: Annotated[
+        str | None,
+        "Model whose tokenizer makes and counts prompts and answers: directory, GGUF, hub id.",
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,8 +151,43 @@ class _Lengths:
     times: Sequence[float] = field(default=())
 
 
-def plan_load(spec: LoadSpec, context: int | None) -> list[Planned]:
+def read_load_tokenizer(name: str) -> Tokenizer:
+    """Return the tokenizer of a model; SpecError where it has none."""
+    from dovetail.compiler.hub import find_model
+    from dovetail.compiler.model_source import TOKENIZER, open_model
+    from dovetail.runtime.text.tokenizer import Tokenizer
+
+    source = open_model(find_model(name))
+    content = source.file(TOKENIZER)
+    if content is None:
+        raise SpecError(f"{name} has no {TOKENIZER}; give a model that has one as --tokenizer")
+    found = Tokenizer(source.path / TOKENIZER, content)
+    found.check()
+    return found
+
+
+def write_prompt(tokenizer: Tokenizer, tokens: int, seed: int) -> str:
+    """Return random words of `tokens` tokens, or as near as a few tries come.
+
+    Where words are cut between tokens, what is left may be read as others.
+    """
+    import numpy as np
+
+    rng = np.random.default_rng(seed)
+    for _ in range(TRIES):
+        words = " ".join(WORDS[i] for i in rng.integers(0, len(WORDS), tokens))
+        text = tokenizer.decode(tokenizer.encode(words, special=False)[:tokens])
+        if len(tokenizer.encode(text, special=False)) == tokens:
+            break
+    return text
+
+
+def plan_load(
+    spec: LoadSpec, context: int | None, tokenizer: Tokenizer | None = None
+) -> list[Planned]:
     """Return the requests of `spec`, cut to what a `context` of so many tokens holds.
+
+    tokenizer: makes the texts of random prompts, and counts those of given ones.
 
     Raises SpecError for an unknown dataset, a file that is not one, or a rate without sense.
     """
@@ -164,11 +207,16 @@ def plan_load(spec: LoadSpec, context: int | None) -> list[Planned]:
     times = _arrivals(spec, found.times[:count], count, rng)
     planned = []
     for i in range(count):
+        text = found.texts[i] if found.texts else None
         wanted, answer = max(1, found.inputs[i]), max(1, found.outputs[i])
+        if tokenizer is not None and text is not None:
+            wanted = max(1, len(tokenizer.encode(text)))
         if context is not None:
             wanted = min(wanted, context // 2)
             answer = min(answer, context - wanted)
-        text = found.texts[i] if found.texts else None
+        if tokenizer is not None and text is None:
+            text = write_prompt(tokenizer, wanted, spec.seed + i)
+            wanted = len(tokenizer.encode(text, special=False))
         planned.append(Planned(times[i], wanted, answer, text, spec.seed + i))
     return planned
 

@@ -30,13 +30,20 @@ class Op:
 
 
 F, I = "vec[f32]", "vec[i32]"  # noqa: E741
-REAL_FUNCTIONS = ("exp", "log", "sqrt", "cos", "sin", "tanh", "floor")
+REAL_FUNCTIONS = (
+    *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "cbrt", "erf"),
+    *("cos", "sin", "tan", "acos", "asin", "atan", "cosh", "sinh", "tanh"),
+    *("floor", "ceil", "trunc", "round", "rint"),
+)
+REAL_PAIRS = ("pow", "fmod", "atan2", "copysign")
+"""Functions of the C library on one number, and on two."""
 
 _SCALAR = (
     Op("min", ("number", "number"), "same"),
     Op("max", ("number", "number"), "same"),
     Op("abs", ("number",), "same"),
     *(Op(name, ("real",), "same") for name in REAL_FUNCTIONS),
+    *(Op(name, ("real", "real"), "same") for name in REAL_PAIRS),
     Op("load", ("ptr.any",), "elem"),
     Op("store", ("ptr.any", "elem"), "void"),
     Op("prefetch", ("ptr.any",), "void"),
@@ -97,7 +104,7 @@ OPS: dict[str, Op] = {op.name: op for op in (*_SCALAR, *_MEMORY, *_VECTOR, *_TIL
 FOLDABLE = frozenset(("min", "max", "abs", *REAL_FUNCTIONS))
 """Builtins whose result is compile-time when all arguments are."""
 
-INTS = ("u8", "i8", "u16", "i32", "u32", "i64")
+INTS = ("u8", "i8", "u16", "i16", "i32", "u32", "i64")
 REALS = ("f32", "f64")
 STORAGE = ("bf16", "f16")
 """Types that exist in memory only: loads and stores convert from and to f32."""

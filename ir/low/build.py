@@ -263,6 +263,16 @@ class Builder(Transformer[Token, Any]):
         inner: ex.Expr = c[1]
         return replace(inner, span=span_of(c))
 
+    def text(self, c: list[Any]) -> ex.Expr:
+        kind = "strings" if c[0].type == "STRING" else "characters"
+        self.reporter.add(
+            "low-string",
+            f"{kind} are outside the kernel subset",
+            span_of(c),
+            "kernels compute numbers" if kind == "strings" else "write the number",
+        )
+        return ex.Int(value=0, span=span_of(c))
+
     def number(self, c: list[Any]) -> ex.Expr:
         text, span = str(c[0]), span_of(c)
         if _INT.fullmatch(text):

@@ -5,19 +5,21 @@ After a fault the parser goes back to the last whole statement and skips the bro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lark import Token, Tree, UnexpectedToken
 from lark.parsers.lalr_interactive_parser import InteractiveParser
 
-from dovetail.ir.diagnostics import NO_SPAN, Source, Span
-from dovetail.ir.expr import Expr
+from dovetail.ir.diagnostics import NO_SPAN, Diagnostic, Source, Span
+from dovetail.ir.errors import SyntaxDiagnostic
+from dovetail.ir.expr import Call, Expr
 from dovetail.ir.low import nodes as low
 from dovetail.ir.low.build import Builder
 from dovetail.ir.low.lex import Reporter, classify, grammar, token_span
-from dovetail.ir.low.preprocess import MOST_NESTING, Macro, preprocess
+from dovetail.ir.low.preprocess import MOST_NESTING, Macro, Preprocessor, preprocess
 from dovetail.ir.low.types import constant
 from dovetail.ir.node import Node
 
@@ -28,7 +30,6 @@ UNSUPPORTED: dict[str, tuple[str, str]] = {
     "default": ("default", "use if and else"),
     "enum": ("enum", "use static const int"),
     "extern": ("extern", "define the function here, or call one the target's tables know"),
-    "register": ("register", "leave it out"),
     "volatile": ("volatile", "kernels work on plain memory; leave it out"),
     "auto": ("auto", "write the type"),
     **dict.fromkeys(("asm", "__asm__", "__asm"), ("inline assembly", "use intrinsics")),
@@ -51,19 +52,128 @@ class Prelude:
     items: tuple[Node, ...]
 
 
-def parse_low(source: Source, *, defines: str = "") -> low.Unit:
+Include = Callable[[str], str | None]
+
+
+def no_header(name: str) -> str | None:
+    """Return that no header is at hand."""
+    return None
+
+
+def parse_low(source: Source, *, defines: str = "", include: Include = no_header) -> low.Unit:
     """Parse `source`; `defines` is a prelude: macros, typedefs, structs and functions it may use.
+
+    `include` gives the text of a header by its name, None for one that is known otherwise.
 
     Raises SyntaxDiagnostic with all faults found, in text order. Nothing is checked beyond syntax:
     see `verify_low`.
     """
     prelude = Prelude({}, set(), None, ())
     if defines:
-        prelude = _parse_text(Source("<prelude>", defines), prelude)
+        prelude = _parse_text(Source("<prelude>", defines), prelude, include)
         items = tuple(without_spans(item) for item in prelude.items)
         prelude = Prelude(prelude.macros, prelude.types, prelude.builder, items)
-    parsed = _parse_text(source, prelude)
+    parsed = _parse_text(source, prelude, include)
     return low.Unit(items=(*prelude.items, *parsed.items))
+
+
+@dataclass(slots=True)
+class Pieces:
+    """The top-level items of texts, each parsed on its own: a fault in one leaves the others.
+
+    `items` are all but functions. `dropped` are the conditions that were false.
+    """
+
+    functions: dict[str, tuple[Source, Sequence[Token]]] = field(default_factory=dict)
+    own: list[str] = field(default_factory=list)  # functions of the last text
+    items: list[Node] = field(default_factory=list)
+    dropped: list[Token] = field(default_factory=list)
+    faults: list[Diagnostic] = field(default_factory=list)  # of directives
+    _macros: dict[str, Macro] = field(default_factory=dict)
+    _types: set[str] = field(default_factory=set)
+    _builder: Builder | None = None
+    _parsed: dict[str, low.Function] = field(default_factory=dict)
+
+    def add(self, source: Source, include: Include = no_header) -> None:
+        """Read one text after those before it."""
+        reporter = Reporter(source)
+        self._builder = self._builder or Builder(reporter)
+        run = Preprocessor(reporter, _evaluate, self._macros, include)
+        tokens = list(classify(run.run(source.text), self._types))
+        self.dropped, self.faults, self.own = run.dropped, reporter.diagnostics, []
+        for piece in split_items(tokens):
+            name = _function_name(piece)
+            if name is not None and name not in self.functions:
+                self.functions[name] = (source, piece)
+                if piece[0].line not in run.foreign:
+                    self.own.append(name)
+            elif name is None:
+                with contextlib.suppress(SyntaxDiagnostic):  # whoever needs it will say so
+                    self.items += self._parse(source, piece)
+
+    def function(self, name: str) -> low.Function:
+        """Return one function; raises SyntaxDiagnostic with its faults."""
+        if name not in self._parsed:
+            source, piece = self.functions[name]
+            first, last = piece[0].line or 0, piece[-1].end_line or 0
+            inside = [d for d in self.faults if first <= d.span.line <= last]
+            if inside:
+                raise SyntaxDiagnostic(inside)
+            items = self._parse(source, piece)
+            self.items += [n for i in items for n in i.walk() if isinstance(n, low.StructDef)]
+            self._parsed[name] = next(i for i in items if isinstance(i, low.Function))
+        return self._parsed[name]
+
+    def unit(self, names: Iterable[str]) -> low.Unit:
+        """Return a unit of functions with those they call; raises as `function` does."""
+        waiting, found = list(names)[::-1], dict[str, low.Function]()
+        while waiting:
+            name = waiting.pop()
+            if name in found or name not in self.functions:
+                continue
+            found[name] = self.function(name)
+            waiting += [n.name for n in found[name].walk() if isinstance(n, Call)]
+        return low.Unit(items=(*self.items, *found.values()))
+
+    def _parse(self, source: Source, piece: Sequence[Token]) -> tuple[Node, ...]:
+        reporter = Reporter(source)
+        assert self._builder is not None
+        self._builder.reporter = reporter
+        unit = _Run(reporter, self._builder, "unit").parse(piece)
+        reporter.finish()
+        assert isinstance(unit, low.Unit)
+        return unit.items
+
+
+def split_items(tokens: Sequence[Token]) -> list[Sequence[Token]]:
+    """Return the tokens of each top-level item; `extern "C"` blocks are opened."""
+    out: list[Sequence[Token]] = []
+    start = depth = 0
+    for i, token in enumerate(tokens):
+        if token == "{" and i > 1 and tokens[i - 1].type == "STRING":
+            start = i + 1  # extern "C" {
+            continue
+        depth += (token in ("{", "(", "[")) - (token in ("}", ")", "]"))
+        if depth < 0:  # the end of an extern "C"
+            depth, start = 0, i + 1
+        body = token == "}" and depth == 0 and _function_name(tokens[start : i + 1]) is not None
+        if depth == 0 and (token == ";" or body or token.type == "PRAGMA"):
+            out.append(tokens[start : i + 1])
+            start = i + 1
+    return out
+
+
+def _function_name(piece: Sequence[Token]) -> str | None:
+    """Return the name of the function that an item defines, None for other items."""
+    opening = next((i for i, t in enumerate(piece) if t == "{"), 0)
+    if not opening or piece[opening - 1] != ")" or any(t == "=" for t in piece[:opening]):
+        return None
+    depth = 0
+    for i in range(opening - 1, 0, -1):
+        depth += (piece[i] == ")") - (piece[i] == "(")
+        if depth == 0:
+            return str(piece[i - 1]) if piece[i - 1].type in ("NAME", "TYPE_NAME") else None
+    return None
 
 
 def parse_low_expr(text: str) -> Expr:
@@ -81,13 +191,13 @@ def without_spans(node: Node) -> Node:
     return replace(node.map_children(without_spans), span=NO_SPAN)
 
 
-def _parse_text(source: Source, prelude: Prelude) -> Prelude:
+def _parse_text(source: Source, prelude: Prelude, include: Include) -> Prelude:
     reporter = Reporter(source)
     macros, types = dict(prelude.macros), set(prelude.types)
     builder = Builder(reporter)
     if prelude.builder:
         builder.typedefs.update(prelude.builder.typedefs)
-    tokens = _tokens(source.text, reporter, macros, types)
+    tokens = _tokens(source.text, reporter, macros, types, include)
     unit = _Run(reporter, builder, "unit").parse(tokens)
     reporter.finish()
     assert isinstance(unit, low.Unit)
@@ -95,9 +205,13 @@ def _parse_text(source: Source, prelude: Prelude) -> Prelude:
 
 
 def _tokens(
-    text: str, reporter: Reporter, macros: dict[str, Macro], types: set[str]
+    text: str,
+    reporter: Reporter,
+    macros: dict[str, Macro],
+    types: set[str],
+    include: Include = no_header,
 ) -> Sequence[Token]:
-    found = preprocess(text, reporter, macros, _evaluate)
+    found = preprocess(text, reporter, macros, _evaluate, include)
     return list(classify(found, types))
 
 
@@ -237,6 +351,13 @@ def _unknown_type(tokens: Sequence[Token], i: int, accepts: set[str]) -> Fault:
     return None
 
 
+def _varargs(tokens: Sequence[Token], i: int, accepts: set[str]) -> Fault:
+    if tokens[i].type != "ELLIPSIS":
+        return None
+    message = "variable arguments are outside the subset"
+    return "low-varargs", message, token_span(tokens[i]), "name each argument"
+
+
 def _missing_end(tokens: Sequence[Token], i: int, accepts: set[str]) -> Fault:
     before = tokens[i - 1] if i else None
     if before is None or before in (";", "{", "}") or "SEMICOLON" not in accepts:
@@ -248,7 +369,7 @@ def _missing_end(tokens: Sequence[Token], i: int, accepts: set[str]) -> Fault:
     return None
 
 
-_KNOWN_FAULTS = (_unknown_type, _missing_end)
+_KNOWN_FAULTS = (_varargs, _unknown_type, _missing_end)
 _READABLE = {
     "SEMICOLON": "`;`",
     "RPAR": "`)`",

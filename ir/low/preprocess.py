@@ -1,7 +1,8 @@
 """The part of the C preprocessor that kernels use: text in, macro-free tokens out.
 
-`#define` (object- and function-like) is expanded, with spans at the use; `#include` is ignored;
-`#if`, `#ifdef` are resolved; `#pragma` stays as a token; `assert` and `__attribute__` vanish.
+`#define` (object- and function-like) is expanded, with spans at the use; `#include` is ignored
+unless its file is given; `#if`, `#ifdef` are resolved; `#pragma` stays as a token; `assert` and
+`__attribute__` vanish.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ class Macro:
     name: str
     params: tuple[str, ...] | None
     body: tuple[Token, ...]
+    variadic: bool = False  # the last parameter, __VA_ARGS__, takes all further arguments
 
 
 def _built_in(name: str, params: tuple[str, ...], body: str) -> tuple[str, Macro]:
@@ -34,7 +36,10 @@ _BUILT_IN = (
     ("_Static_assert", ("x", "y"), ""),
     ("__attribute__", ("x",), ""),
     ("_Alignas", ("x",), ""),
+    ("_Pragma", ("x",), ""),
     ("__builtin_expect", ("x", "y"), "(x)"),
+    ("__builtin_assume_aligned", ("x", "y"), "(x)"),
+    ("_MM_SHUFFLE", ("z", "y", "x", "w"), "(((z) << 6) | ((y) << 4) | ((x) << 2) | (w))"),
     ("INT32_C", ("x",), "((int32_t)(x))"),
     ("INT64_C", ("x",), "((int64_t)(x))"),
     ("UINT32_C", ("x",), "((uint32_t)(x))"),
@@ -44,6 +49,9 @@ _BUILT_IN = (
 
 Alignment may be dropped: every array is printed with the alignment of a cache line.
 """
+
+_WITHOUT_EFFECT = ("register", "__extension__")
+"""Words that change nothing that a kernel computes."""
 
 TUNE = re.compile(r"dovetail\s+tune\s*\(\s*([A-Za-z_]\w*)\s+in\s+(\d+)\s*\.\.\s*(\d+)\s*\)\s*")
 """`#pragma dovetail tune(NAME in 1..6)`: name, first and last value."""
@@ -63,6 +71,10 @@ class Preprocessor:
     reporter: Reporter
     evaluate: Callable[[Sequence[Token]], int]
     macros: dict[str, Macro] = field(default_factory=dict)
+    include: Callable[[str], str | None] = lambda name: None  # text of an included file, if any
+    dropped: list[Token] = field(default_factory=list)  # conditions that are false
+    foreign: set[int] = field(default_factory=set)  # lines at which a file was included
+    _included: set[str] = field(default_factory=set)
     _conditions: list[tuple[bool, bool, Token]] = field(default_factory=list)  # live, taken, where
     _tuned: set[str] = field(default_factory=set)
     _out: list[Token] = field(default_factory=list)
@@ -73,6 +85,13 @@ class Preprocessor:
         """Return the tokens of `text` after preprocessing; faults go to the reporter."""
         if not self.macros:
             self.macros.update(_built_in(*row) for row in _BUILT_IN)
+            self.macros.update((word, Macro(word, None, ())) for word in _WITHOUT_EFFECT)
+        self._read(text)
+        for _, _, opener in self._conditions:
+            self._report("low-conditional", "this conditional has no #endif", opener)
+        return self._out
+
+    def _read(self, text: str) -> None:
         segment: list[Token] = []
         for token in tokenise(text):
             if token.type == "DIRECTIVE":
@@ -80,13 +99,10 @@ class Preprocessor:
                 segment = []
                 self._directive(token)
             elif token.type in _BAD_TOKENS:
-                self._bad_token(token, segment)
+                self._bad_token(token)
             elif self._live():
                 segment.append(token)
         self._out += self._expand(segment, frozenset())
-        for _, _, opener in self._conditions:
-            self._report("low-conditional", "this conditional has no #endif", opener)
-        return self._out
 
     def _live(self) -> bool:
         return not self._conditions or self._conditions[-1][0]
@@ -94,18 +110,14 @@ class Preprocessor:
     def _report(self, code: str, message: str, token: Token, hint: str | None = None) -> None:
         self.reporter.add(code, message, token_span(token), hint)
 
-    def _bad_token(self, token: Token, segment: list[Token]) -> None:
-        """Report the token and leave something that parses in its place: one fault, one message."""
+    def _bad_token(self, token: Token) -> None:
+        """Report the token."""
         code, message, hint = _BAD_TOKENS[token.type]
         if not self._live():
             return
         self._report(code, message.format(str(token)), token, hint)
-        if code == "low-string":
-            segment.append(token.update(type="NUMBER", value="0"))
-        elif code == "low-comment":
+        if code == "low-comment":
             self.reporter.finish()  # what follows is no code
-        elif code == "low-varargs" and segment and segment[-1] == ",":
-            segment.pop()
 
     # ---- directives ----
 
@@ -125,29 +137,42 @@ class Preprocessor:
                 "known are define, undef, include, pragma, if, ifdef, ifndef, else, elif, endif",
             )
 
+    def _include(self, token: Token, rest: str) -> None:
+        found = re.match(r'\s*[<"]([^>"]*)[>"]', rest)
+        name = found[1] if found else ""
+        text = self.include(name) if name not in self._included else None
+        self._included.add(name)
+        if text is None:
+            return  # the tables of this package know what standard headers declare
+        start = len(self._out)
+        self.foreign.add(token.line or 0)
+        self._read(text)
+        self._out[start:] = [move_token(t, token_span(token)) for t in self._out[start:]]
+
     def _define(self, token: Token, rest: str) -> None:
-        words = list(tokenise(rest))
+        words = list(tokenise(_spell_paste(rest)))
         if not words or words[0].type != "NAME":
             self._report("low-define", "#define needs a name", token)
             return
         name, params, body = str(words[0]), None, words[1:]
+        variadic = False
         if body and body[0] == "(" and body[0].start_pos == words[0].end_pos:
             close = body.index(Token("RPAR", ")")) if ")" in body else 0
             inner = body[1:close]
+            variadic = bool(inner) and inner[-1].type == "ELLIPSIS"
+            if variadic:
+                inner[-1] = inner[-1].update(type="NAME", value="__VA_ARGS__")
             params = tuple(str(t) for t in inner[::2])
             if not close or any(t.type != "NAME" for t in inner[::2]) or set(inner[1::2]) - {","}:
                 self._report(
                     "low-define",
                     f"the parameters of macro {name} are malformed",
                     token,
-                    "write #define NAME(a, b) body; variadic macros are outside the subset",
+                    "write #define NAME(a, b) body",
                 )
                 return
             body = body[close + 1 :]
-        if any(t.type == "DIRECTIVE" for t in body):
-            self._report("low-paste", f"macro {name} uses # or ##", token, "write the text out")
-            return
-        self.macros[name] = Macro(name, params, tuple(body))
+        self.macros[name] = Macro(name, params, tuple(body), variadic)
         self._declare_tuned(name, token)
 
     def _declare_tuned(self, name: str, token: Token) -> None:
@@ -180,6 +205,8 @@ class Preprocessor:
     # ---- conditionals ----
 
     def _open(self, token: Token, live: bool) -> None:
+        if self._live() and not live:
+            self.dropped.append(token)
         live = live and self._live()
         self._conditions.append((live, live, token))
 
@@ -233,7 +260,10 @@ class Preprocessor:
             elif macro.params is None:
                 self._enter(token)
                 body = [move_token(t, token_span(token)) for t in macro.body]
-                out += self._leave(body, hidden | {macro.name}, token)
+                made = self._leave(body, hidden | {macro.name}, token)
+                if i < len(tokens) and tokens[i] == "(" and self._takes_arguments(made):
+                    tokens, i = [made.pop(), *tokens[i:]], 0  # its arguments follow the name
+                out += made
             elif i < len(tokens) and tokens[i] == "(":
                 self._enter(token)
                 body, i = self._call(macro, tokens, i, hidden)
@@ -241,6 +271,11 @@ class Preprocessor:
             else:
                 out.append(token)
         return out
+
+    def _takes_arguments(self, made: Sequence[Token]) -> bool:
+        """Tell whether tokens end with the name of a macro with parameters."""
+        last = self.macros.get(str(made[-1])) if made and made[-1].type == "NAME" else None
+        return last is not None and last.params is not None
 
     def _enter(self, use: Token) -> None:
         """Begin to expand a macro; those nested too deep are a fault that ends the text."""
@@ -274,6 +309,8 @@ class Preprocessor:
         whole = join_spans(use, token_span(tokens[end - 1]))
         if macro.name in _ANY_ARGUMENTS:
             return [], end
+        if macro.variadic:
+            args = _join_last(args, len(macro.params))
         if len(args) != len(macro.params):
             self.reporter.add(
                 "low-macro-call",
@@ -281,11 +318,58 @@ class Preprocessor:
                 whole,
             )
             return [move_token(Token("NUMBER", "0"), whole)], end
-        values = {p: self._expand(a, hidden) for p, a in zip(macro.params, args, strict=True)}
+        raw = dict(zip(macro.params, args, strict=True))
+        pasted = any(token == PASTE for token in macro.body)
+        values = raw if pasted else {p: self._expand(a, hidden) for p, a in raw.items()}
         body: list[Token] = []
         for token in macro.body:
-            body += values[token] if token in values else [move_token(token, whole)]
-        return body, end
+            if token.type == "STRING" and str(token)[1:-1] in raw:
+                body.append(move_token(token, whole))
+            else:
+                body += values[token] if token in values else [move_token(token, whole)]
+            if token in values and not values[token] and pasted:
+                body.append(move_token(Token("UNKNOWN", EMPTY), whole))
+        return (paste(body) if pasted else body), end
+
+
+PASTE, EMPTY = "\x01", "\x02"
+"""Characters that stand for `##` in macros, and for an argument without tokens beside it."""
+
+
+def _spell_paste(text: str) -> str:
+    """Return the text of a `#define` with `##` as a token, and `#x` as a string."""
+    return re.sub(r"#\s*([A-Za-z_]\w*)", r'"\1"', re.sub(r"\s*##\s*", f" {PASTE} ", text))
+
+
+def _join_last(args: list[list[Token]], count: int) -> list[list[Token]]:
+    """Return `count` arguments: those too many belong to the last one, with their commas."""
+    joined: list[Token] = []
+    for i, arg in enumerate(args[count - 1 :]):
+        joined += [*([Token("COMMA", ",")] if i else []), *arg]
+    return [*args[: count - 1], joined]
+
+
+def paste(tokens: Sequence[Token]) -> list[Token]:
+    """Return tokens with those around each PASTE made one."""
+    out: list[Token] = []
+    i = 0
+    while i < len(tokens):
+        token = tokens[i]
+        i += 1
+        if token != PASTE or not out or i == len(tokens):
+            out.append(token)
+            continue
+        left, right = out.pop(), tokens[i]
+        i += 1
+        if EMPTY in (left, right):
+            kept = [t for t in (left, right) if t != EMPTY and not (left == "," and t == ",")]
+            out += kept or [left]
+        elif left == ",":
+            out += [left, right]
+        else:
+            made = tokenise(f"{left}{right}")
+            out += [move_token(t, token_span(left)) for t in made]
+    return [t for t in out if t != EMPTY]
 
 
 _ANY_ARGUMENTS = {name for name, _, body in _BUILT_IN if not body}
@@ -309,17 +393,15 @@ def split_arguments(tokens: Sequence[Token], i: int) -> tuple[list[list[Token]],
 
 _BAD_TOKENS: dict[str, tuple[str, str, str | None]] = {
     "UNKNOWN": ("low-character", "the character {!r} has no meaning here", None),
-    "STRING": ("low-string", "strings are outside the kernel subset", "kernels compute numbers"),
-    "CHARACTER": ("low-string", "characters are outside the kernel subset", "write the number"),
     "OPEN_COMMENT": ("low-comment", "this comment is never closed", "close it with */"),
-    "ELLIPSIS": ("low-varargs", "variable arguments are outside the subset", "name each argument"),
 }
 
 _Handler = Callable[[Preprocessor, Token, str], object]
 _PLAIN: dict[str, _Handler] = {
     "define": Preprocessor._define,
     "undef": lambda run, token, rest: run.macros.pop(rest.strip(), None),
-    "include": lambda run, token, rest: None,  # the tables of this package know what they declare
+    "include": Preprocessor._include,
+    "warning": lambda run, token, rest: None,
     "pragma": Preprocessor._pragma,
     "error": lambda run, token, rest: run._report("low-error", f"#error {rest.strip()}", token),
 }
@@ -338,9 +420,11 @@ def preprocess(
     reporter: Reporter,
     macros: dict[str, Macro],
     evaluate: Callable[[Sequence[Token]], int],
+    include: Callable[[str], str | None] = lambda name: None,
 ) -> Iterable[Token]:
     """Return the tokens of `text` with macros expanded; `macros` is read and extended.
 
-    `evaluate` gives the value of a constant expression and raises ValueError for anything else.
+    `evaluate` gives the value of a constant expression and raises ValueError for anything else;
+    `include` the text of a header by its name, None for one that is known otherwise.
     """
-    return Preprocessor(reporter, evaluate, macros).run(text)
+    return Preprocessor(reporter, evaluate, macros, include).run(text)

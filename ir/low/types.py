@@ -40,7 +40,7 @@ _SCALARS: dict[tuple[int, int, bool], str] = {
     (8, 4, False): "unsigned long, uint64_t, size_t, uintptr_t, __mmask64",
     (8, 5, True): "long long",
     (8, 5, False): "unsigned long long",
-    (2, 10, True): "_Float16, float16_t, __bf16, bfloat16_t",
+    (2, 10, True): "_Float16, float16_t, __fp16, __bf16, bfloat16_t",
     (4, 11, True): "float, float32_t",
     (8, 12, True): "double, float64_t",
     (16, 13, True): "long double",
@@ -101,7 +101,7 @@ def _vectors() -> dict[str, Vector]:
     ]
     found.append(Vector("__m64", 8))
     found += [Vector("dt_f32x32", 128, "float"), Vector("dt_i32x32", 128, "int32_t")]
-    lanes = {
+    lanes: dict[str, tuple[int, ...]] = {
         "float": (16, 32, 64),
         "bfloat": (16,),
         "int": (8, 16, 32, 64),
@@ -121,8 +121,13 @@ VECTORS = _vectors()
 
 VECTOR_GROUPS = {
     f"{lane}x{lanes}x{count}_t": (f"{lane}x{lanes}_t", count)
-    for lane, lanes in (("float32", 2), ("float32", 4))
-    for count in (2, 4)
+    for lane, width in (
+        ("float16", 16),
+        ("float32", 32),
+        *((f"{sign}int{width}", width) for sign in ("", "u") for width in (8, 16, 32, 64)),
+    )
+    for lanes in (64 // width, 128 // width)
+    for count in (2, 3, 4)
 }
 """NEON groups such as `float32x4x2_t`: a struct with one field `val`, an array of vectors."""
 

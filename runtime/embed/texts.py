@@ -99,6 +99,37 @@ class TextEncoder:
                 found[place] = np.array(encoding.ids, np.int32)
         return check_ids(self.spec, found)
 
+    def divide(self, text: str, before: str = "") -> list[str]:
+        """Return the parts of a text that this encoder takes whole with `before` before each.
+
+        They are cut between words. A text is one part where `before` leaves no room.
+        """
+        parts, most = list[str](), self.spec.max_tokens * BYTES_PER_TOKEN - len(before)
+        while (end := self._end(before, text[:most])) < len(text):
+            between = text.rfind(" ", 1, end + 1)
+            end = between if 2 * between > end else end  # else it has no words
+            while end > 1 and self._end(before, text[:end]) < end:  # tokens at a cut are others
+                end -= max(1, end // 16)
+            if end <= 1:
+                return [*parts, text]
+            parts.append(text[:end].rstrip())
+            text = text[end:].lstrip()
+        return [*parts, text] if text or not parts else parts
+
+    def unknown(self, texts: Sequence[str]) -> float:
+        """Return the part of the tokens of texts that stands for words it does not know."""
+        mark = getattr(self._tokenizer.model, "unk_token", None)
+        found = self._encode([self._cut(text, number) for number, text in enumerate(texts)])
+        tokens = [token for encoding in found for token in encoding.tokens]
+        return sum(token == mark for token in tokens) / max(1, len(tokens))
+
+    def _end(self, before: str, text: str) -> int:
+        """Return how many letters of a text are read behind another one."""
+        encoding = self._tokenizer.encode(before + text)
+        if not encoding.overflowing:
+            return len(text)
+        return max((end for _, end in encoding.offsets), default=0) - len(before)
+
     def read_pairs(self, query: str, documents: Sequence[str]) -> Iterator[tuple[Ids, Ids]]:
         """Yield (token ids, segments) of the query beside each document; the longer one is cut."""
         asked = self._cut(query, 0)
@@ -159,7 +190,8 @@ class Embeddings:
 
     def _start(self, texts: TextOrIds | Sequence[TextOrIds], options: EmbedOptions) -> EmbedJob:
         """Read texts and queue them."""
-        check_names("embed", options, EmbedOptions.__annotations__)
+        if not options.keys() <= EmbedOptions.__annotations__.keys():
+            check_names("embed", options, EmbedOptions.__annotations__)
         chosen = self.choose(options.get("model"), labels=False)
         ids = chosen.read(texts, options.get("prompt_name"), options.get("prompt"))
         return chosen.service.submit(ids, model=chosen.name, wait=options.get("wait", False))
@@ -205,6 +237,15 @@ class Embeddings:
         if name not in able:
             raise RequestError(f"{self.path} has no {kind} {name!r}; it has {', '.join(able)}")
         return able[name]
+
+    @property
+    def embeds(self) -> bool:
+        """Whether one of the encoders turns texts into vectors."""
+        return any(not encoder.spec.labels for encoder in self.encoders.values())
+
+    def divide(self, text: str, before: str) -> list[str]:
+        """Return the parts of a text that the first encoder takes whole behind another text."""
+        return self.choose(labels=False).divide(text, before)
 
     @property
     def ready(self) -> bool:

@@ -200,6 +200,8 @@ class Engine:
     def close(self) -> None:
         """End the threads and processes."""
         self.grammars.close()
+        if self.scheduler.pool.file is not None:
+            self.scheduler.pool.file.close()
         self.executor.close()
 
     # ---- the group ----
@@ -352,8 +354,9 @@ class Engine:
         if shape.scored:
             self._score(shape, buffers)
         now, followed = self.scheduler.clock(), list[TokenMask]()
+        wrong: Request | None = None  # whose draft is followed no further
         for row, request in enumerate(shape.outputs):
-            if request.finished:  # its prompt was poisoned, or its grammar takes too much
+            if request is wrong or request.finished:  # it may be poisoned, its grammar too much
                 continue
             token, logprob = buffers.chosen(row)
             if not math.isfinite(logprob):  # one such logit makes the sum one
@@ -367,6 +370,8 @@ class Engine:
                 chosen = logprob_of(logits, token) if row in raw else logprob
                 request.logprobs.append(TokenLogprob(token, chosen, top))
             self.scheduler.append(request, token, now)
+            if request.drafted and not self.scheduler.confirm(request, token):
+                wrong = request
             if request.params.grammar and not request.finished:
                 mask = self._masks[request]
                 mask.chosen, mask.left = token, request.max_tokens - request.generated

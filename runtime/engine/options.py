@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from dovetail.ir.artifact import ServicePlan
 from dovetail.ir.errors import RequestError
@@ -12,6 +12,7 @@ from dovetail.runtime.machine.devices import AUTO, CPU, choose_device, find_torc
 from dovetail.runtime.native.deterministic import ACTIVATIONS
 from dovetail.runtime.schedule.device_limits import Wishes, check_counts
 from dovetail.runtime.schedule.plan import OFFLOADS, ON_CPU, Offload, SchedulerSettings
+from dovetail.runtime.schedule.speculation import read_speculation
 from dovetail.topology.hardware import HardwareSpec
 
 DTYPES = ("auto", "f32", "bf16", "f16")
@@ -38,12 +39,15 @@ class EngineOptions(Wishes):
     gpu_memory_utilization: float = 0.9
     gpu_blocks: int | None = None
     max_waiting: int | None = None
+    kv_file: str | None = None
+    kv_file_bytes: int = 1 << 30
+    speculative_config: dict[str, Any] | str | None = None
     spare_cpu: bool = False
 
     def __post_init__(self) -> None:
         """Raises RequestError for what no engine can have."""
         Wishes.__post_init__(self)
-        names = ("threads", "kv_blocks", "gpu_blocks", "max_waiting")
+        names = ("threads", "kv_blocks", "gpu_blocks", "max_waiting", "kv_file_bytes")
         check_counts(**{name: getattr(self, name) for name in names})
         if self.activations not in ACTIVATIONS:
             raise RequestError(f"activations are integer or float, not {self.activations!r}")
@@ -51,9 +55,12 @@ class EngineOptions(Wishes):
             raise RequestError(f"offload must be auto, off or full, not {self.offload!r}")
         if self.dtype not in DTYPES:
             raise RequestError(f"dtype is one of {', '.join(DTYPES)}, not {self.dtype!r}")
+        if self.kv_file is not None and self.beside_cpu:
+            raise RequestError("kv_file is for KV of the CPU alone; leave out the device")
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             share = self.gpu_memory_utilization
             raise RequestError(f"gpu_memory_utilization must be above 0 and at most 1, not {share}")
+        read_speculation(self.speculative_config)
         if not self.beside_cpu and self.gpu_blocks is not None:
             raise RequestError("gpu_blocks needs a device beside the CPU; give the device, too")
 
@@ -79,7 +86,8 @@ class EngineOptions(Wishes):
         else:
             settings = self.settings or ON_CPU
         waiting = settings.max_waiting if self.max_waiting is None else self.max_waiting
-        return replace(settings, max_waiting=waiting)
+        drafts = read_speculation(self.speculative_config) or settings.speculation
+        return replace(settings, max_waiting=waiting, speculation=drafts)
 
 
 class EngineKeywords(TypedDict, total=False):
@@ -101,3 +109,6 @@ class EngineKeywords(TypedDict, total=False):
     max_model_len: int | None
     gpu_blocks: int | None
     max_waiting: int | None
+    kv_file: str | None
+    kv_file_bytes: int
+    speculative_config: dict[str, Any] | str | None

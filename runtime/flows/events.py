@@ -17,12 +17,16 @@ from dovetail.ir.workflow import Name
 
 @dataclass(frozen=True, slots=True)
 class NodeStarted:
-    """A node began its `round`-th loop. kind: generation, retrieval, embedding or function."""
+    """A node began its `round`-th loop. kind: generation, retrieval, embedding or function.
+
+    prompt: of a generation, as it was sent; of messages what they say.
+    """
 
     node: Name
     round: int
     kind: str
     at: float
+    prompt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +76,14 @@ Event: TypeAlias = NodeStarted | NodeText | SubStage | Rewritten | NodeFinished
 
 @dataclass(frozen=True, slots=True)
 class NodeTime:
-    """When a node ran."""
+    """When a node ran. prompt: of a generation, as it was sent; of messages what they say."""
 
     node: Name
     round: int
     kind: str
     start: float
     end: float
+    prompt: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -258,7 +258,11 @@ def _read_prompt(generator: Generator, reply: _Generation) -> tuple[Prompt, str 
     if generator.tokenizer is None:
         return reply.prompt, None  # which is told of where it is read
     most = SamplingParams.make(reply.order.node.options).max_tokens
-    return fit(reply.prompt, generator.tokenizer, generator.context, most)
+    ids, note = fit(reply.prompt, generator.tokenizer, generator.context, most)
+    plain = getattr(reply.prompt, "plain", None)
+    if note is None or plain is None:
+        return ids, note
+    return fit(plain, generator.tokenizer, generator.context, most)  # the nearest are to stay
 
 
 def _content(parser: AnswerParser, chunk: Chunk) -> str:

@@ -7,6 +7,7 @@ that the worker has made: searches under way see nothing of one, those that begi
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from threading import Lock
@@ -16,26 +17,42 @@ import msgspec
 import numpy as np
 
 from dovetail.ir.errors import DovetailError, RequestError, SpecError, WorkflowError
-from dovetail.ir.index_file import Passage
+from dovetail.ir.index_file import EarlyEnd, Passage
 from dovetail.ir.workflow import Retrieval
 from dovetail.runtime.child.framing import MAX_MESSAGE
 from dovetail.runtime.index.cursor import Hit
-from dovetail.runtime.index.documents import Document, DocumentStore
+from dovetail.runtime.index.documents import Document, DocumentStore, divide
 from dovetail.runtime.native.encoder import Rows
 from dovetail.runtime.retrieval.process import RetrievalProcess
-from dovetail.runtime.retrieval.wire import Changed, ChangeIndex, Opened
+from dovetail.runtime.retrieval.wire import (
+    Changed,
+    ChangeIndex,
+    Opened,
+    ProbedQueries,
+    ProbeQueries,
+    SearchQuery,
+)
 
 EmbedTexts: TypeAlias = Callable[[list[str]], Rows]
 """Texts -> a float32 row for each."""
+CutText: TypeAlias = Callable[[str, str], Sequence[str]]
 NewDocument: TypeAlias = Passage | Mapping[str, Any]
 """A document with `key` and `text`, and `title` and `metadata` where it has them."""
+
+MEND = "give the encoder that the index was built with: in the artifact, or `embed=` of add_index"
+ALIKE = 0.8
+"""Likeness of a passage's vector made here and the stored one at least, codes being lossy."""
+
+log = logging.getLogger("dovetail")
 
 
 @dataclass(frozen=True, slots=True)
 class BoundIndex:
     """An index that the worker has open. nprobe: clusters that a search scans.
 
-    embed: of queries. embed_passages: of documents that are added. changing: held by who does it.
+    embed: of queries. embed_passages: of documents that are added. cut: gives the parts of a text
+    that fit these behind another text; None: they take all. early: when searches may end.
+    changing: held by who does it.
     """
 
     name: str
@@ -44,12 +61,38 @@ class BoundIndex:
     nprobe: int
     embed: EmbedTexts
     embed_passages: EmbedTexts
+    cut: CutText | None = None
+    early: tuple[EarlyEnd, ...] = ()
     changing: Lock = field(default_factory=Lock)
 
     @property
     def bytes(self) -> list[int]:
         """Bytes of the vectors in each cluster."""
         return [size * self.opened.code_bytes for size in self.opened.sizes]
+
+    def check_encoder(self, worker: RetrievalProcess, *, same: bool) -> None:
+        """Raise SpecError where what embeds is not what the vectors of the index were made with.
+
+        same: whether it makes vectors of passages as the index has them; else lengths alone count.
+        """
+        if not len(self.documents):
+            return
+        vector = self.embed_passages([self.documents[0].embedded])[0]
+        if vector.shape != (self.opened.dim,):
+            raise SpecError(
+                f"index {self.name!r} has vectors of {self.opened.dim} values; its encoder here "
+                f"makes some of {len(vector)}; {MEND}"
+            )
+        query = SearchQuery(np.ascontiguousarray(vector, np.float32).tobytes(), known=(0,))
+        found = worker.ask(ProbeQueries(self.name, (query,), 1)).result().body if same else None
+        for far in found.queries[0].known.values() if isinstance(found, ProbedQueries) else ():
+            own = float(vector @ vector)
+            like = -far / own if self.opened.metric == "ip" else 1 - far / (2 * own)
+            if not ALIKE <= like <= 1 / ALIKE:
+                raise SpecError(
+                    f"index {self.name!r} was made with another encoder than this one, which makes "
+                    f"other vectors of its passages; {MEND}"
+                )
 
 
 class Indexes:
@@ -130,6 +173,11 @@ class AppIndex:
         passages, gone = tuple(map(_read, documents)), tuple(remove)
         if len({passage.key for passage in passages}) < len(passages):
             raise RequestError("two of the documents to add have the same key")
+        if vectors is None and (cut := self._find().cut) is not None:
+            parts, long = divide(passages, cut)
+            passages = tuple(parts)
+            if long:
+                log.warning("%d documents are longer than the encoder reads: each was cut up", long)
         rows = self._embed(passages, vectors)
         with self._find().changing:
             index = self._find()  # another change may have come before

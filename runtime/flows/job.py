@@ -98,7 +98,7 @@ class WorkflowJob:
     def finish(self, event: NodeFinished) -> NodeTime:
         """Tell that a node has ended; return when it ran."""
         start = self._starts.pop((event.node, event.round))
-        ran = NodeTime(event.node, event.round, start.kind, start.at, event.at)
+        ran = NodeTime(event.node, event.round, start.kind, start.at, event.at, start.prompt)
         self._timeline.append(ran)
         self.tell(event)
         return ran

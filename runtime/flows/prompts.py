@@ -114,6 +114,7 @@ class FilledPrompt(str):
     pieces: Pieces = ()
     messages: tuple[tuple[str, Pieces], ...] = ()  # roles and parts
     special = True  # whether the tokenizer adds tokens: a chat template has done so
+    plain: FilledPrompt | None = None  # the one with documents nearest first, if this has not
 
     @classmethod
     def of(cls, prompt: str | tuple[PromptMessage, ...], state: State) -> FilledPrompt:
@@ -152,6 +153,7 @@ class FilledPrompt(str):
             pieces.append((documents[int(part)], True) if known else (part, False))
         made = FilledPrompt.joined(tuple(pieces))
         made.special = False
+        made.plain = self.plain and self.plain.place(rendered)
         return made
 
 

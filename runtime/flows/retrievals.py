@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from functools import partial
 
 from dovetail.ir.errors import DovetailError
+from dovetail.ir.workflow import Retrieval
 from dovetail.runtime.flows.control.messages import (
     Copy,
     Failed,
@@ -23,6 +24,7 @@ from dovetail.runtime.flows.control.messages import (
 )
 from dovetail.runtime.flows.indexes import Indexes
 from dovetail.runtime.flows.threads import as_ours
+from dovetail.runtime.index.cursor import find_patience
 from dovetail.runtime.retrieval.hot import HotSets
 from dovetail.runtime.retrieval.process import RetrievalProcess
 from dovetail.runtime.retrieval.wire import (
@@ -64,7 +66,9 @@ class Retrievals:
             groups[order.node.index].append(order)
         for name, group in groups.items():
             fail = partial(self._refused, group)
-            queries = tuple(SearchQuery(o.vector, dict(o.node.filters), o.known) for o in group)
+            queries = tuple(
+                SearchQuery(o.vector, dict(o.node.filters), o.known, o.node.topk) for o in group
+            )
             try:
                 index = self._indexes.find(name)
                 body = ProbeQueries(index.name, queries, index.nprobe)
@@ -111,7 +115,15 @@ class Retrievals:
         assert isinstance(body, ProbedQueries)
         for order, found in zip(orders, body.queries, strict=True):
             told = found.clusters, found.centroids, found.known, body.version
-            self._tell(Probed(order.job, *told))
+            self._tell(Probed(order.job, *told, patience=self._patience(order.node)))
+
+    def _patience(self, node: Retrieval) -> int | None:
+        """Return when a search may end; with filters that was not measured."""
+        try:
+            index = self._indexes.find(node.index)
+        except DovetailError:  # it is gone
+            return None
+        return None if node.filters else find_patience(index.early, node.topk, index.nprobe)
 
     def _refused(self, orders: Sequence[FindClusters], error: DovetailError) -> None:
         """Report an error; of several queries one may be wrong, so they are tried one by one."""

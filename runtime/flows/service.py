@@ -35,13 +35,21 @@ from dovetail.runtime.flows.costs import UNKNOWN_SCAN, UNKNOWN_STEP, measure_sca
 from dovetail.runtime.flows.driver import Driver, Executors
 from dovetail.runtime.flows.generations import prepare_generation
 from dovetail.runtime.flows.gpu_memory import GpuShare
-from dovetail.runtime.flows.indexes import AppIndex, BoundIndex, EmbedTexts, Indexes
+from dovetail.runtime.flows.indexes import (
+    MEND,
+    AppIndex,
+    BoundIndex,
+    CutText,
+    EmbedTexts,
+    Indexes,
+)
 from dovetail.runtime.flows.job import WorkflowJob
 from dovetail.runtime.flows.prompts import check_inputs
 from dovetail.runtime.flows.recorder import FlowRecorder
 from dovetail.runtime.flows.stored_workflows import open_workflow
 from dovetail.runtime.flows.workflow_run import WorkflowRun
 from dovetail.runtime.hosting.generator import Generator
+from dovetail.runtime.index.cursor import choose_probes
 from dovetail.runtime.index.documents import open_documents
 from dovetail.runtime.index.manifest import read_manifest
 from dovetail.runtime.machine.trust import meet
@@ -53,8 +61,6 @@ from dovetail.runtime.timeline import Timeline
 log = logging.getLogger("dovetail")
 
 AnyWorkflow: TypeAlias = str | RAGraph | Workflow
-LEAST_PROBES = 16
-"""Clusters that a search scans at least, unless it is said; else an eighth of all."""
 
 
 class EmbedPrompted(Protocol):
@@ -108,14 +114,17 @@ class FlowService:
         artifact: Artifact,
         gpu: str | None = None,
         *,
+        cut: CutText | None = None,
         trust: bool = False,
     ) -> None:
         """`embed` turns texts into vectors: of embedding nodes, and queries by default.
 
+        `cut`: gives the parts of a text that it takes whole; None where nothing embeds.
+
         Workflows and indexes of `artifact` are opened when they are first needed. `gpu`: what may
         hold hot clusters. trust: indexes that are added, see `load`.
         """
-        self._settings, self._embed, self._trust = settings, embed, trust
+        self._settings, self._embed, self._cut, self._trust = settings, embed, cut, trust
         self._models = (*artifact.models, *artifact.encoders)
         self._costs = StageCosts(scan=UNKNOWN_SCAN, overhead=0.0, step=UNKNOWN_STEP)
         self._vectors = 0  # of the index that they were measured on
@@ -186,17 +195,22 @@ class FlowService:
             raise SpecError(f"nprobe must be at least 1, not {nprobe}")
         folder = Path(path).resolve()
         called = folder.name if name is None else name
-        if folder not in self._own and read_manifest(folder).targets:
+        manifest = read_manifest(folder)
+        if folder not in self._own and manifest.targets:
             meet(folder, trust=self._trust)
         room = self._hot.room(called) if self._hot is not None else None
         opened = self.worker.open(called, folder, room=room)
         if opened.why_cold:
             log.warning("index %r has no hot clusters on the GPU: %s", called, opened.why_cold)
         documents = open_documents(folder / DOCUMENTS, folder / OFFSETS)
-        probed = min(nprobe or max(LEAST_PROBES, len(opened.sizes) // 8), len(opened.sizes))
+        probed = min(nprobe or choose_probes(len(opened.sizes)), len(opened.sizes))
         prompts = opened.query_prompt, opened.passage_prompt
         asked, added = (embed or partial(self._embed, prompt=prompt) for prompt in prompts)
-        index = BoundIndex(called, opened, documents, probed, asked, added)
+        if embed is None and self._cut is None:
+            raise SpecError(f"there is no encoder for queries of index {called!r}; {MEND}")
+        cut = None if embed else self._cut
+        index = BoundIndex(called, opened, documents, probed, asked, added, cut, manifest.early)
+        index.check_encoder(self.worker, same=embed is None)
         with self._lock:  # what the largest index costs is what the control plane begins with
             if (vectors := sum(opened.sizes)) >= self._vectors:
                 threads = self._searching.threads

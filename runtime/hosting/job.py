@@ -34,6 +34,7 @@ class Job(Listener):
         self._shown: _Progress = (0, 0, None)  # as far as a reader may see
         self._read: _Progress = (0, 0, None)
         self._wake: Callable[[], object] | None = None
+        self._pushed = 0  # tokens that are text
 
     # ---- for the caller ----
 
@@ -102,10 +103,13 @@ class Job(Listener):
         request, text = self.request, self._text
         if text is None or request.error is not None or not request.generated:
             return False
-        if self.done and request.finish_reason == "stop" and not text.keeps_stop:
-            text.close()  # an end token is no text
-            return False
-        text.push(request.tokens[-1])
+        ended = self.done and request.finish_reason == "stop" and not text.keeps_stop
+        while self._pushed < request.generated - ended and not text.stopped:  # an end is no text
+            text.push(request.tokens[request.prompt_length + self._pushed])
+            self._pushed += 1
+        if text.stopped:  # one step may have brought more
+            del request.tokens[request.prompt_length + self._pushed :]
+            del request.logprobs[self._pushed :]
         if text.stopped and self.done:
             request.finish_reason = "stop"
         elif self.done:

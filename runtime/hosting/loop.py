@@ -114,6 +114,7 @@ class EngineLoop:
             swaps={home.value: book.swaps[home] for home in pools},
             homes={home.value: len(book.running[home]) for home in pools},
             prompt_tokens=engine.watch.prompt_tokens if engine.watch else 0,
+            drafts=dict(book.speculation.counts) if book.speculation else {},
         )
 
     def now(self) -> float:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
 
-from dovetail.ir.errors import DeviceError, SpecError
+from msgspec import json
+
+from dovetail.ir.errors import DeviceError, RequestError, SpecError
 from dovetail.runtime.artifact import Artifact, ModelPart
 from dovetail.runtime.engine.engine import Engine
-from dovetail.runtime.engine.executor import open_on_cpu
+from dovetail.runtime.engine.executor import CpuExecutor, open_on_cpu
 from dovetail.runtime.engine.options import EngineOptions
 from dovetail.runtime.machine.devices import CPU
+from dovetail.runtime.machine.kv_file import KvBlocks, KvFile
 from dovetail.runtime.text.masks import Grammars
 from dovetail.topology.hardware import HardwareSpec
 
@@ -46,4 +51,25 @@ def _open(
         options = replace(options, device=CPU, gpu_blocks=None)
     if options.ranks is not None:
         raise SpecError("`ranks` are for processes that each have a device; give `device`, too")
-    return open_on_cpu(artifact, part, hardware, options)
+    engine = open_on_cpu(artifact, part, hardware, options)
+    if options.kv_file is not None:
+        try:
+            _open_file(engine, artifact, options, Path(options.kv_file))
+        except RequestError:
+            engine.executor.close()
+            raise
+    return engine
+
+
+def _open_file(engine: Engine, artifact: Artifact, options: EngineOptions, path: Path) -> None:
+    """Keep KV of an engine in a file, too, where it is all in this process."""
+    executor = engine.executor
+    assert isinstance(executor, CpuExecutor), "other KV is elsewhere"
+    if executor.group is not None:
+        log.warning("%s is not used: KV is in several processes here", path)
+        return
+    kept = json.encode([artifact.manifest, options.deterministic, options.activations])
+    kv, layers = executor.model.kv, engine.spec.n_layers
+    blocks = KvBlocks(*(pool.reshape(layers, executor.blocks, -1) for pool in (kv.k, kv.v)))
+    pool = engine.scheduler.pool
+    pool.file = KvFile(path, sha256(kept).hexdigest(), blocks, options.kv_file_bytes)

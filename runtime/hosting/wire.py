@@ -48,7 +48,8 @@ class EngineLoad(msgspec.Struct, frozen=True, array_like=True):
     pools: the same of each device's pool, `gpu` (what computes beside the CPU) and `cpu`; homes: of
     the requests that are being computed, those whose KV is there. Since the
     engine was opened: waits of CPU and accelerator for each other, steps by the tokens that they
-    computed, prompt_tokens of these, swaps, requests whose KV went to the device of that name.
+    computed, prompt_tokens of these, swaps, requests whose KV went to the device of that name;
+    drafts, their tokens and those accepted.
     """
 
     running: int = 0
@@ -60,6 +61,7 @@ class EngineLoad(msgspec.Struct, frozen=True, array_like=True):
     swaps: dict[str, int] = {}
     homes: dict[str, int] = {}
     prompt_tokens: int = 0
+    drafts: dict[str, int] = {}
 
     @property
     def tokens(self) -> dict[str, int]:

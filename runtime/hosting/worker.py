@@ -244,6 +244,8 @@ def warm_up(engine: Engine) -> None:
         engine.step()
     engine.scheduler.answer_tokens = None
     engine.waits = DeviceWaits()
+    if engine.scheduler.speculation:
+        engine.scheduler.speculation.counts.clear()
     for pool in engine.scheduler.pools.values():
         pool.forget()
 

@@ -14,8 +14,16 @@ from itertools import chain
 from math import inf
 from typing import TypeAlias
 
+from dovetail.ir.index_file import EarlyEnd
+
 HISTORY = 20
 """Documents that a search leaves to the next one of its request (HedraRAG §4.3)."""
+
+LEAST_PROBES = 64
+"""Clusters that a search scans at least, unless it is said; else an eighth of all.
+
+Of 7,776 parts of Wikipedia in 199 clusters, 64 hold 0.99 of the nearest five, an eighth 0.95.
+"""
 
 Hit: TypeAlias = tuple[float, int]
 
@@ -56,7 +64,9 @@ class Cursor:
 
     topk: documents wanted. seeds: distances to documents of the history, by cluster; they stand for
     what scanning that cluster will find, so they say early what the result may be, and are
-    forgotten as soon as it is scanned.
+    forgotten as soon as it is scanned. plain: the clusters, nearest centroid first, of which
+    `reached` are scanned up to the first that is not; settled: those that were when what is nearest
+    changed last.
     """
 
     clusters: tuple[int, ...]
@@ -64,8 +74,20 @@ class Cursor:
     seeds: dict[int, list[Hit]] = field(default_factory=dict)
     position: int = 0
     best: list[Hit] = field(default_factory=list)
-    unchanged: int = 0  # clusters scanned since the best `topk` last changed
+    plain: tuple[int, ...] = ()
+    reached: int = 0
+    settled: int = 0
+    _scanned: set[int] = field(default_factory=set, repr=False, compare=False)
     _partial: tuple[Hit, ...] | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def unchanged(self) -> int:
+        """Clusters in the order of centroids since what is nearest last changed.
+
+        Seeds count as found: it says no more than that these clusters hold nothing nearer, in
+        whichever order they are scanned.
+        """
+        return self.reached - self.settled
 
     @property
     def left(self) -> tuple[int, ...]:
@@ -105,17 +127,17 @@ class Cursor:
         """
         end = self.position + count
         assert end <= len(self.clusters), "a cursor cannot pass its end"
-        if self.seeds:
-            for cluster in self.ahead(count):
-                self.seeds.pop(cluster, None)
-            self._partial = None
-        self.position = end
-        self.unchanged += count
+        before, scanned = self.partial, self.ahead(count)
+        for cluster in scanned:
+            self.seeds.pop(cluster, None)
+        self._scanned.update(scanned)
+        self.position, self._partial = end, None
+        while self.reached < len(self.plain) and self.plain[self.reached] in self._scanned:
+            self.reached += 1
         if found:
-            before, self.best = self.best, merge_hits((self.best, found), self.depth)
-            self._partial = None
-            if self.best[: self.topk] != before[: self.topk]:
-                self.unchanged = 0
+            self.best = merge_hits((self.best, found), self.depth)
+        if self.partial != before:
+            self.settled = self.reached
 
     @property
     def partial(self) -> tuple[Hit, ...]:
@@ -125,8 +147,11 @@ class Cursor:
         return self._partial
 
     def history(self, homes: Mapping[int, int]) -> SearchHistory:
-        """Return what the next search of the request may use; homes: id -> its cluster."""
-        kept = tuple(self.best[:HISTORY])
+        """Return what the next search of the request may use; homes: id -> its cluster.
+
+        Of a search that ended early also what it has known without scanning.
+        """
+        kept = tuple(merge_hits((self.best, *self.seeds.values()), HISTORY))
         scanned = self.clusters[: self.position]
         return SearchHistory(scanned, kept, {i: homes[i] for _, i in kept})
 
@@ -154,9 +179,27 @@ def begin_search(
     history: of the request's search before; distances: from the new query to its documents, which
     become seeds.
     """
-    cursor = Cursor(tuple(clusters), topk)
+    cursor = Cursor(tuple(clusters), topk, plain=tuple(clusters))
     for id_, distance in (distances or {}).items():
         assert history is not None, "seeds are documents of a history"
         if (home := history.homes[id_]) in clusters:
             cursor.seeds.setdefault(home, []).append((distance, id_))
     return cursor
+
+
+def choose_probes(clusters: int) -> int:
+    """Return how many of an index's clusters a search scans at most, unless it is said."""
+    return min(clusters, max(LEAST_PROBES, clusters // 8))
+
+
+def find_patience(ends: Iterable[EarlyEnd], topk: int, nprobe: int) -> int | None:
+    """Return the patience of a search, None where it was not measured for so much.
+
+    Between two numbers of documents it is the longer of theirs: the more are wanted, the oftener
+    the nearest change, and the less a pause says, but the less one document counts.
+    """
+    wide = sorted((end for end in ends if end.nprobe >= nprobe), key=lambda end: end.nprobe)
+    able = sorted((end for end in wide if end.nprobe == wide[0].nprobe), key=lambda end: end.topk)
+    below = [end.patience for end in able if end.topk <= topk]
+    above = [end.patience for end in able if end.topk >= topk]
+    return max(*below[-1:], *above[:1], above[0]) if above else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial, reduce
 from itertools import count
 from pathlib import Path
@@ -55,7 +55,7 @@ class DocumentStore:
         self._added: dict[int, Passage] = {}
         self._lock = Lock()
         self._columns: dict[str, dict[Any, list[int]]] | None = None
-        self._ids: dict[str, int] | None = None
+        self._ids: dict[str, tuple[int, ...]] | None = None
 
     def __len__(self) -> int:
         """Return how many passages there have been: one more than the last id."""
@@ -88,12 +88,14 @@ class DocumentStore:
                 found.append(Document(id=id_, text=text, title=title, score=score, metadata=about))
         return found
 
-    def find(self, key: str) -> int | None:
-        """Return the id of the latest passage with a key of the corpus."""
+    def find(self, key: str) -> tuple[int, ...]:
+        """Return the ids of the latest passage with a key of the corpus: of all its parts."""
         with self._lock:
             if self._ids is None:
-                self._ids = {passage.key: id_ for id_, passage in self._items()}
-            return self._ids.get(key)
+                self._ids = {}
+                for id_, passage in self._items():
+                    self._name(id_, passage)
+            return self._ids.get(key, ())
 
     def add(self, passages: Iterable[Passage], ids: Iterable[int] | None = None) -> None:
         """Append passages. `ids`: those that they are to have, rising; default the next ones."""
@@ -103,7 +105,7 @@ class DocumentStore:
                 self._added[id_] = passage
                 self._next = id_ + 1
                 if self._ids is not None:
-                    self._ids[passage.key] = id_
+                    self._name(id_, passage)
                 if self._columns is not None:
                     _enter(self._columns, id_, passage)
 
@@ -114,8 +116,9 @@ class DocumentStore:
                 passage = self._added.pop(id_, None)
                 if passage is None:
                     continue
-                if self._ids is not None and self._ids.get(passage.key) == id_:
-                    del self._ids[passage.key]
+                if self._ids is not None and id_ in self._ids.get(passage.key, ()):
+                    left = tuple(i for i in self._ids.pop(passage.key) if i != id_)
+                    self._ids |= {passage.key: left} if left else {}
                 if self._columns is not None:
                     _leave(self._columns, id_, passage)
 
@@ -150,9 +153,32 @@ class DocumentStore:
                 found.append(np.unique(np.array(ids, np.int64)))
         return reduce(partial(np.intersect1d, assume_unique=True), found)
 
+    def _name(self, id_: int, passage: Passage) -> None:
+        assert self._ids is not None, "nobody has asked for a key"
+        before = self._ids.get(passage.key, ()) if passage.part else ()
+        self._ids[passage.key] = (*before, id_)
+
     def _items(self) -> Iterator[tuple[int, Passage]]:
         yield from ((id_, self[id_]) for id_ in range(self._stored))
         yield from tuple(self._added.items())
+
+
+def divide(
+    passages: Iterable[Passage], cut: Callable[[str, str], Sequence[str]]
+) -> tuple[list[Passage], int]:
+    """Return passages in parts that an encoder takes whole, and how many passages had to be cut.
+
+    `cut` gives the parts of a text before each of which another one goes.
+    """
+    found, long = list[Passage](), 0
+    for passage in passages:
+        texts = cut(passage.text, passage.head)
+        long += len(texts) > 1
+        found += (
+            msgspec.structs.replace(passage, text=text, part=part)
+            for part, text in enumerate(texts)
+        )
+    return found, long
 
 
 def encode_passages(passages: Iterable[Passage]) -> tuple[bytes, NDArray[np.int64]]:

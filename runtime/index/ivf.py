@@ -178,6 +178,23 @@ class IvfIndex:
         found = zip(given, clusters.tolist(), distances.tolist(), strict=True)
         return [Part(query.tobytes(), tuple(near), tuple(far)) for query, near, far in found]
 
+    def probe_only(self, query: Vectors, nprobe: int, topk: int, only: Only) -> Part:
+        """Return of a query [d] the clusters to scan for what `only` lets through.
+
+        Of the nearest `nprobe`, and of as many more as hold `topk` documents, those that hold some.
+        """
+        (part,) = self.probe(query[None], self.clusters)
+        counts = np.zeros(self.clusters, np.int64)
+        for piece in self._parts:
+            if (allowed := piece.allowed(only)) is not None:
+                counts += np.bincount(piece.homes[allowed], minlength=self.clusters)
+        held = np.cumsum(counts[list(part.clusters)])
+        end = max(nprobe, 1 + int(np.searchsorted(held, min(topk, int(held[-1])))))
+        near = zip(part.clusters[:end], part.centroids[:end], strict=True)
+        kept = [(cluster, far) for cluster, far in near if counts[cluster]]
+        clusters, centroids = zip(*kept, strict=True) if kept else ((), ())
+        return Part(part.vector, clusters, centroids)
+
     def scan(
         self,
         scans: Sequence[Part],
@@ -208,7 +225,10 @@ class IvfIndex:
         self, queries: Vectors, depth: int, nprobe: int, only: Only | None = None
     ) -> list[list[Hit]]:
         """Return the nearest `depth` documents of each query in one scan of all its clusters."""
-        return self.scan(self.probe(queries, nprobe), depth, only=only)
+        if only is None:
+            return self.scan(self.probe(queries, nprobe), depth)
+        probes = [self.probe_only(query, nprobe, depth, only) for query in queries]
+        return self.scan(probes, depth, only=only)
 
     def distances(self, query: Vectors, ids: Iterable[int]) -> dict[int, float]:
         """Return the distance from `query` to each document that is still there."""

@@ -33,6 +33,7 @@ _Shape = tuple[type[np.generic], tuple[int, ...]]
 class StepShape:
     """Sizes of a filled step, and the requests whose logits come out, in row order.
 
+    A request is one of `outputs` for each of its rows, drafted ones too.
     Behind the rows of `outputs`, which get a token, lie those of `scored`: prompts, and positions
     of theirs whose logits score the next token. A prompt that ends here and that nothing follows is
     one of them even without any.
@@ -56,7 +57,7 @@ class StepShape:
     def touched(self) -> tuple[Request, ...]:
         """Once it was run: the requests that got a token or ended."""
         ended = [one for one, _ in self.scored if one.finished]
-        return (*self.outputs, *(one for one in ended if one not in self.outputs))
+        return tuple(dict.fromkeys((*self.outputs, *ended)))
 
 
 def step_bytes(spec: ModelSpec, max_tokens: int, max_sequences: int) -> int:
@@ -153,19 +154,26 @@ class StepBuffers:
         row: int,
         output: int,
     ) -> int:
-        """Write one row for each of `decodes`; return the tokens of the longest."""
+        """Write one row for each of `decodes`; return the tokens of the longest.
+
+        Where a request comes again its drafted tokens follow, each as a sequence of its own with
+        the same blocks: all rows of a step are stored before any looks at them.
+        """
+        before, ahead = None, 0
         cells, tables, longest = self._cells, self.arrays["block_tables"], 0
         ids, positions, slots = cells["token_ids"], cells["positions"], cells["kv_slots"]
         lengths, out_rows = cells["seq_lengths"], cells["out_rows"]
         for number, request in enumerate(decodes):
-            at, blocks = request.computed, table(request.id)
+            ahead = ahead + 1 if request is before else 0
+            before, token = request, request.drafted[ahead - 1] if ahead else request.tokens[-1]
+            at, blocks = request.computed + ahead, table(request.id)
             index, place = divmod(at, KV_BLOCK)
             tables[sequence + number, : index + 1] = np.frombuffer(blocks, np.int32, index + 1)
-            ids[row + number], positions[row + number] = request.tokens[at], at
+            ids[row + number], positions[row + number] = token, at
             slots[row + number] = int(blocks[index]) * KV_BLOCK + place
             lengths[sequence + number] = at + 1
             out_rows[output + number] = row + number
-            longest = max(longest, len(request.tokens))
+            longest = max(longest, at + 1)
         return longest
 
     def forward_addresses(self) -> dict[str, int]:
@@ -183,7 +191,9 @@ class StepBuffers:
             "kv_splits": kv_splits,
         }
 
-    def sample_args(self, shape: StepShape, uniform: Callable[[Request], float]) -> dict[str, int]:
+    def sample_args(
+        self, shape: StepShape, uniform: Callable[[Request, int], float]
+    ) -> dict[str, int]:
         """Write the sampling parameters of the outputs and return the sample tape's arguments.
 
         Of rows that score, the tape takes the likeliest token: with its logit it gives their sum.
@@ -193,9 +203,11 @@ class StepBuffers:
                 for name in _PARAMETERS:
                     self.arrays[name][row] = getattr(request.params, name)
             self._sampled = shape.outputs
+        before, ahead = None, 0
         for row, request in enumerate(shape.outputs):
+            ahead, before = ahead + 1 if request is before else 0, request
             if request.params.temperature > 0:
-                self._cells["uniform"][row] = uniform(request)
+                self._cells["uniform"][row] = uniform(request, ahead)
         if shape.scored:
             self.arrays["temperature"][len(shape.outputs) : shape.n_out] = 0.0
         return {**self._sample, "n_rows": shape.n_out}

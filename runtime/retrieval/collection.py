@@ -107,14 +107,14 @@ class Collection:
             RequestError: two passages have one key.
             SpecError: the vectors do not fit the passages or the index; nothing has changed.
         """
-        keys = [passage.key for passage in passages]
+        keys = [passage.key for passage in passages if not passage.part]
         if len(set(keys)) < len(keys):
             raise RequestError("two of the passages to add have the same key")
         with self._lock:
             version, before = self.now
-            found = (self.store.find(i) if isinstance(i, str) else i for i in (*remove, *keys))
-            left = sorted({i for i in found if i is not None and before.home(i) is not None})
-            ids = range(len(self.store), len(self.store) + len(keys))
+            named = (self.store.find(i) if isinstance(i, str) else (i,) for i in (*remove, *keys))
+            left = sorted({i for found in named for i in found if before.home(i) is not None})
+            ids = range(len(self.store), len(self.store) + len(passages))
             after = before.change(vectors, ids, remove=left)
             self.store.add(passages)
             self.now = version + 1, after

@@ -39,11 +39,15 @@ class OpenIndex(msgspec.Struct, frozen=True, tag=True):
 
 
 class SearchQuery(msgspec.Struct, frozen=True):
-    """A vector (float32 bytes), filters, and documents whose distances to it are wanted."""
+    """A vector (float32 bytes), filters, and documents whose distances to it are wanted.
+
+    topk: documents wanted, for which more clusters are found where filters let few through.
+    """
 
     vector: bytes
     filters: dict[str, Any] = {}
     known: tuple[int, ...] = ()
+    topk: int = 1
 
 
 class ProbeQueries(msgspec.Struct, frozen=True, tag=True):

@@ -26,7 +26,7 @@ from dovetail.runtime.child.worker import read_beside
 from dovetail.runtime.index.ivf import IvfIndex, Scanner
 from dovetail.runtime.index.manifest import open_list_kernels
 from dovetail.runtime.index.scanner import KernelScanner, choose_scanner
-from dovetail.runtime.index.scans import Only, Part, Vectors
+from dovetail.runtime.index.scans import Only, Part, Vectors, are_in
 from dovetail.runtime.retrieval import wire
 from dovetail.runtime.retrieval.budget import ScanCost
 from dovetail.runtime.retrieval.collection import Collection
@@ -103,14 +103,17 @@ class Shelf:
             raise served.fault
         found = served.collection
         version, index = found.now
-        for query in body.queries:
-            found.only(query.filters)
+        filters = [found.only(query.filters) for query in body.queries]
         vectors = _read_vectors(index, [query.vector for query in body.queries])
         probes = index.probe(vectors, body.nprobe)
         probed = []
-        for query, probe in zip(body.queries, probes, strict=True):
-            known = index.distances(np.frombuffer(probe.vector, np.float32), query.known)
-            probed.append(wire.ProbedQuery(probe.clusters, probe.centroids, known))
+        for query, vector, near, only in zip(body.queries, vectors, probes, filters, strict=True):
+            probe, known = near, np.array(query.known, np.int64)
+            if only is not None:
+                probe = index.probe_only(vector, body.nprobe, query.topk, only)
+                known = known[are_in(known, only.ids)]
+            distances = index.distances(vector, known.tolist())
+            probed.append(wire.ProbedQuery(probe.clusters, probe.centroids, distances))
         return wire.ProbedQueries(tuple(probed), version)
 
     def scan(self, body: wire.ScanParts) -> wire.ScannedParts:

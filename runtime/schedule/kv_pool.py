@@ -13,9 +13,13 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from dovetail.ir.errors import CapacityError
 from dovetail.ir.model import KV_BLOCK
+
+if TYPE_CHECKING:
+    from dovetail.runtime.machine.kv_file import KvFile
 
 
 @dataclass(slots=True)
@@ -55,6 +59,7 @@ class KvPool:
         ever: half of the blocks at most are kept for that reason (as a segmented LRU does).
         """
         self.n_blocks, self.keep = n_blocks, keep
+        self.file: KvFile | None = None  # keeps what blocks hold beyond that
         self._blank = list(range(n_blocks))[::-1]  # free, nothing to share; the last goes first
         self._kept: OrderedDict[int, None] = OrderedDict()  # free, hashed; the first goes first
         self._popular: OrderedDict[int, None] = OrderedDict()  # likewise, after all of those
@@ -86,7 +91,7 @@ class KvPool:
         table = self._tables[sequence] = _Table()
         for digest in hashes:
             block = self._block_of.get(digest)
-            if block is None:
+            if block is None and (block := self._fetch(digest)) is None:
                 break
             self._kept.pop(block, None)
             self._popular.pop(block, None)
@@ -133,6 +138,8 @@ class KvPool:
                 self._forget(block)
             elif free and i < len(table.hashes):
                 self._settle(block, table.hashes[i])
+                if self.file is not None:
+                    self.file.save(table.hashes[i], block)
             if free and block not in self._hash_of:
                 self._blank.append(block)
             elif free:
@@ -166,6 +173,17 @@ class KvPool:
             return self._blank.pop()
         block, _ = (self._kept or self._popular).popitem(last=False)
         self._forget(block)
+        return block
+
+    def _fetch(self, digest: bytes) -> int | None:
+        """Return a block that has been filled from the file, None where it cannot be."""
+        if self.file is None or not self.free_blocks or not self.file.holds(digest):
+            return None
+        block = self._take()
+        if not self.file.load(digest, block):
+            self._blank.append(block)
+            return None
+        self._block_of[digest], self._hash_of[block] = block, digest
         return block
 
     def _forget(self, block: int) -> None:

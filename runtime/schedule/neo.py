@@ -72,7 +72,7 @@ class NeoScheduler(Scheduler):
     def plan(self) -> StepPlan:
         """Return the next step: the steps of the paper in their order."""
         if self.settings.offload == "off":
-            return self.plan_alone(Home.GPU)
+            return self.speculate(self.plan_alone(Home.GPU))
         self.tick()
         self._running = None  # a step that failed tells nothing
         self._weigh()
@@ -87,7 +87,11 @@ class NeoScheduler(Scheduler):
                 self.admit(draft, Home.GPU)
             self.admit(draft, Home.CPU, self._belongs_to_cpu)
         draft.tokens += kept
-        return self._choose(draft)
+        plan = self._choose(draft)
+        extended = self.speculate(plan)
+        if extended is not plan:
+            self._running = None  # it takes longer than was predicted
+        return extended
 
     def complete(self, batch: Batch) -> tuple[Request, ...]:
         """See RequestQueues; the first batch to be reported tells how long the step took."""

@@ -37,7 +37,11 @@ class PrefillChunk:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one pass over the layers computes."""
+    """What one pass over the layers computes.
+
+    A decode computes the newest token of a request. One that is named several times also computes
+    tokens that were drafted behind it (`Request.drafted`), a row each.
+    """
 
     prefill: tuple[PrefillChunk, ...] = ()
     gpu_decode: tuple[int, ...] = ()
@@ -51,7 +55,7 @@ class Batch:
 
     @property
     def sequences(self) -> int:
-        """Requests of the batch."""
+        """Requests of the batch, with drafted tokens as further ones."""
         return len(self.prefill) + len(self.gpu_decode) + len(self.cpu_decode)
 
 
@@ -112,6 +116,13 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class SpeculationSettings:
+    """num_speculative_tokens: most tokens that are drafted for a request in a step."""
+
+    num_speculative_tokens: int = 8
+
+
+@dataclass(frozen=True, slots=True)
 class SchedulerSettings:
     """Choices of a scheduler; figures are those of NEO's code where it has one.
 
@@ -156,6 +167,8 @@ class SchedulerSettings:
     """Later arrivals that a prompt lets pass for each of its blocks: most of a crowd wait less."""
     keep_prefixes: bool = True
     """What ended requests left in free blocks serves those that begin alike, until overwritten."""
+    speculation: SpeculationSettings | None = None
+    """How tokens are drafted; None: not at all."""
 
     def __post_init__(self) -> None:
         if self.offload not in OFFLOADS:

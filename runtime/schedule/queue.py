@@ -168,7 +168,8 @@ class RequestQueues:
         while the batch ran are passed over.
         """
         rows = [(chunk.request, chunk.length) for chunk in batch.prefill]
-        rows += [(number, 1) for number in (*batch.gpu_decode, *batch.cpu_decode)]
+        decodes = dict.fromkeys((*batch.gpu_decode, *batch.cpu_decode))
+        rows += [(number, 1) for number in decodes]  # what was drafted may not count
         outputs, beside = [], self.pools[Home.GPU].n_blocks > 0
         for number, length in rows:
             request = self.requests.get(number)
@@ -194,6 +195,17 @@ class RequestQueues:
             self.finish(request, "stop")
         elif request.generated >= request.max_tokens:
             self.finish(request, "length")
+
+    def room_for(self, request: Request, more: int, spare: int) -> int:
+        """Return how many of `more` tokens behind a request's newest one have blocks, or get them.
+
+        They get none of the last `spare` free blocks: others may need these for their next token.
+        """
+        assert request.home is not None
+        pool, length = self.pools[request.home], len(request.tokens)
+        if pool.missing(request.id, length + more) <= pool.free_blocks - spare:
+            pool.grow(request.id, length + more)
+        return min(more, len(pool.table(request.id)) * KV_BLOCK - length)
 
     def score(self, request: Request, found: Sequence[TokenLogprob], now: float) -> None:
         """Add log probabilities of prompt tokens; end the request where they are all it wants."""

@@ -76,7 +76,8 @@ class SamplingParams:
 
         `schema` stands for `structured_outputs` with `json`.
         """
-        check_names("a generation", options, _CHECKS)
+        if not options.keys() <= _CHECKS.keys():
+            check_names("a generation", options, _CHECKS)
         checked = {name: _CHECKS[name](name, value) for name, value in options.items()}
         if (schema := checked.pop("schema", None)) is not None:
             if checked.get("structured_outputs") is not None:
@@ -271,6 +272,7 @@ class Request:
     hashes: list[bytes] | None = None  # of the full blocks it had on its first try to start
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # from its second token on
+    drafted: list[int] = field(default_factory=list)  # may follow; the step under way tells
     finish_reason: str | None = None  # stop, length, abort or error
     error: DovetailError | None = None  # why it failed, where its reason is `error`
     ruled: bool = field(init=False)  # whether its options change logits

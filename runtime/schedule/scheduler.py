@@ -22,6 +22,7 @@ from dovetail.runtime.schedule.plan import (
 from dovetail.runtime.schedule.predictor import Predictor
 from dovetail.runtime.schedule.queue import RequestQueues
 from dovetail.runtime.schedule.request import Home, Request
+from dovetail.runtime.schedule.speculation import Speculation
 
 
 @dataclass(slots=True)
@@ -74,11 +75,35 @@ class Scheduler(RequestQueues):
         pools = {other: KvPool(0) for other in Home} | {home: pool}
         super().__init__(limits, pools, clock, settings or SchedulerSettings(offload="off"))
         self.predictor, self.home, self.pool = predictor, home, pool
+        chosen, rows = (
+            self.settings.speculation,
+            min(limits.max_step_sequences, limits.max_step_tokens),
+        )
+        self.speculation = Speculation(chosen, rows) if chosen else None
         self._weighs = type(predictor) is not Predictor  # else no step need ask it
 
     def plan(self) -> StepPlan:
         """Return the next step: every decode, then chunks of prompts in order."""
-        return self._plan_steady() or self.plan_alone(self.home)
+        return self.speculate(self._plan_steady() or self.plan_alone(self.home))
+
+    def speculate(self, plan: StepPlan) -> StepPlan:
+        """Return a plan with rows for drafts, where these should pay."""
+        return self.speculation.extend(plan, self) if self.speculation else plan
+
+    def confirm(self, request: Request, token: int) -> bool:
+        """Tell whether `token`, a request's newest one, was drafted: then its K and V are stored.
+
+        Else the rows of its other drafted tokens do not count.
+        """
+        assert self.speculation is not None
+        held = request.drafted.pop(0) == token
+        self.speculation.learn(request, held=held)
+        if not held:
+            request.drafted.clear()
+        elif request.home is not None:
+            request.computed += 1
+            self.pools[request.home].publish(request.id, request.tokens, request.computed)
+        return held
 
     def _plan_steady(self) -> StepPlan | None:
         """Return the step where there is nothing to decide, None where there is.

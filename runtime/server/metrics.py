@@ -92,6 +92,16 @@ def _load(path: str) -> Callable[[ServedModel], Values]:
     return lambda model: read(model.app.generator.host.load) if model.file else {}
 
 
+def _drafts(name: str) -> Callable[[ServedModel], Values]:
+    """Return what reads a count of drafts; nothing where none are made."""
+
+    def read(model: ServedModel) -> Values:
+        counts = model.app.generator.host.load.drafts if model.file else {}
+        return counts.get(name, 0) if counts else {}
+
+    return read
+
+
 def _accuracy(model: ServedModel) -> Values:
     found = model.app.flows.statistics
     return found.accuracy if found.attempted else {}
@@ -180,6 +190,14 @@ FIGURES: dict[str, tuple[Family, str, Labels, Callable[[ServedModel], Values]]] 
         _plan,
     ),
     "iteration_tokens_total": (Histograms, "Tokens computed per step.", (), _load("steps")),
+    **{
+        f"spec_decode_num_{name}": (Count, text, (), _drafts(name))
+        for name, text in (
+            ("drafts", "Drafts of tokens that steps verified."),
+            ("draft_tokens", "Tokens of these drafts."),
+            ("accepted_tokens", "Tokens of these drafts that became part of answers."),
+        )
+    },
     "speculations": (
         Count,
         "Speculative steps of workflows that have ended, by result.",

@@ -221,3 +221,28 @@ def test_the_smallest_files_are_hashed_at_load_and_the_rest_by_and_by(
     open_index(copy)
     with pytest.raises(ArtifactError, match=f"{largest}: does not have the sha256"):
         check_rest(copy)
+
+
+def test_long_passages_are_found_part_by_part_and_a_large_index_knows_when_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_build, "QUERIES", 20)
+    monkeypatch.setattr("dovetail.runtime.index.cursor.LEAST_PROBES", 16)
+
+    def cut(text: str, before: str) -> list[str]:
+        assert before.startswith("p: ")
+        return text.split(" number ")
+
+    report = build(tmp_path / "idx", WordEncoder(), clusters=30, cut=cut)
+    assert report.divided == 60 and report.documents == 120
+    opened = open_index(tmp_path / "idx")
+    assert opened.store.find("p3") == (6, 7) and opened.store[7].text == "3"
+    assert {end.nprobe for end in read_manifest(tmp_path / "idx").early} <= {16, 30}
+    opened.change(remove=["p3"])
+    assert len(opened.index) == 118
+    assert not read_manifest(build_whole(tmp_path / "whole")).early
+
+
+def build_whole(path: Path) -> Path:
+    build(path, WordEncoder(), clusters=16)
+    return path

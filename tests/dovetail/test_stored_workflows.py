@@ -159,7 +159,7 @@ def test_run_takes_a_workflow_and_its_inputs(work: Path) -> None:
 
 
 def test_inspect_shows_workflows_and_indexes(work: Path) -> None:
-    text = dovetail("inspect", work / "app.dove").out
+    text = dovetail("inspect", work / "app.dove", "--all").out
     for words in ("workflow one-shot of input", "topk: 1", "index idx", "<lambda>", "twice"):
         assert words in text, text
     found = json.loads(dovetail("inspect", work / "app.dove", "--json").out)

@@ -58,7 +58,7 @@ def test_an_encoder_beside_the_model_is_compiled_and_shown(model: Path, tmp_path
     beside = ("--model", f"small={ENCODER}", "--model", f"modern={modern}")
     result = dovetail("compile", model, "-o", output, *beside, "--effort", "none", "--threads", "1")
     assert "small: bert, " in result.out and "modern: modernbert, " in result.out
-    text = dovetail("inspect", output).out
+    text = dovetail("inspect", output, "--all").out
     for words in (
         "encoder small",
         "256 tokens",
@@ -77,7 +77,7 @@ def test_an_encoder_beside_the_model_is_compiled_and_shown(model: Path, tmp_path
 
 
 def test_inspect_shows_every_decision(artifact: Path) -> None:
-    text = dovetail("inspect", artifact).out
+    text = dovetail("inspect", artifact, "--all").out
     found = json.loads(dovetail("inspect", artifact, "--json").out)
     (model,) = found["models"]
     for table in model["schedules"]:

@@ -172,13 +172,28 @@ class Learned:
         """
         step, reply = self.costs.step, max(self.reply(guess.node), TINY)
         overlap, prompt = min(guess.left, reply), step.prefill * guess.characters
-        free = 1 - load * prompt / reply
+        free = 1 - self._prompts(guess, load)
         if free <= 0.5:
             return -inf
         slower = step.per_sequence / max(step.seconds(load + 1), TINY)
         chance = self.chance(guess.search, guess.scanned)
         gained = chance * overlap * (2 - 1 / free)
         return gained - (1 - chance) * load * (prompt / free + overlap * slower)
+
+    def why_no_guess(self, guess: Guessed, load: int) -> str:
+        """Say why `guess_gain` is nothing."""
+        if (part := self._prompts(guess, load)) >= 0.5:
+            return f"prompts take {min(1.0, part):.0%} of the engine's time; from half on none pays"
+        chance, left = self.chance(guess.search, guess.scanned), 1e3 * guess.left
+        return (
+            f"{left:.1f} ms of the search are left to overlap, and {chance:.0%} of such guesses "
+            f"hold: {load} generations under way would lose more"
+        )
+
+    def _prompts(self, guess: Guessed, load: int) -> float:
+        """Return the part of the engine's time that prompts take, by Little's law."""
+        prompt = self.costs.step.prefill * guess.characters
+        return load * prompt / max(self.reply(guess.node), TINY)
 
     def scout_gain(self, search: Name) -> float:
         """Predict the seconds by which a history shows a node's search what is nearest sooner.

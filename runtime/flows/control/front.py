@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 from dovetail.ir.errors import DovetailError
 from dovetail.ir.graph import ExecutionGraph
 from dovetail.ir.live_graph import LiveGraph, LiveNode, Ready
-from dovetail.ir.workflow import Function, Name, Retrieval, label
+from dovetail.ir.workflow import ANY_ORDER, Function, Name, Retrieval, label
 from dovetail.runtime.flows.control.costs import Learned, StageCosts
 from dovetail.runtime.flows.control.messages import (
     Cancel,
@@ -27,6 +27,7 @@ from dovetail.runtime.flows.control.messages import (
     Report,
     Source,
 )
+from dovetail.runtime.flows.control.prefixes import Prefixes
 from dovetail.runtime.flows.control.settings import WavefrontSettings
 from dovetail.runtime.flows.control.stage import Lot, NextStage, Takes
 from dovetail.runtime.flows.control.transformation import REGISTRY, check_transformations
@@ -61,6 +62,12 @@ class Ticket:
     scouts: dict[Name, Search] = field(default_factory=dict)
     searched: int = 0
     over: bool = False
+    free: frozenset[str] = field(init=False)  # outputs whose documents prompts show in any order
+
+    def __post_init__(self) -> None:
+        """Look which outputs these are."""
+        searches = (n for n in self.run.workflow.nodes.values() if isinstance(n, Retrieval))
+        self.free = frozenset(node.output for node in searches if node.order == ANY_ORDER)
 
     def source(self, call: Call) -> Source:
         """Return what a piece of work for a call is marked with."""
@@ -90,12 +97,16 @@ class Ticket:
 
 @dataclass(slots=True)
 class Statistics:
-    """Guesses begun, those that held, those that did not, and scouts sent."""
+    """Guesses begun, those that held, those that did not, and scouts sent.
+
+    left: by transformation, why it was not applied where it fitted last.
+    """
 
     attempted: int = 0
     accepted: int = 0
     rejected: int = 0
     scouts: int = 0
+    left: dict[str, str] = field(default_factory=dict)
 
     @property
     def accuracy(self) -> float:
@@ -143,6 +154,7 @@ class Front:
     choose: gives the sub-stage that may begin. asked: transformations, in this order. pays: whether
     some guess was under way after guesses were weighed last. due: whether it is time to look at
     which clusters are hot. beside: the graph of copies that no search may wait for.
+    prefixes: with which documents prompts have begun.
     """
 
     choose: Callable[[], NextStage | None]
@@ -167,6 +179,7 @@ class Front:
         self.busy: dict[Device, Lot] = {}
         self.news, self.pays, self.due = Changes(), True, False
         self.statistics = Statistics()
+        self.prefixes = Prefixes()
         self.beside = LiveGraph(ExecutionGraph(()), self.ready)
         self._stage: tuple[NextStage | None] | None = None
         self._waiters: dict[int, Waiter] = {}

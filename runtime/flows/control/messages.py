@@ -140,10 +140,14 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A node began; for those who watch the request. job: of its generation, None for others."""
+    """A node began; for those who watch the request.
+
+    job, prompt: of its generation, None and empty for others.
+    """
 
     source: Source
     job: int | None = None
+    prompt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +223,8 @@ class Probed:
     """The clusters of a query, nearest centroid first, and the distances to these.
 
     known: distance of each document asked for that is still there. version: of the documents that
-    the search sees to its end.
+    the search sees to its end. patience: clusters without change after which it may end, as was
+    measured for the index; None: it was not.
     """
 
     job: int
@@ -227,6 +232,7 @@ class Probed:
     centroids: tuple[float, ...]
     known: Mapping[int, float]
     version: int = 0
+    patience: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

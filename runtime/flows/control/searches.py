@@ -26,6 +26,7 @@ from dovetail.runtime.flows.control.messages import (
     Scanned,
     Started,
 )
+from dovetail.runtime.flows.control.settings import MEASURED
 from dovetail.runtime.flows.control.stage import Lot, NextStage, Takes
 from dovetail.runtime.flows.control.transformations import Prefetch
 from dovetail.runtime.flows.control.work import Search
@@ -228,6 +229,8 @@ class Searches:
         front, clusters = self._front, report.clusters
         search.centroids = dict(zip(clusters, report.centroids, strict=True))
         search.version, search.known = report.version, used
+        asked = front.settings.patience
+        search.patience = report.patience if asked == MEASURED else asked
         search.cursor = begin_search(clusters, search.spec.topk, used, report.known)
         search.look()
         sizes = front.catalog.sizes(search.spec.index)

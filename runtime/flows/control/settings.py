@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from dovetail.ir.errors import SpecError
+
+MEASURED: Literal["measured"] = "measured"
+"""A patience that each index has of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WavefrontSettings:
-    """How workflows are scheduled. Any `transformations` give the same answers.
+    """How workflows are scheduled. Any `transformations` but `stop` give the same answers.
 
     transformations: names of those that may be applied where they are predicted to pay; None: all
         that are registered.
@@ -17,8 +21,9 @@ class WavefrontSettings:
         many are under way (HedraRAG §4.3, where 16 is best for generations). None: while the
         engine is predicted to do less than half of what it can.
     refresh: sub-stages between two looks at which clusters are hot (§4.4).
-    patience: clusters scanned without change of the nearest documents after which a search ends;
-        None: it never ends early, and is exact.
+    patience: clusters, in the order of centroids, without change of the nearest documents after
+        which a search ends; MEASURED: as was measured when the index was built, which keeps 0.99 of
+        what is found; None: it never ends early, and is exact.
     width: searches that share a sub-stage; None: as many as fit its time.
     fixed_clusters: clusters of each search in a sub-stage, instead of as many as fit its time.
     """
@@ -27,7 +32,7 @@ class WavefrontSettings:
     generation_load: int | None = None
     retrieval_load: int = 32
     refresh: int = 50
-    patience: int | None = None
+    patience: int | Literal["measured"] | None = MEASURED
     width: int | None = None
     fixed_clusters: int | None = None
 
@@ -35,5 +40,5 @@ class WavefrontSettings:
         """Raises SpecError for a number below 1."""
         for name in ("refresh", "patience", "width", "fixed_clusters"):
             value = getattr(self, name)
-            if value is not None and value < 1:
+            if isinstance(value, int) and value < 1:
                 raise SpecError(f"{name} must be at least 1, not {value}")

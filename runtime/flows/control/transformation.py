@@ -24,7 +24,8 @@ class Transformation(ABC):
     are made of functions of `dovetail.ir.transform`; nodes that they make ready are begun.
 
     graph: of a request. node: of it, which is rewritten. guesses: whether it begins generations
-    before what they read is known.
+    before what they read is known. One with a method `why_not(costs)` says why it is left where
+    `gain` is nothing.
     """
 
     name: ClassVar[str]

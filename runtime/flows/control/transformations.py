@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import inf
 from typing import ClassVar, Self
 
 from dovetail.ir.graph import EMBEDDING, FUNCTION, GPU, SPECULATIVE
@@ -22,6 +23,7 @@ from dovetail.ir.transform import (
 )
 from dovetail.runtime.flows.control.costs import TINY, Guessed, Learned
 from dovetail.runtime.flows.control.front import REORDER, SPLIT, Front, Ticket
+from dovetail.runtime.flows.control.prefixes import Opening
 from dovetail.runtime.flows.control.stage import NextStage, Weighed
 from dovetail.runtime.flows.control.transformation import (
     REGISTRY,
@@ -73,10 +75,10 @@ class Stop(Transformation):
 
     @classmethod
     def fits(cls, front: Front) -> Iterator[Stop]:
-        """Of searches that have got further, where a patience is set."""
-        patience = front.settings.patience
-        for search in front.news.scanned if patience is not None else ():
-            if not search.over and search.full and search.steps.unchanged >= (patience or 0):
+        """Of searches that have got further, where a patience is known."""
+        for search in front.news.scanned:
+            patience = inf if search.patience is None else search.patience
+            if not search.over and search.full and search.steps.unchanged >= patience:
                 yield cls(search.graph, search.node)
 
     def gain(self, costs: Learned) -> float:
@@ -294,7 +296,11 @@ class SpeculateGeneration(Transformation):
     @classmethod
     def fits(cls, front: Front) -> Iterator[Self]:
         """Of searches that have found enough, the one with the nearest k-th document first."""
-        if not front.news.room or front.load >= front.room:
+        if not front.news.room:
+            return
+        if front.load >= front.room:
+            busy = f"{front.load} generations leave the engine no room: it has some below"
+            front.statistics.left[cls.name] = f"{busy} {front.room:.0f}"
             return
         open_ = [search for search in front.known if cls.may_begin(front, search)]
         left, weighed = front.seconds_left() if open_ else {}, False
@@ -333,6 +339,10 @@ class SpeculateGeneration(Transformation):
         """What overlaps if it holds, less what it costs others."""
         return costs.guess_gain(self.guessed, self.load)
 
+    def why_not(self, costs: Learned) -> str:
+        """Tell what outweighs it."""
+        return costs.why_no_guess(self.guessed, self.load)
+
     def apply(self, graph: LiveGraph) -> None:
         """See `speculate_generation`."""
         ticket, search, call = self.ticket, self.node.work, self.prompt.call
@@ -341,7 +351,42 @@ class SpeculateGeneration(Transformation):
         ahead = search_after(ticket.run.workflow, self.prompt.node.name)
         reply = Reply(graph, ticket.source(call), self.prompt.node, self.prompt.text, None, ahead)
         reply.search, reply.ids = search, search.tried
+        if ticket.free:
+            reply.opening = Opening.of(call, ticket.free)
         reply.node = speculate_generation(graph, search.ended, ticket.node(call), reply)
+
+
+@register_transformation
+@dataclass(frozen=True, slots=True)
+class Arrange(Transformation):
+    """Show documents so that their prompt begins as one before it, where their order is free.
+
+    opening: the prompt's, arranged. letters: that it shares more than it would otherwise.
+    """
+
+    name: ClassVar[str] = "arrange"
+    opening: Opening
+    letters: int
+
+    @classmethod
+    def fits(cls, front: Front) -> Iterator[Arrange]:
+        """Of generations that are ready, guesses too."""
+        for reply in front.replies:
+            if reply.opening is not None and reply.node in front.ready:
+                best = front.prefixes.arrange(reply.opening)
+                letters = front.prefixes.shared(best) - front.prefixes.shared(reply.opening)
+                if letters > 0:
+                    yield cls(reply.graph, reply.node, best, letters)
+                front.prefixes.keep(reply.opening)  # as it is by now; it begins in this cycle
+
+    def gain(self, costs: Learned) -> float:
+        """What the engine would take for the KV that it has."""
+        return costs.costs.step.prefill * self.letters
+
+    def apply(self, graph: LiveGraph) -> None:
+        """Write the prompt anew."""
+        reply: Reply = self.node.work
+        reply.opening, reply.prompt = self.opening, self.opening.prompt()
 
 
 @register_transformation

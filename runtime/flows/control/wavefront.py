@@ -41,6 +41,7 @@ from dovetail.runtime.flows.control.messages import (
     Started,
     Written,
 )
+from dovetail.runtime.flows.control.prefixes import Opening
 from dovetail.runtime.flows.control.replies import Replies
 from dovetail.runtime.flows.control.searches import Searches
 from dovetail.runtime.flows.control.settings import WavefrontSettings
@@ -48,6 +49,8 @@ from dovetail.runtime.flows.control.work import Reply, Search
 from dovetail.runtime.flows.prompts import query_of, text_of
 from dovetail.runtime.flows.workflow_run import Call, WorkflowRun, search_after
 from dovetail.runtime.retrieval.hot import HotSet
+
+NO_GAIN = "it is predicted to gain nothing"
 
 
 class Wavefront:
@@ -122,7 +125,10 @@ class Wavefront:
         ready = self._admit()
         for kind in front.asked.values():
             for found in kind.fits(front):
-                if (seconds := found.gain(front.costs)) > 0:
+                if (seconds := found.gain(front.costs)) <= 0:
+                    why = getattr(found, "why_not", None)
+                    front.statistics.left[kind.name] = why(front.costs) if why else NO_GAIN
+                else:
                     rewrite = Rewrite(kind.name, found.node.name, seconds)
                     found.apply(found.graph)
                     found.graph.rewrites.append(rewrite)
@@ -226,7 +232,10 @@ class Wavefront:
         if not self._commit(ticket, call, prompt):
             ahead = search_after(ticket.run.workflow, call.node.name)
             source, graph = ticket.source(call), ticket.graph
-            self._hold(ticket, call, Reply(graph, source, call.node, prompt, call, ahead))
+            reply = Reply(graph, source, call.node, prompt, call, ahead)
+            if ticket.free:
+                reply.opening = Opening.of(call, ticket.free)
+            self._hold(ticket, call, reply)
 
     def _retrieve(self, ticket: Ticket, call: Call) -> None:
         assert isinstance(call.node, Retrieval)
@@ -251,7 +260,7 @@ class Wavefront:
         reply: Reply = node.work
         self._replies.begin(reply)
         if reply.call is not None:
-            self.front.order(Started(reply.source, reply.job))
+            self.front.order(Started(reply.source, reply.job, reply.prompt))
 
     def _embed(self, node: LiveNode) -> None:
         ticket, call, text = node.work
@@ -341,7 +350,7 @@ class Wavefront:
     def _commit(self, ticket: Ticket, call: Call, prompt: str) -> bool:
         """Tell whether a reply was begun to just this prompt; roll back one to another."""
         guess = ticket.guesses.get((call.node.name, call.round))
-        if guess is not None and guess.prompt != prompt:
+        if guess is not None and guess.asked != prompt:
             self._reject(guess)
             return False
         if guess is None:
@@ -351,7 +360,7 @@ class Wavefront:
         guess.call = call
         self._hold(ticket, call, guess)
         self.front.order(Commit(guess.job, guess.source))
-        self.front.order(Started(guess.source, guess.job))
+        self.front.order(Started(guess.source, guess.job, guess.prompt))
         return True
 
     def _reject(self, guess: Reply) -> None:

@@ -15,6 +15,7 @@ from dovetail.ir.transform import put, roll_back, use_scout
 from dovetail.ir.workflow import Generation, Name, Retrieval
 from dovetail.runtime.flows.control.costs import Needed
 from dovetail.runtime.flows.control.messages import Source
+from dovetail.runtime.flows.control.prefixes import Opening
 from dovetail.runtime.flows.prompts import pack_vector
 from dovetail.runtime.flows.workflow_run import Call
 from dovetail.runtime.index.cursor import (
@@ -51,6 +52,7 @@ class Search:
     centroids: dict[int, float] = field(default_factory=dict)
     known: SearchHistory | None = None  # that it began with
     version: int = 0  # of the documents, since its clusters are known
+    patience: int | None = None  # clusters without change after which it may end
     homes: dict[int, int] = field(default_factory=dict)
     ended: LiveNode | None = None
     taken: tuple[int, ...] = ()
@@ -200,7 +202,8 @@ class Reply:
     between two reports of progress, 0 = none. search: what it was begun on before that was over,
     None for no guess; ids: of what was found. text: what is written so far, in so many tokens.
     read, reads: the node and the job that make a vector of it; vector: of an earlier `text`; drift:
-    how far the one before was from it. ahead: the search that will read it.
+    how far the one before was from it. ahead: the search that will read it. opening: of its prompt,
+    where that has documents in any order.
     """
 
     graph: LiveGraph
@@ -223,6 +226,12 @@ class Reply:
     reads: int = 0
     vector: Any = None
     drift: float | None = None
+    opening: Opening | None = None
+
+    @property
+    def asked(self) -> str:
+        """Its prompt with documents nearest first."""
+        return getattr(self.prompt, "plain", None) or self.prompt
 
     @property
     def key(self) -> Key:

@@ -107,6 +107,12 @@ export class Dashboard {
       tiles.push(tile("Guesses that held", percent(part),
         { name: "speculation_accept_ratio", labels: {}, value: part }, part));
     }
+    if (now.has("spec_decode_num_draft_tokens_total")) {
+      const of = (name) => now.sum(`spec_decode_num_${name}_total`);
+      const part = of("accepted_tokens") / Math.max(1, of("draft_tokens"));
+      tiles.push(tile("Drafted tokens that held", percent(part),
+        { name: "spec_decode_num_accepted_tokens_total", labels: {}, value: of("accepted_tokens") }, part));
+    }
     tiles.push(tile("First token, median", ms(this.quantile("time_to_first_token_seconds", 0.5))));
     tiles.push(tile("Between tokens, median", ms(this.quantile("inter_token_latency_seconds", 0.5))));
     this.tiles.replaceChildren(...tiles);

@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dovetail.cli.serve_client import Timing, summarize
-from dovetail.cli.serve_load import DATASETS, LoadSpec, plan_load
+from dovetail.cli.serve_client import Timing, count_answers, summarize
+from dovetail.cli.serve_load import DATASETS, LoadSpec, plan_load, read_load_tokenizer
 from dovetail.errors import SpecError
+from dovetail.tiny_world import LLAMA
 from tests.dovetail.commands import assert_one_sentence, dovetail
 
 
@@ -105,6 +106,27 @@ def test_figures_are_those_of_the_definitions() -> None:
     assert found["mean_itl_ms"] == pytest.approx(150) and found["median_e2el_ms"] == pytest.approx(
         400
     )
+
+
+def test_a_tokenizer_makes_and_counts_prompts_and_answers(tmp_path: Path) -> None:
+    tokenizer = read_load_tokenizer(str(LLAMA))
+    spec = LoadSpec(num_prompts=20, random_input_len=50, random_range_ratio=0.5)
+    for planned in plan_load(spec, None, tokenizer):
+        count = len(tokenizer.encode(planned.words(), special=False))
+        assert count == planned.input_tokens and 25 <= count <= 75
+    file = tmp_path / "own.jsonl"
+    file.write_text('{"prompt": "The river Ossa"}\n')
+    custom = LoadSpec(dataset_name="custom", dataset_path=file)
+    (planned,) = plan_load(custom, None, tokenizer)
+    assert planned.text == "The river Ossa"
+    assert planned.input_tokens == len(tokenizer.encode("The river Ossa")) > 1
+    told = Timing(0.0, text="The river Ossa", output_tokens=7, counted=True)
+    silent = Timing(0.0, text="The river Ossa", output_tokens=1)
+    count_answers([told, silent], lambda text: len(tokenizer.encode(text, special=False)))
+    assert told.output_tokens == 7
+    assert silent.output_tokens == len(tokenizer.encode("The river Ossa", special=False))
+    with pytest.raises(SpecError):
+        read_load_tokenizer(str(tmp_path))
 
 
 def test_wrong_flags_end_in_one_sentence() -> None:

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from dovetail.cli.quickstart import ASKED, Asked, describe_asked, draw_questions, read_hops
+from dovetail.cli.quickstart import (
+    ASKED,
+    Asked,
+    describe_asked,
+    draw_questions,
+    find_port,
+    read_hops,
+)
 from dovetail.runtime.flows.events import NodeFinished
 from dovetail.runtime.index.documents import Document
 from dovetail.tiny_world import corpus
@@ -54,6 +62,15 @@ def test_hops_are_read_search_by_search() -> None:
         assert words in text
 
 
+def test_a_port_that_is_taken_is_not_named() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        taken = other.getsockname()[1]
+        assert find_port(taken) not in (taken, 0)
+    assert find_port(taken) == taken
+
+
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_the_whole_road(tmp_path: Path) -> None:
@@ -68,3 +85,5 @@ def test_the_whole_road(tmp_path: Path) -> None:
         assert asked["hops"] and asked["answer"] and asked["closed_book"]
         assert all(len(hop["passages"]) == 5 for hop in asked["hops"])
     assert dovetail("verify", report["artifact"]).code == 0
+    assert report["page"] == f"http://127.0.0.1:{report['serve'].split()[-1]}/"
+    assert "<h1>app.dove</h1>" in Path(report["report"]).read_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import random
 import re
 import weakref
@@ -36,6 +37,7 @@ from dovetail.runtime.schedule import neo
 from dovetail.runtime.schedule.cost_tables import AXES
 from dovetail.runtime.schedule.neo import NeoScheduler
 from dovetail.runtime.schedule.offload import OffloadVerdict
+from dovetail.runtime.schedule.plan import SpeculationSettings
 from dovetail.runtime.schedule.predictor import Predictor
 from dovetail.runtime.schedule.request import Home, Request, SamplingParams
 from dovetail.runtime.schedule.scheduler import Draft
@@ -462,3 +464,25 @@ def test_devices_refuse_what_they_cannot_do(artifact: Path) -> None:
         load(artifact, device="torch:cpu", deterministic=True)
     with pytest.raises(DeviceError, match=r"cuda:7|no device|not here"):
         load(artifact, device="cuda:7")
+
+
+@pytest.mark.parametrize("offload", ["off", "auto", "full"])
+def test_drafts_give_the_same_tokens_wherever_kv_lives(artifact: Path, offload: str) -> None:
+    """On a clock on which steps with drafts take no longer, so that all are tried."""
+    prompts = [prompt * 2 for prompt in PROMPTS if len(prompt) < 60]
+    asked = {**ASKED, "max_tokens": 60}
+    with load(artifact, kv_blocks=900) as app:
+        wanted = [done.token_ids for done in app.generate(prompts, **asked)]
+    drafts = SpeculationSettings(num_speculative_tokens=6)
+    pools = 20 if offload != "full" else 1, 60
+    with two_pools(artifact, *pools, offload=offload, speculation=drafts) as (app, plans):
+        clock, scheduler = itertools.count(), app.engine.scheduler
+        scheduler.clock = lambda: float(next(clock))
+        for some in (prompts[:1], prompts):
+            found = [done.token_ids for done in app.generate(some, **asked)]
+            assert found == wanted[: len(some)]
+        assert scheduler.speculation is not None
+        assert scheduler.speculation.counts["accepted_tokens"] > 10
+    batches = [batch for plan in plans for batch in plan.batches]
+    home = "cpu_decode" if offload == "full" else "gpu_decode"
+    assert any(len(set(getattr(b, home))) < len(getattr(b, home)) for b in batches)

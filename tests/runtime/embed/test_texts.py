@@ -198,3 +198,15 @@ def test_an_encoders_artifact_verifies_and_a_damaged_one_does_not(path: Path) ->
         assert "corrupted" in verify_artifact(path).faults[0]
     finally:
         weights.write_bytes(whole)
+
+
+def test_a_text_that_is_too_long_is_cut_between_words_into_parts_that_fit(app: App) -> None:
+    encoder = app.embeddings.choose(labels=False)
+    words = [f"{word}{number % 10}" for number in range(400) for word in ("red", "blue")]
+    for text in (" ".join(words), "word" * 900, "short", ""):
+        parts = encoder.divide(text, "passage: ")
+        assert "".join(parts).replace(" ", "") == text.replace(" ", "")
+        assert all(not encoder._tokenizer.encode("passage: " + p).overflowing for p in parts)
+    assert len(encoder.divide(" ".join(words))) > 1 and encoder.divide("short") == ["short"]
+    assert all(part in " ".join(words) for part in encoder.divide(" ".join(words)))
+    assert set(" ".join(encoder.divide(" ".join(words))).split()) == set(words)

@@ -144,11 +144,11 @@ def test_nothing_is_scanned_there_without_room_device_or_leave(
 def test_indexes_share_the_room(open_hot: Callable[..., App], folder: Path) -> None:
     whole = 300 * VECTOR
     app = open_hot(settings(whole + 1000))
-    app.add_index(folder, name="other")
-    app.add_index(folder, name="third")
+    app.add_index(folder, name="other", embed=embed)
+    app.add_index(folder, name="third", embed=embed)
     rooms = {name: found.room_bytes for name, found in app.flows.hot.items()}
     assert rooms["idx"] == whole and rooms.get("other", 0) <= 1000 and len(rooms) <= 2
-    app.add_index(folder, name="idx")  # in the place of the first
+    app.add_index(folder, name="idx", embed=embed)  # in the place of the first
     assert app.flows.hot["idx"].room_bytes == whole
 
 

@@ -7,6 +7,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -265,13 +266,44 @@ def test_nodes_fail_by_name_where_their_services_do(
     g.add_edge("search", END)
     with pytest.raises(WorkflowError, match=r"node 'search' failed: .*'colour'"):
         app.run(g, question(1))
-    app.add_index(folder, name="narrow", embed=lambda texts: embed(texts)[:, :4])
-    g = RAGraph()
-    g.add_retrieval("search", query="input", output="docs", index="narrow")
-    g.add_edge(START, "search")
-    g.add_edge("search", END)
-    with pytest.raises(WorkflowError, match="node 'search' failed: a query has 4 values"):
-        app.run(g, question(1))
+
+
+def test_an_index_needs_the_encoder_that_it_was_built_with(app: App, folder: Path) -> None:
+    with pytest.raises(SpecError, match="no encoder for queries of index 'alone'"):
+        app.add_index(folder, name="alone")
+    with pytest.raises(SpecError, match="vectors of 16 values; its encoder here makes some of 4"):
+        app.add_index(folder, name="narrow", embed=lambda texts: embed(texts)[:, :4])
+    index = app.flows._open.find("idx")
+    index.check_encoder(app.flows.worker, same=True)
+    for wrong in (lambda texts: embed(texts)[:, ::-1], lambda texts: 2 * embed(texts)):
+        other = replace(index, embed_passages=wrong)
+        with pytest.raises(SpecError, match="'idx' was made with another encoder"):
+            other.check_encoder(app.flows.worker, same=True)
+
+
+def test_parts_of_a_long_document_come_and_go_under_its_key(app: App) -> None:
+    def cut(text: str, before: str) -> list[str]:
+        return [text[at : at + 8] for at in range(0, len(text), 8)]
+
+    index = app.index("idx")
+    app.flows._open.add(replace(index._find(), cut=cut))
+    size = sum(index._find().opened.sizes)
+    index.add([{"key": "long", "text": "w1 w2 w3 w4 w5 w6 w7"}])
+    assert sum(index._find().opened.sizes) == size + 3
+    found = {index._find().documents[i].text for i in index._find().documents.find("long")}
+    assert found == {"w1 w2 w3", " w4 w5 w", "6 w7"}
+    index.add([{"key": "long", "text": "w1"}])
+    assert len(index._find().documents.find("long")) == 1
+    search = RAGraph()
+    search.add_retrieval("search", query="input", output="docs", topk=150)
+    search.add_edge(START, "search")
+    search.add_edge("search", END)
+    app.flows._open.add(replace(index._find(), nprobe=12))
+    named = {"docs": app.run(search, {"input": "w1"}).outputs["docs"]}
+    assert [d.text for d in named["docs"] if d.metadata["key"] == "long"] == ["w1"]
+    index.remove(["long"])
+    found_now = app.run(search, {"input": "w1"}).outputs["docs"]
+    assert not [d for d in found_now if d.metadata["key"] == "long"]
 
 
 @pytest.mark.parametrize("way", ["app.run", "app.arun", "events"])

@@ -136,3 +136,18 @@ def test_a6_9_devices_that_share_the_clusters_find_what_one_finds(
     sides = [[h for h, (_, side) in zip(hits, found, strict=True) if side % 2 == s] for s in (0, 1)]
     merged = merge_hits([merge_hits([side], count) for side in sides], count)
     assert merged == sorted(hits)[:count]
+
+
+def test_seeds_count_as_found_and_only_the_order_of_centroids_counts() -> None:
+    history = SearchHistory((4, 5), ((1.0, 8), (2.0, 9)), {8: 4, 9: 5})
+    seeded = begin_search((1, 2, 3, 4, 5), 2, history, {8: 1.0, 9: 2.0})
+    seeded.follow((4, 5, 1, 2, 3))
+    seeded.advance(2, [(1.0, 8), (2.0, 9)])
+    assert seeded.partial == ((1.0, 8), (2.0, 9)) and seeded.unchanged == 0
+    seeded.advance(2, [(3.0, 1)])
+    assert seeded.unchanged == 2  # clusters 1 and 2 hold nothing nearer than what history knew
+    seeded.advance(1, [(0.5, 3)])
+    assert seeded.unchanged == 0 and seeded.done
+    early = begin_search((1, 2, 3), 1, SearchHistory((3,), ((1.0, 8),), {8: 3}), {8: 1.0})
+    early.advance(2, [(4.0, 7)])
+    assert early.unchanged == 2 and early.history({7: 1, 8: 3}).hits == ((1.0, 8), (4.0, 7))

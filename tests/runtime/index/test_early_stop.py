@@ -9,8 +9,8 @@ pytest.importorskip("faiss")
 
 from dovetail.ir.errors import SpecError
 from dovetail.runtime.index.build import build_index
-from dovetail.runtime.index.cursor import begin_search
-from dovetail.runtime.index.early_stop import choose_patience
+from dovetail.runtime.index.cursor import begin_search, find_patience
+from dovetail.runtime.index.early_stop import RECALL, calibrate, choose_patience
 from dovetail.runtime.index.ivf import IvfIndex
 from tests.runtime.index.parts import part_of
 
@@ -65,3 +65,18 @@ def test_wrong_questions_are_refused(index: IvfIndex) -> None:
     for queries, recall in ((draw(0), 0.9), (draw(3), 1.5)):
         with pytest.raises(SpecError):
             choose_patience(index, queries, TOPK, NPROBE, recall=recall)
+
+
+def test_a_calibrated_end_keeps_its_recall_on_queries_it_never_saw(index: IvfIndex) -> None:
+    ends = calibrate(index, draw(2000), NPROBE)
+    assert {end.topk for end in ends} == {1, 5, 20}
+    for end in ends:
+        assert end.queries == 1000 and end.recall >= RECALL and end.scanned < 1
+    patience = find_patience(ends, TOPK, NPROBE)
+    assert patience == max(end.patience for end in ends if end.topk in (1, 5))
+    kept = []
+    for query in draw(1000):
+        found, _ = search(index, query, patience or 0, 1)
+        kept.append(len(found & search(index, query, NPROBE, NPROBE)[0]) / TOPK)
+    assert np.mean(kept) >= RECALL
+    assert find_patience(ends, 21, NPROBE) is None and find_patience(ends, 1, NPROBE + 1) is None

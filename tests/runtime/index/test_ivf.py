@@ -19,7 +19,7 @@ from dovetail.ir.errors import SpecError  # noqa: E402
 from dovetail.runtime.index.build import METRICS, build_index, fill_index, read_index  # noqa: E402
 from dovetail.runtime.index.cursor import begin_search, reorder_probes  # noqa: E402
 from dovetail.runtime.index.ivf import IvfIndex  # noqa: E402
-from dovetail.runtime.index.scans import Part  # noqa: E402
+from dovetail.runtime.index.scans import Only, Part  # noqa: E402
 from tests.runtime.index.parts import part_of  # noqa: E402
 
 DIM, COUNT, LISTS = 16, 1500, 24
@@ -218,3 +218,18 @@ def test_queries_of_another_length_are_refused() -> None:
         index.probe(QUERIES[:, :8], 2)
     with pytest.raises(SpecError, match="16 values each"):
         index.scan([part_of(QUERIES[0, :8], (1,))], 5)
+
+
+@settings(max_examples=30)
+@given(few=st.sets(st.integers(0, COUNT - 1), max_size=12), nprobe=st.integers(1, LISTS))
+def test_filters_are_searched_for_until_enough_is_found(few: set[int], nprobe: int) -> None:
+    index, topk = build_index(VECTORS, clusters=LISTS), 4
+    index = index.change(remove=sorted(few)[:2])
+    only = Only(np.array(sorted(few), np.int64))
+    everywhere = index.find(QUERIES, topk, LISTS, only)
+    for row, whole in zip(index.find(QUERIES, topk, nprobe, only), everywhere, strict=True):
+        assert len(row) == len(whole) == min(topk, max(0, len(few) - 2))
+        assert {i for _, i in row} <= few - set(sorted(few)[:2])
+    if few:
+        part = index.probe_only(QUERIES[0], nprobe, topk, only)
+        assert {index.home(i) for i in few} >= set(part.clusters)

@@ -46,7 +46,7 @@ from tests.runtime.flows.control.world import COSTS, CountedClusters, HashWorld,
 
 BUILT_IN = (
     *("reorder", "stop", "speculate_retrieval", "prefetch"),
-    *("put", "split", "speculate_generation", "split_reply"),
+    *("put", "split", "speculate_generation", "arrange", "split_reply"),
 )
 SEEDS, REQUESTS = range(2, 5), 12
 
@@ -79,8 +79,9 @@ def applied(patience: int | None = 3) -> Counter[str]:
 
 def test_each_is_applied_and_they_are_asked_in_a_known_order() -> None:
     assert tuple(REGISTRY) == BUILT_IN
-    assert set(applied()) == set(BUILT_IN)
-    assert set(applied(patience=None)) == set(BUILT_IN) - {"stop"}
+    free = {"arrange"}  # where the order of documents is free: see test_prefixes.py
+    assert set(applied()) == set(BUILT_IN) - free
+    assert set(applied(patience=None)) == set(BUILT_IN) - free - {"stop"}
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
@@ -120,7 +121,6 @@ def test_one_of_a_user_is_applied_where_it_is_expected_to_gain() -> None:
     assert dovetail.register_transformation(Halve) is Halve
     assert list(REGISTRY)[-1] == "halve" and applied()["halve"]
     for subset in (frozenset({"halve"}), frozenset(REGISTRY), frozenset({"halve", "put"})):
-        assert not WavefrontSettings(transformations=subset).patience
         check(HashWorld(2), subset, 2, requests=6)
     dovetail.unregister_transformation("halve")
     assert not applied()["halve"]

@@ -1,0 +1,136 @@
+"""The meaning of SSE, AVX and AVX-512 intrinsics by the pattern of their names, for any width.
+
+`_mm256_adds_epi16` is width, operation, element; an operation is one entry, whatever the width. In:
+a name. Out: the rule that writes it, or None.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from dovetail.codegen.lift.emit import Address, cast, num, op, pick
+from dovetail.codegen.lift.lanes import Lanes, Made, Rule, less
+from dovetail.codegen.lift.x86_lanes import (
+    BITS,
+    FUSED,
+    LANEWISE,
+    bitwise,
+    cast_register,
+    conversion,
+    float_binary,
+    fused_floats,
+    lanewise,
+    mask_of,
+)
+from dovetail.codegen.lift.x86_named import SPECIAL
+from dovetail.codegen.lift.x86_shape import ELEMENTS, INT, PLAIN, VOID, Handler, Shape, vec
+from dovetail.codegen.lift.x86_table import HANDLERS
+from dovetail.ir.expr import Expr, Float, NamedType
+
+NAME = re.compile(
+    r"_mm(256|512|)_(maskz_|mask_|)([a-z0-9]+?(?:_[a-z0-9]+)*?)_?"
+    r"(ep[iu](?:8|16|32|64x?)|p[sdh]|s[sd]|si(?:16|32|64|128|256|512)|i128)?(_mask)?"
+)
+
+
+def x86_rule(name: str) -> Rule | None:
+    """Return what an intrinsic of x86 writes."""
+    special = SPECIAL.get(name)
+    if special is not None:
+        return special
+    found = NAME.fullmatch(name)
+    if not found:
+        return None
+    width, masked, operation, suffix, to_mask = found.groups()
+    bits = int(width or 128)
+    elem = ELEMENTS.get(suffix or "", "u8")
+    handler = _handler(operation, suffix or "", elem, to_mask)
+    if handler is None:
+        return None
+    shape = Shape(bits, elem, suffix or "")
+    result = elem
+
+    def rule(lanes: Lanes, args: list[Any]) -> Made:
+        if masked:
+            return _masked(lanes, shape, operation, masked, handler, args)
+        made = handler(lanes, shape, args)
+        if isinstance(made, tuple):
+            return made
+        if made is None:
+            return VOID, None
+        if isinstance(made, Address):
+            return vec(bits, _result_element(operation, result)), made
+        return _number_type(elem, operation), made
+
+    return rule
+
+
+def _result_element(operation: str, elem: str) -> str:
+    if operation.startswith("cvt") and elem not in ("f32", "f64"):
+        return "i8"
+    return elem
+
+
+def _number_type(elem: str, operation: str) -> NamedType:
+    if operation == "movemask" or operation.startswith("cvttss"):
+        return INT
+    names = {"f32": "float", "f64": "double", "i64": "long long"}
+    return NamedType(name=names.get(elem, "int"))
+
+
+def _masked(
+    lanes: Lanes, shape: Shape, operation: str, masked: str, handler: Handler, args: list[Any]
+) -> Made:
+    """Write an operation under a mask: lanes without a bit keep the first argument, or are 0."""
+    source = None if masked == "maskz_" else args[0]
+    mask, rest = (args[0], args[1:]) if source is None else (args[1], args[2:])
+    held = lanes.w.temporary(cast("i64", mask), "i64", "mask")
+
+    def chosen(i: Expr) -> Expr:
+        return less(op("&", op(">>", held, i), num(1)), 0, "!=")
+
+    if "store" in operation:
+        to, value = args[0].read_as(shape.elem), rest[0].read_as(shape.elem)
+        held = lanes.w.temporary(cast("i64", args[1]), "i64", "mask")
+
+        def put(i: Expr) -> None:
+            with lanes.w.inside() as inner:
+                lanes.w.set(to.item(i), value.item(i))
+            lanes.w.branch(less(op("&", op(">>", held, i), num(1)), 0, "!="), inner, ())
+
+        lanes.w.loop(shape.count, put)
+        return VOID, None
+    if "load" in operation:
+        made = rest[0].read_as(shape.elem)
+    else:
+        made = handler(lanes, shape, rest).read_as(shape.elem)
+    zero: Expr = Float(value=0.0) if shape.elem in ("f32", "f64") else num(0)
+    kept = source.read_as(shape.elem) if source is not None else None
+    out = lanes.each(
+        shape.elem,
+        shape.count,
+        lambda i: pick(chosen(i), made.item(i), kept.item(i) if kept else zero),
+    )
+    return vec(shape.bits, shape.elem), out
+
+
+def _handler(operation: str, suffix: str, elem: str, to_mask: str | None) -> Handler | None:
+    if to_mask:
+        return mask_of(operation)
+    for key in (f"{operation}_{suffix}", operation):
+        if key in HANDLERS:
+            return HANDLERS[key]
+    if suffix in ("ps", "pd") and operation in PLAIN:
+        return float_binary(operation)
+    if operation in FUSED:
+        return fused_floats(operation)
+    if operation in LANEWISE and suffix[:2] == "ep":
+        return lanewise(LANEWISE[operation])
+    if operation in BITS and (suffix[:2] == "si" or suffix in ("ps", "pd", "epi32", "epi64")):
+        return bitwise(operation)
+    if re.fullmatch(r"cvtep[iu]\d+", operation) or re.fullmatch(r"cvtt?p[sdh]", operation):
+        return conversion(operation, suffix)
+    if re.fullmatch(r"cast(ps|pd|si)\d*(_p[sd]|_si\d+)?|castps|castsi\d+|castpd", operation):
+        return cast_register
+    return None

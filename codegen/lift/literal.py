@@ -1,0 +1,597 @@
+"""C as it stands: every variable, address and vector of a function, written out in the high IR.
+
+The last way to lift: nothing is proved and nothing made independent of the vector width. Vectors
+become arrays of their lanes, which operations fill in loops; memory is bytes at offsets, so
+structs, unions, casts of pointers and `void *` mean what they mean to a C compiler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from dovetail.codegen.lift.emit import Address, Writer, call, cast, negated, num, op
+from dovetail.codegen.lift.lanes import Lanes
+from dovetail.codegen.lift.layout import (
+    Layout,
+    element_of,
+    pointee_element,
+    value_of,
+    vector_element,
+)
+from dovetail.codegen.lift.literal_expr import RULES, compare, short_circuit
+from dovetail.codegen.lift.literal_values import (
+    BYTES,
+    DEEPEST,
+    HELPER,
+    LARGEST_TABLE,
+    LONG,
+    NARROW,
+    RESULT,
+    Value,
+    Variable,
+    ends,
+    holds,
+    leaves,
+    memory_element,
+    names_in,
+    narrowed,
+    reachable,
+    returns,
+    wide,
+    zero,
+)
+from dovetail.codegen.lift.types import Names, refuse
+from dovetail.ir import expr as ex
+from dovetail.ir.high import nodes as high
+from dovetail.ir.low import nodes as low
+from dovetail.ir.low.types import VECTOR_GROUPS, constant, scalar, vector
+
+
+@dataclass(slots=True)
+class Literal:
+    """Translates one function with the helpers that it calls."""
+
+    functions: Mapping[str, low.Function]
+    layout: Layout
+    globals: Mapping[str, low.Declare]
+    names: Names = field(default_factory=Names)
+    scopes: list[dict[str, Variable]] = field(default_factory=lambda: [{}])
+    addressed: set[str] = field(default_factory=set)
+    active: list[str] = field(default_factory=list)
+    steps: list[Any] = field(default_factory=list)  # of the loops around
+    results: list[Variable | None] = field(default_factory=list)  # of the helpers around
+    tables: dict[str, Variable] = field(default_factory=dict)
+    prologue: list[high.Stmt] = field(default_factory=list)  # fills the tables
+    w: Writer = field(init=False)
+    lanes: Lanes = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.w = Writer(self.names)
+        self.lanes = Lanes(self.w)
+
+    def kernel(self, function: low.Function) -> high.Function:
+        """Return the function as a @kernel; what it returns goes to `result[0]`."""
+        params = []
+        self.enter(function)
+        for param in function.params:
+            made, type_ = self.parameter(param)
+            params.append(high.Param(name=made, type=type_))
+        back = function.returns
+        if back != ex.NamedType(name="void"):
+            elem = memory_element(back)
+            if isinstance(back, ex.PointerType):
+                raise refuse("a kernel that returns a pointer")
+            made = self.names.declare(RESULT, f"ptr[{elem}]")
+            pointer = ex.PointerType(of=ex.NamedType(name=elem))
+            params.append(high.Param(name=made, type=pointer))
+            self.results.append(Variable(back, at=Address(ex.Name(id=made), elem)))
+        else:
+            self.results.append(None)
+        body = list(function.body.body)
+        self.block(body)
+        out = self.w.out
+        if out and out[-1] == high.Return():
+            out.pop()
+        made_body = tuple(reachable(out))
+        return high.Function(
+            kind="kernel",
+            name=function.name,
+            params=tuple(params),
+            returns=None,
+            tunables=(),
+            body=(*self.prologue, *made_body),
+        )
+
+    def enter(self, function: low.Function) -> None:
+        """Note the variables of a function whose address is taken."""
+        if function.name in self.active or len(self.active) > DEEPEST:
+            raise refuse(f"the recursion of {function.name}")
+        self.active.append(function.name)
+        for node in function.walk():
+            if isinstance(node, ex.Unary) and node.op == "&" and isinstance(node.operand, ex.Name):
+                self.addressed.add(node.operand.id)
+
+    def parameter(self, param: low.Param) -> tuple[str, ex.Type]:
+        """Declare a parameter; return its name and type in the high IR."""
+        type_ = param.type
+        if isinstance(type_, ex.ArrayType):
+            type_ = ex.PointerType(of=type_.of)
+        if isinstance(type_, ex.PointerType):
+            if isinstance(type_.of, ex.PointerType):
+                raise refuse("pointers to pointers")
+            elem = pointee_element(type_.of)
+            made = self.names.declare(param.name, f"ptr[{elem}]")
+            self.scopes[-1][param.name] = Variable(type_, made)
+            return made, ex.PointerType(of=ex.NamedType(name=elem))
+        found = scalar(type_)
+        if found is None:  # by value: a pointer to it
+            elem = memory_element(type_)
+            made = self.names.declare(param.name, f"ptr[{elem}]")
+            given = Value(type_, at=Address(ex.Name(id=made), elem))
+            self.declare_as(param.name, type_, given)
+            return made, ex.PointerType(of=ex.NamedType(name=elem))
+        kind = value_of(element_of(found))
+        kind = "i64" if kind in ("i32", "u32") else kind  # kernels take integers of 64 bits
+        made = self.names.declare(param.name, kind)
+        source = Value(LONG if kind == "i64" else type_, ex.Name(id=made))
+        if kind == value_of(element_of(found)) and param.name not in self.addressed:
+            self.scopes[-1][param.name] = Variable(type_, made)
+        else:
+            self.declare_as(param.name, type_, source)
+        return made, ex.NamedType(name=kind)
+
+    # ---- statements ----
+
+    def block(self, body: Sequence[low.Stmt]) -> None:
+        """Translate the statements of a block."""
+        self.scopes.append({})
+        for i, stmt in enumerate(body):
+            if isinstance(stmt, low.If) and len(self.results) > 1 and returns(stmt):
+                self.leave_early(stmt, body[i + 1 :])
+                break
+            self.statement(stmt)
+            if isinstance(stmt, low.Return):
+                break
+        self.scopes.pop()
+
+    def leave_early(self, stmt: low.If, rest: Sequence[low.Stmt]) -> None:
+        """Translate `if (c) return x; rest` of a helper: the rest becomes the other arm."""
+        if self.steps and self.steps[-1] != HELPER:
+            raise refuse("a helper that returns inside a loop")
+        then, other = list(stmt.then.body), list(stmt.other.body) if stmt.other else []
+        if not ends(then):
+            then += rest
+        if not ends(other):
+            other += rest
+        self.statement(
+            low.If(
+                cond=stmt.cond, then=low.Block(body=tuple(then)), other=low.Block(body=tuple(other))
+            )
+        )
+
+    def statement(self, stmt: low.Stmt) -> None:
+        """Translate one statement."""
+        _STATEMENTS[type(stmt)](self, stmt)
+
+    def declare(self, stmt: low.Declare) -> None:
+        """Translate a declaration."""
+        type_ = stmt.type
+        if isinstance(type_, ex.ArrayType) and type_.size is None and stmt.init is not None:
+            count = len(stmt.init.items) if isinstance(stmt.init, low.InitList) else 0
+            type_ = replace(type_, size=ex.Int(value=count))
+        if isinstance(stmt.init, low.InitList) or stmt.init is None:
+            variable = self.declare_as(stmt.name, type_, None)
+            if stmt.init is not None:
+                assert isinstance(stmt.init, low.InitList)
+                if variable.at is None:
+                    self.assign(variable, self.expr(stmt.init.items[0]))
+                else:
+                    self.fill(variable.at, type_, stmt.init)
+            return
+        known = constant(stmt.init, self.layout.constants)
+        if stmt.static and known is None:
+            raise refuse(f"the static variable {stmt.name}")
+        if known is not None and getattr(type_, "const", False) and scalar(type_):
+            self.layout.constants[stmt.name] = known  # type: ignore[index]
+        self.declare_as(stmt.name, type_, self.expr(stmt.init))
+
+    def declare_as(self, name: str, type_: ex.Type, value: Value | None) -> Variable:
+        """Declare a variable of a C type with a value, or 0 where C leaves it open."""
+        found = scalar(type_)
+        made: Variable
+        if found is not None and name not in self.addressed:
+            kind = value_of(element_of(found))
+            made = Variable(type_, self.names.declare(name, kind))
+            start = self.convert(value, type_).number if value else zero(kind)
+            self.w.set(ex.Name(id=made.name), start, kind)
+        elif isinstance(type_, ex.PointerType) and name not in self.addressed:
+            elem = pointee_element(type_.of)
+            made = Variable(type_, self.names.declare(name, f"ptr[{elem}]"))
+            if value is not None:
+                self.w.set(ex.Name(id=made.name), self.convert(value, type_).address.pointer())
+            else:
+                kind_ = ex.PointerType(of=ex.NamedType(name=elem))
+                self.w.out.append(
+                    high.Assign(target=ex.Name(id=made.name), value=ex.Name(id="null"), type=kind_)
+                )
+        else:
+            made = self.declare_memory(name, type_)
+            if value is not None:
+                assert made.at is not None
+                self.store(made.at, type_, value)
+        self.scopes[-1][name] = made
+        return made
+
+    def declare_memory(self, name: str, type_: ex.Type) -> Variable:
+        """Declare a variable that is memory: an array, struct, vector, what has an address."""
+        inner = type_
+        while isinstance(inner, ex.ArrayType):
+            inner = inner.of
+        if isinstance(inner, ex.PointerType):
+            raise refuse("arrays of pointers")
+        found, shape = scalar(inner), vector(inner)
+        if found is not None:
+            elem = element_of(found)
+        elif shape is not None:
+            elem = vector_element(shape.name)
+        elif isinstance(inner, ex.NamedType) and inner.name in VECTOR_GROUPS:
+            elem = vector_element(VECTOR_GROUPS[inner.name][0])
+        else:
+            elem = "u8"
+        size = self.layout.size(type_)
+        return Variable(type_, at=self.w.array(name, size // BYTES[elem], elem))
+
+    def fill(self, at: Address, type_: ex.Type, init: ex.Expr) -> None:
+        """Store an initialiser; what it does not name is 0."""
+        if not isinstance(init, low.InitList):
+            self.store(at, type_, self.expr(init))
+            return
+        if isinstance(type_, ex.ArrayType):
+            each = self.layout.size(type_.of)
+            count = self.layout.size(type_) // each
+            if len(init.items) < count:
+                bytes_ = at.read_as("u8")
+                self.w.loop(each * count, lambda i: self.w.set(bytes_.item(i), num(0)))
+            for i, item in enumerate(init.items):
+                self.fill(self.field(at, i * each, type_.of), type_.of, item)
+            return
+        if scalar(type_) or isinstance(type_, ex.PointerType):
+            self.fill(at, type_, init.items[0])
+            return
+        fields = self.layout.fields(type_)
+        bytes_ = at.read_as("u8")
+        self.w.loop(self.layout.size(type_), lambda i: self.w.set(bytes_.item(i), num(0)))
+        for (offset, declared), item in zip(fields.values(), init.items, strict=False):
+            kind = declared
+            if isinstance(kind, ex.ArrayType) and kind.size is None:
+                kind = replace(kind, size=ex.Int(value=len(getattr(item, "items", ()))))
+            self.fill(self.field(at, offset, kind), kind, item)
+
+    def field(self, at: Address, offset: int, type_: ex.Type) -> Address:
+        """Return the address of a part of memory, counted in the part's own elements."""
+        elem = memory_element(type_)
+        size = BYTES[elem]
+        if elem == at.elem and offset % size == 0:
+            return at.moved(offset // size)
+        return at.read_as("u8").moved(offset).read_as(elem)
+
+    def evaluate(self, stmt: low.ExprStmt) -> None:
+        """Translate an expression statement."""
+        self.expr(stmt.expr)
+
+    def branch(self, stmt: low.If) -> None:
+        """Translate `if`."""
+        known = constant(stmt.cond, self.layout.constants)
+        if known is not None and not names_in(stmt.cond, self.scopes):
+            chosen = stmt.then if known else stmt.other
+            if chosen is not None:
+                self.block(chosen.body)
+            return
+        cond = self.condition(stmt.cond)
+        with self.w.inside() as then:
+            self.block(stmt.then.body)
+        with self.w.inside() as other:
+            if stmt.other is not None:
+                self.block(stmt.other.body)
+        self.w.branch(cond, then, other)
+
+    def for_loop(self, stmt: low.For) -> None:
+        """Translate `for` as `while`, with its step before each `continue`."""
+        self.scopes.append({})
+        for item in stmt.init:
+            self.statement(item)
+        self.repeat(stmt.cond, stmt.body, stmt.step, last=None)
+        self.scopes.pop()
+
+    def while_loop(self, stmt: low.While) -> None:
+        """Translate `while` and `do`."""
+        if not stmt.do:
+            self.repeat(stmt.cond, stmt.body, None, last=None)
+        elif constant(stmt.cond, {}) == 0 and not leaves(stmt.body):
+            self.block(stmt.body.body)
+        else:
+            if any(isinstance(n, low.Continue) for n in stmt.body.walk()):
+                raise refuse("continue inside do")
+            self.repeat(None, stmt.body, None, last=stmt.cond)
+
+    def repeat(
+        self, cond: ex.Expr | None, body: low.Block, step: ex.Expr | None, last: ex.Expr | None
+    ) -> None:
+        """Write a loop whose condition is met before, or (`last`) after each turn."""
+        self.steps.append(step)
+        with self.w.inside() as inner:
+            test = self.condition(cond) if cond is not None else num(1)
+            prepared = len(inner)
+            if prepared:
+                inner.append(high.If(cond=negated(test), then=(high.Break(),)))
+                test = num(1)
+            self.block(body.body)
+            if step is not None and not (inner and isinstance(inner[-1], high.Break | high.Return)):
+                self.expr(step)
+            if last is not None:
+                done = negated(self.condition(last))
+                inner.append(high.If(cond=done, then=(high.Break(),)))
+        self.steps.pop()
+        self.w.out.append(high.While(cond=test, body=tuple(reachable(inner))))
+
+    def go_on(self, stmt: low.Continue) -> None:
+        """Translate `continue`."""
+        step = self.steps[-1]
+        if step is not None:
+            self.expr(step)
+        self.w.out.append(high.Continue())
+
+    def give_back(self, stmt: low.Return) -> None:
+        """Translate `return`."""
+        result = self.results[-1]
+        if stmt.value is not None:
+            value = self.expr(stmt.value)
+            if result is not None:
+                self.assign(result, value)
+        if len(self.results) == 1:
+            self.w.out.append(high.Return())
+        elif self.steps and self.steps[-1] != HELPER:
+            raise refuse("a helper that returns inside a loop")
+
+    # ---- places ----
+
+    def find(self, name: str) -> Variable | None:
+        """Return the variable that a name means here."""
+        for scope in reversed(self.scopes):
+            if name in scope:
+                return scope[name]
+        return self.tables.get(name) or self.table(name)
+
+    def table(self, name: str) -> Variable | None:
+        """Return a constant table of the file; it is filled where the kernel begins."""
+        stmt = self.globals.get(name)
+        if stmt is None or stmt.init is None:
+            return None
+        if not isinstance(stmt.type, ex.ArrayType) or not isinstance(stmt.init, low.InitList):
+            return None
+        type_ = stmt.type
+        if type_.size is None:
+            type_ = replace(type_, size=ex.Int(value=len(stmt.init.items)))
+        if self.layout.size(type_) > LARGEST_TABLE:
+            raise refuse(f"the table {name}, which is larger than {LARGEST_TABLE} bytes")
+        scopes, self.scopes = self.scopes, [self.scopes[0]]
+        with self.w.inside() as filled:
+            made = self.declare_memory(name, type_)
+            assert made.at is not None
+            self.fill(made.at, type_, stmt.init)
+        self.prologue += filled
+        self.scopes = scopes
+        self.tables[name] = made
+        return made
+
+    def place(self, expr: ex.Expr) -> Variable:
+        """Return the place that an expression names."""
+        if isinstance(expr, ex.Name):
+            found = self.find(expr.id)
+            if found is None:
+                raise refuse(f"the name {expr.id}")
+            return found
+        if isinstance(expr, ex.Unary) and expr.op == "*":
+            return self.pointee(self.expr(expr.operand), num(0))
+        if isinstance(expr, ex.Index):
+            base, index = self.expr(expr.base), self.expr(expr.indices[0])
+            if vector(base.type) and not isinstance(base.type, ex.PointerType):
+                return self.lane(base, index)
+            if isinstance(index.type, ex.PointerType):
+                base, index = index, base
+            return self.pointee(base, index.number)
+        if isinstance(expr, low.Member):
+            base = self.expr(expr.base)
+            of = base.type.of if isinstance(base.type, ex.PointerType) else base.type
+            fields = self.layout.fields(of)
+            if expr.field not in fields:
+                raise refuse(f"the field {expr.field}")
+            offset, type_ = fields[expr.field]
+            return Variable(type_, at=self.field(base.address, offset, type_))
+        if isinstance(expr, ex.Cast):
+            return self.place(expr.operand)
+        raise refuse("an assignment to this")
+
+    def lane(self, base: Value, index: Value) -> Variable:
+        """Return the place of a lane of a vector."""
+        shape = vector(base.type)
+        assert shape is not None
+        lane = ex.NamedType(name=shape.lane or "long long")
+        return Variable(lane, at=base.address.read_as(pointee_element(lane)).moved(index.number))
+
+    def pointee(self, base: Value, index: ex.Expr) -> Variable:
+        """Return what a pointer, moved by whole elements, points at."""
+        if not isinstance(base.type, ex.PointerType | ex.ArrayType):
+            raise refuse("indexing a number")
+        of = base.type.of
+        return Variable(of, at=self.moved(base.address, of, index))
+
+    def moved(self, at: Address, of: ex.Type, count: ex.Expr, sign: str = "+") -> Address:
+        """Return an address some elements of a C type further."""
+        size, elem = self.layout.size(of), memory_element(of)
+        if at.elem != elem:
+            return at.read_as("u8").moved(op("*", wide(count), size), sign).read_as(elem)
+        return at.moved(op("*", wide(count), size // BYTES[elem]), sign)
+
+    def load(self, place: Variable) -> Value:
+        """Return the value at a place."""
+        type_ = place.type
+        if place.at is None:
+            name = ex.Name(id=place.name)
+            if isinstance(type_, ex.PointerType):
+                return Value(type_, at=Address(name, pointee_element(type_.of)))
+            return Value(type_, name)
+        if isinstance(type_, ex.ArrayType) or vector(type_) or not scalar(type_):
+            if isinstance(type_, ex.PointerType):
+                raise refuse("pointers that are kept in memory")
+            return Value(type_, at=place.at)
+        item = place.at.item()
+        if place.at.elem in ("f16", "bf16"):
+            return Value(type_, call("load", place.at.pointer()))
+        return Value(type_, item)
+
+    def assign(self, place: Variable, value: Value) -> None:
+        """Write a value to a place."""
+        if place.at is not None:
+            self.store(place.at, place.type, value)
+        elif isinstance(place.type, ex.PointerType):
+            moved = self.convert(value, place.type).address.pointer()
+            self.w.set(ex.Name(id=place.name), moved)
+        else:
+            self.w.set(ex.Name(id=place.name), self.convert(value, place.type).number)
+
+    def store(self, at: Address, type_: ex.Type, value: Value) -> None:
+        """Write a value to memory."""
+        found = scalar(type_)
+        if found is not None:
+            made = self.convert(value, type_).number
+            at = at.read_as(element_of(found))
+            if at.elem in ("f16", "bf16"):
+                self.w.do(call("store", at.pointer(), made))
+            else:
+                self.w.set(at.item(), narrowed(made, at.elem))
+            return
+        if isinstance(type_, ex.PointerType):
+            raise refuse("pointers that are kept in memory")
+        self.copy(at, value.address, self.layout.size(type_))
+
+    def copy(self, to: Address, source: Address, size: int) -> None:
+        """Write a copy of some bytes, in the largest elements that both have."""
+        if to.base == source.base and to.at == source.at and to.elem == source.elem:
+            return
+        elem = to.elem if to.elem == source.elem else "u8"
+        a, b = to.read_as(elem), source.read_as(elem)
+        self.lanes.move(a, b, size // BYTES[elem])
+
+    # ---- expressions ----
+
+    def expr(self, expr: ex.Expr) -> Value:
+        """Return the value of an expression; what it does besides is written."""
+        rule = RULES.get(type(expr))
+        if rule is None:
+            raise refuse(f"{type(expr).__name__.lower()} inside an expression")
+        made: Value = rule(self, expr)
+        return made
+
+    def condition(self, expr: ex.Expr) -> ex.Expr:
+        """Return whether an expression is not 0."""
+        if isinstance(expr, ex.Unary) and expr.op == "!":
+            inner = self.condition(expr.operand)
+            return (
+                inner.operand if isinstance(inner, ex.Unary) and inner.op == "!" else negated(inner)
+            )
+        if isinstance(expr, ex.Binary) and expr.op in ("&&", "||"):
+            return short_circuit(self, expr)
+        if isinstance(expr, ex.Binary) and expr.op in ex.COMPARISONS:
+            return compare(self, expr)
+        value = self.expr(expr)
+        if value.at is not None:
+            return ex.Binary(op="!=", left=value.at.pointer(), right=ex.Name(id="null"))
+        found = scalar(value.type)
+        zero: ex.Expr = ex.Float(value=0.0) if found and found.floating else num(0)
+        return ex.Binary(op="!=", left=value.number, right=zero)
+
+    def convert(self, value: Value, type_: ex.Type) -> Value:
+        """Return a value as another C type."""
+        if isinstance(type_, ex.PointerType):
+            if value.expr == num(0):
+                elem = pointee_element(type_.of)
+                pointer = ex.PointerType(of=ex.NamedType(name=elem))
+                null = ex.Cast(type=pointer, operand=ex.Name(id="null"))
+                return Value(type_, at=Address(null, elem))
+            return Value(type_, at=value.address.read_as(pointee_element(type_.of)))
+        wanted = scalar(type_)
+        if wanted is None:
+            return Value(type_, value.expr, value.at)
+        if value.at is not None:
+            if wanted.size == 8 and isinstance(value.type, ex.PointerType | ex.ArrayType):
+                return Value(type_, at=value.at.read_as("u8"))  # an address as an integer
+            if scalar(value.type):
+                return Value(type_, at=value.at)
+            raise refuse(f"a vector or an address as {wanted.name}")
+        made, source = value.number, scalar(value.type)
+        if source is None:
+            raise refuse("an address as a number")
+        elem, had = element_of(wanted), element_of(source)
+        kind = value_of(elem)
+        if isinstance(made, ex.Int) and wanted.floating:
+            return Value(type_, ex.Float(value=float(made.value)))
+        if (
+            isinstance(made, ex.Float)
+            and wanted.floating
+            and not (kind == "f32" and value_of(had) == "f64")
+        ):
+            return Value(type_, made if kind == value_of(had) else cast(kind, made))
+        if isinstance(made, ex.Int) and not source.floating and holds(elem, made.value):
+            return Value(type_, made)
+        if wanted.name == "_Bool":
+            zero: ex.Expr = ex.Float(value=0.0) if source.floating else num(0)
+            return Value(type_, cast("i32", ex.Binary(op="!=", left=made, right=zero)))
+        if elem in NARROW and not (had == elem and not isinstance(made, ex.Int)):
+            return Value(type_, cast("i32", cast(elem, made)))
+        if kind != value_of(had) or isinstance(made, ex.Int):
+            if had == "u32" and kind == "i64":
+                return Value(type_, cast("i64", cast("u32", made)))
+            return Value(type_, cast(kind, made))
+        return Value(type_, made)
+
+    def call_helper(self, function: low.Function, args: Sequence[ex.Expr]) -> Value:
+        """Write the body of a helper in place of its call; return its value."""
+        if len(args) != len(function.params):
+            raise refuse(f"a call of {function.name} with {len(args)} arguments")
+        values = [self.expr(arg) for arg in args]
+        outer_scopes, outer_addressed = self.scopes, set(self.addressed)
+        self.scopes = [{}]
+        self.enter(function)
+        for param, value in zip(function.params, values, strict=True):
+            type_ = param.type
+            if isinstance(type_, ex.ArrayType):
+                type_ = ex.PointerType(of=type_.of)
+            self.declare_as(param.name, type_, value)
+        void = function.returns == ex.NamedType(name="void")
+        result = None if void else self.declare_as(RESULT + "_of", function.returns, None)
+        self.results.append(result)
+        self.steps.append(HELPER)
+        self.block(function.body.body)
+        self.steps.pop()
+        self.results.pop()
+        self.active.pop()
+        self.scopes, self.addressed = outer_scopes, outer_addressed
+        return self.load(result) if result is not None else Value(ex.NamedType(name="void"))
+
+
+_STATEMENTS: dict[type[Any], Callable[[Literal, Any], None]] = {
+    low.Declare: Literal.declare,
+    low.ExprStmt: Literal.evaluate,
+    low.Block: lambda self, stmt: self.block(stmt.body),
+    low.If: Literal.branch,
+    low.For: Literal.for_loop,
+    low.While: Literal.while_loop,
+    low.Return: Literal.give_back,
+    low.Break: lambda self, stmt: self.w.out.append(high.Break()),
+    low.Continue: Literal.go_on,
+    low.Pragma: lambda self, stmt: None,
+    low.StructDef: lambda self, stmt: None,
+}

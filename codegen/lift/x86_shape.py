@@ -1,0 +1,52 @@
+"""What the name of an x86 intrinsic tells: width, element, and the C types of registers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from dovetail.codegen.lift.emit import Address
+from dovetail.codegen.lift.lanes import SIZES, Lanes
+from dovetail.ir.expr import NamedType
+
+VOID = NamedType(name="void")
+
+
+INT = NamedType(name="int")
+
+
+ELEMENTS = {
+    **{f"ep{s}{b}": f"{'i' if s == 'i' else 'u'}{b}" for s in "iu" for b in (8, 16, 32)},
+    "epi64": "i64",
+    "epi64x": "i64",
+    "epu64": "i64",
+    "ps": "f32",
+    "pd": "f64",
+    "ph": "f16",
+    "ss": "f32",
+    "sd": "f64",
+    **dict.fromkeys(("si128", "si256", "si512", "si64", "si32", "si16", "i128"), "u8"),
+}
+
+
+PLAIN = {"add": "vadd", "sub": "vsub", "mul": "vmul", "div": "vdiv", "min": "vmin", "max": "vmax"}
+
+
+def vec(bits: int, elem: str) -> NamedType:
+    """Return the C type of a register."""
+    return NamedType(name=f"__m{bits}" + {"f32": "", "f64": "d"}.get(elem, "i"))
+
+
+Handler = Callable[[Lanes, "Shape", list[Any]], Any]
+
+
+class Shape:
+    """Width and element of an instruction, and how many lanes that makes."""
+
+    def __init__(self, bits: int, elem: str, suffix: str) -> None:
+        self.bits, self.elem, self.suffix = bits, elem, suffix
+        self.count = bits // 8 // SIZES[elem]
+
+    def read(self, args: list[Any], elem: str | None = None) -> list[Address]:
+        """Return the vectors among the arguments, counted in an element."""
+        return [a.read_as(elem or self.elem) for a in args if isinstance(a, Address)]

@@ -1,0 +1,149 @@
+"""What products reach over M: by the schedules chosen, by those of the rules, and at most.
+
+In: an inspection and the tuning records of its artifact. Out: for each product of the served plan
+the times that were measured, with the limit that the plan's figures of the machine set.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dovetail.cli.inspection import Inspection, ModelInspection, flops_of
+from dovetail.compiler.gain import row_at
+from dovetail.compiler.schedules import GemmOp, gemm_ops
+from dovetail.ir.artifact import PhasePlan
+from dovetail.ir.schedule import ScheduleTable
+from dovetail.ir.tuning import OK, LineFaultError, TuningRecord, decode_record
+from dovetail.runtime.native.tape import pick_tables
+from dovetail.topology.parameters import MachineParameters
+
+TUNING = "tuning.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class ProductPoint:
+    """A product at M = m: seconds by the chosen schedule and by the rules', where timed.
+
+    limit: seconds that it takes at least, by the machine's figures.
+    """
+
+    m: int
+    chosen: float
+    default: float | None
+    limit: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ProductCurve:
+    """A product of one phase of the served plan over M."""
+
+    model: str
+    phase: str
+    table: ScheduleTable
+    points: tuple[ProductPoint, ...]
+
+    @property
+    def title(self) -> str:
+        """What is multiplied, by whom."""
+        table = self.table
+        threads = "1 thread" if table.threads == 1 else f"{table.threads} threads"
+        shape = f"{table.op} {table.n} x {table.k}, {table.dtype}"
+        return f"{self.model}: {shape}, {self.phase}, {threads}"
+
+    def rate(self, m: int, seconds: float) -> float:
+        """Return GFLOP/s."""
+        return 1e-9 * flops_of(self.table, m) / seconds
+
+
+def read_records(path: Path, listed: Iterable[str]) -> tuple[TuningRecord, ...]:
+    """Return the trials behind an artifact's schedules; lines that are none are passed over."""
+    if TUNING not in listed:
+        return ()
+    found = []
+    for line in (path / TUNING).read_bytes().splitlines():
+        try:
+            found.append(decode_record(line))
+        except LineFaultError:
+            continue
+    return tuple(found)
+
+
+def product_curves(
+    found: Inspection, records: Sequence[TuningRecord], figures: MachineParameters | None
+) -> tuple[ProductCurve, ...]:
+    """Return what was timed of each product of the served plan, where anything was."""
+    timed: dict[object, list[TuningRecord]] = defaultdict(list)
+    for record in records:
+        if record.status == OK and "m" in record.shape:
+            timed[record.target, record.work].append(record)
+    curves: dict[tuple[int, ...], ProductCurve] = {}
+    for model in found.models:
+        for phase, plan in (("prefill", found.plan.prefill), ("decode", found.plan.decode)):
+            for curve in _curves(found, model, phase, plan, timed, figures):
+                curves.setdefault((id(model), hash(curve.table)), curve)
+    return tuple(curves.values())
+
+
+def _curves(
+    found: Inspection,
+    model: ModelInspection,
+    phase: str,
+    plan: PhasePlan,
+    timed: Mapping[object, Sequence[TuningRecord]],
+    figures: MachineParameters | None,
+) -> Iterator[ProductCurve]:
+    ops = {(op.op, op.n, op.k, op.dtype): op for op in _all_ops(model, found.plan.processes)}
+    packages = found.hardware.sockets if found.hardware else 1
+    for target in found.manifest.targets:
+        picked = pick_tables(model.schedules, target, phase, plan.threads)
+        for table in (table for tables in picked.values() for table in tables):
+            op = ops.get((table.op, table.n, table.k, table.dtype))
+            if op is None:
+                continue
+            trials = timed.get((target, op.work(table.threads)), ())
+            points = [
+                ProductPoint(m, chosen, default, _limit(op, table, m, figures, packages))
+                for m, (chosen, default) in sorted(_times(table, trials).items())
+            ]
+            if points:
+                yield ProductCurve(model.file.name, table.phase, table, tuple(points))
+
+
+def _all_ops(model: ModelInspection, processes: int) -> Iterator[GemmOp]:
+    yield from gemm_ops(model.file.spec, processes)
+
+
+def _times(
+    table: ScheduleTable, trials: Sequence[TuningRecord]
+) -> dict[int, tuple[float, float | None]]:
+    """Return M -> seconds chosen, and of the rules' schedule, which trials were timed beside."""
+    times: dict[int, tuple[float, float | None]] = {}
+    if not trials:  # a row's time is of some M that it serves
+        times = {row.m_lo: (row.seconds, None) for row in table.rows if row.seconds}
+    by_m: dict[int, list[TuningRecord]] = defaultdict(list)
+    for record in trials:
+        by_m[record.shape["m"]].append(record)
+    for m, records in by_m.items():
+        base = records[0].reference
+        row = row_at(table, m)
+        mine = [r for r in records if (r.kernel, r.schedule) == (row.kernel, row.schedule)]
+        if base is None:
+            continue
+        if mine:
+            times[m] = mine[-1].seconds * mine[-1].scale_to(base), base.seconds
+    return times
+
+
+def _limit(
+    op: GemmOp, table: ScheduleTable, m: int, figures: MachineParameters | None, packages: int
+) -> float | None:
+    if figures is None:
+        return None
+    bandwidth = min(
+        table.threads * figures.core_bandwidth.value, packages * figures.package_bandwidth.value
+    )
+    arithmetic = flops_of(table, m) / (table.threads * figures.core_flops.value)
+    return max(arithmetic, op.weight_bytes / bandwidth)

@@ -1,0 +1,243 @@
+"""Which tokens are drafted for the next step, so that it may bring a request several of them.
+
+In: a planned step of decodes, what its requests have written, how long steps took. Out: the step
+with rows for drafted tokens: what stood behind the longest end of a request's text where it stood
+before, in the prompt or the answer. A drafted token counts if it is the one that is chosen in its
+place, so tokens are the same with drafts and without, however they are chosen. A row is drafted
+where it raises the tokens that a second should bring, by the measured times of steps and by what
+came of the request's drafts.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from weakref import WeakKeyDictionary
+
+from dovetail.ir.errors import RequestError
+from dovetail.runtime.schedule.plan import SpeculationSettings, StepPlan
+from dovetail.runtime.schedule.queue import RequestQueues
+from dovetail.runtime.schedule.request import Request
+from dovetail.runtime.schedule.suffix_automaton import SuffixAutomaton
+
+KEPT = 8
+"""Newest times of steps with a number of rows: their median counts."""
+FEW = 4
+"""Times from which they count."""
+STALE = 512
+"""Steps after which times do not count any more: texts have become longer or shorter."""
+REVIEW = 8
+"""Steps between two looks at the times."""
+EASE = 12
+"""Beyond the rows whose times are known, a step is expected to take twice as long with so many
+more, and as many again: little enough that it is tried."""
+MARGIN = 1.1
+"""More tokens a second by this factor are expected of a step with drafts."""
+PRIOR = 3.0
+"""Drafted tokens that count for as much as what is expected without any."""
+FADE, FADE_ALL = 0.95, 0.98
+"""What each drafted token leaves of what those before it count: of a request, of all."""
+SHORT, LONG = 2, 31
+"""Tokens of a match: shorter ones are none, longer ones as good."""
+LOOK = 1e-3
+"""A look at a request that finds nothing takes a hundredth of a step of so many seconds: where
+steps are shorter some pass without."""
+MOST_READ = 1 << 14
+"""Last tokens of a prompt that are looked up."""
+
+
+def read_speculation(config: Mapping[str, object] | str | None) -> SpeculationSettings | None:
+    """Return the settings of vLLM's `speculative_config`, a mapping or JSON; None: no drafts.
+
+    Raises RequestError for another method than `suffix`, or a wrong value.
+    """
+    if config is None:
+        return None
+    try:
+        read = json.loads(config) if isinstance(config, str) else config
+    except ValueError:
+        read = None
+    if not isinstance(read, Mapping):
+        raise RequestError('speculative_config must be an object such as {"method": "suffix"}')
+    given = dict(read)
+    if (method := given.pop("method", "suffix")) != "suffix":
+        raise RequestError(f"speculative_config: the method is suffix, not {method!r}")
+    most = given.pop("num_speculative_tokens", SpeculationSettings().num_speculative_tokens)
+    if given:
+        raise RequestError(
+            f"speculative_config has method and num_speculative_tokens, not {sorted(given)[0]!r}"
+        )
+    if isinstance(most, bool) or not isinstance(most, int) or not 0 <= most <= 64:
+        raise RequestError(f"num_speculative_tokens must be from 0 to 64, not {most!r}")
+    return SpeculationSettings(most) if most else None
+
+
+class HitRate:
+    """Drafted tokens that were chosen, and those that were not; the newest ones count most."""
+
+    def __init__(self, fade: float) -> None:
+        self._fade, self._held, self._all = fade, 0.0, 0.0
+
+    def learn(self, held: bool) -> None:
+        """Take note of a drafted token."""
+        self._held, self._all = self._held * self._fade + held, self._all * self._fade + 1
+
+    def chance(self, expected: float) -> float:
+        """Return the part that holds, where `expected` is what one would think without any."""
+        return (self._held + PRIOR * expected) / (self._all + PRIOR)
+
+
+class Lookup:
+    """The text of a request, what came of its drafts, and the size of its last match."""
+
+    def __init__(self, request: Request) -> None:
+        self._text = SuffixAutomaton()
+        self._read = max(0, len(request.tokens) - MOST_READ)
+        self.hits, self.size = HitRate(FADE), 0
+
+    def draft(self, request: Request, most: int) -> list[int]:
+        """Return up to `most` tokens that may follow; sets `size`."""
+        text = self._text
+        text.extend(request.tokens[self._read :])
+        self._read = len(request.tokens)
+        length, place = text.find()
+        self.size = min(length, LONG).bit_length()
+        return text.read(place, most) if length >= SHORT else []
+
+
+class RowTimes:
+    """Seconds of a step by its rows, from those of late."""
+
+    def __init__(self, most: int) -> None:
+        """`most`: rows of a step."""
+        self._most = most
+        self._seen: dict[int, deque[float]] = {}
+        self._newest: dict[int, int] = {}
+        self._steps = 0
+        self.line: list[float] = []
+        """Seconds by rows, from 0; empty while nothing is known."""
+
+    def learn(self, rows: int, seconds: float) -> None:
+        """Take note of a step."""
+        self._steps += 1
+        seen = self._seen.setdefault(rows, deque(maxlen=KEPT))
+        if self._newest.get(rows, 0) < self._steps - STALE:
+            seen.clear()
+        seen.append(seconds)
+        self._newest[rows] = self._steps
+        if len(seen) <= FEW or self._steps % REVIEW == 0:
+            self._draw()
+
+    def _draw(self) -> None:
+        known = [
+            (rows, sorted(seen)[(len(seen) - 1) // 2])
+            for rows, seen in sorted(self._seen.items())
+            if len(seen) >= FEW and self._newest[rows] >= self._steps - STALE
+        ]
+        if not known:
+            self.line = []
+            return
+        line = [known[0][1]] * (known[0][0] + 1)
+        for (low, before), (high, after) in itertools.pairwise(known):
+            step = (after - before) / (high - low)
+            line += [before + step * (i + 1) for i in range(high - low)]
+        rows, seconds = known[-1]
+        more = range(1, self._most - rows + 1)
+        self.line = line + [seconds * (1 + i / (rows + EASE)) for i in more]
+
+
+class Speculation:
+    """Drafts of all requests of a scheduler."""
+
+    def __init__(self, settings: SpeculationSettings, rows: int) -> None:
+        """`rows`: most of a step."""
+        self._most, self._rows = settings.num_speculative_tokens, rows
+        self.times = RowTimes(rows)
+        self.counts: Counter[str] = Counter()
+        """Drafts, their tokens, and those of them that were chosen, under vLLM's names."""
+        self._last: tuple[tuple[int, ...], int, float] | None = None
+        """Requests, rows and beginning of the step under way, where it only decodes."""
+        self._lookups: WeakKeyDictionary[Request, Lookup] = WeakKeyDictionary()
+        self._hits = [HitRate(FADE_ALL) for _ in range(LONG.bit_length() + 1)]
+        """By the size of the match: 1, 2 to 3, 4 to 7 tokens and so on."""
+        self._idle = 0  # steps without a look
+
+    def extend(self, plan: StepPlan, queues: RequestQueues) -> StepPlan:
+        """Return `plan` with rows for drafts, which their requests hold as `drafted`.
+
+        A request is named once for each of its rows. Only steps that do nothing but decode, in one
+        batch, get any.
+        """
+        last, self._last = self._last, None
+        if plan.moves or len(plan.batches) != 1 or plan.batches[0].prefill:
+            self._idle = 0  # there may be new requests
+            return plan
+        if self._idle and last is None:
+            self._idle -= 1
+            return plan
+        (batch,), now = plan.batches, queues.clock()
+        members = (*batch.gpu_decode, *batch.cpu_decode)
+        if last is not None and last[0] == members:
+            self.times.learn(last[1], now - last[2])
+        if self._idle:
+            return plan
+        drafted = self._draft(members, queues) if self.times.line else {}
+        if self.times.line and not drafted:
+            self._idle = int(LOOK * len(members) / self.times.line[len(members)])
+        self._last = members, len(members) + sum(drafted.values()), now
+        if not drafted:
+            return plan
+        gpu, cpu = (
+            tuple(n for n in numbers for _ in range(1 + drafted.get(n, 0)))
+            for numbers in (batch.gpu_decode, batch.cpu_decode)
+        )
+        return replace(plan, batches=(replace(batch, gpu_decode=gpu, cpu_decode=cpu),))
+
+    def learn(self, request: Request, *, held: bool) -> None:
+        """Take note of a drafted token: whether it was the one that was chosen."""
+        lookup = self._lookups[request]
+        for hits in (lookup.hits, self._hits[lookup.size]):
+            hits.learn(held)
+        self.counts["accepted_tokens"] += held
+
+    def _draft(self, members: Sequence[int], queues: RequestQueues) -> dict[int, int]:
+        """Give requests their drafts; return how many tokens each got."""
+        gains: list[tuple[float, int]] = []  # tokens that a row should bring, and its request
+        found: dict[int, list[int]] = {}
+        for number in members:
+            request = queues.requests[number]
+            most = min(self._most, request.max_tokens - request.generated - 1)
+            if most < 1 or request.ruled:
+                continue
+            lookup = self._lookups.get(request)
+            if lookup is None:
+                lookup = self._lookups[request] = Lookup(request)
+            found[number] = lookup.draft(request, most)
+            usual = self._hits[lookup.size].chance(lookup.size / (lookup.size + 2))
+            gain, chance = 1.0, lookup.hits.chance(usual)
+            for _ in found[number]:
+                gain *= chance
+                gains.append((gain, number))
+        gains.sort(reverse=True)
+        counts = Counter(number for _, number in gains[: self._choose(gains, len(members))])
+        given: dict[int, int] = {}
+        for number, count in counts.items():
+            request = queues.requests[number]
+            if tokens := found[number][: queues.room_for(request, count, spare=len(members))]:
+                request.drafted, given[number] = tokens, len(tokens)
+        self.counts["drafts"] += len(given)
+        self.counts["draft_tokens"] += sum(given.values())
+        return given
+
+    def _choose(self, gains: Sequence[tuple[float, int]], rows: int) -> int:
+        """Return how many of the rows with these gains raise the tokens of a second most."""
+        line, tokens, best = self.times.line, float(rows), 0
+        most = rows / line[rows] * MARGIN
+        for count, (gain, _) in enumerate(gains[: self._rows - rows], 1):
+            tokens += gain
+            if tokens > most * line[rows + count]:
+                best, most = count, tokens / line[rows + count]
+        return best

@@ -1,0 +1,158 @@
+"""C that is written out as it stands computes, for any target, what gcc's build computes."""
+
+import ctypes
+
+import numpy as np
+import pytest
+
+from dovetail.codegen.lift import lift_function
+from dovetail.codegen.lift.rules import find_rule
+from dovetail.codegen.lower import lower
+from dovetail.codegen.targets import TARGETS
+from dovetail.ir.diagnostics import Source
+from dovetail.ir.errors import SpecError, SyntaxDiagnostic
+from dovetail.ir.low.parse import Pieces
+from dovetail.ir.low.print import print_low
+from tests.codegen.lift.native import NATIVE, compile_c
+from tests.codegen.lower.native import HEAD
+from tests.shares import in_turns
+
+HEADERS = "#include <immintrin.h>\n" + HEAD
+CONSTRUCTS = {
+    "vector operators": """
+void f(const float *x, const uint8_t *b, float *y, int32_t *z) {
+  __m256 acc = _mm256_setzero_ps();
+  for (int i = 0; i < 64; i += 8) acc += _mm256_loadu_ps(x + i) * _mm256_loadu_ps(x + i);
+  _mm256_storeu_ps(y, acc - _mm256_loadu_ps(x));
+}""",
+    "void pointers, structs and halves": """
+typedef struct { uint16_t d; int8_t qs[30]; } block;
+void f(const float *x, const void *v, float *y, int32_t *z) {
+  const block *b = v;
+  for (int i = 0; i < 4; i++, b++) {
+    int sum = 0;
+    for (int j = 0; j < 30; ++j) sum += b->qs[j] * b[1].qs[j];
+    z[i] = sum;
+    y[i] = _cvtsh_ss(b->d & 0x3bff) * (float)(sum & 1023);
+  }
+}""",
+    "products of bytes": """
+static inline __m256i dot(__m256i a, __m256i b) {
+  const __m256i s = _mm256_maddubs_epi16(_mm256_sign_epi8(a, a), _mm256_sign_epi8(b, a));
+  return _mm256_madd_epi16(s, _mm256_set1_epi16(1));
+}
+void f(const float *x, const uint8_t *b, float *y, int32_t *z) {
+  const __m256i *q = (const __m256i *)b;
+  __m256i p = dot(_mm256_loadu_si256(q), _mm256_loadu_si256(q + 1));
+  p = _mm256_add_epi32(p, _mm256_srai_epi32(p, 3));
+  _mm256_storeu_si256((__m256i *)z, p);
+  _mm256_storeu_ps(y, _mm256_cvtepi32_ps(p));
+}""",
+    "shuffles and packs": """
+void f(const float *x, const uint8_t *b, float *y, int32_t *z) {
+  __m128i v = _mm_loadu_si128((const __m128i *)b), w = _mm_loadu_si128((const __m128i *)(b + 16));
+  __m128i t = _mm_shuffle_epi8(v, _mm_and_si128(w, _mm_set1_epi8(15)));
+  t = _mm_alignr_epi8(t, _mm_unpacklo_epi8(v, w), 5);
+  t = _mm_xor_si128(t, _mm_packs_epi16(_mm_cvtepi8_epi16(v), _mm_srli_epi16(w, 3)));
+  t = _mm_adds_epu8(t, _mm_shuffle_epi32(v, _MM_SHUFFLE(0, 1, 2, 3)));
+  _mm_storeu_si128((__m128i *)z, _mm_blendv_epi8(t, w, v));
+  z[4] = _mm_movemask_epi8(t);
+  _mm_storeu_ps(y, _mm_blendv_ps(_mm_loadu_ps(x), _mm_loadu_ps(x + 4), _mm_loadu_ps(x + 8)));
+}""",
+    "control": """
+static int choose(int a, int b) { if (a > b) return a - b; if (a == b) return 7; return b; }
+void f(const float *x, const uint8_t *b, float *y, int32_t *z) {
+  int i = 0, n = 0;
+  do { if (b[i] & 1) { i++; n += 2; } else i += 2; } while (0);
+  for (i = 0; i < 16; ++i) {
+    if (__builtin_expect(!!(b[i] == 3), 0)) continue;
+    if (i > 12 && b[i] > 200) break;
+    z[n++ & 15] = choose(b[i], b[i + 1]) << (b[i] & 3);
+  }
+  union { float f; uint32_t u; } bits;
+  bits.f = x[0];
+  for (i = 0; i < 4; i++) { bits.u ^= 1u << i; y[i] = bits.f > 0 ? bits.f : -coshf(bits.f); }
+}""",
+}
+
+
+def built(name, target):
+    text = CONSTRUCTS[name]
+    pieces = Pieces()
+    pieces.add(Source("k.c", text))
+    unit = lift_function(pieces, "f")
+    assert unit.notes[0].startswith("written out as it stands")
+    chosen = TARGETS[target]
+    lowered = print_low(lower(unit, "f", {}, chosen, name="f"))
+    includes = "".join(f"#include <{h}>\n" for h in chosen.headers)
+    flags = ("-fno-strict-aliasing", "-fwrapv")
+    ours = compile_c(includes + HEAD + lowered, chosen, flags)
+    theirs = compile_c(HEADERS + text, TARGETS["x86-64-avx2"], ("-w", *flags))
+    return theirs, ours
+
+
+@pytest.mark.parametrize(("name", "target"), in_turns(list(CONSTRUCTS), [(t,) for t in NATIVE]))
+def test_constructs_compute_what_gcc_computes(name, target):
+    if "x86-64-avx2" not in NATIVE:
+        pytest.skip("the text is for AVX2")
+    theirs, ours = built(name, target)
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        args = [
+            rng.standard_normal(128).astype(np.float32),
+            rng.integers(0, 256, 512).astype(np.uint8),
+            np.zeros(64, np.float32),
+            np.zeros(64, np.int32),
+        ]
+        made = []
+        for library in (theirs, ours):
+            arrays = [a.copy() for a in args]
+            library.f(*(ctypes.c_void_p(a.ctypes.data) for a in arrays))
+            made.append(arrays)
+        assert np.array_equal(made[0][3], made[1][3]), seed
+        np.testing.assert_allclose(made[1][2], made[0][2], rtol=2e-6, atol=1e-6)
+
+
+def test_what_returns_a_value_stores_it():
+    pieces = Pieces()
+    pieces.add(Source("k.c", "float f(const float *x, int n) { return x[n] + 1.0f; }"))
+    kernel = lift_function(pieces, "f").function("f")
+    assert [p.name for p in kernel.params] == ["x", "n", "result"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["_mm256_adds_epi16", "_mm_adds_epi16", "_mm512_mask_add_epi32", "vmlal_high_s16", "vdotq_s32"],
+)
+def test_intrinsics_are_known_by_the_pattern_of_their_names(name):
+    assert find_rule(name) is not None
+    assert find_rule(name + "_of_no_kind") is None
+
+
+def test_only_what_a_function_needs_is_parsed():
+    pieces = Pieces()
+    text = 'void g(void) { puts("x"); }\nvoid f(float *x) { x[0] = 1.0f; }\n'
+    pieces.add(Source("k.c", text))
+    assert lift_function(pieces, "f").function("f")
+    with pytest.raises(SyntaxDiagnostic, match="strings"):
+        lift_function(pieces, "g")
+    with pytest.raises(SpecError, match="no function `h`"):
+        lift_function(pieces, "h")
+
+
+def test_inline_assembly_is_told_as_such():
+    pieces = Pieces()
+    pieces.add(Source("k.c", 'void f(float *x) { __asm__ __volatile__("nop" : : "r"(x)); }'))
+    with pytest.raises(SyntaxDiagnostic, match="inline assembly"):
+        lift_function(pieces, "f")
+
+
+def test_macros_paste_spell_and_take_any_arguments():
+    pieces = Pieces()
+    text = (
+        "#define JOIN(a, b) a ## b\n#define NOTE(...) (void)#__VA_ARGS__\n"
+        "#define FIRST(a, ...) a\n#define ALIAS TWICE\n#define TWICE(a) ((a) + (a))\n"
+        "void f(float *x) { JOIN(x, )[0] = FIRST(TWICE(1), 2, 3) + ALIAS(x[JOIN(0x, 1)]); }\n"
+    )
+    pieces.add(Source("k.c", text))
+    assert "x[0] = 1 + 1 + (x[0x1] + x[0x1])" in print_low(pieces.unit(["f"])).replace("(1)", "1")

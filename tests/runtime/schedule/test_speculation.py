@@ -1,0 +1,124 @@
+"""When rows are drafted: a pure function of texts and of how long steps took."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dovetail.ir.errors import RequestError
+from dovetail.runtime.schedule.kv_pool import KvPool
+from dovetail.runtime.schedule.plan import Limits, SchedulerSettings, SpeculationSettings
+from dovetail.runtime.schedule.predictor import Predictor
+from dovetail.runtime.schedule.request import Request, SamplingParams
+from dovetail.runtime.schedule.scheduler import Scheduler
+from dovetail.runtime.schedule.speculation import FEW, STALE, RowTimes, read_speculation
+from tests.runtime.schedule.integrity import check_integrity
+
+TURN = [7, 8, 9, 4, 5, 6]
+
+
+class Replies:
+    """A scheduler whose steps take as long as `seconds` of their rows says; it says `TURN`."""
+
+    def __init__(self, seconds: Any, *, blocks: int = 64, sequences: int = 16, most: int = 8):
+        self.now, self.seconds, self.rows = 0.0, seconds, list[int]()
+        settings = SchedulerSettings(offload="off", speculation=SpeculationSettings(most))
+        limits = Limits(64, sequences, 400, 1000)
+        self.scheduler = Scheduler(
+            limits, KvPool(blocks), Predictor(), lambda: self.now, settings=settings
+        )
+
+    def ask(self, answer: int = 40, **options: Any) -> Request:
+        params = SamplingParams(max_tokens=answer, **options)
+        return self.scheduler.submit(TURN * 4, params)[0]
+
+    def step(self, say: Any = lambda place: TURN[place % len(TURN)]) -> None:
+        scheduler = self.scheduler
+        (batch,) = scheduler.plan().batches
+        assert batch.sequences <= scheduler.limits.max_step_sequences
+        members = (*batch.gpu_decode, *batch.cpu_decode)
+        self.rows.append(len(members))
+        self.now += self.seconds(batch.tokens)
+        for request in scheduler.complete(batch):
+            for _ in range(max(1, members.count(request.id))):
+                token = say(len(request.tokens))
+                scheduler.append(request, token, self.now)
+                if not (request.drafted and scheduler.confirm(request, token)):
+                    break
+        check_integrity(scheduler)
+
+
+def test_a_text_that_repeats_takes_few_steps() -> None:
+    replies = Replies(lambda rows: 1.0)
+    request = replies.ask()
+    while not request.finished:
+        replies.step()
+    assert request.output == (TURN * 8)[:40] and request.finish_reason == "length"
+    assert len(replies.rows) < 15 and max(replies.rows) == 9
+    speculation = replies.scheduler.speculation
+    assert speculation is not None
+    assert speculation.counts["accepted_tokens"] == 40 - len(replies.rows)
+
+
+@pytest.mark.parametrize("seconds", [lambda rows: 1.0 * rows, lambda rows: rows**1.5])
+def test_rows_that_cost_what_they_bring_are_tried_and_left(seconds: Any) -> None:
+    replies = Replies(seconds)
+    for _ in range(3):
+        request = replies.ask(80)
+        while not request.finished:
+            replies.step()
+    assert sum(rows > 1 for rows in replies.rows) < len(replies.rows) / 8
+
+
+def test_a_request_whose_drafts_do_not_hold_gets_none() -> None:
+    replies = Replies(lambda rows: 1.0 + 0.05 * rows)
+    replies.ask(200)
+    for step in range(200):
+        replies.step(lambda place, step=step: [7, 8][place % 2] if place % 3 else 100 + step)
+    assert sum(rows - 1 for rows in replies.rows[-50:]) < 25
+
+
+@pytest.mark.parametrize("blocks", [4, 5, 8])
+def test_drafts_take_no_block_from_others(blocks: int) -> None:
+    alone = Replies(lambda rows: 1.0, blocks=blocks, most=64)
+    requests = [alone.ask(answer=20) for _ in range(4)]
+    while any(not request.finished for request in requests):
+        alone.step()
+    assert all(request.output == (TURN * 4)[:20] for request in requests)
+
+
+def test_requests_with_rules_and_steps_without_room_have_none() -> None:
+    ruled = Replies(lambda rows: 1.0)
+    request = ruled.ask(presence_penalty=1.0)
+    while not request.finished:
+        ruled.step()
+    assert max(ruled.rows) == 1
+    full = Replies(lambda rows: 1.0, sequences=2)
+    requests = [full.ask() for _ in range(2)]
+    while any(not request.finished for request in requests):
+        full.step()
+    assert max(full.rows) == 2
+
+
+def test_times_are_medians_of_late_and_lines_between_them() -> None:
+    times = RowTimes(8)
+    for seconds in (9.0, 1.0, 1.0, 1.0):
+        assert times.line == []
+        times.learn(2, seconds)
+    for _ in range(FEW):
+        times.learn(4, 3.0)
+    assert times.line[:5] == [1.0, 1.0, 1.0, 2.0, 3.0] and len(times.line) == 9
+    assert 3.0 < times.line[5] < times.line[8] < 6.0
+    for _ in range(STALE + 8):
+        times.learn(2, 5.0)
+    assert times.line[2] == 5.0 < times.line[4]
+
+
+def test_options_are_checked() -> None:
+    assert read_speculation(None) is None
+    assert read_speculation('{"num_speculative_tokens": 0}') is None
+    assert read_speculation({"method": "suffix"}) == SpeculationSettings()
+    for wrong in ("{", "[]", {"method": "eagle"}, {"depth": 1}, {"num_speculative_tokens": 65}):
+        with pytest.raises(RequestError, match=r"speculative_config|num_speculative_tokens"):
+            read_speculation(wrong)  # type: ignore[arg-type]

@@ -1,0 +1,111 @@
+"""A wheel that carries kernels serves where there is no C compiler: every family, end to end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import urllib.request
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dovetail.codegen.shared import share_kernels
+from dovetail.codegen.targets import host_target
+from dovetail.compiler.shared_kernels import rule_kernels
+from dovetail.tiny_world import ENCODER
+from tests.encoders import MODERN, save_encoder
+from tests.models import FAMILIES, save_model
+from tests.repository import FOLDERS, ROOT
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """An environment with nothing but the wheel, what it needs and the kernels of this machine."""
+    work = tmp_path_factory.mktemp("clean")
+    source = work / "source"
+    for folder in FOLDERS.values():
+        ignored = shutil.ignore_patterns("__pycache__", "libraries")
+        shutil.copytree(folder, source / folder.relative_to(ROOT), ignore=ignored)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    target = host_target()
+    share_kernels(target, rule_kernels(target), store=source / "ir/libraries")
+    pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index"]
+    subprocess.run([*pip, "--wheel-dir", str(work), str(source)], check=True, capture_output=True)
+    (wheel,) = work.glob("*.whl")
+    venv.create(work / "env", with_pip=True)
+    install = [str(work / "env/bin/python"), "-m", "pip", "install", "-q"]
+    subprocess.run([*install, "-c", str(ROOT / "constraints.txt"), str(wheel)], check=True)
+    yield work
+    shutil.rmtree(work / "env")
+
+
+def environment(clean: Path) -> dict[str, str]:
+    """Return variables without a compiler, a cache or anything else of this process."""
+    kept = {name: os.environ[name] for name in ("DOVETAIL_TARGET",) if name in os.environ}
+    home = {"HOME": str(clean), "DOVETAIL_CACHE": str(clean / "cache")}
+    return {**kept, **home, "PATH": str(clean / "env/bin")}
+
+
+def run(clean: Path, *arguments: object) -> str:
+    command = [str(clean / "env/bin/dovetail"), *map(str, arguments)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=clean, env=environment(clean), check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_of_every_family_generates(clean: Path, tmp_path: Path, family: str) -> None:
+    model = save_model(tmp_path / family, family)
+    assert len(run(clean, "run", model, "--prompt-ids", "5,6,7", "--max-tokens", 4).split()) >= 1
+
+
+def test_encoders_embed(clean: Path, tmp_path: Path) -> None:
+    save_encoder(tmp_path / "modern", "modernbert", **MODERN)
+    for model in (ENCODER, tmp_path / "modern"):
+        run(clean, "compile", model, "-o", tmp_path / "e.dove")
+        script = f"import dovetail\nwith dovetail.load({str(tmp_path / 'e.dove')!r}) as app: "
+        script += "print(app.embed([[5, 6, 7]]).shape)"
+        python = str(clean / "env/bin/python")
+        done = subprocess.run(
+            [python, "-P", "-c", script],
+            capture_output=True,
+            text=True,
+            cwd=clean,
+            env=environment(clean),
+            check=False,
+        )
+        assert done.returncode == 0 and done.stdout.startswith("(1, "), done.stderr
+        shutil.rmtree(tmp_path / "e.dove")
+
+
+def test_the_quickstart_ends_with_what_then_serves(clean: Path) -> None:
+    text = run(clean, "quickstart")
+    assert "by rules" in text
+    lines = text.strip().splitlines()
+    report = Path(lines[-1].rpartition(": ")[2])
+    assert report.read_text().startswith("<!doctype html>")
+    command = lines[-3].partition("port: dovetail ")[2].split()
+    page = lines[-2].split()[-1]
+    server = subprocess.Popen(
+        [str(clean / "env/bin/dovetail"), *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        cwd=clean,
+        env=environment(clean),
+    )
+    try:
+        assert server.stdout is not None and "serving" in server.stdout.readline()
+        assert b"<title>" in urllib.request.urlopen(page, timeout=60).read()
+    finally:
+        server.terminate()
+        server.wait(60)

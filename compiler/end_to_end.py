@@ -100,17 +100,19 @@ def compare_tables(
         return plain, EndToEnd(note=note + source)
     gains = judge(times, phases)
     lost = [phase for phase, gain in gains.items() if not gain.kept]
-    note = f"{len(times.others)} rounds in turns{source}"
+    quiet = len(times.quiet().others)
+    note = f"{len(times.others)} rounds in turns, {quiet} of them on a quiet machine{source}"
     return put_rules(found, rules, target, plan, lost), EndToEnd(**gains, note=note)
 
 
 def judge(times: ReplayTimes, phases: Iterable[str]) -> dict[str, PhaseGain]:
     """Return what each phase gained, from times of the found tables (first) and of the rules'.
 
-    Both ran in each round, so that other load hits both: all rounds count, and where load leaves
-    doubt, the found tables are not kept.
+    Both ran in each round, so that other load hits both. Rounds beside other work count only where
+    too few are quiet; where load leaves doubt, the found tables are not kept.
     """
-    gains = {}
+    gains, quiet = {}, times.quiet()
+    times = quiet if len(quiet.others) >= LEAST_ROUNDS - 1 else times
     for phase in phases:
         after, before = getattr(times, phase)
         ratio = pair_times(after, before)

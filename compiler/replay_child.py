@@ -51,7 +51,9 @@ def replay(job: ReplayJob) -> ReplayTimes:
             len(rounds) < job.least_rounds or time.perf_counter() < end
         ):
             busy, own, start = busy_seconds(), _own_seconds(engines), time.perf_counter()
-            rounds.append([Round(engine, job, draw).serve() for engine in engines])
+            turn = -1 if len(rounds) % 2 else 1  # nobody always follows the same one
+            found = [Round(engine, job, draw).serve() for engine in engines[::turn]]
+            rounds.append(found[::turn])
             spent = busy_seconds() - busy - (_own_seconds(engines) - own)
             others.append(max(0.0, spent / (time.perf_counter() - start)))
     first = 1 if len(rounds) > 1 else 0

@@ -65,6 +65,16 @@ def test_only_what_is_surely_faster_is_kept(ratios: list[float]) -> None:
     assert (gain.least == 0) == (len(ratios) < 7)
 
 
+def test_busy_rounds_count_only_where_quiet_ones_are_too_few() -> None:
+    mine, beside = (0.5,) * 7 + (3.0,) * 7, (1.0,) * 14
+    times = ReplayTimes(
+        prefill=(mine, beside), decode=(mine, beside), others=(0.0,) * 7 + (2.0,) * 7
+    )
+    assert judge(times, PHASES)["decode"].gain == 2.0
+    fewer = msgspec.structs.replace(times, others=(0.0,) * 6 + (2.0,) * 8)
+    assert not judge(fewer, PHASES)["decode"].kept
+
+
 @pytest.mark.parametrize("one", [plan(2, 2), plan(4, 2)])
 @pytest.mark.parametrize("lost", [(), ("prefill",), ("decode",), PHASES])
 def test_a_lost_phase_runs_the_rules_and_the_other_what_was_found(one, lost) -> None:
@@ -135,3 +145,9 @@ def test_a_compile_runs_both_and_keeps_what_is_faster(
             serves, read_tables(Path(none.path)), artifact.target, phase, artifact.service
         )
         assert other == faster
+    broken = tuple(
+        msgspec.structs.replace(t, rows=(msgspec.structs.replace(t.rows[0], kernel="none"),))
+        for t in serves
+    )
+    refused = msgspec.structs.replace(ran[0], artifact=report.path, tables=(serves, broken))
+    assert run_replay(refused) is None  # it would not be, were the artifact's own tables run

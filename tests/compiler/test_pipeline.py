@@ -222,7 +222,7 @@ BAD_OPTIONS = [
     ({"hardware": "/nowhere.json"}, "nowhere"),
     ({"workload": "/nowhere.csv"}, "nowhere"),
     ({"model": "/nowhere"}, "nowhere"),
-    ({"speed": "high"}, "no option speed"),
+    ({"speed": "high"}, "no option 'speed'"),
 ]
 
 

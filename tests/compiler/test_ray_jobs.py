@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from dovetail.compiler.recorder import hardware_key
 from dovetail.compiler.tune import tune_kinds, tune_model
 from dovetail.ir.errors import SpecError
 from dovetail.topology.hardware import read_hardware
+from tests.dovetail.commands import dovetail
 from tests.models import save_model
 from tests.repository import ROOT
 
@@ -127,15 +129,16 @@ def test_each_kind_of_machine_has_records_of_its_own(model, tmp_path, cluster):
     add_node(cluster)
     add_node(cluster, label, env_vars=environment)
     database = tmp_path / "tuning.jsonl"
-    options = {"database": database, "threads": 1, "budget": 2.0}
-    reports = tune_kinds(model, ray=cluster.address, **options)
-    assert {report.machine for report in reports} == {LABEL, label}
-    assert all(report.progress.done == report.progress.items for report in reports)
+    asked = ("--db", database, "--threads", 1, "--budget", "2s", "--json")
+    told = dovetail("tune", model, "--ray", cluster.address, "--hardware", "all", *asked)
+    reports = json.loads(told.out)["kinds"]
+    assert {report["machine"] for report in reports} == {LABEL, label}
+    assert all(at["done"] == at["items"] for at in (report["progress"] for report in reports))
     labels = Counter(record.hardware.label for record in TuningDatabase(database))
     assert labels.keys() == {LABEL, label}
     add_node(cluster, "dovetail-000000000000")
     with pytest.raises(SpecError, match=f"offers dovetail-000000000000 but is {LABEL}"):
-        tune_kinds(model, ray=cluster.address, **options)
+        tune_kinds(model, ray=cluster.address, database=database, threads=1, budget=2.0)
 
 
 def test_trials_on_one_node_hold_different_pus_and_wait_for_free_ones(tmp_path, monkeypatch):

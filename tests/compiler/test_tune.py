@@ -273,7 +273,7 @@ def test_a_resumed_job_keeps_its_plans_and_begins_anew_with_other_kernels(
         ({"workers": 0}, "workers"),
         ({"budget": -1.0}, "budget"),
         ({"hardware": "there.json"}, "this machine"),
-        ({"speed": 2}, "no option speed"),
+        ({"speed": 2}, "no option 'speed'"),
         ({"target": "aarch64-neon"}, "does not run|unknown target"),
     ],
 )

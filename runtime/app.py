@@ -21,6 +21,8 @@ from dovetail.ir.files import hold
 from dovetail.ir.ragraph import RAGraph
 from dovetail.ir.workflow import Workflow
 from dovetail.runtime.artifact import Artifact, open_artifact
+from dovetail.runtime.child.seat import Board
+from dovetail.runtime.division import divide_cpu
 from dovetail.runtime.embed.open import open_encoders
 from dovetail.runtime.embed.settings import EmbeddingSettings
 from dovetail.runtime.embed.texts import Embeddings, EmbedOptions, Ranked, TextOrIds
@@ -130,11 +132,12 @@ def load(
         memory, options = take_share(workflows.share, options, artifact, threads)
         if memory is not None:
             workflows = replace(workflows, cluster_bytes=memory.cluster_bytes)
+    board = divide_cpu(artifact, options, hardware)
     part = next(iter(artifact.models.values()), None)
     generator, process = None, None
     with ExitStack() as opened:  # all parts are opened, or none
         if part is not None and apart:  # it opens while the encoders do
-            process = EngineProcess(artifact.path, options)
+            process = EngineProcess(artifact.path, options, board)
             opened.callback(process.close)
         embeddings = open_encoders(
             artifact,
@@ -144,17 +147,19 @@ def load(
             settings=embedding,
             apart=apart,
             device=engine.get("device", CPU),  # encoders run on all that `auto` finds
+            board=board,
         )
         opened.callback(embeddings.close)
         if part is not None:
             if process is not None:
                 process.wait()
-            host = process or EngineLoop(open_engine(artifact, hardware, options))
+            host = process or EngineLoop(open_engine(artifact, hardware, options, board))
             tokenizer = Tokenizer(part.tokenizer) if part.tokenizer else None
             context = options.bound_context(part.file.spec.max_context)
             generator = Generator(host, tokenizer, artifact.path, context, part.folder)
         opened.pop_all()
-    return App(artifact, generator, embeddings, workflows, _gpu_of(options), memory, trust=trust)
+    gpu = _gpu_of(options)
+    return App(artifact, generator, embeddings, workflows, gpu, memory, trust=trust, board=board)
 
 
 def _gpu_of(options: EngineOptions) -> str | None:
@@ -175,15 +180,21 @@ class App:
         memory: GpuMemoryPlan | None = None,
         *,
         trust: bool = False,
+        board: Board | None = None,
     ) -> None:
-        """`gpu`: where hot clusters of indexes may lie. `memory`: how that was planned."""
+        """`gpu`: where hot clusters of indexes may lie. `memory`: how that was planned.
+
+        board: of the workers that share the CPUs.
+        """
         self.gpu_memory = memory
         self.artifact, self.embeddings = artifact, embeddings
         self.tokenizer = generator.tokenizer if generator else None
         self._generator = generator
         settings = workflows or FlowSettings()
         embed = partial(embeddings.embed, wait=True)
-        self.flows = FlowService(generator, embed, settings, artifact, gpu, trust=trust)
+        self.flows = FlowService(
+            generator, embed, settings, artifact, gpu, trust=trust, board=board
+        )
         held = hold(artifact.path, *{path.parent for path in artifact.shared.values()})
         self._end = weakref.finalize(self, _close, self.flows, generator, embeddings, held)
 

@@ -23,6 +23,7 @@ from dovetail.ir.place import find_searches
 from dovetail.ir.ragraph import RAGraph
 from dovetail.ir.workflow import Generation, Workflow
 from dovetail.runtime.artifact import Artifact
+from dovetail.runtime.child.seat import Board
 from dovetail.runtime.engine.tally import Histogram
 from dovetail.runtime.flows.checks import check_workflow
 from dovetail.runtime.flows.control.costs import StageCosts
@@ -109,11 +110,12 @@ class FlowService:
         gpu: str | None = None,
         *,
         trust: bool = False,
+        board: Board | None = None,
     ) -> None:
         """`embed` turns texts into vectors: of embedding nodes, and queries by default.
 
         Workflows and indexes of `artifact` are opened when they are first needed. `gpu`: what may
-        hold hot clusters. trust: indexes that are added, see `load`.
+        hold hot clusters. trust: indexes that are added, see `load`. board: of the workers.
         """
         self._settings, self._embed, self._trust = settings, embed, trust
         self._models = (*artifact.models, *artifact.encoders)
@@ -126,7 +128,7 @@ class FlowService:
         self._workflows: dict[str, Workflow] = {}
         self._checked: dict[str, Workflow] = {}  # the last one of each name
         self._searching = settings.plan_searches(artifact)
-        self.worker = RetrievalProcess(self._searching.threads, self._searching.cpus)
+        self.worker = RetrievalProcess(self._searching.threads, self._searching.cpus, board)
         self._open = indexes = Indexes()
         room = settings.cluster_bytes
         self._hot = HotSets(gpu, room, lambda n: indexes.find(n).name) if gpu else None

@@ -35,4 +35,4 @@ def serve(channel: Channel, comm_fd: int, step_fd: int) -> None:
     channel.send(RankReady())
     with suppress(RankError):  # the parent knows, or is gone
         for step in channel.messages(RankStep):
-            model.run({**fixed, **step.args}, prefill=step.prefill)
+            model.run({**fixed, **step.args}, prefill=step.prefill, usable=step.usable)

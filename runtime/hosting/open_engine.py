@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from dovetail.ir.errors import DeviceError, SpecError
 from dovetail.runtime.artifact import Artifact, ModelPart
+from dovetail.runtime.child.seat import Board
 from dovetail.runtime.engine.engine import Engine
 from dovetail.runtime.engine.executor import open_on_cpu
 from dovetail.runtime.engine.options import EngineOptions
@@ -17,20 +18,28 @@ from dovetail.topology.hardware import HardwareSpec
 log = logging.getLogger("dovetail")
 
 
-def open_engine(artifact: Artifact, hardware: HardwareSpec, options: EngineOptions) -> Engine:
+def open_engine(
+    artifact: Artifact, hardware: HardwareSpec, options: EngineOptions, board: Board | None = None
+) -> Engine:
     """Return the engine of the model of `artifact` that generates; raises as `load`.
+
+    board: of the workers that share the CPUs.
 
     A driver may be too old for torch, which is known once torch has been imported.
     """
     part = next(iter(artifact.models.values()))
-    engine = _open(artifact, part, hardware, options)
+    engine = _open(artifact, part, hardware, options, board)
     spec = part.file.spec
     engine.grammars = Grammars(part.tokenizer, spec.vocab_size, spec.eos_token_ids)
     return engine
 
 
 def _open(
-    artifact: Artifact, part: ModelPart, hardware: HardwareSpec, options: EngineOptions
+    artifact: Artifact,
+    part: ModelPart,
+    hardware: HardwareSpec,
+    options: EngineOptions,
+    board: Board | None,
 ) -> Engine:
     if options.beside_cpu:
         from dovetail.runtime.accel.executor import (  # noqa: PLC0415 - it imports torch
@@ -46,4 +55,4 @@ def _open(
         options = replace(options, device=CPU, gpu_blocks=None)
     if options.ranks is not None:
         raise SpecError("`ranks` are for processes that each have a device; give `device`, too")
-    return open_on_cpu(artifact, part, hardware, options)
+    return open_on_cpu(artifact, part, hardware, options, board)

@@ -49,16 +49,19 @@ KEPT = 8
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """Requests that come together, by kind; only their ratio counts."""
+    """Requests that come together, by kind."""
 
-    name: str
-    chat: float
-    rag: float
-    embeddings: float
+    chat: int
+    rag: int
+    embeddings: int
+
+    def __str__(self) -> str:
+        ratio = f"{self.chat}:{self.rag}:{self.embeddings}"
+        return f"{ratio} chats, RAG requests and calls that embed"
 
 
-EVEN = Mix("as many chats, RAG requests and calls that embed", 1, 1, 1)
-MIXES = (Mix("chat", 8, 1, 1), Mix("RAG", 1, 8, 1), Mix("embeddings", 1, 1, 32))
+EVEN = Mix(1, 1, 1)
+MIXES = (Mix(16, 1, 16), Mix(1, 16, 16), Mix(1, 1, 1024))
 """Loads of which `dovetail topo` shows the division."""
 
 
@@ -109,6 +112,18 @@ def figures_in(choice: PlanChoice | None, hardware: HardwareSpec) -> MachinePara
     return MachineParameters(**{f.name: getattr(plain, f.name) for f in fields(plain)} | given)
 
 
+def divide_load(
+    hardware: HardwareSpec,
+    model: ModelSpec,
+    trace: Trace,
+    mix: Mix,
+    figures: MachineParameters | None = None,
+) -> tuple[DivisionChoice, ...]:
+    """Return the divisions of a machine for a load of a model, searches and an encoder."""
+    demands = demand_of(hardware, [model], None, trace, mix)
+    return list_divisions(divide(hardware, figures or default_parameters(hardware), demands))
+
+
 def divide_graph(
     graph: ExecutionGraph,
     hardware: HardwareSpec,
@@ -127,9 +142,10 @@ def divide_graph(
 def list_divisions(plan: DivisionPlan) -> tuple[DivisionChoice, ...]:
     """Return the best divisions and, last, all cores for everyone."""
     kept = [
-        DivisionChoice(shares=dict(each.shares), seconds=each.seconds, alone=dict(each.alone))
-        for each in plan.divisions[:KEPT]
-    ]
+        DivisionChoice(shares=dict(each.shares), seconds=each.seconds, busiest=each.busiest)
+        for each in plan.divisions
+        if len(set(map(frozenset, each.shares.values()))) > 1
+    ][:KEPT]
     cores = sorted({pu for cpus in plan.shares.values() for pu in cpus})
     everyone = dict.fromkeys(plan.shares, tuple(cores))
     return (*kept, DivisionChoice(shares=everyone, seconds=plan.everyone))

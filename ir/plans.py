@@ -52,13 +52,13 @@ class PairChoice(msgspec.Struct, frozen=True, kw_only=True):
 class DivisionChoice(msgspec.Struct, frozen=True, kw_only=True):
     """A division of the CPU: the PUs that each stage keeps while other workers work.
 
-    seconds: that one request of each kind takes all of them, what is idle being lent, simulated.
-    alone: of each stage of it, on its share.
+    seconds: that a request of each kind takes the workers, what is idle being lent, simulated.
+    busiest: of those, what the busiest worker would take if nothing were; None: nobody has a share.
     """
 
     shares: dict[str, tuple[int, ...]]
     seconds: float
-    alone: dict[str, float] = {}
+    busiest: float | None = None
 
 
 class PlanChoice(msgspec.Struct, frozen=True, kw_only=True):

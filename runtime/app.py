@@ -186,7 +186,7 @@ class App:
 
         board: of the workers that share the CPUs.
         """
-        self.gpu_memory = memory
+        self.gpu_memory, self.board = memory, board
         self.artifact, self.embeddings = artifact, embeddings
         self.tokenizer = generator.tokenizer if generator else None
         self._generator = generator

@@ -14,7 +14,7 @@ from dovetail.ir.place import find_shares
 from dovetail.runtime.artifact import Artifact
 from dovetail.runtime.child.seat import Board
 from dovetail.runtime.engine.options import EngineOptions
-from dovetail.topology.division import STAGES, Shares, redivide, worker_of
+from dovetail.topology.division import STAGES, redivide, show_shares, worker_of
 from dovetail.topology.hardware import HardwareSpec
 
 PERIOD = 0.5
@@ -37,27 +37,30 @@ def divide_cpu(artifact: Artifact, options: EngineOptions, hardware: HardwareSpe
         return None
     board = Board()
     board.divide(shares)
-    if len(hardware.allowed_pus) > len(set(map(worker_of, shares))) - 1:
-        thread = threading.Thread(target=_follow, args=(weakref.ref(board), hardware), daemon=True)
-        thread.start()
+    given = weakref.ref(board), hardware
+    threading.Thread(target=_follow, args=given, name="division", daemon=True).start()
     return board
 
 
 def _follow(found: weakref.ref[Board], hardware: HardwareSpec) -> None:
-    """Divide anew whenever the load of the last moments would be served better by that."""
+    """Look at the load again and again, as long as there is the board."""
     before: Mapping[str, float] = dict.fromkeys(STAGES, 0.0)
     pause = threading.Event()
     while not pause.wait(PERIOD) and (board := found()) is not None:
-        used = board.used
-        seen = {stage: used[stage] - before[stage] for stage in board.shares}
-        before = used
-        shares: Shares | None = redivide(hardware, board.shares, seen, PERIOD)
-        if shares is not None:
-            log.info("the load has changed: %s", show_shares(shares))
-            board.divide(shares)
+        before = follow_load(board, hardware, before)
         del board
 
 
-def show_shares(shares: Shares) -> str:
-    """Return how many cores each stage keeps, in words."""
-    return ", ".join(f"{stage} {len(cpus)}" for stage, cpus in shares.items())
+def follow_load(
+    board: Board, hardware: HardwareSpec, before: Mapping[str, float]
+) -> Mapping[str, float]:
+    """Divide anew if that serves better what was worked since `before`; return what was by now.
+
+    Both in core-seconds by stage. Nobody waits: workers keep to it from their next step on.
+    """
+    used = board.used
+    seen = {stage: used[stage] - before[stage] for stage in board.shares}
+    if (shares := redivide(hardware, board.shares, seen, PERIOD)) is not None:
+        log.info("the load has changed: cores of %s", show_shares(shares))
+        board.divide(shares)
+    return used

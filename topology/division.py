@@ -29,8 +29,8 @@ OVERSUBSCRIBED = Figure(0.15, "assumed: barriers of a team wait for threads that
 MOST_CUTS = 16
 """Cores in a unit of a share are as many as give no more units than that."""
 LEAST_LOAD, WORTH = 0.02, 0.1
-"""Cores that a worker keeps busy to count when the load has changed; part of the time that new
-shares save, else the old ones stay."""
+"""Cores that a worker keeps busy to count when the load has changed; part of the busiest worker's
+time that new shares save, else the old ones stay."""
 ENOUGH = 0.02
 """Decode leaves cores that make it faster by no more than this part."""
 
@@ -115,6 +115,15 @@ def _part(pus: Sequence[int], place: int, parts: int) -> tuple[int, ...]:
     return tuple(pus[first : first + size + (place < more)])
 
 
+def show_shares(shares: Shares) -> str:
+    """Return how many cores each stage keeps, in words; `=` before those of an earlier one."""
+    told: list[str] = []
+    for place, (stage, cpus) in enumerate(shares.items()):
+        same = set(cpus) in [set(other) for other in list(shares.values())[:place]]
+        told.append(f"{stage} {'=' * same}{len(cpus)}")
+    return ", ".join(told)
+
+
 # ---- what a division costs ----
 
 
@@ -128,6 +137,10 @@ class Prices:
         self._rates = MachineModel(spec, parameters).node_rates
         self._node = {pu.id: pu.node for pu in spec.pus}
         self._core = {pu.id: pu.core for pu in spec.pus}
+
+    def price(self, shares: Shares) -> Division:
+        """Return a division with what it costs."""
+        return Division(shares, self.makespan(shares), self.alone(shares))
 
     def alone(self, shares: Shares) -> dict[str, float]:
         """Return what each stage takes for a second of the load while the other workers work."""
@@ -157,7 +170,7 @@ class Prices:
         for stage, nodes in cores.items():
             demand, flop_rate = self.demands[stage], self._figures.core_flops.value
             rate = sum(
-                count * self._draw(stage) * min(1.0, self._rates[node] / wanted[node])
+                count * self._draw(stage) * min(1.0, self._rates[node] / max(1.0, wanted[node]))
                 for node, count in nodes.items()
             )
             compute = demand.flops / (sum(nodes.values()) * flop_rate)
@@ -216,11 +229,8 @@ def divide(spec: HardwareSpec, parameters: MachineParameters, demands: Demands) 
     cores = _ordered_cores(spec)
     everyone = {stage: _flat(cores) for stage in STAGES if stage in demands}
     price = prices.makespan(everyone)
-    found = [
-        Division(shares, prices.makespan(shares), prices.alone(shares))
-        for blocks in _blocks(workers, cores, spec)
-        if (shares := _share_out(blocks, prices))
-    ]
+    blocks = _blocks(workers, cores, spec)
+    found = [prices.price(_share_out(each, prices)) for each in blocks]
     least = min(division.seconds for division in found) * (1 + ENOUGH)
     found.sort(key=lambda d: (max(d.seconds, least), d.busiest, d.seconds))
     return DivisionPlan(tuple(found), price)
@@ -245,11 +255,9 @@ def redivide(
     workers = {worker_of(stage) for stage, worked in seen.items() if worked > LEAST_LOAD * period}
     if len(workers) < 2 or demands.keys() != shares.keys():
         return None
-    now = Prices(spec, figures, demands)
-    found = divide(spec, figures, demands)
-    if found.divisions[0].seconds > now.makespan(shares) * (1 - WORTH):
-        return None
-    return found.shares
+    now = Prices(spec, figures, demands).price(shares)
+    best = divide(spec, figures, demands).divisions[0]
+    return best.shares if best.busiest < now.busiest * (1 - WORTH) else None
 
 
 def _share_out(blocks: Mapping[str, Sequence[tuple[int, ...]]], prices: Prices) -> Shares:

@@ -21,8 +21,6 @@ from dovetail.ir.files import hold
 from dovetail.ir.ragraph import RAGraph
 from dovetail.ir.workflow import Workflow
 from dovetail.runtime.artifact import Artifact, open_artifact
-from dovetail.runtime.child.seat import Board
-from dovetail.runtime.division import divide_cpu
 from dovetail.runtime.embed.open import open_encoders
 from dovetail.runtime.embed.settings import EmbeddingSettings
 from dovetail.runtime.embed.texts import Embeddings, EmbedOptions, Ranked, TextOrIds
@@ -33,6 +31,7 @@ from dovetail.runtime.flows.gpu_memory import take_share
 from dovetail.runtime.flows.indexes import AppIndex, EmbedTexts
 from dovetail.runtime.flows.job import WorkflowJob
 from dovetail.runtime.flows.service import AnyWorkflow, FlowService, FlowSettings
+from dovetail.runtime.hosting.division import divide_cpu
 from dovetail.runtime.hosting.generator import Generator, Prompt, as_list
 from dovetail.runtime.hosting.job import Job
 from dovetail.runtime.hosting.loop import EngineLoop
@@ -40,6 +39,7 @@ from dovetail.runtime.hosting.open_engine import open_engine
 from dovetail.runtime.hosting.process import EngineProcess
 from dovetail.runtime.hosting.wire import Ask
 from dovetail.runtime.machine.devices import CPU
+from dovetail.runtime.machine.seat import Board
 from dovetail.runtime.machine.trust import meet
 from dovetail.runtime.native.encoder import Rows
 from dovetail.runtime.retrieval.memory_plan import GpuMemoryPlan

@@ -22,7 +22,6 @@ from dovetail.ir.encoder import EncoderSpec
 from dovetail.ir.errors import ArtifactError, DeviceError, DovetailError
 from dovetail.ir.profile import LatencyRow, ProfileFile, ProfileKey
 from dovetail.runtime.artifact import Artifact, EncoderPart
-from dovetail.runtime.child.seat import Board, Seat
 from dovetail.runtime.embed.depths import (
     Depths,
     depths_of,
@@ -53,6 +52,7 @@ from dovetail.runtime.embed.service import EmbeddingService, Models
 from dovetail.runtime.embed.settings import EmbeddingSettings
 from dovetail.runtime.embed.texts import Embeddings, TextEncoder
 from dovetail.runtime.machine.devices import AUTO, CPU, find_torch
+from dovetail.runtime.machine.seat import Board, Seat
 from dovetail.runtime.native.adapt import fit_plans
 from dovetail.runtime.native.encoder import WIDE_TOKENS, Encoder
 from dovetail.runtime.native.forward import find_tape

@@ -20,8 +20,8 @@ from dovetail.ir.errors import DeviceError, DovetailError
 from dovetail.runtime.child.child import Child, ChildLost
 from dovetail.runtime.child.errors import ErrorText
 from dovetail.runtime.child.framing import Channel
-from dovetail.runtime.child.seat import Board, Seat
 from dovetail.runtime.embed.encoder import EmbeddingModel, EncoderSource, InstanceLost
+from dovetail.runtime.machine.seat import Board, Seat
 from dovetail.runtime.native.encoder import Encoder, Ids, Rows
 
 START_SECONDS = 120.0

@@ -15,14 +15,14 @@ from dovetail.ir.artifact import ServicePlan
 from dovetail.ir.errors import CapacityError
 from dovetail.ir.model import KV_BLOCK, ModelSpec
 from dovetail.runtime.artifact import Artifact, ModelPart
-from dovetail.runtime.child.seat import ENGINE_SLOT, Board, Seat
-from dovetail.runtime.child.shared_memory import SharedMemory
 from dovetail.runtime.engine.engine import Engine, Filled, Pen
 from dovetail.runtime.engine.options import EngineOptions
 from dovetail.runtime.engine.sampling import draw_uniform
 from dovetail.runtime.group.ranks import RankGroup, make_setups, plan_ranks
 from dovetail.runtime.machine.cpu_time import read_busy
 from dovetail.runtime.machine.memory import Bytes, allocate, available_memory
+from dovetail.runtime.machine.seat import ENGINE_SLOT, Board, Seat
+from dovetail.runtime.machine.shared_memory import SharedMemory
 from dovetail.runtime.native.adapt import adapt_service, keep_within
 from dovetail.runtime.native.forward import ForwardModel, find_tape, layer_block_bytes
 from dovetail.runtime.native.kv_parts import count_parts

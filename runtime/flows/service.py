@@ -23,7 +23,6 @@ from dovetail.ir.place import find_searches
 from dovetail.ir.ragraph import RAGraph
 from dovetail.ir.workflow import Generation, Workflow
 from dovetail.runtime.artifact import Artifact
-from dovetail.runtime.child.seat import Board
 from dovetail.runtime.engine.tally import Histogram
 from dovetail.runtime.flows.checks import check_workflow
 from dovetail.runtime.flows.control.costs import StageCosts
@@ -45,6 +44,7 @@ from dovetail.runtime.flows.workflow_run import WorkflowRun
 from dovetail.runtime.hosting.generator import Generator
 from dovetail.runtime.index.documents import open_documents
 from dovetail.runtime.index.manifest import read_manifest
+from dovetail.runtime.machine.seat import Board
 from dovetail.runtime.machine.trust import meet
 from dovetail.runtime.native.encoder import Rows
 from dovetail.runtime.retrieval.hot import HotSets, HotStatistics

@@ -23,9 +23,9 @@ from dovetail.runtime.artifact import Artifact, ModelPart, open_artifact
 from dovetail.runtime.child.child import Child, StartError, hung_up
 from dovetail.runtime.child.framing import Channel, pack_value
 from dovetail.runtime.child.launch import END_SECONDS, end_members
-from dovetail.runtime.child.shared_memory import SharedMemory
 from dovetail.runtime.machine.library import KernelLibrary
 from dovetail.runtime.machine.placement import choose_nodes
+from dovetail.runtime.machine.shared_memory import SharedMemory
 from dovetail.runtime.native.adapt import fit_plans
 from dovetail.runtime.native.collective import Collective, Communicator, comm_bytes
 from dovetail.runtime.native.forward import RankPlan

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from dovetail.ir.errors import DeviceError, SpecError
 from dovetail.runtime.artifact import Artifact, ModelPart
-from dovetail.runtime.child.seat import Board
 from dovetail.runtime.engine.engine import Engine
 from dovetail.runtime.engine.executor import open_on_cpu
 from dovetail.runtime.engine.options import EngineOptions
 from dovetail.runtime.machine.devices import CPU
+from dovetail.runtime.machine.seat import Board
 from dovetail.runtime.text.masks import Grammars
 from dovetail.topology.hardware import HardwareSpec
 

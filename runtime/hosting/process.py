@@ -19,7 +19,6 @@ from dovetail.ir.errors import DeviceError, DovetailError, RequestError
 from dovetail.runtime.child.child import Child
 from dovetail.runtime.child.framing import pack_value
 from dovetail.runtime.child.progress import Progress
-from dovetail.runtime.child.seat import ENGINE_SLOT, Board
 from dovetail.runtime.child.supervisor import Supervisor
 from dovetail.runtime.child.watch import PATIENCE, Reading
 from dovetail.runtime.engine.options import EngineOptions
@@ -35,6 +34,7 @@ from dovetail.runtime.hosting.wire import (
     Told,
     pack_call,
 )
+from dovetail.runtime.machine.seat import ENGINE_SLOT, Board
 from dovetail.runtime.schedule.request import FAILED, Metrics, Request
 from dovetail.runtime.timeline import Timeline
 

@@ -22,8 +22,6 @@ from dovetail.runtime.artifact import open_artifact
 from dovetail.runtime.child.errors import ErrorText
 from dovetail.runtime.child.framing import Channel
 from dovetail.runtime.child.progress import Progress
-from dovetail.runtime.child.seat import Board
-from dovetail.runtime.child.shared_memory import SharedMemory
 from dovetail.runtime.child.worker import read_beside
 from dovetail.runtime.engine.engine import DeviceWaits, Engine
 from dovetail.runtime.engine.step_watch import STEP_TOKENS, StepWatch
@@ -41,6 +39,8 @@ from dovetail.runtime.hosting.wire import (
     Submit,
     Told,
 )
+from dovetail.runtime.machine.seat import Board
+from dovetail.runtime.machine.shared_memory import SharedMemory
 from dovetail.runtime.schedule.request import SamplingParams
 from dovetail.runtime.timeline import Timeline
 from dovetail.topology.hardware import read_hardware

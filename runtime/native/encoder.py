@@ -19,8 +19,8 @@ from dovetail.ir.encoder import EncoderFile, EncoderSpec
 from dovetail.ir.errors import ArtifactError, RequestError
 from dovetail.ir.tape import ENCODE_ARGS, Tape
 from dovetail.runtime.artifact import Artifact, EncoderPart
-from dovetail.runtime.child.seat import Seat, take_seat
 from dovetail.runtime.machine.memory import allocate
+from dovetail.runtime.machine.seat import Seat, take_seat
 from dovetail.runtime.native.adapt import keep_within
 from dovetail.runtime.native.forward import find_tape
 from dovetail.runtime.native.tape import BoundTape, Operands, Team, pick_tables

@@ -21,9 +21,9 @@ from msgspec.structs import replace
 from dovetail.ir.errors import DeviceError, DovetailError
 from dovetail.runtime.child.child import Child, ChildLost, StartError
 from dovetail.runtime.child.framing import pack_value
-from dovetail.runtime.child.seat import SEARCH_SLOT, Board
 from dovetail.runtime.child.supervisor import Supervisor
 from dovetail.runtime.child.watch import Reading
+from dovetail.runtime.machine.seat import SEARCH_SLOT, Board
 from dovetail.runtime.retrieval import wire
 from dovetail.runtime.retrieval.change_log import ChangeLog
 

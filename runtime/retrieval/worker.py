@@ -22,12 +22,12 @@ from dovetail.ir.errors import ArtifactError, CapacityError, DeviceError, Doveta
 from dovetail.ir.index_file import EmbedderEntry
 from dovetail.runtime.child.errors import ErrorText
 from dovetail.runtime.child.framing import Channel
-from dovetail.runtime.child.seat import SEARCH_SLOT, Board, MovingSeat, take_seat
 from dovetail.runtime.child.worker import read_beside
 from dovetail.runtime.index.ivf import IvfIndex, Scanner
 from dovetail.runtime.index.manifest import open_list_kernels
 from dovetail.runtime.index.scanner import KernelScanner, choose_scanner
 from dovetail.runtime.index.scans import Only, Part, Vectors
+from dovetail.runtime.machine.seat import SEARCH_SLOT, Board, MovingSeat, take_seat
 from dovetail.runtime.retrieval import wire
 from dovetail.runtime.retrieval.budget import ScanCost
 from dovetail.runtime.retrieval.collection import Collection

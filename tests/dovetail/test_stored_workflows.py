@@ -25,7 +25,7 @@ from dovetail.errors import ArtifactError, SpecError, WorkflowError
 from dovetail.ir.artifact import SERVE
 from dovetail.ir.index_file import Passage
 from dovetail.runtime.app import App
-from dovetail.runtime.child.seat import ENGINE_SLOT
+from dovetail.runtime.machine.seat import ENGINE_SLOT
 from dovetail.runtime.server.models import Models, ServedModel
 from dovetail.runtime.server.served_workflow import add_workflows
 from dovetail.tiny_world import ENCODER, LLAMA

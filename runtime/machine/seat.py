@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dovetail.runtime.child.shared_memory import SharedMemory
+from dovetail.runtime.machine.shared_memory import SharedMemory
 from dovetail.topology.division import STAGES, Shares, lend
 
 SLOTS, MOST_CPUS, BANK = 64, 4096, 8

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 
 from dovetail.ir.place import find_shares
 from dovetail.runtime.artifact import Artifact
-from dovetail.runtime.child.seat import Board
 from dovetail.runtime.engine.options import EngineOptions
+from dovetail.runtime.machine.seat import Board
 from dovetail.topology.division import STAGES, redivide, show_shares, worker_of
 from dovetail.topology.hardware import HardwareSpec
 

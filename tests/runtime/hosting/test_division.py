@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dovetail.runtime.child.seat import ENCODER_SLOT, ENGINE_SLOT, Board
-from dovetail.runtime.division import PERIOD, follow_load
+from dovetail.runtime.hosting.division import PERIOD, follow_load
+from dovetail.runtime.machine.seat import ENCODER_SLOT, ENGINE_SLOT, Board
 from dovetail.topology.division import DECODE, ENCODERS, STAGES, divide
 from dovetail.topology.hardware import read_hardware
 from dovetail.topology.parameters import default_parameters

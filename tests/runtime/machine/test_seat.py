@@ -10,7 +10,7 @@ import sys
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail.runtime.child.seat import (
+from dovetail.runtime.machine.seat import (
     ENCODER_SLOT,
     ENGINE_SLOT,
     MOST_CPUS,
@@ -23,7 +23,7 @@ from dovetail.topology.division import DECODE, ENCODERS, PREFILL, SEARCHES, STAG
 
 MOVES = """
 import json, os, sys, threading
-from dovetail.runtime.child.seat import ENGINE_SLOT, SEARCH_SLOT, Board, MovingSeat, Seat
+from dovetail.runtime.machine.seat import ENGINE_SLOT, SEARCH_SLOT, Board, MovingSeat, Seat
 board, stop = Board(), threading.Event()
 board.divide(json.loads(sys.argv[1]))
 seat, engine = MovingSeat(board, SEARCH_SLOT), Seat(board, ENGINE_SLOT)

@@ -156,12 +156,17 @@ def test_a_worker_keeps_to_its_share_while_another_one_works(work: Path) -> None
     others = psutil.Process().children(recursive=True)
     with load(work / "app.dove", apart=True, trust=True) as app:
         assert app.board is not None
+        choice = json.loads((work / "app.dove" / "plans" / "choice.json").read_text())
+        planned = choice["divisions"][0]["shares"]
+        assert {stage: list(cpus) for stage, cpus in app.board.shares.items()} == planned
         app.run(search, {"input": "Zorvia"})  # the first one has the engine measure a step
         app.board.begin(ENGINE_SLOT, DECODE)
         assert app.run(search, {"input": "Zorvia"}).outputs["docs"][0].title == "Zorvia"
         there = lend(app.board.shares, {DECODE, "searches"})["searches"]
         found = workers(besides=others)[SEARCHES]
     assert found == [set(there)] * len(found)
+    with load(work / "app.dove", threads=1, trust=True) as app:
+        assert app.board is None, "who gives threads divides the CPUs"
 
 
 def test_shares_that_change_under_load_drop_no_request_and_change_no_answer(

@@ -6,19 +6,25 @@ In: an artifact's placements, then what each stage has worked. Out: shares on th
 from __future__ import annotations
 
 import logging
+import os
 import threading
+import time
 import weakref
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from dovetail.ir.place import find_shares
 from dovetail.runtime.artifact import Artifact
 from dovetail.runtime.engine.options import EngineOptions
+from dovetail.runtime.machine.cpu_time import busy_seconds, family_seconds
 from dovetail.runtime.machine.seat import Board
-from dovetail.topology.division import STAGES, redivide, show_shares, worker_of
+from dovetail.topology.division import LEAST_LOAD, STAGES, redivide, show_shares, worker_of
 from dovetail.topology.hardware import HardwareSpec
 
 PERIOD = 0.5
 """Seconds between two looks at the load."""
+MOST_OTHERS = 0.5
+"""Part of the CPUs that a worker could borrow which others may use for it to do so."""
 
 log = logging.getLogger("dovetail")
 
@@ -44,23 +50,40 @@ def divide_cpu(artifact: Artifact, options: EngineOptions, hardware: HardwareSpe
 
 def _follow(found: weakref.ref[Board], hardware: HardwareSpec) -> None:
     """Look at the load again and again, as long as there is the board."""
-    before: Mapping[str, float] = dict.fromkeys(STAGES, 0.0)
+    before = look = _look(hardware, dict.fromkeys(STAGES, 0.0))
     pause = threading.Event()
     while not pause.wait(PERIOD) and (board := found()) is not None:
-        before = follow_load(board, hardware, before)
+        look = _look(hardware, board.used)
+        follow_load(board, hardware, before, look)
+        before = look
         del board
 
 
-def follow_load(
-    board: Board, hardware: HardwareSpec, before: Mapping[str, float]
-) -> Mapping[str, float]:
-    """Divide anew if that serves better what was worked since `before`; return what was by now.
+@dataclass(frozen=True, slots=True)
+class LoadLook:
+    """At a time: core-seconds by stage, and those of all other programs on our CPUs."""
 
-    Both in core-seconds by stage. Nobody waits: workers keep to it from their next step on.
+    now: float
+    used: Mapping[str, float]
+    others: float = 0.0
+
+
+def _look(hardware: HardwareSpec, used: Mapping[str, float]) -> LoadLook:
+    others = busy_seconds(hardware.allowed_pus) - family_seconds(os.getpid())
+    return LoadLook(time.monotonic(), used, others)
+
+
+def follow_load(board: Board, hardware: HardwareSpec, before: LoadLook, now: LoadLook) -> None:
+    """Divide anew if that serves better what was worked between two looks.
+
+    Nothing is lent while several workers share CPUs with other programs: a team has to wait for the
+    slowest of its threads. Nobody waits: workers keep to it from their next step on.
     """
-    used = board.used
-    seen = {stage: used[stage] - before[stage] for stage in board.shares}
-    if (shares := redivide(hardware, board.shares, seen, PERIOD)) is not None:
+    period = now.now - before.now
+    seen = {stage: now.used[stage] - before.used[stage] for stage in board.shares}
+    workers = {worker_of(stage) for stage, worked in seen.items() if worked > LEAST_LOAD * period}
+    most = MOST_OTHERS * (board.cpus - max(map(len, board.shares.values())))
+    board.keep(len(workers) > 1 and now.others - before.others > most * period)
+    if (shares := redivide(hardware, board.shares, seen, period)) is not None:
         log.info("the load has changed: cores of %s", show_shares(shares))
         board.divide(shares)
-    return used

@@ -24,7 +24,7 @@ SLOTS, MOST_CPUS, BANK = 64, 4096, 8
 ENGINE_SLOT, SEARCH_SLOT, ENCODER_SLOT = 0, 1, 2
 """Encoders have all slots from theirs on."""
 _SHARES = MOST_CPUS // 8 * len(STAGES)
-_BYTES = SLOTS + BANK + SLOTS * len(STAGES) * BANK + 2 * _SHARES
+_BYTES = SLOTS + 2 * BANK + SLOTS * len(STAGES) * BANK + 2 * _SHARES
 
 
 class Board:
@@ -33,14 +33,14 @@ class Board:
     def __init__(self, memory: SharedMemory | None = None) -> None:
         """`memory`: of another process, by its descriptor."""
         self.memory = memory or SharedMemory.create(_BYTES)
-        cuts = np.cumsum([SLOTS, BANK, SLOTS * len(STAGES) * BANK, 2 * _SHARES])
+        cuts = np.cumsum([SLOTS, 2 * BANK, SLOTS * len(STAGES) * BANK, 2 * _SHARES])
         busy, version, used, shares, _ = np.split(self.memory.bytes, cuts)
-        self._busy, self._version = busy, version.view(np.uint64)
+        self._busy, self._version = busy, version.view(np.uint64)  # of shares; 1: nothing is lent
         self._used = used.view(np.float64).reshape(SLOTS, len(STAGES))
         self._shares = shares.reshape(2, len(STAGES), -1)
         self._read: tuple[int, Shares] = (0, {})
         self.slots = count(ENCODER_SLOT)  # for the app to give away
-        self._now: dict[tuple[int, bytes], Mapping[str, tuple[int, ...]]] = {}
+        self._now: dict[tuple[int, bytes, bytes], Mapping[str, tuple[int, ...]]] = {}
 
     @classmethod
     def join(cls, fd: int) -> Board | None:
@@ -57,6 +57,10 @@ class Board:
             bits[list(shares.get(stage, ()))] = 1
             row[:] = np.packbits(bits)
         self._version[0] = version
+
+    def keep(self, kept: bool) -> None:
+        """Have workers lend nothing from now on, or lend again."""
+        self._version[1] = kept
 
     @property
     def used(self) -> dict[str, float]:
@@ -80,14 +84,20 @@ class Board:
             self._now.clear()
         return self._read[1]
 
+    @property
+    def cpus(self) -> int:
+        """How many CPUs are shared."""
+        return len({cpu for cpus in self.shares.values() for cpu in cpus})
+
     def begin(self, slot: int, stage: str) -> tuple[int, ...] | None:
         """Note that a worker is at a stage; return the CPUs that it has now, None = all, alone."""
         self._busy[slot] = STAGES.index(stage) + 1
         shares, seen = self.shares, bytes(self._busy)
-        key = self._read[0], seen
+        key = self._read[0], self._version[1:].tobytes(), seen
         if key not in self._now:
             busy = {STAGES[code - 1] for code in seen if code}
-            self._now[key] = lend(shares, busy) if len(busy) > 1 else {}
+            lent = lend(shares, busy) if len(busy) > 1 else {}
+            self._now[key] = shares if self._version[1] else lent
         return self._now[key].get(stage)
 
     def end(self, slot: int, stage: str, seconds: float) -> None:
@@ -107,7 +117,7 @@ class Seat:
         """Work at a stage from now on; return the CPUs for that, None = any."""
         self.leave()
         usable = self._board.begin(self._slot, stage)
-        self._at = stage, time.perf_counter(), len(usable or (0,))
+        self._at = stage, time.perf_counter(), len(usable) if usable else self._board.cpus
         return usable
 
     def leave(self) -> None:

@@ -116,6 +116,8 @@ class TokenMask:
         self._bytes = self._bits.view(np.uint8)
         self._ceiling = np.empty((len(self._bytes), 8), np.float32)
         self._row = self._ceiling.reshape(-1)[: words.size]
+        self._expanded = b""  # the bits of which `_ceiling` is made
+        self._failed = False
         self._look_at = LAST  # tokens left when to look again for an end
         self._last: list[int] | None = None  # the tokens to the end, the next one last
         self.ended = False
@@ -129,8 +131,9 @@ class TokenMask:
 
         Raises RequestError where it cannot be followed any further.
         """
-        self._wait(self)
-        if self._matcher.is_error():
+        if not self.found:
+            self._wait(self)
+        if self._failed:
             raise RequestError(f"{TOO_MUCH}: {shorten(self._matcher.get_error())}")
         np.minimum(logits, self._row, out=logits)
 
@@ -146,7 +149,11 @@ class TokenMask:
             self._look()
         if self._last is not None:
             self._bytes[:] = self._words.ends if not self._last else _only(self._bytes, self._last)
-        np.take(_CEILINGS, self._bytes, axis=0, out=self._ceiling, mode="clip")
+        bits = self._bytes.tobytes()
+        if bits != self._expanded:  # within a text they seldom change
+            np.take(_CEILINGS, self._bytes, axis=0, out=self._ceiling, mode="clip")
+            self._expanded = bits
+        self._failed = self._matcher.is_error()
         self.found = True
 
     def _fill(self, matcher: LLMatcher, bits: npt.NDArray[np.int32]) -> None:
@@ -159,7 +166,7 @@ class TokenMask:
         if gap <= 0:
             self._last = way
         # a look takes milliseconds: rarely where there was no end yet
-        self._look_at = self.left - max(1, min(gap // 2, self.left // 4 if way is None else LAST))
+        self._look_at = self.left - max(1, min(gap // 2, self.left // 2 if way is None else LAST))
 
     def _find_end(self) -> list[int] | None:
         """Return tokens by which the answer comes to its end soon, the first one last.

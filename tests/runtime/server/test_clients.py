@@ -5,6 +5,7 @@ Those that are not installed are skipped: their packages ask for versions that d
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -65,21 +66,35 @@ def test_langchain_answers_in_a_form(live: Live, method: str) -> None:
 
 def test_litellm_calls_tools(live: Live) -> None:
     litellm = pytest.importorskip("litellm")
-    asked: dict[str, Any] = {
-        "model": "openai/llama",
-        "api_base": live.v1,
-        "tools": TOOLS,
-        "messages": [{"role": "user", "content": SUM}],
-    }
-    for fields in ({}, {"tool_choice": name_of(TOOLS[1])}):
-        message = litellm.completion(**asked, temperature=0, **fields).choices[0].message
-        (call,) = message.tool_calls
-        assert json.loads(call.function.arguments).keys() == {"a", "b"}
+    asked: dict[str, Any] = {"model": "openai/llama", "api_base": live.v1, "temperature": 0}
+    talk: list[Any] = [{"role": "user", "content": SUM}]
+    named = litellm.completion(**asked, messages=talk, tools=TOOLS, tool_choice=name_of(TOOLS[1]))
+    (call,) = named.choices[0].message.tool_calls
+    assert json.loads(call.function.arguments).keys() == {"a", "b"}
+    asked["tools"] = TOOLS
+    message = litellm.completion(**asked, messages=talk).choices[0].message
+    (call,) = message.tool_calls
+    said = add(**json.loads(call.function.arguments))
+    talk += [message, {"role": "tool", "tool_call_id": call.id, "content": said}]
+    parts = litellm.completion(**asked, messages=talk, stream=True)
+    assert "".join(part.choices[0].delta.content or "" for part in parts) == SUM_ANSWER
 
 
-def test_llama_index_calls_a_tool(live: Live) -> None:
+def test_litellm_answers_in_a_form(live: Live) -> None:
+    litellm = pytest.importorskip("litellm")
+    reply = litellm.completion(
+        model="openai/llama",
+        api_base=live.v1,
+        messages=[{"role": "user", "content": "Who is Melkar?"}],
+        response_format=Person,
+        max_tokens=200,
+    )
+    Person.model_validate_json(reply.choices[0].message.content)
+
+
+def test_an_agent_of_llama_index_uses_two_tools(live: Live) -> None:
     like = pytest.importorskip("llama_index.llms.openai_like")
-    llms = pytest.importorskip("llama_index.core.llms")
+    workflow = pytest.importorskip("llama_index.core.agent.workflow")
     model = like.OpenAILike(
         api_base=live.v1,
         api_key="unused",
@@ -88,9 +103,18 @@ def test_llama_index_calls_a_tool(live: Live) -> None:
         is_function_calling_model=True,
         temperature=0.0,
     )
-    reply = model.chat([llms.ChatMessage(role="user", content=SUM)], tools=TOOLS)
-    (call,) = model.get_tool_calls_from_response(reply)
-    assert (call.tool_name, call.tool_kwargs) == ("add", {"a": 1203, "b": 2210})
+    agent = workflow.FunctionAgent(tools=[look_up, add], llm=model)
+
+    async def ask() -> list[Any]:
+        return [await agent.run(question) for question in (SUM, RIVERS)]
+
+    added, looked_up = asyncio.run(ask())
+    for reply, tools, end in (
+        (added, {"add"}, SUM_ANSWER),
+        (looked_up, {"look_up", "add"}, "in kilometers is"),
+    ):
+        assert {call.tool_name for call in reply.tool_calls} == tools
+        assert end in str(reply)
 
 
 def test_an_agent_of_pydantic_ai_uses_a_tool(live: Live) -> None:

@@ -66,7 +66,7 @@ LINES = {
     "topology": 4_100,
     "ir": 9_900,
     "runtime": 36_800,
-    "runtime/machine": 1_050,
+    "runtime/machine": 1_100,
     "runtime/schedule": 3_100,
     "runtime/child": 950,
     "runtime/text": 2_750,

@@ -12,7 +12,7 @@ ZIG := $(if $(shell command -v gcc || command -v clang),,[zig])
 # what a wheel carries, so that no C compiler is needed where it is installed
 WHEEL_TARGETS ?= x86-64-amx x86-64-avx512bf16 x86-64-avx512vnni x86-64-avx512 x86-64-avxvnni x86-64-avx2
 
-.PHONY: quickstart kernels wheel test test-long gpu-report lint format clean
+.PHONY: quickstart kernels wheel docs test test-long gpu-report lint format clean
 
 quickstart: $(VENV)/.base
 	$(BIN)/dovetail quickstart
@@ -25,6 +25,10 @@ wheel: $(VENV)/.installed
 	$(BIN)/python -m dovetail.compiler.shared_kernels --package $(WHEEL_TARGETS)
 	$(BIN)/python -m build --wheel -C--build-option=--plat-name=linux_x86_64
 	rm -rf ir/libraries
+
+# the documentation as a site: open build/site/index.html
+docs: $(VENV)/.installed
+	$(BIN)/mkdocs build --strict --quiet
 
 test: $(VENV)/.installed
 	$(BIN)/pytest -n $(JOBS) --dist worksteal
@@ -59,5 +63,5 @@ $(VENV)/.base: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.installed: $(VENV)/.base
-	$(PIP) -c constraints.txt -e '.[bench,dev]'
+	$(PIP) -c constraints.txt -e '.[bench,dev,docs]'
 	touch $@

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, Unpack
 
 import msgspec
 
@@ -46,6 +46,7 @@ from dovetail.compiler.replay import measure_choice
 from dovetail.compiler.report import CompileReport, EncoderReport, Progress, Steps, our_version
 from dovetail.compiler.request import (
     COPIED_FILES,
+    CompileOptions,
     CompileRequest,
     Inputs,
     ModelRequest,
@@ -94,7 +95,7 @@ def compile_model(
     *,
     output: str | Path,
     progress: Progress | None = None,
-    **options: object,
+    **options: Unpack[CompileOptions],
 ) -> CompileReport:
     """Compile `model` into the artifact `output`.
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias, TypedDict
 
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.targets import DEVICE_TARGETS, get_target, runs_on, target_for
@@ -49,6 +49,7 @@ from dovetail.ir.artifact import ServicePlan
 from dovetail.ir.encoder import Spec
 from dovetail.ir.errors import SpecError
 from dovetail.ir.model import ModelSpec
+from dovetail.ir.options import check_names
 from dovetail.ir.plans import PlanChoice
 from dovetail.ir.ragraph import RAGraph
 from dovetail.ir.workflow import Workflow
@@ -69,6 +70,36 @@ MAX_STEP_SEQUENCES = 64
 MODEL_NAME = "llm"
 COPIED_FILES = (TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS, CHAT_TEMPLATE)
 """Files copied beside model.json where the model has them."""
+
+
+class ModelOptions(TypedDict, total=False):
+    """Options of `compile` and of `tune`: the fields of ModelRequest."""
+
+    hardware: str | Path
+    workload: str | Path | None
+    effort: str
+    budget: float | None
+    database: str | Path | None
+    threads: int | None
+    max_context: int | None
+    weight_dtype: str | None
+    calibrate: str | Path | None
+    kv_dtype: str | None
+    max_step_tokens: int
+    max_step_sequences: int
+    cache: Path | None
+
+
+class CompileOptions(ModelOptions, total=False):
+    """Options of `compile`: the fields of CompileRequest."""
+
+    name: str | None
+    beside: Mapping[str, str | Path]
+    targets: tuple[str, ...]
+    plan: ServicePlan | None
+    fixed_order: bool
+    workflows: Sequence[GivenWorkflow]
+    index: str | Path | Sequence[str | Path] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,9 +131,7 @@ class ModelRequest:
     @classmethod
     def check_options(cls, verb: str, options: Iterable[str]) -> None:
         """Raise SpecError for a name that is no field."""
-        unknown = set(options) - {field.name for field in fields(cls)}
-        if unknown:
-            raise SpecError(f"{verb} has no option {', '.join(sorted(unknown))}")
+        check_names(verb, options, [field.name for field in fields(cls)], SpecError)
 
     @property
     def step(self) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Unpack
 
 import msgspec
 
@@ -37,7 +38,7 @@ from dovetail.compiler.parts import (
 from dovetail.compiler.payload import make_payload
 from dovetail.compiler.pipeline import calibrate_model
 from dovetail.compiler.recorder import Allowance, Recorder, describe_disturbed
-from dovetail.compiler.request import ModelRequest, check_calibration, choose_targets
+from dovetail.compiler.request import ModelOptions, ModelRequest, check_calibration, choose_targets
 from dovetail.compiler.search.fit import can_fit
 from dovetail.compiler.search.rows import find_alone
 from dovetail.compiler.search.tables import EFFORTS, Effort
@@ -71,6 +72,16 @@ class TuneRequest(ModelRequest):
     target: str | None = None
 
 
+class TuneOptions(ModelOptions, total=False):
+    """Options of `tune`: the fields of TuneRequest."""
+
+    resume: bool
+    missing: bool
+    workers: int | None
+    ray: str | None
+    target: str | None
+
+
 class TuneReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a job did. trials: asked for; measured: run now, the others were on record."""
 
@@ -92,7 +103,7 @@ def tune_model(
     *,
     progress: Progress | None = None,
     say: Say = lambda _: None,
-    **options: object,
+    **options: Unpack[TuneOptions],
 ) -> TuneReport:
     """Tune the kernels of `model`; `options` are the fields of TuneRequest.
 
@@ -103,7 +114,7 @@ def tune_model(
     TuneRequest.check_options("tune", options)
     if not can_fit():
         raise SpecError("tuning needs scikit-learn; install dovetail with the extra `tune`")
-    request = TuneRequest(model=find_model(model), **options)  # type: ignore[arg-type]
+    request = TuneRequest(model=find_model(model), **options)
     with use_cache(request.cache):
         return run_tuning(request, progress, say)
 

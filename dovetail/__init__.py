@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from dovetail.ir.ragraph import RAGraph
     from dovetail.ir.workflow import END, START
     from dovetail.loading import load
+    from dovetail.runtime.app import App
     from dovetail.runtime.embed.settings import EmbeddingSettings
     from dovetail.runtime.flows.control.settings import WavefrontSettings
     from dovetail.runtime.flows.control.transformation import (
@@ -44,6 +45,7 @@ __version__ = "0.1.0"
 __all__ = [
     "END",
     "START",
+    "App",
     "ArtifactError",
     "CapacityError",
     "DovetailError",
@@ -72,6 +74,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "App": ("dovetail.runtime.app", "App"),
     "END": ("dovetail.ir.workflow", "END"),
     "EmbeddingSettings": ("dovetail.runtime.embed.settings", "EmbeddingSettings"),
     "FlowSettings": ("dovetail.runtime.flows.service", "FlowSettings"),

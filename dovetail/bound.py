@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Unpack
 
 from dovetail.ir.errors import WorkflowError
+from dovetail.ir.options import SamplingOptions, check_names
 from dovetail.ir.workflow import Embedding, Function, Generation, Node, Retrieval, State
 from dovetail.runtime.flows.services import Services, perform
 from dovetail.runtime.flows.workflow_run import Call
@@ -43,9 +45,10 @@ def generation(
     output: str = "answer",
     services: Services | None = None,
     model: str | None = None,
-    **options: object,
+    **options: Unpack[SamplingOptions],
 ) -> Bound:
     """Bind a generation; see `RAGraph.add_generation`."""
+    check_names("a generation", options, SamplingOptions.__annotations__, WorkflowError)
     return Bound(Generation(output, prompt, output, options, model), services)
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Unpack
 
+from dovetail.ir.options import SamplingOptions
 from dovetail.ir.ragraph import RAGraph
 from dovetail.ir.workflow import END, START, Branch, Collect, Join, Place
 
@@ -22,7 +23,7 @@ COMPRESS = "Documents:\n{docs}\nQuestion: {input}\nRelevant:"
 REFINE = "Documents:\n{docs}\nQuestion: {input}\nDraft: {draft}\nRefined:"
 
 
-def one_shot(*, topk: int = 5, answer: str = ANSWER, **options: Any) -> RAGraph:
+def one_shot(*, topk: int = 5, answer: str = ANSWER, **options: Unpack[SamplingOptions]) -> RAGraph:
     """Retrieve once, answer once. `options`: sampling parameters of every generation."""
     graph = RAGraph("one-shot")
     graph.add_retrieval("search", query="input", output="docs", topk=topk)
@@ -32,7 +33,11 @@ def one_shot(*, topk: int = 5, answer: str = ANSWER, **options: Any) -> RAGraph:
 
 
 def hyde(
-    *, topk: int = 5, hypothesis: str = HYPOTHESIS, answer: str = ANSWER, **options: Any
+    *,
+    topk: int = 5,
+    hypothesis: str = HYPOTHESIS,
+    answer: str = ANSWER,
+    **options: Unpack[SamplingOptions],
 ) -> RAGraph:
     """Write a passage that could hold the answer, search with it, answer (HyDE)."""
     graph = RAGraph("hyde")
@@ -48,7 +53,7 @@ def recomp(
     topk: int = 5,
     compress: str = COMPRESS,
     answer: str = ANSWER.replace("{docs}", "{relevant}"),
-    **options: Any,
+    **options: Unpack[SamplingOptions],
 ) -> RAGraph:
     """Retrieve, keep the sentences that matter, answer from these (RECOMP)."""
     graph = RAGraph("recomp")
@@ -60,7 +65,12 @@ def recomp(
 
 
 def irg(
-    *, topk: int = 5, rounds: int = 3, answer: str = ANSWER, refine: str = REFINE, **options: Any
+    *,
+    topk: int = 5,
+    rounds: int = 3,
+    answer: str = ANSWER,
+    refine: str = REFINE,
+    **options: Unpack[SamplingOptions],
 ) -> RAGraph:
     """Answer; then search with question and answer, and refine, `rounds` searches in all (IRG)."""
     graph = RAGraph("irg")
@@ -89,7 +99,7 @@ def multistep(
     step_answer: str = STEP_ANSWER,
     conclude: str = CONCLUDE,
     ends: Sequence[str] = ("", "none"),
-    **options: Any,
+    **options: Unpack[SamplingOptions],
 ) -> RAGraph:
     """Ask for the next sub-question and answer it until there is none; answer from the replies.
 

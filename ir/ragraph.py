@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Unpack
 
 import msgspec
 import networkx as nx  # type: ignore[import-untyped]
@@ -15,6 +16,7 @@ import networkx as nx  # type: ignore[import-untyped]
 from dovetail.ir import workflow as wf
 from dovetail.ir.errors import WorkflowError
 from dovetail.ir.graph import ExecutionGraph
+from dovetail.ir.options import SamplingOptions, check_names
 from dovetail.ir.template import MAX_STEPS, lower
 from dovetail.ir.workflow import END, START, targets
 from dovetail.ir.workflow_draw import draw_mermaid, draw_svg
@@ -53,7 +55,7 @@ class RAGraph:
         prompt: str | Sequence[wf.PromptMessage | Mapping[str, str]],
         output: str = "answer",
         model: str | None = None,
-        **options: object,
+        **options: Unpack[SamplingOptions],
     ) -> None:
         """Add a reply of the language model to `prompt`, in which `{name}` stands for a value.
 
@@ -61,7 +63,11 @@ class RAGraph:
         chat template makes a text of. Lists, such as the documents of a retrieval, become lines
         with a dash. `options` are sampling parameters as for `App.generate` (`max_tokens`,
         `temperature`, `stop`, `schema` ...).
+
+        Raises WorkflowError for an option that there is not.
         """
+        names = SamplingOptions.__annotations__
+        check_names(f"the generation {node!r}", options, names, WorkflowError)
         schema = options.get("schema")
         if schema is not None and hasattr(schema, "model_json_schema"):  # files hold it as it is
             options["schema"] = schema.model_json_schema()

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from dovetail.ir.errors import RequestError
 from dovetail.ir.files import hold
+from dovetail.ir.options import ChatOptions, GenerateOptions, check_names
 from dovetail.ir.ragraph import RAGraph
 from dovetail.ir.workflow import Workflow
 from dovetail.runtime.artifact import Artifact, open_artifact
@@ -63,6 +64,8 @@ Messages = abc.Sequence[Any]
 Texts = TextOrIds | abc.Sequence[TextOrIds]
 Piece = TypeVar("Piece")
 ReadChunk = abc.Callable[[Chunk], Piece]
+NAMED = ("embedding", "workflows", "check_weights", "apart", "trust")
+LOAD_OPTIONS = (*NAMED, *EngineKeywords.__annotations__)
 
 
 def load(
@@ -122,6 +125,7 @@ def load(
         DeviceError: the device is not here, or the installed torch does not support it.
         RankError: a process could not be started.
     """
+    check_names("load", engine, LOAD_OPTIONS)
     hardware = read_hardware()
     options = EngineOptions(**engine).settle(hardware)
     artifact = open_artifact(path, hardware, check_weights=check_weights)
@@ -230,15 +234,15 @@ class App:
 
     # ---- generation ----
 
-    def generate(self, prompts: Prompts, **options: Any) -> list[Completion]:
+    def generate(self, prompts: Prompts, **options: Unpack[GenerateOptions]) -> list[Completion]:
         """Return the completions of `prompts` in order, `n` for each.
 
         Args:
             prompts: one prompt or several, each a text or a list of token ids.
             priority: -100..100; requests with a lower one go first, so that they overtake a
                 bounded number of others and nobody waits for ever.
-            **options: `max_tokens temperature top_p top_k min_p seed stop ignore_eos logprobs n`,
-                penalties and the other fields of `SamplingParams`.
+            options: those of `SamplingOptions`, such as `max_tokens temperature top_p top_k min_p
+                seed stop ignore_eos logprobs n schema`, and penalties.
 
         Raises:
             RequestError: an option or a prompt is wrong (then nothing has been generated), a
@@ -253,7 +257,9 @@ class App:
         with self._started(self._read(as_list(prompts), options)) as jobs:
             return [job.result() for job in jobs]
 
-    async def agenerate(self, prompts: Prompts, **options: Any) -> list[Completion]:
+    async def agenerate(
+        self, prompts: Prompts, **options: Unpack[GenerateOptions]
+    ) -> list[Completion]:
         """As `generate`, in an event loop. A task that is cancelled ends its requests."""
         async with self._astarted(self._read(as_list(prompts), options)) as jobs:
             return [await job for job in jobs]
@@ -264,7 +270,7 @@ class App:
         top: how many of the most likely tokens to tell in the place of each, 0..100. Prompts,
         priority and errors are as for `generate`; a prompt may fill the context.
         """
-        options = {"max_tokens": 0, "prompt_logprobs": top, "priority": priority}
+        options = GenerateOptions(max_tokens=0, prompt_logprobs=top, priority=priority)
         ask = self._read(as_list(prompts), options)
         with self._started(ask) as jobs:
             found = [job.result().prompt_logprobs or () for job in jobs]
@@ -277,18 +283,20 @@ class App:
             for tokens, each in zip(ask.prompts, found, strict=True)
         ]
 
-    def stream(self, prompt: Prompt, **options: Any) -> abc.Iterator[Chunk]:
+    def stream(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> abc.Iterator[Chunk]:
         """Yield the completion of one prompt piece by piece; options as for `generate`, n = 1.
 
         It starts with the first piece asked for; leaving the iterator early drops the request.
         """
         return self._pieces(self._read([prompt], options, single=True), lambda chunk: chunk)
 
-    def astream(self, prompt: Prompt, **options: Any) -> abc.AsyncIterator[Chunk]:
+    def astream(
+        self, prompt: Prompt, **options: Unpack[GenerateOptions]
+    ) -> abc.AsyncIterator[Chunk]:
         """As `stream`, for `async for`; `aclose` or the task's end drops the request."""
         return self._apieces(self._read([prompt], options, single=True), lambda chunk: chunk)
 
-    def submit(self, prompt: Prompt, **options: Any) -> Job:
+    def submit(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Job:
         """Start the completion of one prompt, options as for `stream`; return it at once.
 
         The job's `result()` waits for the end, iterating over it gives chunks; `await` and
@@ -297,7 +305,7 @@ class App:
         (job,) = self.generator.accept(self._read([prompt], options, single=True))
         return job
 
-    def submit_all(self, prompts: Prompts, **options: Any) -> list[Job]:
+    def submit_all(self, prompts: Prompts, **options: Unpack[GenerateOptions]) -> list[Job]:
         """Start the completions of `prompts`, all or none; return jobs as of `submit`, `n` each."""
         return self.generator.accept(self._read(as_list(prompts), options, chunks=True))
 
@@ -309,8 +317,9 @@ class App:
         """As `cancel`, in an event loop: it goes on while a step ends."""
         await self.generator.aabandon([job])
 
-    def _read(self, prompts: abc.Sequence[Prompt], options: dict[str, Any], **form: bool) -> Ask:
-        return self.generator.read(prompts, options, options.pop("priority", 0), **form)
+    def _read(self, prompts: abc.Sequence[Prompt], options: GenerateOptions, **form: bool) -> Ask:
+        priority = options.pop("priority", 0)
+        return self.generator.read(prompts, options, priority, **form)
 
     @contextmanager
     def _started(self, ask: Ask) -> abc.Iterator[list[Job]]:
@@ -361,7 +370,7 @@ class App:
         models = self.artifact.models.values()
         return frozenset(token for part in models for token in part.file.spec.eos_token_ids)
 
-    def chat(self, messages: Messages, **options: Any) -> ChatCompletion:
+    def chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> ChatCompletion:
         """Return the answer to a conversation; its `message` can be appended to `messages`.
 
         If the conversation outgrows the context, its oldest turns are left out: never messages of
@@ -375,45 +384,43 @@ class App:
         Raises what `generate` does, and RequestError if the template does not take these messages
         or the context cannot hold those that must stay, ArtifactError if the template is damaged.
         """
-        ask, notes = self._read_chat(messages, **options)
+        ask, notes = self._read_chat(messages, options)
         with self._started(ask) as (job,):
             return self._answer(job.result(), notes)
 
-    async def achat(self, messages: Messages, **options: Any) -> ChatCompletion:
+    async def achat(self, messages: Messages, **options: Unpack[ChatOptions]) -> ChatCompletion:
         """As `chat`, in an event loop. A task that is cancelled ends its request."""
         # on a thread, for it waits for the template's process
-        ask, notes = await asyncio.to_thread(self._read_chat, messages, **options)
+        ask, notes = await asyncio.to_thread(self._read_chat, messages, options)
         async with self._astarted(ask) as (job,):
             return self._answer(await job, notes)
 
-    def chat_stream(self, messages: Messages, **options: Any) -> abc.Generator[Delta, None, None]:
+    def chat_stream(
+        self, messages: Messages, **options: Unpack[ChatOptions]
+    ) -> abc.Generator[Delta, None, None]:
         """Yield the answer to a conversation piece by piece; all else as for `chat`.
 
         As `stream`, it starts with the first piece asked for.
         """
-        ask, notes = self._read_chat(messages, **options)
+        ask, notes = self._read_chat(messages, options)
         return self._pieces(ask, AnswerReader(self.end_tokens, notes).read)
 
-    async def achat_stream(self, messages: Messages, **options: Any) -> abc.AsyncGenerator[Delta]:
+    async def achat_stream(
+        self, messages: Messages, **options: Unpack[ChatOptions]
+    ) -> abc.AsyncGenerator[Delta]:
         """As `chat_stream`, for `async for`; wrong messages are told of by the first piece."""
-        ask, notes = await asyncio.to_thread(self._read_chat, messages, **options)
+        ask, notes = await asyncio.to_thread(self._read_chat, messages, options)
         async with aclosing(self._apieces(ask, AnswerReader(self.end_tokens, notes).read)) as found:
             async for delta in found:
                 yield delta
 
-    def _read_chat(
-        self,
-        messages: Messages,
-        *,
-        max_tokens: object = None,
-        chat_template_kwargs: abc.Mapping[str, Any] | None = None,
-        **options: Any,
-    ) -> tuple[Ask, tuple[str, ...]]:
+    def _read_chat(self, messages: Messages, options: ChatOptions) -> tuple[Ask, tuple[str, ...]]:
         """Return what the engine is asked, and notes about it."""
         prompts = self.chat_prompts
-        room = max_tokens if isinstance(max_tokens, int) else None  # a wrong type is told of below
-        prompt = prompts.fit(messages, room, chat_template_kwargs)
-        options["max_tokens"] = prompts.context if max_tokens is None else max_tokens
+        given = options.get("max_tokens")
+        room = given if isinstance(given, int) else None  # a wrong type is told of below
+        prompt = prompts.fit(messages, room, options.pop("chat_template_kwargs", None))
+        options["max_tokens"] = prompts.context if given is None else given
         return self._read([prompt.ids], options, single=True), prompt.notes
 
     def _answer(self, found: Completion, notes: tuple[str, ...]) -> ChatCompletion:
@@ -424,7 +431,7 @@ class App:
     # ---- texts to vectors ----
 
     def embed(self, texts: Texts, **options: Unpack[EmbedOptions]) -> Rows:
-        """Return a float32 row for each text, [n][d]; of length 1 where the model says so.
+        """Return a float32 row for each text, `[n, d]`; of length 1 where the model says so.
 
         Args:
             texts: one or several, each a text (cut if it is too long for the model) or a list of

@@ -19,6 +19,8 @@ from tests.test_layers import ROOMS
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 COMMANDS = typer.main.get_command(app)
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+NUMBER = re.compile(r"(?<![\w.])\d[\d,.]*\d")
+"""Figures of two digits and more."""
 MODULE = re.compile(r"`((?:[\w-]+/)*[\w-]+\.(?:py|c|cuh|dk))(?::[^`]*)?`")
 
 
@@ -80,6 +82,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 FOLDERS = (
     *"ir topology codegen compiler runtime dovetail tests benchmarks examples".split(),
     ".ci",
+    "docs",
 )
 OF_A_READER = {"rag.py", "saxpy.dk"}
 
@@ -114,6 +117,12 @@ def test_figures_are_of_files_that_are_kept(page: Path) -> None:
     assert named
     for name in named:
         assert (ROOT / "benchmarks/results" / name).is_file(), name
+
+
+def test_the_comparison_has_only_figures_that_have_a_command() -> None:
+    known = set(NUMBER.findall((ROOT / "docs/figures.md").read_text()))
+    compared = NUMBER.findall((ROOT / "docs/comparison.md").read_text())
+    assert len(compared) > 50 and set(compared) <= known, set(compared) - known
 
 
 def test_rooms_are_listed_in_the_order_that_is_held() -> None:

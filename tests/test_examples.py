@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -15,19 +16,22 @@ from dovetail.compiler.index_build import IndexRequest, build_index_folder, desc
 from dovetail.compiler.pipeline import compile_model
 from dovetail.ir.index_file import Passage
 from dovetail.tiny_world import ENCODER, LLAMA, corpus
+from dovetail.tiny_world.questions import SINGLE
 from dovetail.workflows import one_shot
-from tests.dovetail.commands import dovetail
+from tests.dovetail.commands import dovetail, with_command
 from tests.repository import ROOT
 
 EXAMPLES = ROOT / "examples"
 
 
-def run_example(name: str, *arguments: object) -> list[str]:
-    """Return the lines an example prints."""
+def run_example(
+    name: str, *arguments: object, given: str = "", env: Mapping[str, str] = os.environ
+) -> list[str]:
+    """Return the lines an example prints; `given` is its input."""
     command = [sys.executable, "-P", str(EXAMPLES / name), *map(str, arguments)]
-    environment = {**os.environ, "PYTHONIOENCODING": "utf-8"}
+    environment = {**env, "PYTHONIOENCODING": "utf-8"}
     done = subprocess.run(
-        command, capture_output=True, encoding="utf-8", env=environment, check=False
+        command, input=given, capture_output=True, encoding="utf-8", env=environment, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines()
@@ -36,11 +40,16 @@ def run_example(name: str, *arguments: object) -> list[str]:
 def test_every_example_is_tested() -> None:
     assert {p.name for p in EXAMPLES.iterdir() if p.is_file()} == {
         "call_kernel.py",
+        "chat.py",
         "execution_graphs.py",  # by tests/ir/test_graph_draw.py
         "generate.py",
+        "langchain_rag.py",  # by tests/runtime/server/test_langchain.py
+        "langgraph_workflow.py",
         "own_transformation.py",
         "rag.py",
+        "rag_folder.py",
         "saxpy.dk",
+        "tune_on_ray.py",  # by tests/compiler/test_ray_jobs.py
     }
 
 
@@ -59,15 +68,49 @@ def test_generate_compiles_once(tmp_path: Path) -> None:
     assert second == first[1:]
 
 
-def test_own_transformation_is_applied(tmp_path: Path) -> None:
+def test_chat_remembers_what_was_said() -> None:
+    asked = "What is the capital of Zorvia?", "And of Gror?"
+    answers = run_example("chat.py", LLAMA, given="\n".join(asked))
+    with load(LLAMA) as app:
+        messages = [{"role": "user", "content": asked[0]}]
+        first = app.chat(messages, max_tokens=256).message
+        messages += [first, {"role": "user", "content": asked[1]}]
+        second = app.chat(messages, max_tokens=256).message
+    assert answers == [*first.content.splitlines(), *second.content.splitlines()]
+
+
+def test_rag_folder_answers_from_its_texts(tmp_path: Path) -> None:
     pytest.importorskip("faiss")
-    app = build_app(tmp_path)
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts/places.md").write_text("The founder of Komosburg is Copa Grorsky.\n")
+    (tmp_path / "texts/more.txt").write_text("Trorikmere is the capital of Mivurmark.\n")
+    given = tmp_path / "texts", LLAMA, ENCODER, tmp_path, "Who founded Komosburg?"
+    told = run_example("rag_folder.py", *given, env=with_command(tmp_path))
+    assert told[-2:] == [
+        "The founder of Komosburg is Copa Grorsky.",
+        "from: The founder of Komosburg is Copa Grorsky.",
+    ]
+
+
+def test_a_graph_of_langgraph_runs_here(app: Path) -> None:
+    pytest.importorskip("langgraph")
+    kept = {p.id for p in corpus.passages()[:80]}
+    known = (q for q in corpus.questions("train") if set(q.gold) <= kept and q.kind == SINGLE)
+    question = next(known)
+    (answer,) = run_example("langgraph_workflow.py", app, question.question)
+    assert answer == question.statement
+
+
+def test_own_transformation_is_applied(app: Path) -> None:
     told = run_example("own_transformation.py", app, "one-shot", "What language do they speak?")
     assert "look_first at search#0, to gain 2.000 ms" in told
 
 
-def build_app(work: Path) -> Path:
-    """Return an artifact with a workflow and an index of some passages of the tiny world."""
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An artifact with a workflow and an index of some passages of the tiny world."""
+    pytest.importorskip("faiss")
+    work = tmp_path_factory.mktemp("app")
     compile_model(ENCODER, output=work / "encoder.dove", effort="none")
     passages = [Passage(key=p.id, text=p.document) for p in corpus.passages()[:80]]
     with load(work / "encoder.dove") as encoder:

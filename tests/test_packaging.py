@@ -72,7 +72,7 @@ def test_constraints_pin_every_dependency() -> None:
     extras = CONFIG["project"]["optional-dependencies"]
     wanted = [
         *CONFIG["project"]["dependencies"],
-        *(w for name in ("bench", "dev", "tune", "zig") for w in extras[name]),
+        *(w for name in ("bench", "dev", "docs", "tune", "zig") for w in extras[name]),
     ]
     names = {w.split(">")[0].split("<")[0].lower().replace("_", "-") for w in wanted}
     assert names <= pins, names - pins

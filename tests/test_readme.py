@@ -1,8 +1,7 @@
-"""What README.md and docs/usage.md show works: runnable blocks run, and print what is shown."""
+"""What pages show works: runnable blocks run, and print what is shown."""
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -10,10 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.dovetail.commands import with_command
 from tests.repository import ROOT
 
 README = ROOT / "README.md"
-PAGES = {README: ["sh", "python", "sh"], ROOT / "docs/usage.md": ["sh", "python", "sh"]}
+PAGES = {
+    README: ["sh", "python", "sh"],
+    ROOT / "docs/getting-started.md": ["sh", "python", "sh"],
+    ROOT / "docs/usage.md": ["sh", "python"],
+    ROOT / "docs/extend/kernel.md": ["sh"],
+}
 """The pages, and the languages of their runnable blocks."""
 BLOCK = re.compile(
     r"<!-- (runnable|file: (\S+)) -->\n```(\w+)\n(.*?)```\n(?:```text\n(.*?)```)?", re.DOTALL
@@ -22,19 +27,15 @@ BLOCK = re.compile(
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A directory with the examples that the pages name, and `dovetail` in `bin`."""
+    """A directory with the examples that the pages name."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    script = tmp_path / "bin/dovetail"
-    script.parent.mkdir()
-    script.write_text(f"#!{sys.executable} -P\nfrom dovetail.cli import main\nmain()\n")
-    script.chmod(0o755)
     return tmp_path
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_blocks_run_as_they_stand_and_end_with_what_is_shown(page: Path, folder: Path) -> None:
     pytest.importorskip("faiss")
-    path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    environment = with_command(folder)
     ran = []
     for _, file, language, text, shown in BLOCK.findall(page.read_text()):
         if file:
@@ -47,7 +48,7 @@ def test_blocks_run_as_they_stand_and_end_with_what_is_shown(page: Path, folder:
             capture_output=True,
             text=True,
             cwd=folder,
-            env={**os.environ, "PATH": path},
+            env=environment,
             check=False,
         )
         assert done.returncode == 0, f"{text}\n{done.stdout}{done.stderr}"

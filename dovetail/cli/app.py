@@ -31,9 +31,7 @@ HELP = """Compile a model into one artifact of native kernels and plans, and run
 Exit codes: 0 success, 1 a check failed, 2 bad input, bad environment or interrupted.
 """
 
-app = typer.Typer(
-    help=HELP, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False
-)
+app = typer.Typer(help=HELP, no_args_is_help=True, pretty_exceptions_enable=False)
 GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
     "kernel": (
         "Check, lift and build kernels of your own.",

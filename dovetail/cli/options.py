@@ -124,7 +124,7 @@ class WeightFlags:
     ] = None
     kv_dtype: Annotated[str | None, "Type of stored keys and values: f32, bf16 or f16."] = None
 
-    def chosen(self) -> dict[str, object]:
+    def chosen(self) -> dict[str, Any]:
         """Return the options that are not at their defaults."""
         found = vars(self).items()
         return {name: value for name, value in found if value not in (None, "auto")}
@@ -157,7 +157,7 @@ class SearchFlags:
     ] = None
     db: Annotated[Path | None, "Database of measurements; default in the build cache."] = None
 
-    def fields(self) -> dict[str, object]:
+    def fields(self) -> dict[str, Any]:
         """Return the options by their names in a request."""
         from dovetail.cli.report import read_duration
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from dovetail.ir.encoder import EncoderSpec
 from dovetail.ir.errors import RequestError
+from dovetail.ir.options import check_names
 from dovetail.runtime.embed.service import EmbeddingService, EmbedJob
 from dovetail.runtime.native.encoder import Ids, Rows, check_ids
 from dovetail.runtime.text.tokenizer import (
@@ -158,6 +159,7 @@ class Embeddings:
 
     def _start(self, texts: TextOrIds | Sequence[TextOrIds], options: EmbedOptions) -> EmbedJob:
         """Read texts and queue them."""
+        check_names("embed", options, EmbedOptions.__annotations__)
         chosen = self.choose(options.get("model"), labels=False)
         ids = chosen.read(texts, options.get("prompt_name"), options.get("prompt"))
         return chosen.service.submit(ids, model=chosen.name, wait=options.get("wait", False))

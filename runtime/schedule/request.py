@@ -12,6 +12,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dovetail.ir.errors import DovetailError, RequestError
+from dovetail.ir.options import check_names
 from dovetail.runtime.schedule.structured import StructuredOutputs, read_schema, read_structured
 
 MAX_LOGPROBS = 100
@@ -75,11 +76,7 @@ class SamplingParams:
 
         `schema` stands for `structured_outputs` with `json`.
         """
-        for name in options:
-            if name not in _CHECKS:
-                raise RequestError(
-                    f"unknown option {name!r}; the options are {', '.join(sorted(_CHECKS))}"
-                )
+        check_names("a generation", options, _CHECKS)
         checked = {name: _CHECKS[name](name, value) for name, value in options.items()}
         if (schema := checked.pop("schema", None)) is not None:
             if checked.get("structured_outputs") is not None:

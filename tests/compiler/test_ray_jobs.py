@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -13,6 +16,7 @@ from dovetail.compiler.tune import tune_model
 from dovetail.ir.errors import SpecError
 from dovetail.topology.hardware import read_hardware
 from tests.models import save_model
+from tests.repository import ROOT
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'dovetail[ray]'")
 
@@ -67,6 +71,17 @@ def test_trials_run_on_nodes_of_the_machine_that_is_tuned_for(model, tmp_path, c
     assert report.workers == 1 and report.progress.done == report.progress.items
     assert report.measured == report.trials and len(TuningDatabase(database)) > 0
     assert {record.hardware.label for record in TuningDatabase(database)} == {LABEL}
+
+
+@pytest.mark.long
+def test_the_example_runs_a_job_for_each_model(model, tmp_path, cluster):
+    cluster.add_node(num_cpus=len(os.sched_getaffinity(0)), resources={LABEL: 1})
+    asked = cluster.address, str(tmp_path / "tuning.jsonl"), "2", str(model), str(model)
+    command = [sys.executable, "-P", str(ROOT / "examples/tune_on_ray.py"), *asked]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    told = done.stdout.splitlines()
+    assert len(told) == 2 and all("by 1 workers" in line for line in told)
 
 
 @pytest.mark.long

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import shutil
 import signal
 import sys
@@ -37,6 +38,16 @@ def dovetail(*arguments: object) -> Result:
             signal.signal(signal.SIGTERM, handler)
             sys.unraisablehook, sys.stdin = hook, given
     return Result(code, out.getvalue(), err.getvalue())
+
+
+def with_command(folder: Path) -> dict[str, str]:
+    """Return an environment in which `dovetail`, in `folder`/bin, and `python` are ours."""
+    script = folder / "bin/dovetail"
+    script.parent.mkdir()
+    script.write_text(f"#!{sys.executable} -P\nfrom dovetail.cli import main\nmain()\n")
+    script.chmod(0o755)
+    folders = str(script.parent), str(Path(sys.executable).parent), os.environ["PATH"]
+    return {**os.environ, "PATH": os.pathsep.join(folders)}
 
 
 def assert_one_sentence(result: Result, code: int = 2) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
 import dovetail
 from dovetail.runtime.app import App
+from tests.repository import ROOT
 from tests.runtime.server.live import Live
 from tests.runtime.server.openai_calls import PROMPT, answer, chat_ids
 
@@ -39,3 +42,10 @@ def test_embeddings(live: Live, artifacts: dict[str, str]) -> None:
         rows = app.embed(["a", "b c"])
     np.testing.assert_allclose(embed.embed_documents(["a", "b c"]), rows, atol=1e-6)
     np.testing.assert_allclose(embed.embed_query("a"), rows[0], atol=1e-6)
+
+
+def test_the_example_answers_from_the_nearest_document(live: Live) -> None:
+    asked = live.v1, "llama", "encoder", "Who is the founder of Komosburg?"
+    command = [sys.executable, "-P", str(ROOT / "examples/langchain_rag.py"), *asked]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout == "The founder of Komosburg is Copa Grorsky.\n", done.stderr

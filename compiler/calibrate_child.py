@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 
 from dovetail.runtime.child.framing import Channel
-from dovetail.runtime.child.shared_memory import SharedMemory
 from dovetail.runtime.machine import abi
+from dovetail.runtime.machine.shared_memory import SharedMemory
 from dovetail.runtime.native.collective import Communicator
 
 SPIN, ROUNDS = 2000, 12

@@ -26,6 +26,7 @@ from dovetail.compiler.check_tape import verify_tape
 from dovetail.compiler.choose import ChoiceRequest, Chosen, choose_schedules
 from dovetail.compiler.config import parse_json_object
 from dovetail.compiler.database import default_path
+from dovetail.compiler.division import divide_graph
 from dovetail.compiler.encoder_pipeline import (
     EncoderInputs,
     read_beside,
@@ -81,7 +82,7 @@ from dovetail.ir.encoder import EncoderSpec, Spec
 from dovetail.ir.errors import ArtifactError, SpecError, ToolchainError
 from dovetail.ir.model import ModelFile, ModelSpec, WeightChunks, WeightEntry
 from dovetail.ir.place import place, serving_graph
-from dovetail.ir.plans import PlanChoice
+from dovetail.ir.plans import DivisionChoice, PlanChoice
 from dovetail.ir.schedule import ScheduleFile, ScheduleTable
 from dovetail.ir.tape import Tape
 from dovetail.ir.tuning import encode_record
@@ -425,17 +426,30 @@ def _write_plans(
 
 
 def _write_choice(members: Sequence[Member], artifact: ArtifactWriter, choice: PlanChoice) -> None:
-    artifact.write_json("plans/choice.json", choice)
-    _write_places(members, artifact, service_plan(choice))
+    divisions = _write_places(members, artifact, service_plan(choice), choice)
+    artifact.write_json("plans/choice.json", msgspec.structs.replace(choice, divisions=divisions))
 
 
-def _write_places(members: Sequence[Member], artifact: ArtifactWriter, plan: ServicePlan) -> None:
-    """Write the execution graph of what serves: the first model by its plan, encoders beside it."""
-    models = [member.name for member in members if isinstance(member, Inputs)]
-    encoders = [member.name for member in members if isinstance(member, EncoderInputs)]
-    graph = serving_graph(models, encoders, place_searches(members[0].hardware))
+def _write_places(
+    members: Sequence[Member],
+    artifact: ArtifactWriter,
+    plan: ServicePlan,
+    choice: PlanChoice | None = None,
+) -> tuple[DivisionChoice, ...]:
+    """Write the execution graph of what serves: the first model by its plan, encoders beside it.
+
+    Return how the CPU was divided among the workers, and the alternatives.
+    """
+    models = {member.name: member for member in members if isinstance(member, Inputs)}
+    encoders = {member.name: member for member in members if isinstance(member, EncoderInputs)}
+    hardware = members[0].hardware
+    graph = serving_graph(models, encoders, place_searches(hardware))
     plans = dict.fromkeys(models, plan) | dict.fromkeys(encoders, whole_plan(plan))
-    artifact.write_json(SERVE, place(graph, plans).file)
+    specs = [each.spec for each in models.values()], [each.spec for each in encoders.values()]
+    trace = next((each.trace for each in models.values()), None)
+    shared, divisions = divide_graph(place(graph, plans), hardware, *specs, trace, choice)
+    artifact.write_json(SERVE, shared.file)
+    return divisions
 
 
 def _choose(inputs: Inputs, artifact: ArtifactWriter, manifest: dict[str, Any]) -> PlanChoice:

@@ -43,8 +43,9 @@ CPU, GPU = "cpu", "gpu"
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
     """Where a node runs: on threads of one process, in one phase where it has several.
 
-    cpus: those of the threads, () = any. node: of memory, None = those of `cpus`. spin: rounds in
-    which a thread looks for work before it sleeps. kv_blocks: 0 = by the memory free at load.
+    cpus: those of the threads, () = any. share: those that no other worker has while this one
+    works, () = nothing is agreed. node: of memory, None = those of `cpus`. spin: rounds in which a
+    thread looks for work before it sleeps. kv_blocks: 0 = by the memory free at load.
     """
 
     device: str = CPU
@@ -52,6 +53,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     phase: str = ""  # prefill | decode
     threads: Parts = 1
     cpus: tuple[Number, ...] = ()
+    share: tuple[Number, ...] = ()
     node: Number | None = None
     spin: Spins = 2000
     kv_blocks: Amount = 0

@@ -102,8 +102,13 @@ def _spots(graph: ExecutionGraph, top: int) -> dict[str, tuple[int, int]]:
 def _arrows(graph: ExecutionGraph, spots: dict[str, tuple[int, int]]) -> Iterator[str]:
     for edge in graph.edges:
         (x1, y1), (x2, y2) = spots[edge.source], spots[edge.target]
-        start, end = (x1 + WIDTH, y1 + HEIGHT // 2), (x2, y2 + HEIGHT // 2)
-        bend = max(MARGIN, abs(end[0] - start[0]) // 2)
-        path = f"M{start[0]} {start[1]}C{start[0] + bend} {start[1]} {end[0] - bend} {end[1]} "
+        if x1 == x2:  # side by side in time: from one box straight to the other
+            down = y2 > y1
+            path = f"M{x1 + WIDTH // 2} {y1 + HEIGHT * down}V{y2 + HEIGHT * (not down)}"
+        else:
+            start, end = (x1 + WIDTH, y1 + HEIGHT // 2), (x2, y2 + HEIGHT // 2)
+            bend = max(MARGIN, abs(end[0] - start[0]) // 2)
+            path = f"M{start[0]} {start[1]}C{start[0] + bend} {start[1]} {end[0] - bend} {end[1]} "
+            path += f"{end[0]} {end[1]}"
         dash = "" if edge.kind in (DATA, PHASE_SWITCH, ALL_REDUCE) else DASH
-        yield f'<path d="{path}{end[0]} {end[1]}" fill="none" stroke="#555555"{dash} {TIP}/>'
+        yield f'<path d="{path}" fill="none" stroke="#555555"{dash} {TIP}/>'

@@ -106,7 +106,7 @@ def read_plan(graph: ExecutionGraph, model: str) -> ServicePlan:
     )
     wanted = [place for phase in BOTH if phases[phase] for place in _placements(model, plan, phase)]
     for name, place in nodes.items():
-        if place not in wanted or len(wanted) != len(nodes):
+        if replace(place, share=()) not in wanted or len(wanted) != len(nodes):
             raise WorkflowError(
                 f"the execution graph is wrong: node {name!r} has not its own process, or not "
                 f"threads, PUs and memory as the other {len(nodes) - 1} of model {model!r}"
@@ -120,6 +120,29 @@ def find_searches(graph: ExecutionGraph) -> PhasePlan:
         if node.name == SEARCHES and node.place is not None:
             return PhasePlan(threads=node.place.threads, cpus=node.place.cpus)
     raise WorkflowError(f"the execution graph is wrong: it has no placed node {SEARCHES!r}")
+
+
+def share_out(graph: ExecutionGraph, shares: Mapping[str, tuple[int, ...]]) -> ExecutionGraph:
+    """Return a placed graph whose nodes have the share of their stage, see `find_shares`."""
+    nodes = (
+        node if node.place is None
+        else replace(node, place=replace(node.place, share=shares.get(_stage(node), ())))
+        for node in graph.nodes
+    )  # fmt: skip
+    return ExecutionGraph(nodes, graph.edges)
+
+
+def find_shares(graph: ExecutionGraph) -> dict[str, tuple[int, ...]]:
+    """Return stage -> the PUs that no other worker has while it works, of placed nodes with any.
+
+    Stages are `prefill` and `decode` of what generates, `searches` and `encoders`.
+    """
+    return {_stage(n): n.place.share for n in graph.nodes if n.place is not None and n.place.share}
+
+
+def _stage(node: GraphNode) -> str:
+    assert node.place is not None
+    return {RETRIEVAL: SEARCHES, EMBEDDING: "encoders"}.get(node.kind, node.place.phase)
 
 
 def _phase_plan(places: list[Placement]) -> PhasePlan:

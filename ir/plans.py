@@ -49,12 +49,25 @@ class PairChoice(msgspec.Struct, frozen=True, kw_only=True):
     measured: float | None = None
 
 
+class DivisionChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """A division of the CPU: the PUs that each stage keeps while other workers work.
+
+    seconds: that a request of each kind takes the workers, what is idle being lent, simulated.
+    busiest: of those, what the busiest worker would take if nothing were; None: nobody has a share.
+    """
+
+    shares: dict[str, tuple[int, ...]]
+    seconds: float
+    busiest: float | None = None
+
+
 class PlanChoice(msgspec.Struct, frozen=True, kw_only=True):
     """`plans/choice.json`: all pairs that were compared; the first one was chosen.
 
     source: SIMULATED, MEASURED or ASKED. batches: sequences decoded together, each number for an
     equal part of the tokens. replay: what was run to measure. cut: what the search of
-    configurations left out.
+    configurations left out. divisions: of the CPU, the one that serves first, all cores for
+    everyone last.
     """
 
     schema: int = 1
@@ -65,6 +78,7 @@ class PlanChoice(msgspec.Struct, frozen=True, kw_only=True):
     prefill: tuple[PlanCandidate, ...]
     decode: tuple[PlanCandidate, ...]
     pairs: tuple[PairChoice, ...]
+    divisions: tuple[DivisionChoice, ...] = ()
     figures: dict[str, PlanFigure] = {}
     cut: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

@@ -32,6 +32,7 @@ from dovetail.runtime.flows.gpu_memory import take_share
 from dovetail.runtime.flows.indexes import AppIndex, EmbedTexts
 from dovetail.runtime.flows.job import WorkflowJob
 from dovetail.runtime.flows.service import AnyWorkflow, FlowService, FlowSettings
+from dovetail.runtime.hosting.division import divide_cpu
 from dovetail.runtime.hosting.generator import Generator, Prompt, as_list
 from dovetail.runtime.hosting.job import Job
 from dovetail.runtime.hosting.loop import EngineLoop
@@ -39,6 +40,7 @@ from dovetail.runtime.hosting.open_engine import open_engine
 from dovetail.runtime.hosting.process import EngineProcess
 from dovetail.runtime.hosting.wire import Ask
 from dovetail.runtime.machine.devices import CPU
+from dovetail.runtime.machine.seat import Board
 from dovetail.runtime.machine.trust import meet
 from dovetail.runtime.native.encoder import Rows
 from dovetail.runtime.retrieval.memory_plan import GpuMemoryPlan
@@ -140,11 +142,12 @@ def load(
         memory, options = take_share(workflows.share, options, artifact, threads)
         if memory is not None:
             workflows = replace(workflows, cluster_bytes=memory.cluster_bytes)
+    board = divide_cpu(artifact, options, hardware)
     part = next(iter(artifact.models.values()), None)
     generator, process = None, None
     with ExitStack() as opened:  # all parts are opened, or none
         if part is not None and apart:  # it opens while the encoders do
-            process = EngineProcess(artifact.path, options)
+            process = EngineProcess(artifact.path, options, board)
             opened.callback(process.close)
         embeddings = open_encoders(
             artifact,
@@ -154,17 +157,19 @@ def load(
             settings=embedding,
             apart=apart,
             device=engine.get("device", CPU),  # encoders run on all that `auto` finds
+            board=board,
         )
         opened.callback(embeddings.close)
         if part is not None:
             if process is not None:
                 process.wait()
-            host = process or EngineLoop(open_engine(artifact, hardware, options))
+            host = process or EngineLoop(open_engine(artifact, hardware, options, board))
             tokenizer = Tokenizer(part.tokenizer) if part.tokenizer else None
             context = options.bound_context(part.file.spec.max_context)
             generator = Generator(host, tokenizer, artifact.path, context, part.folder)
         opened.pop_all()
-    return App(artifact, generator, embeddings, workflows, _gpu_of(options), memory, trust=trust)
+    gpu = _gpu_of(options)
+    return App(artifact, generator, embeddings, workflows, gpu, memory, trust=trust, board=board)
 
 
 def _gpu_of(options: EngineOptions) -> str | None:
@@ -185,16 +190,22 @@ class App:
         memory: GpuMemoryPlan | None = None,
         *,
         trust: bool = False,
+        board: Board | None = None,
     ) -> None:
-        """`gpu`: where hot clusters of indexes may lie. `memory`: how that was planned."""
-        self.gpu_memory = memory
+        """`gpu`: where hot clusters of indexes may lie. `memory`: how that was planned.
+
+        board: of the workers that share the CPUs.
+        """
+        self.gpu_memory, self.board = memory, board
         self.artifact, self.embeddings = artifact, embeddings
         self.tokenizer = generator.tokenizer if generator else None
         self._generator = generator
         settings = workflows or FlowSettings()
         embed = partial(embeddings.embed, wait=True)
         cut = embeddings.divide if embeddings.embeds else None
-        self.flows = FlowService(generator, embed, settings, artifact, gpu, cut=cut, trust=trust)
+        self.flows = FlowService(
+            generator, embed, settings, artifact, gpu, cut=cut, trust=trust, board=board
+        )
         held = hold(artifact.path, *{path.parent for path in artifact.shared.values()})
         self._end = weakref.finalize(self, _close, self.flows, generator, embeddings, held)
 

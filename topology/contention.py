@@ -44,7 +44,8 @@ class StepCost:
 class Simulator:
     """Predicts step times of one model on one machine; remembers the profile of each plan.
 
-    weights: bytes of them that every step reads. kv_row: bytes of K and V that a token has.
+    elements: of its matrices. weights: their bytes, which every step reads. kv_row: bytes of K and
+    V that a token has.
     """
 
     def __init__(self, spec: HardwareSpec, parameters: MachineParameters, model: ModelSpec) -> None:
@@ -52,8 +53,8 @@ class Simulator:
         self.model = model
         self._machine = MachineModel(spec, parameters)
         self._profiles: dict[Configuration, Profile] = {}
-        self._elements = matrix_elements(model)
-        self.weights = round(self._elements * FORMATS[model.weight_dtype].value_bytes)
+        self.elements = matrix_elements(model)
+        self.weights = round(self.elements * FORMATS[model.weight_dtype].value_bytes)
         kv_heads = 2 * model.n_layers * model.n_kv_heads
         self.kv_row = kv_heads * model.head_dim * DTYPES[model.kv_dtype].size
 
@@ -61,13 +62,13 @@ class Simulator:
         """Return the cost of one token for each of `batch` sequences of `context` tokens."""
         read = self.weights + batch * context * self.kv_row
         attention = 4 * batch * context * self.model.n_heads * self.model.head_dim
-        flops = 2 * batch * self._elements + attention * self.model.n_layers
+        flops = 2 * batch * self.elements + attention * self.model.n_layers
         return self._cost(configuration, batch, read, flops)
 
     def prefill(self, configuration: Configuration, *, tokens: int) -> StepCost:
         """Return the cost of a prompt of `tokens`, in one step."""
         attention = 2 * tokens * tokens * self.model.n_heads * self.model.head_dim
-        flops = 2 * tokens * self._elements + attention * self.model.n_layers
+        flops = 2 * tokens * self.elements + attention * self.model.n_layers
         return self._cost(configuration, tokens, self.weights + tokens * self.kv_row, flops)
 
     def _cost(self, configuration: Configuration, rows: int, read: float, flops: float) -> StepCost:

@@ -5,8 +5,11 @@ In: a HardwareSpec, a TopologyPlan. Out: plain values that print as JSON and as 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
+from dovetail.ir.plans import DivisionChoice
 from dovetail.topology.fundamental import build_tree
 from dovetail.topology.parameters import Figure
 from dovetail.topology.plan import Candidate, SearchReport, TopologyPlan
@@ -45,7 +48,11 @@ class CandidateReport:
 
 @dataclass(frozen=True, slots=True)
 class PlanReport:
-    """Candidates of each phase, best first, the chosen pair, and every figure behind it."""
+    """Candidates of each phase, best first, the chosen pair, and every figure behind it.
+
+    divisions: of the CPU among the model, searches and an encoder, by load; best first, all cores
+    for everyone last.
+    """
 
     model: str
     trace: str
@@ -60,6 +67,7 @@ class PlanReport:
     search: SearchReport
     figures: dict[str, Figure]
     notes: tuple[str, ...]
+    divisions: dict[str, tuple[DivisionChoice, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +139,16 @@ def nest_tree(tree: TopoTree) -> TreeNode:
     return nodes[0]
 
 
-def report_plan(plan: TopologyPlan, model: str, notes: tuple[str, ...] = ()) -> PlanReport:
-    """Return a plan for the model called `model` as plain values; `notes` come before its own."""
+def report_plan(
+    plan: TopologyPlan,
+    model: str,
+    notes: tuple[str, ...] = (),
+    divisions: Mapping[str, tuple[DivisionChoice, ...]] = MappingProxyType({}),
+) -> PlanReport:
+    """Return a plan for the model called `model` as plain values; `notes` come before its own.
+
+    divisions: of the CPU among all workers, by the name of the load.
+    """
     prefill, decode = plan.chosen
     return PlanReport(
         model=model,
@@ -148,6 +164,7 @@ def report_plan(plan: TopologyPlan, model: str, notes: tuple[str, ...] = ()) -> 
         search=plan.report,
         figures=plan.parameters.sources(),
         notes=(*notes, *plan.notes, *_describe_served(plan)),
+        divisions=dict(divisions),
     )
 
 

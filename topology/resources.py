@@ -91,6 +91,11 @@ class MachineModel:
             preemption=self._preemption(threads),
         )
 
+    @property
+    def node_rates(self) -> Mapping[int, float]:
+        """Bytes/s of each memory node that has PUs."""
+        return self._nodes.rate
+
     def _team_speed(self, processes: Sequence[Process]) -> list[float]:
         """Return the cores' worth of each process: threads on one core share it evenly."""
         threads = Counter(self._core[pu] for process in processes for pu in process.pus)

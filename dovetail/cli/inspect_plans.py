@@ -12,7 +12,7 @@ from rich.table import Table
 
 from dovetail.cli.report import make_table
 from dovetail.ir.graph import GraphFile, GraphNode
-from dovetail.ir.plans import ASKED, PairChoice, PlanCandidate, PlanChoice
+from dovetail.ir.plans import ASKED, DivisionChoice, PairChoice, PlanCandidate, PlanChoice
 from dovetail.topology.textfile import show_ids
 
 
@@ -29,6 +29,7 @@ def plan_tables(choice: PlanChoice) -> Iterator[Table | str]:
     yield _candidate_table("prefill candidates", choice.prefill, best.prefill)
     yield _candidate_table("decode candidates", choice.decode, best.decode)
     yield _pair_table(choice)
+    yield division_table(choice.divisions)
     yield _figure_table(choice)
     yield from (f"cut: {text}" for text in choice.cut)
     yield from (f"note: {text}" for text in choice.notes)
@@ -83,6 +84,20 @@ def _describe(choice: PlanChoice, pair: PairChoice) -> tuple[str, ...]:
     phases = (choice.prefill[pair.prefill], choice.decode[pair.decode])
     shapes = (f"{c.processes} x {c.threads}" for c in phases)
     return (*shapes, _show(pair.simulated), _show(pair.switch), _show(pair.measured))
+
+
+def division_table(
+    divisions: Sequence[DivisionChoice],
+    title: str = "division of the CPU for a request of each kind; the first one serves",
+) -> Table:
+    """Return what each stage keeps while others work, and what a load takes by that."""
+    stages = list(divisions[0].shares) if divisions else []
+    columns = (*(f"PUs of {stage}" for stage in stages), ">simulated s", ">busiest s")
+    rows = []
+    for each in divisions:
+        cpus = (show_ids(sorted(each.shares[stage])) for stage in stages)
+        rows.append((*cpus, _show(each.seconds), _show(each.busiest)))
+    return make_table(title, columns, rows)
 
 
 def _figure_table(choice: PlanChoice) -> Table:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from dovetail.topology.report import CandidateReport, PlanReport, TopologyReport, TreeNode
     from dovetail.topology.values import HardwareSpec
 
+SHOWN_DIVISIONS = 3
 CORE_KINDS = ("core", "pu")
 
 
@@ -72,6 +73,7 @@ def topo_command(
 
 def _plan(source: str, spec: HardwareSpec, asked: PlanFlags) -> PlanReport:
     from dovetail.compiler.calibrate import figures_of
+    from dovetail.compiler.division import MIXES, divide_load
     from dovetail.compiler.request import MAX_STEP_SEQUENCES, choose_targets
     from dovetail.compiler.service import sample_trace, within_quota
     from dovetail.compiler.workload import read_workload
@@ -91,7 +93,8 @@ def _plan(source: str, spec: HardwareSpec, asked: PlanFlags) -> PlanReport:
         parameters=figures,
         budget=PlanBudget(every_divisor=asked.every_divisor),
     )
-    return report_plan(found, model, notes)
+    loads = {str(mix): divide_load(usable, dimensions, trace, mix, figures) for mix in MIXES}
+    return report_plan(found, model, notes, loads)
 
 
 def _draw(report: TopologyReport) -> str:
@@ -176,6 +179,7 @@ def _show_processes(plan: CandidateReport) -> str:
 
 
 def _describe_plan(plan: PlanReport) -> Iterator[RenderableType]:
+    from dovetail.cli.inspect_plans import division_table
     from dovetail.topology.textfile import show_ids
 
     batches = ", ".join(map(str, plan.batches))
@@ -198,6 +202,10 @@ def _describe_plan(plan: PlanReport) -> Iterator[RenderableType]:
         f"{search.trees_scored} trees, {search.configurations} configurations"
     )
     yield from (f"cut: {text}" for text in search.cut)
+    for load, divisions in plan.divisions.items():
+        chosen, *others, everyone = divisions
+        title = f"division of the CPU for {load}; the first one is chosen"
+        yield division_table((chosen, *others[:SHOWN_DIVISIONS], everyone), title)
 
 
 def _candidate_table(

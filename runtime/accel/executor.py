@@ -216,6 +216,9 @@ class DeviceExecutor:
 
     # ---- an Executor: see there ----
 
+    def rest(self) -> None:
+        """Its CPUs are its own."""
+
     def join(self) -> None:
         """Sum with the ranks of a group that has just been started."""
         if self.group is not None:

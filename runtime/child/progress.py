@@ -9,8 +9,8 @@ from __future__ import annotations
 import mmap
 from typing import Any
 
-from dovetail.runtime.child.shared_memory import SharedMemory
 from dovetail.runtime.child.watch import Reading
+from dovetail.runtime.machine.shared_memory import SharedMemory
 
 TURNS, PREDICTED = 0, 1
 """Their places, 8 bytes each: single writes that no reader sees half of."""

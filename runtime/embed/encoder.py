@@ -57,10 +57,10 @@ class EncoderSource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def artifact_source(
-    path: Path, threads: int | None = None, model: str | None = None
+    path: Path, threads: int | None = None, model: str | None = None, cpus: Sequence[int] = ()
 ) -> EncoderSource:
     """Return how another process opens the encoder of an artifact; see `open_encoder`."""
-    options = {"path": str(path.resolve()), "threads": threads, "model": model}
+    options = {"path": str(path.resolve()), "threads": threads, "model": model, "cpus": cpus}
     return EncoderSource(module=__name__, function="open_encoder", options=options)
 
 
@@ -71,9 +71,12 @@ def device_source(path: Path, device: str, model: str | None = None) -> EncoderS
     return EncoderSource(module=module, function="open_torch_encoder", options=options)
 
 
-def open_encoder(path: str, threads: int | None = None, model: str | None = None) -> Encoder:
+def open_encoder(
+    path: str, threads: int | None = None, model: str | None = None, cpus: Sequence[int] = ()
+) -> Encoder:
     """Open an encoder of the artifact at `path`, on the CPUs that this process may use.
 
+    cpus: those of its threads, one on each; () = any.
     threads: default as many as its service configuration plans for prompts. model: the encoder's
     name. Raises ArtifactError where the artifact is unfit, or has no such encoder.
     """
@@ -81,7 +84,8 @@ def open_encoder(path: str, threads: int | None = None, model: str | None = None
     artifact = open_artifact(path, hardware)
     part = find_encoder(artifact, model)
     service = artifact.plan(part.name)
-    phase = PhasePlan(threads=service.prefill.threads * service.processes, cpus=())
+    whole = len(cpus) or service.prefill.threads * service.processes
+    phase = PhasePlan(threads=whole, cpus=tuple(cpus))
     (plan,) = fit_plans(phase, 1, threads, hardware.allowed_pus)
     return Encoder(artifact, part, plan, spin=service.spin_iterations)
 

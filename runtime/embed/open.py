@@ -52,6 +52,7 @@ from dovetail.runtime.embed.service import EmbeddingService, Models
 from dovetail.runtime.embed.settings import EmbeddingSettings
 from dovetail.runtime.embed.texts import Embeddings, TextEncoder
 from dovetail.runtime.machine.devices import AUTO, CPU, find_torch
+from dovetail.runtime.machine.seat import Board, Seat
 from dovetail.runtime.native.adapt import fit_plans
 from dovetail.runtime.native.encoder import WIDE_TOKENS, Encoder
 from dovetail.runtime.native.forward import find_tape
@@ -75,12 +76,14 @@ def open_encoders(
     settings: EmbeddingSettings | None = None,
     apart: bool = False,
     device: str = AUTO,
+    board: Board | None = None,
 ) -> Embeddings:
     """Serve every encoder of an artifact, each on all threads of the plan for prompts, in turns.
 
     settings: an SLO for all devices together; without, calls share passes and wait for the
     accelerators that embed, or else for encoders in this process or `apart`, in others.
     device: which accelerators, by torch's name, `auto` for all that are here, `cpu` for none.
+    board: of the workers that share the CPUs.
 
     Raises ArtifactError or CapacityError as `Encoder` does, SpecError and DeviceError as
     `open_service`.
@@ -94,12 +97,16 @@ def open_encoders(
         phase = PhasePlan(threads=whole, cpus=service.prefill.cpus)
         (fitted,) = fit_plans(phase, 1, threads, hardware.allowed_pus)
         if apart:
-            source = artifact_source(artifact.path, fitted.threads, name)
-            return ProcessInstance(source, fitted.cpus)
-        return Encoder(artifact, artifact.encoders[name], fitted, spin=service.spin_iterations)
+            source = artifact_source(artifact.path, fitted.threads, name, fitted.cpus)
+            return ProcessInstance(source, fitted.cpus, board)
+        encoder = Encoder(artifact, artifact.encoders[name], fitted, spin=service.spin_iterations)
+        encoder.seat = Seat(board, next(board.slots)) if board else None
+        return encoder
 
     if settings is not None:
-        queues = open_service(artifact, hardware, settings, threads=threads, device=device)
+        queues = open_service(
+            artifact, hardware, settings, threads=threads, device=device, board=board
+        )
     else:
         chosen = choose_accelerators(hardware, device, threads)
         queues = _open_unbounded(artifact, chosen, device, start)
@@ -141,9 +148,10 @@ def _in_processes(
     source: Callable[[str], EncoderSource],
     pus: Sequence[int],
     opened: ExitStack,
+    board: Board | None = None,
 ) -> Models:
     """Start every encoder in a process of its own on these CPUs; `source` is told its name."""
-    return _start_models(artifact, lambda name: ProcessInstance(source(name), pus), opened)
+    return _start_models(artifact, lambda name: ProcessInstance(source(name), pus, board), opened)
 
 
 def _start_models(
@@ -205,6 +213,7 @@ def open_service(
     *,
     threads: int | None = None,
     device: str = AUTO,
+    board: Board | None = None,
 ) -> EmbeddingService:
     """Serve the encoders of an artifact within an SLO; close the service when done.
 
@@ -235,14 +244,15 @@ def open_service(
         instances = {name: [models] for name, models in there.items()}
         for pus in () if plan.devices[-1].accelerator else plan.devices[-1].pus:
             source = partial(artifact_source, artifact.path, threads or len(pus) or None)
-            instances.setdefault(CPU, []).append(_in_processes(artifact, source, pus, opened))
+            found = _in_processes(artifact, source, pus, opened, board)
+            instances.setdefault(CPU, []).append(found)
         manager = fixed_manager(plan, 1, {})
         service = EmbeddingService(instances, manager, slo=settings.slo, observe=keeper)
         opened.pop_all()  # all are there: the service closes them
         opened.enter_context(service)
         key = embedding_key(artifact, hardware, plan, threads)
-        found = [_size(service, plan, part, key, settings) for part in artifact.encoders.values()]
-        depths = join_depths(found)
+        sized = [_size(service, plan, part, key, settings) for part in artifact.encoders.values()]
+        depths = join_depths(sized)
         service.use(make_manager(plan, depths))
         for note in depths.notes:
             log.info("%s", note)

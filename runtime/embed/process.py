@@ -21,7 +21,8 @@ from dovetail.runtime.child.child import Child, ChildLost
 from dovetail.runtime.child.errors import ErrorText
 from dovetail.runtime.child.framing import Channel
 from dovetail.runtime.embed.encoder import EmbeddingModel, EncoderSource, InstanceLost
-from dovetail.runtime.native.encoder import Ids, Rows
+from dovetail.runtime.machine.seat import Board, Seat
+from dovetail.runtime.native.encoder import Encoder, Ids, Rows
 
 START_SECONDS = 120.0
 
@@ -31,6 +32,7 @@ class WorkerSetup(msgspec.Struct, frozen=True):
 
     source: EncoderSource
     pus: tuple[int, ...]
+    slot: int = 0  # of the board
 
 
 class EncoderReady(msgspec.Struct, frozen=True):
@@ -56,14 +58,23 @@ class PackedVectors(msgspec.Struct, frozen=True, array_like=True):
 class ProcessInstance:
     """An encoder in a child process; one caller at a time."""
 
-    def __init__(self, source: EncoderSource, pus: Sequence[int] = ()) -> None:
-        """Start the process; raises what opening the encoder raised there."""
-        self._setup = WorkerSetup(source, tuple(pus))
+    def __init__(
+        self, source: EncoderSource, pus: Sequence[int] = (), board: Board | None = None
+    ) -> None:
+        """Start the process; raises what opening the encoder raised there.
+
+        board: of the workers that share the CPUs.
+        """
+        self._board, slot = board, next(board.slots) if board else 0
+        self._setup = WorkerSetup(source, tuple(pus), slot)
         self._died: Callable[[], object] | None = None
         self._start()
 
     def _start(self) -> None:
-        self._child = Child.start(__name__, "the embedding process {}")
+        if self._board is not None:
+            self._board.clear(self._setup.slot)
+        fds = [self._board.memory.fd] if self._board else []
+        self._child = Child.start(__name__, "the embedding process {}", fds=fds)
         self._end = weakref.finalize(self, self._child.end)
         self.dim = self._child.set_up(self._setup, EncoderReady, START_SECONDS).dim
 
@@ -127,7 +138,7 @@ def _unpack(rows: Sequence[bytes]) -> list[Ids]:
 # ---- the child ----
 
 
-def serve(channel: Channel) -> None:
+def serve(channel: Channel, board: int = -1) -> None:
     """Set up, answer, and run batches until the parent hangs up."""
     setup = channel.receive(WorkerSetup)
     if setup is None:
@@ -135,6 +146,8 @@ def serve(channel: Channel) -> None:
     if allowed := set(setup.pus) & os.sched_getaffinity(0):  # before the model is there, so that
         os.sched_setaffinity(0, allowed)  # its memory lies near
     encoder = setup.source.open()
+    if (shared := Board.join(board)) and isinstance(encoder, Encoder):
+        encoder.seat = Seat(shared, setup.slot)
     channel.send(EncoderReady(encoder.dim))
     try:
         for batch in channel.messages(PackedBatch):

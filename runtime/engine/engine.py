@@ -99,6 +99,9 @@ class Executor(Protocol):
     def sample(self, filled: Filled) -> None:
         """Choose the tokens of a batch that was computed, from logits which the host may change."""
 
+    def rest(self) -> None:
+        """There is nothing to compute for now."""
+
     def join(self) -> None:
         """Compute with the ranks of `group`, which has been started anew."""
 
@@ -196,6 +199,10 @@ class Engine:
         self.executor.record(None)
         self.recorder.end(self.scheduler.requests.values())
         self.recorder = None
+
+    def rest(self) -> None:
+        """Have nothing to do until the next step."""
+        self.executor.rest()
 
     def close(self) -> None:
         """End the threads and processes."""

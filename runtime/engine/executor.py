@@ -15,14 +15,15 @@ from dovetail.ir.artifact import ServicePlan
 from dovetail.ir.errors import CapacityError
 from dovetail.ir.model import KV_BLOCK, ModelSpec
 from dovetail.runtime.artifact import Artifact, ModelPart
-from dovetail.runtime.child.shared_memory import SharedMemory
 from dovetail.runtime.engine.engine import Engine, Filled, Pen
 from dovetail.runtime.engine.options import EngineOptions
 from dovetail.runtime.engine.sampling import draw_uniform
 from dovetail.runtime.group.ranks import RankGroup, make_setups, plan_ranks
 from dovetail.runtime.machine.cpu_time import read_busy
 from dovetail.runtime.machine.memory import Bytes, allocate, available_memory
-from dovetail.runtime.native.adapt import adapt_service
+from dovetail.runtime.machine.seat import ENGINE_SLOT, Board, Seat
+from dovetail.runtime.machine.shared_memory import SharedMemory
+from dovetail.runtime.native.adapt import adapt_service, keep_within
 from dovetail.runtime.native.forward import ForwardModel, find_tape, layer_block_bytes
 from dovetail.runtime.native.kv_parts import count_parts
 from dovetail.runtime.native.step import StepBuffers, StepShape, step_bytes
@@ -32,6 +33,7 @@ from dovetail.runtime.schedule.memory_need import MemoryNeed
 from dovetail.runtime.schedule.plan import Limits, StepPlan
 from dovetail.runtime.schedule.predictor import Predictor
 from dovetail.runtime.schedule.scheduler import Scheduler
+from dovetail.topology.division import DECODE, PREFILL
 from dovetail.topology.hardware import HardwareSpec
 
 MEMORY_SHARE = 0.5
@@ -107,6 +109,8 @@ class CpuExecutor:
         operands = Operands(self.model.weights, allocate(sample.arena_bytes))
         self.sampler = self.model.bind(sample, operands, "decode")
         self.buffers = StepBuffers(alloc, self.spec, tokens, sequences)
+        self.seat: Seat | None = None
+        self._usable: tuple[int, ...] | None = None  # CPUs, as the seat told before this step
         ends = frozenset(self.spec.eos_token_ids)
         self.limits = Limits(tokens, sequences, bounds.context, self.spec.vocab_size, ends)
 
@@ -131,7 +135,13 @@ class CpuExecutor:
         """Run the sample tape."""
         args = filled.buffers.sample_args(filled.shape, draw_uniform)
         rows = max(1, filled.shape.n_out)  # each is sampled by one thread
-        self.sampler.run(self.model.team, args, most=rows)
+        plan = keep_within(self.sampler.plan, self._usable)
+        self.sampler.run(self.model.team, args, most=rows, plan=plan)
+
+    def rest(self) -> None:
+        """Lend its cores until the next step."""
+        if self.seat is not None:
+            self.seat.leave()
 
     def join(self) -> None:
         """Sum with the ranks of a group that has just been started."""
@@ -152,9 +162,11 @@ class CpuExecutor:
     def forward(self, shape: StepShape) -> None:
         """Run the forward tape over a filled step, under the plan its prefill tokens call for."""
         prefill, args = self.forward_args(shape)
+        if self.seat is not None:
+            self._usable = self.seat.take(PREFILL if prefill else DECODE)
         if self.group is not None:
-            self.group.step(args, prefill=prefill)
-        self.model.run(args, prefill=prefill)
+            self.group.step(args, prefill=prefill, usable=self._usable)
+        self.model.run(args, prefill=prefill, usable=self._usable)
 
     def forward_args(self, shape: StepShape) -> tuple[bool, dict[str, int]]:
         """Return whether a filled step is run as prefill, and the tape's arguments."""
@@ -181,10 +193,19 @@ def fit_service(service: ServicePlan, hardware: HardwareSpec) -> ServicePlan:
 
 
 def open_on_cpu(
-    artifact: Artifact, part: ModelPart, hardware: HardwareSpec, options: EngineOptions
+    artifact: Artifact,
+    part: ModelPart,
+    hardware: HardwareSpec,
+    options: EngineOptions,
+    board: Board | None = None,
 ) -> Engine:
-    """Return the engine of a model on the CPU alone; raises as `CpuExecutor`."""
-    return make_engine(CpuExecutor(artifact, part, hardware, options), options)
+    """Return the engine of a model on the CPU alone; raises as `CpuExecutor`.
+
+    board: where it hears in each step which CPUs other workers leave it.
+    """
+    executor = CpuExecutor(artifact, part, hardware, options)
+    executor.seat = Seat(board, ENGINE_SLOT) if board else None
+    return make_engine(executor, options)
 
 
 def make_engine(executor: CpuExecutor, options: EngineOptions) -> Engine:

@@ -52,6 +52,7 @@ from dovetail.runtime.hosting.generator import Generator
 from dovetail.runtime.index.cursor import choose_probes
 from dovetail.runtime.index.documents import open_documents
 from dovetail.runtime.index.manifest import read_manifest
+from dovetail.runtime.machine.seat import Board
 from dovetail.runtime.machine.trust import meet
 from dovetail.runtime.native.encoder import Rows
 from dovetail.runtime.retrieval.hot import HotSets, HotStatistics
@@ -116,13 +117,14 @@ class FlowService:
         *,
         cut: CutText | None = None,
         trust: bool = False,
+        board: Board | None = None,
     ) -> None:
         """`embed` turns texts into vectors: of embedding nodes, and queries by default.
 
         `cut`: gives the parts of a text that it takes whole; None where nothing embeds.
 
         Workflows and indexes of `artifact` are opened when they are first needed. `gpu`: what may
-        hold hot clusters. trust: indexes that are added, see `load`.
+        hold hot clusters. trust: indexes that are added, see `load`. board: of the workers.
         """
         self._settings, self._embed, self._cut, self._trust = settings, embed, cut, trust
         self._models = (*artifact.models, *artifact.encoders)
@@ -135,7 +137,7 @@ class FlowService:
         self._workflows: dict[str, Workflow] = {}
         self._checked: dict[str, Workflow] = {}  # the last one of each name
         self._searching = settings.plan_searches(artifact)
-        self.worker = RetrievalProcess(self._searching.threads, self._searching.cpus)
+        self.worker = RetrievalProcess(self._searching.threads, self._searching.cpus, board)
         self._open = indexes = Indexes()
         room = settings.cluster_bytes
         self._hot = HotSets(gpu, room, lambda n: indexes.find(n).name) if gpu else None

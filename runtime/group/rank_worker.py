@@ -10,8 +10,8 @@ from contextlib import suppress
 
 from dovetail.ir.errors import RankError
 from dovetail.runtime.child.framing import Channel
-from dovetail.runtime.child.shared_memory import SharedMemory
 from dovetail.runtime.group.ranks import RankReady, RankSetup, RankStep, join_sums
+from dovetail.runtime.machine.shared_memory import SharedMemory
 from dovetail.runtime.native.collective import comm_bytes
 from dovetail.runtime.native.forward import ForwardModel
 from dovetail.runtime.native.step import StepBuffers, step_bytes
@@ -35,4 +35,4 @@ def serve(channel: Channel, comm_fd: int, step_fd: int) -> None:
     channel.send(RankReady())
     with suppress(RankError):  # the parent knows, or is gone
         for step in channel.messages(RankStep):
-            model.run({**fixed, **step.args}, prefill=step.prefill)
+            model.run({**fixed, **step.args}, prefill=step.prefill, usable=step.usable)

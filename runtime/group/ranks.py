@@ -23,9 +23,9 @@ from dovetail.runtime.artifact import Artifact, ModelPart, open_artifact
 from dovetail.runtime.child.child import Child, StartError, hung_up
 from dovetail.runtime.child.framing import Channel, pack_value
 from dovetail.runtime.child.launch import END_SECONDS, end_members
-from dovetail.runtime.child.shared_memory import SharedMemory
 from dovetail.runtime.machine.library import KernelLibrary
 from dovetail.runtime.machine.placement import choose_nodes
+from dovetail.runtime.machine.shared_memory import SharedMemory
 from dovetail.runtime.native.adapt import fit_plans
 from dovetail.runtime.native.collective import Collective, Communicator, comm_bytes
 from dovetail.runtime.native.forward import RankPlan
@@ -67,10 +67,11 @@ class RankReady(msgspec.Struct, frozen=True):
 
 
 class RankStep(msgspec.Struct, frozen=True, array_like=True):
-    """A forward step: the arguments STEP_ARGS by name, and its phase."""
+    """A forward step: the arguments STEP_ARGS by name, its phase, usable PUs, None = all."""
 
     args: dict[str, int]
     prefill: bool
+    usable: tuple[int, ...] | None = None
 
 
 def plan_ranks(
@@ -257,9 +258,11 @@ class RankGroup(Group):
         await_all(self._children, time.monotonic() + START_SECONDS)
         return self.comm
 
-    def step(self, args: Mapping[str, int], *, prefill: bool) -> None:
+    def step(
+        self, args: Mapping[str, int], *, prefill: bool, usable: tuple[int, ...] | None = None
+    ) -> None:
         """Have the other ranks run a step; RankError when one has died."""
-        self.tell(RankStep({name: args[name] for name in STEP_ARGS}, prefill))
+        self.tell(RankStep({name: args[name] for name in STEP_ARGS}, prefill, usable))
 
 
 def join_sums(

@@ -236,6 +236,7 @@ class EngineLoop:
                 if self._jobs:
                     return True
                 self._pause()
+                self.engine.rest()
                 function, future = self._inbox.get()
             if future.set_running_or_notify_cancel():
                 try:

@@ -16,26 +16,35 @@ from dovetail.runtime.engine.executor import CpuExecutor, open_on_cpu
 from dovetail.runtime.engine.options import EngineOptions
 from dovetail.runtime.machine.devices import CPU
 from dovetail.runtime.machine.kv_file import KvBlocks, KvFile
+from dovetail.runtime.machine.seat import Board
 from dovetail.runtime.text.masks import Grammars
 from dovetail.topology.hardware import HardwareSpec
 
 log = logging.getLogger("dovetail")
 
 
-def open_engine(artifact: Artifact, hardware: HardwareSpec, options: EngineOptions) -> Engine:
+def open_engine(
+    artifact: Artifact, hardware: HardwareSpec, options: EngineOptions, board: Board | None = None
+) -> Engine:
     """Return the engine of the model of `artifact` that generates; raises as `load`.
+
+    board: of the workers that share the CPUs.
 
     A driver may be too old for torch, which is known once torch has been imported.
     """
     part = next(iter(artifact.models.values()))
-    engine = _open(artifact, part, hardware, options)
+    engine = _open(artifact, part, hardware, options, board)
     spec = part.file.spec
     engine.grammars = Grammars(part.tokenizer, spec.vocab_size, spec.eos_token_ids)
     return engine
 
 
 def _open(
-    artifact: Artifact, part: ModelPart, hardware: HardwareSpec, options: EngineOptions
+    artifact: Artifact,
+    part: ModelPart,
+    hardware: HardwareSpec,
+    options: EngineOptions,
+    board: Board | None,
 ) -> Engine:
     if options.beside_cpu:
         from dovetail.runtime.accel.executor import (  # noqa: PLC0415 - it imports torch
@@ -51,7 +60,7 @@ def _open(
         options = replace(options, device=CPU, gpu_blocks=None)
     if options.ranks is not None:
         raise SpecError("`ranks` are for processes that each have a device; give `device`, too")
-    engine = open_on_cpu(artifact, part, hardware, options)
+    engine = open_on_cpu(artifact, part, hardware, options, board)
     if options.kv_file is not None:
         try:
             _open_file(engine, artifact, options, Path(options.kv_file))

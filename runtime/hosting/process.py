@@ -34,6 +34,7 @@ from dovetail.runtime.hosting.wire import (
     Told,
     pack_call,
 )
+from dovetail.runtime.machine.seat import ENGINE_SLOT, Board
 from dovetail.runtime.schedule.request import FAILED, Metrics, Request
 from dovetail.runtime.timeline import Timeline
 
@@ -47,8 +48,8 @@ log = logging.getLogger("dovetail")
 class EngineProcess(Supervisor[Told]):
     """An engine in a child process, started with this. For any thread; as `EngineLoop`."""
 
-    def __init__(self, path: Path, options: EngineOptions) -> None:
-        """Start it; `wait` tells of what goes wrong with that."""
+    def __init__(self, path: Path, options: EngineOptions, board: Board | None = None) -> None:
+        """Start it; `wait` tells of what goes wrong with that. board: of all workers."""
         super().__init__(
             Told, closed=CLOSED_MEANWHILE, send_seconds=SEND_SECONDS, patience=PATIENCE
         )
@@ -59,7 +60,7 @@ class EngineProcess(Supervisor[Told]):
         self._jobs: dict[int, Job] = {}
         self._waiting: list[tuple[tuple[int, ...], bytes]] = []  # for a process
         self._tickets: dict[int, Future[None]] = {}
-        self._progress = Progress()
+        self._progress, self._board = Progress(), board
         self._load = EngineLoad()
         self._service: ServicePlan | None = None
         self._vocab_size = 0
@@ -181,7 +182,8 @@ class EngineProcess(Supervisor[Told]):
 
     def _launch(self) -> Child:
         """Start a process."""
-        return Child.start(MODULE, "the engine's process {}", fds=[self._progress.memory.fd])
+        shared = [self._progress.memory, *([self._board.memory] if self._board else ())]
+        return Child.start(MODULE, "the engine's process {}", fds=[each.fd for each in shared])
 
     def _set_up(self, child: Child) -> None:
         """Have it open the engine."""
@@ -262,6 +264,8 @@ class EngineProcess(Supervisor[Told]):
 
     def _lose(self, why: str) -> None:
         """Fail what the process had."""
+        if self._board is not None:
+            self._board.clear(ENGINE_SLOT)
         with self._lock:
             self._load = EngineLoad()
             lost = [self._jobs.pop(number) for number in set(self._jobs) - self._unsent]

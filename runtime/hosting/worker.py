@@ -22,7 +22,6 @@ from dovetail.runtime.artifact import open_artifact
 from dovetail.runtime.child.errors import ErrorText
 from dovetail.runtime.child.framing import Channel
 from dovetail.runtime.child.progress import Progress
-from dovetail.runtime.child.shared_memory import SharedMemory
 from dovetail.runtime.child.worker import read_beside
 from dovetail.runtime.engine.engine import DeviceWaits, Engine
 from dovetail.runtime.engine.step_watch import STEP_TOKENS, StepWatch
@@ -40,6 +39,8 @@ from dovetail.runtime.hosting.wire import (
     Submit,
     Told,
 )
+from dovetail.runtime.machine.seat import Board
+from dovetail.runtime.machine.shared_memory import SharedMemory
 from dovetail.runtime.schedule.request import SamplingParams
 from dovetail.runtime.timeline import Timeline
 from dovetail.topology.hardware import read_hardware
@@ -201,10 +202,10 @@ _DO: dict[type, Callable[[EngineWorker, Any], None]] = {
 }
 
 
-def serve(channel: Channel, progress: int) -> None:
+def serve(channel: Channel, progress: int, board: int = -1) -> None:
     """Open what the app asks for, and answer its orders until it hangs up.
 
-    progress: the descriptor of `Progress`.
+    progress, board: the descriptors of `Progress`, and of a `Board` if there is one.
     """
     setup = channel.receive(Setup)
     if setup is None:
@@ -215,10 +216,12 @@ def serve(channel: Channel, progress: int) -> None:
     take = partial(take_order, channel, opened)
     reader = read_beside(channel, order, take)  # now: the process ends also while it opens files
     hardware = read_hardware()
-    engine = open_engine(open_artifact(setup.path, hardware), hardware, setup.options)
+    opening = open_artifact(setup.path, hardware), hardware, setup.options
+    engine = open_engine(*opening, Board.join(board))
     shown = Progress(SharedMemory(progress, mmap.PAGESIZE))
     engine.watch = StepWatch(engine.spec.hidden_size, shown.begin)
     warm_up(engine)
+    engine.rest()
     engine.watch.tokens = Tally(STEP_TOKENS)
     gc.collect()
     gc.freeze()  # what is there stays: later collections need not look at it

@@ -59,6 +59,20 @@ def process_seconds(pid: int, root: Path = Path("/")) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def family_seconds(pid: int) -> float:
+    """Return the CPU seconds of a process and of all that it started and that run still."""
+    children = [text for file in Path(f"/proc/{pid}/task").glob("*/children")
+                for text in _words(file)]  # fmt: skip
+    return process_seconds(pid) + sum(family_seconds(int(child)) for child in children)
+
+
+def _words(file: Path) -> list[str]:
+    try:
+        return file.read_text().split()
+    except OSError:  # a thread has ended
+        return []
+
+
 def _runnable(root: Path) -> int:
     """Return how many tasks run or are ready to, this one included; 0 where it is not known."""
     try:

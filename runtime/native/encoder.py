@@ -20,9 +20,12 @@ from dovetail.ir.errors import ArtifactError, RequestError
 from dovetail.ir.tape import ENCODE_ARGS, Tape
 from dovetail.runtime.artifact import Artifact, EncoderPart
 from dovetail.runtime.machine.memory import allocate
+from dovetail.runtime.machine.seat import Seat, take_seat
+from dovetail.runtime.native.adapt import keep_within
 from dovetail.runtime.native.forward import find_tape
 from dovetail.runtime.native.tape import BoundTape, Operands, Team, pick_tables
 from dovetail.runtime.native.weights import Weights, row_bytes, weight_bytes
+from dovetail.topology.division import ENCODERS
 
 Ids = npt.NDArray[np.int32]
 Rows = npt.NDArray[np.float32]
@@ -114,6 +117,8 @@ class Encoder(PackedEncoder):
         tables = pick_tables(part.schedules.tables, artifact.target, "prefill", plan.threads)
         operands = Operands(self._weights, allocate(self.tape.arena_bytes))
         self._bound = BoundTape(library, self.tape, tables, operands, plan)
+        self.seat: Seat | None = None
+        """Tells which CPUs it has in a pass; None: those of its plan."""
 
     def close(self) -> None:
         """End the threads; safe to call twice."""
@@ -125,7 +130,8 @@ class Encoder(PackedEncoder):
         args = {name: int(array.ctypes.data) for name, array in given.items()}
         args |= {"n_tokens": len(arrays["token_ids"]), "n_sequences": len(out)}
         assert args.keys() == set(ENCODE_ARGS)
-        self._bound.run(self._team, args)
+        with take_seat(self.seat, ENCODERS) as usable:
+            self._bound.run(self._team, args, plan=keep_within(self._bound.plan, usable))
 
 
 def check_ids(spec: EncoderSpec, ids: Sequence[Sequence[int] | Ids]) -> list[Ids]:

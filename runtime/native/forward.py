@@ -6,7 +6,7 @@ one native call per step. The parent process is rank 0; a group of one is the wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import msgspec
 
@@ -21,6 +21,7 @@ from dovetail.runtime.machine.abi import COLLECTIVES
 from dovetail.runtime.machine.library import KernelLibrary
 from dovetail.runtime.machine.memory import allocate
 from dovetail.runtime.machine.placement import place_pages, placing_on
+from dovetail.runtime.native.adapt import keep_within
 from dovetail.runtime.native.collective import Communicator
 from dovetail.runtime.native.deterministic import fix_part, keep_floats
 from dovetail.runtime.native.shard import (
@@ -151,9 +152,16 @@ class ForwardModel:
         rows = [table.rows[0] for table in tables.get("decode_attention", ())]
         return rows[0].schedule[SCHEDULE_VALUES.index("block_k")] if rows else 0
 
-    def run(self, args: Mapping[str, int], *, prefill: bool) -> None:
-        """Run one step; in a group all ranks must. Raises RankError when the group failed."""
-        self.phase(prefill).run(self.team, {**args, **self._group_args})
+    def run(
+        self, args: Mapping[str, int], *, prefill: bool, usable: Collection[int] | None = None
+    ) -> None:
+        """Run one step; in a group all ranks must. Raises RankError when the group failed.
+
+        usable: PUs that this worker has now, None = those of its plan.
+        """
+        phase = self.phase(prefill)
+        plan = keep_within(phase.plan, usable)
+        phase.run(self.team, {**args, **self._group_args}, plan=plan)
 
     def close(self) -> None:
         """End the threads."""

@@ -229,13 +229,16 @@ class BoundTape:
         args: Mapping[str, int],
         span: range | None = None,
         most: int | None = None,
+        plan: PhasePlan | None = None,
     ) -> None:
         """Set `args` (integers and addresses) and run all entries, or those in `span`.
 
-        On the threads of the plan, `most` of them at most: none of the others is woken.
+        On the threads of the plan it was bound for, or of `plan`, which has no more: how products
+        are cut, and so each bit, stays. On `most` of them at most: none of the others is woken.
         """
-        team.set_active(self.plan)
-        threads = self.plan.threads if most is None else min(most, self.plan.threads)
+        plan = plan or self.plan
+        team.set_active(plan)
+        threads = plan.threads if most is None else min(most, plan.threads)
         self._set_args(args)
         span = self._everything if span is None else span
         where = None

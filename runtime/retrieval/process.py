@@ -23,6 +23,7 @@ from dovetail.runtime.child.child import Child, ChildLost, StartError
 from dovetail.runtime.child.framing import pack_value
 from dovetail.runtime.child.supervisor import Supervisor
 from dovetail.runtime.child.watch import Reading
+from dovetail.runtime.machine.seat import SEARCH_SLOT, Board
 from dovetail.runtime.retrieval import wire
 from dovetail.runtime.retrieval.change_log import ChangeLog
 
@@ -52,11 +53,16 @@ class RetrievalProcess(Supervisor[wire.WorkerReply]):
     answered, so that one that kills workers is found out and fails alone.
     """
 
-    def __init__(self, threads: int = 1, cpus: Sequence[int] = ()) -> None:
-        """`threads`: that search together. cpus: those they may use, () = all of this process's."""
+    def __init__(
+        self, threads: int = 1, cpus: Sequence[int] = (), board: Board | None = None
+    ) -> None:
+        """`threads`: that search together. cpus: those they may use, () = all of this process's.
+
+        board: of the workers that share the CPUs.
+        """
         closed = "the app was closed while the search was running"
         super().__init__(wire.WorkerReply, closed=closed, send_seconds=SEND_SECONDS)
-        self._threads, self._cpus = threads, tuple(cpus)
+        self._threads, self._cpus, self._board = threads, tuple(cpus), board
         self._numbers = count()
         self._waiting: deque[_Ask] = deque()
         self._sent: dict[int, _Ask] = {}
@@ -112,9 +118,9 @@ class RetrievalProcess(Supervisor[wire.WorkerReply]):
         """Start a worker."""
         # Threads that spin for the next search would slow the engine down
         words = {"OMP_NUM_THREADS": str(self._threads), "OMP_WAIT_POLICY": "passive"}
-        return Child.start(
-            MODULE, "the retrieval worker's process {}", words=words, cpus=self._cpus
-        )
+        fds = [self._board.memory.fd] if self._board else []
+        name = "the retrieval worker's process {}"
+        return Child.start(MODULE, name, fds=fds, words=words, cpus=self._cpus)
 
     def _set_up(self, child: Child) -> None:
         """Have it open all indexes as they are."""
@@ -170,6 +176,8 @@ class RetrievalProcess(Supervisor[wire.WorkerReply]):
 
     def _lose(self, why: str) -> None:
         """Have what the dead worker had sent again, but what has killed too many."""
+        if self._board is not None:
+            self._board.clear(SEARCH_SLOT)
         with self._lock:
             lost = [self._sent[number] for number in sorted(self._sent)]
             self._sent.clear()

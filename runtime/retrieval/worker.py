@@ -27,11 +27,13 @@ from dovetail.runtime.index.ivf import IvfIndex, Scanner
 from dovetail.runtime.index.manifest import open_list_kernels
 from dovetail.runtime.index.scanner import KernelScanner, choose_scanner
 from dovetail.runtime.index.scans import Only, Part, Vectors, are_in
+from dovetail.runtime.machine.seat import SEARCH_SLOT, Board, MovingSeat, take_seat
 from dovetail.runtime.retrieval import wire
 from dovetail.runtime.retrieval.budget import ScanCost
 from dovetail.runtime.retrieval.collection import Collection
 from dovetail.runtime.retrieval.device_lists import DeviceScanner
 from dovetail.runtime.retrieval.folder import check_rest, open_index
+from dovetail.topology.division import SEARCHES
 
 if TYPE_CHECKING:
     from dovetail.runtime.accel.lists import TorchLists
@@ -235,8 +237,10 @@ _DO: dict[type, Callable[[Shelf, Any], wire.Answer]] = {
 }
 
 
-def serve(channel: Channel) -> None:
+def serve(channel: Channel, board: int = -1) -> None:
     """Answer requests until the app hangs up, those of each queue in order.
+
+    board: the descriptor of a `Board`, which tells what is searched on.
 
     They are taken in while others are worked on: the CPU, the GPU with its hot clusters, and its
     link work beside each other.
@@ -244,6 +248,12 @@ def serve(channel: Channel) -> None:
     channel.send(wire.WorkerReady())
     shelf, sending = Shelf(), threading.Lock()
     cpu, gpu, link = (ThreadPoolExecutor(1) for _ in range(3))
+    shared = Board.join(board)
+    seat = MovingSeat(shared, SEARCH_SLOT) if shared else None
+
+    def work_on_cpu(request: wire.WorkerRequest) -> None:
+        with take_seat(seat, SEARCHES):
+            work(request)
 
     def work(request: wire.WorkerRequest) -> None:
         began = time.perf_counter()
@@ -258,6 +268,6 @@ def serve(channel: Channel) -> None:
             link.submit(work, request)
         else:
             hot = isinstance(request.body, wire.ScanParts) and request.body.hot
-            (gpu if hot else cpu).submit(work, request)
+            gpu.submit(work, request) if hot else cpu.submit(work_on_cpu, request)
 
     read_beside(channel, wire.WorkerRequest, put).join()

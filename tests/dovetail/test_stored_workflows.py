@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
+import threading
 from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
@@ -21,9 +25,12 @@ from dovetail.errors import ArtifactError, SpecError, WorkflowError
 from dovetail.ir.artifact import SERVE
 from dovetail.ir.index_file import Passage
 from dovetail.runtime.app import App
+from dovetail.runtime.machine.seat import ENGINE_SLOT
 from dovetail.runtime.server.models import Models, ServedModel
 from dovetail.runtime.server.served_workflow import add_workflows
 from dovetail.tiny_world import ENCODER, LLAMA
+from dovetail.topology.division import DECODE, lend
+from dovetail.topology.division import ENGINE as ENGINE_STAGES
 from tests.dovetail.commands import assert_one_sentence, dovetail
 
 ENGINE, ENCODERS, SEARCHES = (
@@ -138,6 +145,64 @@ def test_workers_run_where_the_graph_of_the_artifact_places_them(
     assert {last} in found[ENCODERS] and found[SEARCHES] == [{last}] * len(found[SEARCHES])
     pinned = [allowed for allowed in found[ENGINE] if len(allowed) == 1 < len(cpus)]
     assert sorted(pinned, key=min) == [{cpu} for cpu in cpus[:0:-1]], "the caller is on the first"
+
+
+def test_a_worker_keeps_to_its_share_while_another_one_works(work: Path) -> None:
+    """Only the engine is said to work; the retrieval worker hears of it at its next search."""
+    search = RAGraph("search")
+    search.add_retrieval("search", query="input", output="docs", topk=1)
+    search.add_edge(START, "search")
+    search.add_edge("search", END)
+    others = psutil.Process().children(recursive=True)
+    with load(work / "app.dove", apart=True, trust=True) as app:
+        assert app.board is not None
+        choice = json.loads((work / "app.dove" / "plans" / "choice.json").read_text())
+        planned = choice["divisions"][0]["shares"]
+        assert {stage: list(cpus) for stage, cpus in app.board.shares.items()} == planned
+        app.run(search, {"input": "Zorvia"})  # the first one has the engine measure a step
+        app.board.begin(ENGINE_SLOT, DECODE)
+        assert app.run(search, {"input": "Zorvia"}).outputs["docs"][0].title == "Zorvia"
+        there = lend(app.board.shares, {DECODE, "searches"})["searches"]
+        found = workers(besides=others)[SEARCHES]
+    assert found == [set(there)] * len(found)
+    with load(work / "app.dove", threads=1, trust=True) as app:
+        assert app.board is None, "who gives threads divides the CPUs"
+
+
+def test_shares_that_change_under_load_drop_no_request_and_change_no_answer(
+    work: Path, app: App
+) -> None:
+    """Engine, encoder and searches at once, while the CPUs change hands all the time."""
+    texts = [f"{QUESTION} {number}" for number in range(12)]
+    words = [done.text for done in app.generate(texts, max_tokens=16)]
+    vectors = app.embed(texts)
+    asked = app.run("one-shot", {"input": QUESTION}).outputs["answer"]
+    cpus, done = sorted(os.sched_getaffinity(0)), threading.Event()
+    ways = [[cpus[:1], cpus[-1:], cpus[-1:]], [cpus[-1:], cpus[:1], cpus], [cpus, cpus, cpus[:1]]]
+    with load(work / "app.dove", apart=True, trust=True) as shared:
+        board = shared.board
+        assert board is not None and shared.workflows
+
+        def switch() -> None:
+            for engine, searches, encoders in itertools.cycle(ways):
+                both = dict.fromkeys(ENGINE_STAGES, tuple(engine))
+                board.divide({**both, "searches": tuple(searches), "encoders": tuple(encoders)})
+                if done.wait(0.002):
+                    return
+
+        switching = threading.Thread(target=switch)
+        switching.start()
+        with ThreadPoolExecutor(8) as pool:
+            runs = [pool.submit(shared.run, "one-shot", {"input": QUESTION}) for _ in range(4)]
+            embedded = [pool.submit(shared.embed, texts) for _ in range(4)]
+            found = pool.submit(shared.generate, texts, max_tokens=16).result()
+            assert [each.text for each in found] == words
+            assert {run.result().outputs["answer"] for run in runs} == {asked}
+            for each in embedded:
+                np.testing.assert_array_equal(each.result(), vectors)
+        done.set()
+        switching.join()
+        assert all(used > 0 for used in board.used.values())
 
 
 def test_run_takes_a_workflow_and_its_inputs(work: Path) -> None:

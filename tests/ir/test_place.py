@@ -23,7 +23,15 @@ from dovetail.ir.graph import (
     contract,
     read_graph,
 )
-from dovetail.ir.place import PHASES, find_searches, place, read_plan, serving_graph
+from dovetail.ir.place import (
+    PHASES,
+    find_searches,
+    find_shares,
+    place,
+    read_plan,
+    serving_graph,
+    share_out,
+)
 
 
 def make_plan(processes: int, prefill: int, decode: int, *, bound: bool = True) -> ServicePlan:
@@ -169,6 +177,17 @@ def test_the_plan_of_a_model_is_read_from_its_nodes(plan: ServicePlan) -> None:
     encoder = read_plan(again, "e")
     assert encoder.prefill == encoder.decode == PhasePlan(threads=2, cpus=(0, 1))
     assert find_searches(again) == PhasePlan(threads=3, cpus=(5, 6, 7))
+
+
+def test_shares_stand_beside_the_plan_and_change_nothing_of_it() -> None:
+    searches, plan = Placement(threads=1), make_plan(2, 2, 1)
+    plans = {"llm": plan, "e": make_plan(1, 2, 2)}
+    graph = place(serving_graph(("llm",), ("e",), searches), plans)
+    assert find_shares(graph) == {}
+    shares = {"prefill": (0, 1), "decode": (0,), "searches": (2,), "encoders": (2, 3)}
+    shared = read_graph(share_out(graph, shares).to_json())
+    assert find_shares(shared) == shares and read_plan(shared, "llm") == plan
+    assert share_out(shared, {}) == graph
 
 
 PLACED = place(serving_graph(("llm",)), {"llm": make_plan(2, 2, 2)})

@@ -14,8 +14,8 @@ from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
-from dovetail.runtime.child.shared_memory import SharedMemory
 from dovetail.runtime.machine import abi
+from dovetail.runtime.machine.shared_memory import SharedMemory
 from dovetail.runtime.native.collective import Communicator, comm_bytes
 
 Work = Callable[[Communicator], object]

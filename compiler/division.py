@@ -1,0 +1,151 @@
+"""What the stages of a mixed load compute and read, and the division of the CPU for it.
+
+In: dimensions of models, the lengths of a trace, a mix of requests. Out: `Demand`s for
+`topology/division.py`, and the division as an artifact keeps it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from math import prod
+from statistics import fmean
+from typing import Any
+
+from dovetail.compiler.service import within_quota
+from dovetail.ir.encoder import EncoderSpec, encoder_shapes
+from dovetail.ir.graph import ExecutionGraph
+from dovetail.ir.model import ModelSpec
+from dovetail.ir.place import share_out
+from dovetail.ir.plans import DivisionChoice, PlanChoice
+from dovetail.topology.contention import Simulator
+from dovetail.topology.division import (
+    DECODE,
+    ENCODERS,
+    PREFILL,
+    SEARCHES,
+    Demand,
+    Demands,
+    DivisionPlan,
+    divide,
+)
+from dovetail.topology.hardware import HardwareSpec
+from dovetail.topology.parameters import Figure, MachineParameters, default_parameters
+from dovetail.topology.replay import DEFAULT_TRACE, Trace
+
+CHUNK = 512
+"""Rows of prompts that read the weights once."""
+DOCUMENTS, QUERY, TEXT = 512, 32, 128
+"""Assumed tokens of what a search adds to a prompt, of a query, and of a text to embed."""
+TEXTS = 8
+"""Assumed texts of a call that embeds."""
+SCANNED = 64 << 20
+"""Assumed bytes of vectors that a search reads: 1/16 of 700,000 vectors of 384 float32."""
+ENCODER_ELEMENTS = 11_000_000
+"""Assumed elements of the matrices of an encoder, those of MiniLM, where none is given."""
+KEPT = 8
+"""Divisions that an artifact lists, the best ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """Requests that come together, by kind."""
+
+    chat: int
+    rag: int
+    embeddings: int
+
+    def __str__(self) -> str:
+        ratio = f"{self.chat}:{self.rag}:{self.embeddings}"
+        return f"{ratio} chats, RAG requests and calls that embed"
+
+
+EVEN = Mix(1, 1, 1)
+MIXES = (Mix(16, 1, 16), Mix(1, 16, 16), Mix(1, 1, 1024))
+"""Loads of which `dovetail topo` shows the division."""
+
+
+def demand_of(
+    hardware: HardwareSpec,
+    models: Sequence[ModelSpec],
+    encoders: Sequence[EncoderSpec] | None,
+    trace: Trace,
+    mix: Mix,
+) -> Demands:
+    """Return what the stages of one request of each kind, times its part of the mix, ask for.
+
+    encoders: None = one like MiniLM. What no model is there for is no stage.
+    """
+    found: dict[str, Demand] = {}
+    for model in models[:1]:
+        simulator = Simulator(hardware, default_parameters(hardware), model)
+        flops, weights = 2 * simulator.elements, simulator.weights
+        prompts = mix.chat * trace.mean_prompt + mix.rag * (trace.mean_prompt + DOCUMENTS)
+        answers = (mix.chat + mix.rag) * max(1.0, trace.mean_output)
+        kept = answers * trace.mean_context * simulator.kv_row
+        found[PREFILL] = Demand(prompts * flops, prompts / CHUNK * weights)
+        found[DECODE] = Demand(answers * flops, answers / fmean(trace.batches) * weights + kept)
+    found[SEARCHES] = Demand(mix.rag * SCANNED / 2, mix.rag * SCANNED)
+    if encoders is None or encoders:
+        sizes = [_elements(spec) for spec in encoders or ()] or [ENCODER_ELEMENTS]
+        tokens = mix.rag * QUERY + mix.embeddings * TEXTS * TEXT
+        calls = mix.rag + mix.embeddings
+        found[ENCODERS] = Demand(2 * fmean(sizes) * tokens, 4 * fmean(sizes) * calls)
+    return found
+
+
+def _elements(spec: EncoderSpec) -> int:
+    """Return the elements of the matrices of an encoder's layers."""
+    shapes = encoder_shapes(spec).items()
+    return sum(prod(shape) for name, shape in shapes if name.startswith("layers."))
+
+
+def figures_in(choice: PlanChoice | None, hardware: HardwareSpec) -> MachineParameters:
+    """Return the figures of a choice, measured ones among them; else those of the class."""
+    plain = default_parameters(hardware)
+    known = {f.name for f in fields(plain)} - {"row_shares"}
+    given: dict[str, Any] = {
+        name: Figure(figure.value, figure.source)
+        for name, figure in (choice.figures if choice else {}).items()
+        if name in known
+    }
+    return MachineParameters(**{f.name: getattr(plain, f.name) for f in fields(plain)} | given)
+
+
+def divide_load(
+    hardware: HardwareSpec,
+    model: ModelSpec,
+    trace: Trace,
+    mix: Mix,
+    figures: MachineParameters | None = None,
+) -> tuple[DivisionChoice, ...]:
+    """Return the divisions of a machine for a load of a model, searches and an encoder."""
+    demands = demand_of(hardware, [model], None, trace, mix)
+    return list_divisions(divide(hardware, figures or default_parameters(hardware), demands))
+
+
+def divide_graph(
+    graph: ExecutionGraph,
+    hardware: HardwareSpec,
+    models: Sequence[ModelSpec],
+    encoders: Sequence[EncoderSpec],
+    trace: Trace | None,
+    choice: PlanChoice | None,
+) -> tuple[ExecutionGraph, tuple[DivisionChoice, ...]]:
+    """Return a placed graph with the shares of its workers, and the divisions that were priced."""
+    usable, _ = within_quota(hardware)
+    demands = demand_of(usable, models, encoders, trace or DEFAULT_TRACE, EVEN)
+    found = divide(usable, figures_in(choice, usable), demands)
+    return share_out(graph, dict(found.shares)), list_divisions(found)
+
+
+def list_divisions(plan: DivisionPlan) -> tuple[DivisionChoice, ...]:
+    """Return the best divisions and, last, all cores for everyone."""
+    kept = [
+        DivisionChoice(shares=dict(each.shares), seconds=each.seconds, busiest=each.busiest)
+        for each in plan.divisions
+        if len(set(map(frozenset, each.shares.values()))) > 1
+    ][:KEPT]
+    cores = sorted({pu for cpus in plan.shares.values() for pu in cpus})
+    everyone = dict.fromkeys(plan.shares, tuple(cores))
+    return (*kept, DivisionChoice(shares=everyone, seconds=plan.everyone))

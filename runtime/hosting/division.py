@@ -1,0 +1,89 @@
+"""The division of the CPU among the workers of an app: set up at load, anew as the load changes.
+
+In: an artifact's placements, then what each stage has worked. Out: shares on the workers' `Board`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dovetail.ir.place import find_shares
+from dovetail.runtime.artifact import Artifact
+from dovetail.runtime.engine.options import EngineOptions
+from dovetail.runtime.machine.cpu_time import busy_seconds, family_seconds
+from dovetail.runtime.machine.seat import Board
+from dovetail.topology.division import LEAST_LOAD, STAGES, redivide, show_shares, worker_of
+from dovetail.topology.hardware import HardwareSpec
+
+PERIOD = 0.5
+"""Seconds between two looks at the load."""
+MOST_OTHERS = 0.5
+"""Part of the CPUs that a worker could borrow which others may use for it to do so."""
+
+log = logging.getLogger("dovetail")
+
+
+def divide_cpu(artifact: Artifact, options: EngineOptions, hardware: HardwareSpec) -> Board | None:
+    """Return the board of an app whose workers share the CPUs as planned; None where they do not.
+
+    So it is where the user says how many threads run, or a device computes beside the CPU.
+    """
+    shares = find_shares(artifact.serve)
+    said = options.plan is not None or options.threads is not None or options.beside_cpu
+    if said or len(set(map(worker_of, shares))) < 2:
+        return None
+    if not {pu for cpus in shares.values() for pu in cpus} <= set(hardware.allowed_pus):
+        log.warning("the CPUs are planned to be shared as this process may not: workers take turns")
+        return None
+    board = Board()
+    board.divide(shares)
+    given = weakref.ref(board), hardware
+    threading.Thread(target=_follow, args=given, name="division", daemon=True).start()
+    return board
+
+
+def _follow(found: weakref.ref[Board], hardware: HardwareSpec) -> None:
+    """Look at the load again and again, as long as there is the board."""
+    before = look = _look(hardware, dict.fromkeys(STAGES, 0.0))
+    pause = threading.Event()
+    while not pause.wait(PERIOD) and (board := found()) is not None:
+        look = _look(hardware, board.used)
+        follow_load(board, hardware, before, look)
+        before = look
+        del board
+
+
+@dataclass(frozen=True, slots=True)
+class LoadLook:
+    """At a time: core-seconds by stage, and those of all other programs on our CPUs."""
+
+    now: float
+    used: Mapping[str, float]
+    others: float = 0.0
+
+
+def _look(hardware: HardwareSpec, used: Mapping[str, float]) -> LoadLook:
+    others = busy_seconds(hardware.allowed_pus) - family_seconds(os.getpid())
+    return LoadLook(time.monotonic(), used, others)
+
+
+def follow_load(board: Board, hardware: HardwareSpec, before: LoadLook, now: LoadLook) -> None:
+    """Divide anew if that serves better what was worked between two looks.
+
+    Nothing is lent while several workers share CPUs with other programs: a team has to wait for the
+    slowest of its threads. Nobody waits: workers keep to it from their next step on.
+    """
+    period = now.now - before.now
+    seen = {stage: now.used[stage] - before.used[stage] for stage in board.shares}
+    workers = {worker_of(stage) for stage, worked in seen.items() if worked > LEAST_LOAD * period}
+    most = MOST_OTHERS * (board.cpus - max(map(len, board.shares.values())))
+    board.keep(len(workers) > 1 and now.others - before.others > most * period)
+    if (shares := redivide(hardware, board.shares, seen, period)) is not None:
+        log.info("the load has changed: cores of %s", show_shares(shares))
+        board.divide(shares)

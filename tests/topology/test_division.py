@@ -1,0 +1,147 @@
+"""The division of the CPU: what is whose, what is lent, and what it is simulated to cost."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dovetail.topology.division import (
+    DECODE,
+    ENCODERS,
+    ENGINE,
+    PREFILL,
+    SEARCHES,
+    STAGES,
+    Demand,
+    Prices,
+    Shares,
+    divide,
+    lend,
+    redivide,
+    worker_of,
+)
+from dovetail.topology.hardware import HardwareSpec, read_hardware
+from dovetail.topology.parameters import default_parameters
+from tests.topology.corpus import CORPUS, TOPOLOGIES, truths
+
+TRUTHS = truths()
+LOAD = {
+    PREFILL: Demand(1e11, 1e9),
+    DECODE: Demand(5e10, 2e10),
+    SEARCHES: Demand(1e9, 8e9),
+    ENCODERS: Demand(2e11, 1e9),
+}
+LINES = st.sampled_from(
+    ["core:2", "core:3", "package:2 core:2 pu:2", "package:2 numa:2 core:6", "numa:3 l3:2 core:4"]
+)
+demands = st.builds(Demand, st.floats(1e6, 1e12), st.floats(1e6, 1e11))
+loads = st.fixed_dictionaries({SEARCHES: demands, ENCODERS: demands}).flatmap(
+    lambda both: st.sampled_from([both, {PREFILL: LOAD[PREFILL], DECODE: LOAD[DECODE], **both}])
+)
+
+
+def cores_of(spec: HardwareSpec, cpus: tuple[int, ...]) -> list[int]:
+    """Return the cores of PUs, each as often as it has one."""
+    core = {pu.id: pu.core for pu in spec.pus}
+    return [core[cpu] for cpu in cpus]
+
+
+def check_division(spec: HardwareSpec, shares: Shares) -> None:
+    """Each core is in one share, or in equal ones; a share is in one memory node, or in turns."""
+    home = {pu.id: pu.node for pu in spec.pus}
+    allowed = {pu.core for pu in spec.pus if pu.id in spec.allowed_pus}
+    workers = {worker_of(stage): set(cpus) for stage, cpus in shares.items() if stage != DECODE}
+    for one, other in combinations(workers.values(), 2):
+        assert one == other or not one & other
+    held = [cpu for share in {frozenset(w) for w in workers.values()} for cpu in share]
+    assert sorted(cores_of(spec, tuple(held))) == sorted(allowed)
+    assert set(shares.get(DECODE, ())) <= set(shares.get(PREFILL, ()))
+    sizes = {node: len({pu.core for pu in spec.pus if pu.node == node and pu.core in allowed})
+             for node in home.values()}  # fmt: skip
+    for share in workers.values():
+        nodes = {home[cpu] for cpu in share}
+        parts = [sum(home[cpu] == node for cpu in share) for node in nodes]
+        most = min(sizes[node] for node in nodes)
+        whole = len(nodes) == 1 or len(share) > most
+        assert whole or max(parts) - min(parts) <= 1, "as many of each, or of one"
+
+
+@settings(max_examples=40, deadline=None)
+@given(LINES, loads)
+def test_each_core_is_divided_once_and_the_best_beats_all_cores_for_everyone(
+    line: str, load: dict[str, Demand]
+) -> None:
+    spec = read_hardware(line)
+    plan = divide(spec, default_parameters(spec), load)
+    for division in plan.divisions:
+        assert division.shares.keys() == load.keys()
+        check_division(spec, division.shares)
+    assert plan.divisions[0].seconds <= plan.everyone
+
+
+@settings(deadline=None)
+@given(LINES, st.sets(st.sampled_from(STAGES), min_size=1), st.data())
+def test_what_is_idle_is_lent_and_nobody_loses_a_share(
+    line: str, busy: set[str], data: st.DataObject
+) -> None:
+    if len(busy.intersection(ENGINE)) == 2:
+        busy.discard(PREFILL)  # one phase at a time
+    spec = read_hardware(line)
+    plan = divide(spec, default_parameters(spec), LOAD)
+    shares = data.draw(st.sampled_from(plan.divisions)).shares
+    now = lend(shares, busy)
+    assert now.keys() == busy and all(now.values())
+    held = [cpu for cpus in now.values() for cpu in cpus]
+    everything = {cpu for cpus in shares.values() for cpu in cpus}
+    apart = len({frozenset(shares[stage]) for stage in busy}) == len(busy)
+    if apart:
+        assert sorted(held) == sorted(everything), "each PU has one worker"
+        assert all(set(shares[stage]) <= set(now[stage]) for stage in busy)
+    assert set(held) <= everything
+
+
+def test_of_equal_shares_one_worker_goes_where_it_is_idle() -> None:
+    """On two cores: the engine has one, searches and encoders take turns on the other."""
+    shares = {PREFILL: (0,), DECODE: (0,), SEARCHES: (1,), ENCODERS: (1,)}
+    assert lend(shares, {DECODE, ENCODERS}) == {DECODE: (0,), ENCODERS: (1,)}
+    assert lend(shares, {SEARCHES, ENCODERS}) == {SEARCHES: (1,), ENCODERS: (0,)}
+    assert lend(shares, {DECODE, SEARCHES, ENCODERS})[ENCODERS] == (1,)
+    assert lend(shares, {DECODE}) == {DECODE: (0, 1)}
+
+
+def test_bandwidth_is_dealt_by_what_is_read() -> None:
+    """A stage that only reads takes longer beside another one that does; computing stays."""
+    spec = read_hardware("core:16")
+    computes, reads = Demand(1e11, 0.0), Demand(0.0, 1e11)
+    prices = Prices(spec, default_parameters(spec), {ENCODERS: computes, SEARCHES: reads})
+    few, many = tuple(range(8)), tuple(range(8, 16))
+    alone = prices.seconds({SEARCHES: few}) | prices.seconds({ENCODERS: many})
+    assert prices.seconds({SEARCHES: few, ENCODERS: many}) == pytest.approx(alone)
+    both = Prices(spec, default_parameters(spec), {ENCODERS: reads, SEARCHES: reads})
+    assert both.seconds({SEARCHES: few, ENCODERS: many})[SEARCHES] > alone[SEARCHES] * 1.5
+
+
+def test_shares_follow_the_load() -> None:
+    spec = read_hardware("core:12")
+    before = divide(spec, default_parameters(spec), LOAD).shares
+    embedding = {PREFILL: 0.1, DECODE: 0.5, SEARCHES: 0.2, ENCODERS: 8.0}
+    after = redivide(spec, before, embedding, 1.0)
+    assert after is not None and len(after[ENCODERS]) > len(before[ENCODERS])
+    check_division(spec, after)
+    assert redivide(spec, after, embedding, 1.0) is None, "they serve it already"
+    alone = {PREFILL: 0.0, DECODE: 9.0, SEARCHES: 0.0, ENCODERS: 0.0}
+    assert redivide(spec, before, alone, 1.0) is None, "what is idle is lent anyhow"
+
+
+@pytest.mark.skipif(not TRUTHS, reason=f"no topologies under {CORPUS}; set DOVETAIL_CORPUS")
+@pytest.mark.parametrize("file", [truth.file for truth in TRUTHS])
+def test_every_machine_is_divided_and_gains_by_it(file: str) -> None:
+    """Simulated, by the contention model."""
+    spec = read_hardware(Path(TOPOLOGIES / file))
+    plan = divide(spec, default_parameters(spec), LOAD)
+    check_division(spec, plan.shares)
+    assert plan.divisions[0].seconds < plan.everyone

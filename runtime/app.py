@@ -168,13 +168,8 @@ def load(
             context = options.bound_context(part.file.spec.max_context)
             generator = Generator(host, tokenizer, artifact.path, context, part.folder)
         opened.pop_all()
-    gpu = _gpu_of(options)
+    gpu = options.device if options.beside_cpu else None  # for indexes, beside the engine
     return App(artifact, generator, embeddings, workflows, gpu, memory, trust=trust, board=board)
-
-
-def _gpu_of(options: EngineOptions) -> str | None:
-    """Return the GPU that indexes may use beside the engine."""
-    return options.device if options.beside_cpu else None
 
 
 class App:

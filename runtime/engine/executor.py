@@ -23,7 +23,7 @@ from dovetail.runtime.machine.cpu_time import read_busy
 from dovetail.runtime.machine.memory import Bytes, allocate, available_memory
 from dovetail.runtime.machine.seat import ENGINE_SLOT, Board, Seat
 from dovetail.runtime.machine.shared_memory import SharedMemory
-from dovetail.runtime.native.adapt import adapt_service, keep_within
+from dovetail.runtime.native.adapt import adapt_service
 from dovetail.runtime.native.forward import ForwardModel, find_tape, layer_block_bytes
 from dovetail.runtime.native.kv_parts import count_parts
 from dovetail.runtime.native.step import StepBuffers, StepShape, step_bytes
@@ -135,8 +135,7 @@ class CpuExecutor:
         """Run the sample tape."""
         args = filled.buffers.sample_args(filled.shape, draw_uniform)
         rows = max(1, filled.shape.n_out)  # each is sampled by one thread
-        plan = keep_within(self.sampler.plan, self._usable)
-        self.sampler.run(self.model.team, args, most=rows, plan=plan)
+        self.sampler.run(self.model.team, args, most=rows, usable=self._usable)
 
     def rest(self) -> None:
         """Lend its cores until the next step."""

@@ -217,7 +217,7 @@ class Session:
         source = order.source
         if (job := self._jobs.get(source.request)) is not None:
             kind = job.workflow.nodes[source.node].kind
-            job.start(NodeStarted(source.node, source.round, kind, job.seconds, order.prompt))
+            job.start(NodeStarted(source.node, source.round, kind, job.seconds, str(order.prompt)))
         if order.job is not None:
             self.generations.reveal(order.job)
 

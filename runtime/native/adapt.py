@@ -70,12 +70,6 @@ def fit_plans(
     return tuple(PhasePlan(threads=count, cpus=cpus) for cpus in filled)
 
 
-def keep_within(plan: PhasePlan, usable: Collection[int] | None) -> PhasePlan:
-    """Return a plan cut to those of its CPUs that are usable now; as it is where none are."""
-    cpus = plan.cpus if usable is None else tuple(c for c in plan.cpus if c in usable)
-    return PhasePlan(threads=len(cpus), cpus=cpus) if cpus else plan
-
-
 def _merge(service: ServicePlan) -> ServicePlan:
     """Return the plan of one process with all the threads."""
     prefill, decode = (

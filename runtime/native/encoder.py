@@ -21,7 +21,6 @@ from dovetail.ir.tape import ENCODE_ARGS, Tape
 from dovetail.runtime.artifact import Artifact, EncoderPart
 from dovetail.runtime.machine.memory import allocate
 from dovetail.runtime.machine.seat import Seat, take_seat
-from dovetail.runtime.native.adapt import keep_within
 from dovetail.runtime.native.forward import find_tape
 from dovetail.runtime.native.tape import BoundTape, Operands, Team, pick_tables
 from dovetail.runtime.native.weights import Weights, row_bytes, weight_bytes
@@ -130,8 +129,11 @@ class Encoder(PackedEncoder):
         args = {name: int(array.ctypes.data) for name, array in given.items()}
         args |= {"n_tokens": len(arrays["token_ids"]), "n_sequences": len(out)}
         assert args.keys() == set(ENCODE_ARGS)
+        if self.seat is None:
+            self._bound.run(self._team, args)
+            return
         with take_seat(self.seat, ENCODERS) as usable:
-            self._bound.run(self._team, args, plan=keep_within(self._bound.plan, usable))
+            self._bound.run(self._team, args, usable=usable)
 
 
 def check_ids(spec: EncoderSpec, ids: Sequence[Sequence[int] | Ids]) -> list[Ids]:

@@ -21,7 +21,6 @@ from dovetail.runtime.machine.abi import COLLECTIVES
 from dovetail.runtime.machine.library import KernelLibrary
 from dovetail.runtime.machine.memory import allocate
 from dovetail.runtime.machine.placement import place_pages, placing_on
-from dovetail.runtime.native.adapt import keep_within
 from dovetail.runtime.native.collective import Communicator
 from dovetail.runtime.native.deterministic import fix_part, keep_floats
 from dovetail.runtime.native.shard import (
@@ -159,9 +158,7 @@ class ForwardModel:
 
         usable: PUs that this worker has now, None = those of its plan.
         """
-        phase = self.phase(prefill)
-        plan = keep_within(phase.plan, usable)
-        phase.run(self.team, {**args, **self._group_args}, plan=plan)
+        self.phase(prefill).run(self.team, {**args, **self._group_args}, usable=usable)
 
     def close(self) -> None:
         """End the threads."""

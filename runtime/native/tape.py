@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -229,14 +229,15 @@ class BoundTape:
         args: Mapping[str, int],
         span: range | None = None,
         most: int | None = None,
-        plan: PhasePlan | None = None,
+        usable: Collection[int] | None = None,
     ) -> None:
         """Set `args` (integers and addresses) and run all entries, or those in `span`.
 
-        On the threads of the plan it was bound for, or of `plan`, which has no more: how products
-        are cut, and so each bit, stays. On `most` of them at most: none of the others is woken.
+        On the threads of the plan it was bound for, of these on the PUs that are `usable` now, if
+        any is: how products are cut, and so each bit, stays. On `most` of them at most: none of the
+        others is woken.
         """
-        plan = plan or self.plan
+        plan = self.plan if usable is None else self._cut(usable)
         team.set_active(plan)
         threads = plan.threads if most is None else min(most, plan.threads)
         self._set_args(args)
@@ -246,6 +247,10 @@ class BoundTape:
             self.times.append(np.zeros((len(span), threads, abi.TIMES), np.int64))
             where = int(self.times[-1].ctypes.data)
         team.run(self._tape, self._args, span, threads, where)
+
+    def _cut(self, usable: Collection[int]) -> PhasePlan:
+        cpus = tuple(cpu for cpu in self.plan.cpus if cpu in usable)
+        return PhasePlan(threads=len(cpus), cpus=cpus) if cpus else self.plan
 
     def order(self, span: range, begun: npt.NDArray[np.int64], block_bytes: int) -> abi.Order:
         """Return an order to run the entries in `span` of one layer, with arguments of `prepare`.

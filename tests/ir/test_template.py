@@ -80,7 +80,7 @@ def test_names_keep_their_type(names: list[int | str]) -> None:
 
 def test_values_that_no_file_holds_are_refused_where_a_file_is_made() -> None:
     graph = RAGraph("odd")
-    graph.add_generation("a", prompt="{input}", options=object())
+    graph.add_generation("a", prompt="{input}", schema=object())  # type: ignore[arg-type]
     graph.add_edge(START, "a")
     graph.add_edge("a", END)
     workflow = graph.workflow()

@@ -39,9 +39,9 @@ def run_out_of_memory(app: App, step: int) -> Callable[[int], None]:
     model = app.engine.executor.model
     run = model.run
 
-    def greedy(args: Mapping[str, int], *, prefill: bool) -> None:
+    def greedy(args: Mapping[str, int], **options: Any) -> None:
         allocate(1 << 62)
-        run(args, prefill=prefill)
+        run(args, **options)
 
     def before(now: int) -> None:
         model.run = greedy if now == step else run  # type: ignore[method-assign]

@@ -1,5 +1,7 @@
 """Every builtin, lowered for each native target and compared with numpy."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -113,6 +115,15 @@ SCALAR = {
     "sin(x)": np.sin(A),
     "tanh(x)": np.tanh(A),
     "floor(x)": np.floor(A),
+    "exp2(x) + expm1(x)": np.exp2(A) + np.expm1(A),
+    "log2(y) + log10(y) + log1p(y)": np.log2(B) + np.log10(B) + np.log1p(B),
+    "cbrt(y) + erf(x)": np.cbrt(B) + [math.erf(x) for x in A],
+    "tan(x / 4.0) + atan(x)": np.tan(A / 4) + np.arctan(A),
+    "acos(x / 8.0) + asin(x / 8.0)": np.arccos(A / 8) + np.arcsin(A / 8),
+    "cosh(x) + sinh(x)": np.cosh(A) + np.sinh(A),
+    "ceil(x) + 4.0 * trunc(y) + 16.0 * rint(z)": np.ceil(A) + 4 * np.trunc(B) + 16 * np.rint(C),
+    "pow(y, x) + fmod(y, x)": B**A + np.fmod(B, A),
+    "atan2(x, z) + copysign(y, x)": np.arctan2(A, C) + np.copysign(B, A),
     "cast(f32, sqrt(cast(f64, y)))": np.sqrt(B),
     "cast(f32, cast(i64, y))": np.trunc(B),
     "x if x > z else z": np.maximum(A, C),

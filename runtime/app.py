@@ -105,13 +105,11 @@ def load(
             the device's memory, on the CPU what the artifact was compiled for.
         max_model_len: maximum tokens of a request, prompt and answer together.
         gpu_blocks: size of the device's KV pool in blocks of 16 tokens, default by its memory.
-        speculative_config: draft tokens that stood behind the same words before, in prompt or
-            answer, such as `{"method": "suffix", "num_speculative_tokens": 8}`: a step may then
-            bring several. Answers stay the same.
+        speculative_config: draft tokens that stood behind the same words before, such as
+            `{"method": "suffix", "num_speculative_tokens": 8}`. Answers stay the same.
         max_waiting: refuse requests while this many wait, instead of what `settings` say.
-        kv_file: keep KV of what prompts begin with there, too, beyond the pool and the app's life:
-            documents, system prompts, tools. On the CPU alone; of one process at a time.
-        kv_file_bytes: size of that file, default 1 GiB.
+        kv_file, kv_file_bytes: keep KV of what prompts begin with there, too, beyond the app's
+            life, in 1 GiB by default. On the CPU alone; of one process at a time.
         embedding: an SLO for `embed` and `rerank`: queues are sized for it (measuring for seconds
             on a new machine), accelerators first, then a CPU process, else BUSY. None: encoders
             run in this process, and calls wait.
@@ -168,8 +166,13 @@ def load(
             context = options.bound_context(part.file.spec.max_context)
             generator = Generator(host, tokenizer, artifact.path, context, part.folder)
         opened.pop_all()
-    gpu = options.device if options.beside_cpu else None  # for indexes, beside the engine
+    gpu = _gpu_of(options)
     return App(artifact, generator, embeddings, workflows, gpu, memory, trust=trust, board=board)
+
+
+def _gpu_of(options: EngineOptions) -> str | None:
+    """Return the GPU that indexes may use beside the engine."""
+    return options.device if options.beside_cpu else None
 
 
 class App:
@@ -187,10 +190,7 @@ class App:
         trust: bool = False,
         board: Board | None = None,
     ) -> None:
-        """`gpu`: where hot clusters of indexes may lie. `memory`: how that was planned.
-
-        board: of the workers that share the CPUs.
-        """
+        """`gpu`: where hot clusters may lie. memory: how. board: of workers that share CPUs."""
         self.gpu_memory, self.board = memory, board
         self.artifact, self.embeddings = artifact, embeddings
         self.tokenizer = generator.tokenizer if generator else None

@@ -42,6 +42,7 @@ SCALARS: dict[str, Any] = {
     "u8": np.uint8,
     "i8": np.int8,
     "u16": U16,
+    "i16": np.int16,
     "u32": np.uint32,
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,12 +17,16 @@ import pytest
 from dovetail.codegen.shared import share_kernels
 from dovetail.codegen.targets import host_target
 from dovetail.compiler.shared_kernels import rule_kernels
+from dovetail.ir.shared_kernels import pack_libraries
 from dovetail.tiny_world import ENCODER
 from tests.encoders import MODERN, save_encoder
 from tests.models import FAMILIES, save_model
 from tests.repository import FOLDERS, ROOT
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
+
+LARGEST = 300_000_000
+"""Bytes that an environment with a plain installation may take."""
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +41,7 @@ def clean(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         shutil.copy(ROOT / name, source)
     target = host_target()
     share_kernels(target, rule_kernels(target), store=source / "ir/libraries")
+    pack_libraries(source / "ir/libraries")
     pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index"]
     subprocess.run([*pip, "--wheel-dir", str(work), str(source)], check=True, capture_output=True)
     (wheel,) = work.glob("*.whl")
@@ -44,6 +50,11 @@ def clean(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     subprocess.run([*install, "-c", str(ROOT / "constraints.txt"), str(wheel)], check=True)
     yield work
     shutil.rmtree(work / "env")
+
+
+def disk_usage(folder: Path) -> int:
+    """Return the bytes that a folder takes, as du does."""
+    return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*"))
 
 
 def environment(clean: Path) -> dict[str, str]:
@@ -60,6 +71,15 @@ def run(clean: Path, *arguments: object) -> str:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def test_a_plain_installation_is_small(clean: Path) -> None:
+    """What the environment holds, pip too, had the wheel the kernels of all its targets."""
+    targets = re.search(r"^WHEEL_TARGETS \?= (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert targets is not None
+    (libraries,) = (clean / "env").glob("lib/*/site-packages/dovetail/ir/libraries")
+    others = len(targets[1].split()) - 1
+    assert disk_usage(clean / "env") + others * disk_usage(libraries) <= LARGEST
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -18,8 +18,7 @@ from dovetail.codegen.shared import share_kernels
 from dovetail.codegen.targets import host_target
 from dovetail.compiler.shared_kernels import rule_kernels
 from dovetail.ir.shared_kernels import pack_libraries
-from dovetail.tiny_world import ENCODER
-from tests.encoders import MODERN, save_encoder
+from tests.encoders import MODERN, Jina, save_encoder
 from tests.models import FAMILIES, save_model
 from tests.repository import FOLDERS, ROOT
 
@@ -27,6 +26,15 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 
 LARGEST = 300_000_000
 """Bytes that an environment with a plain installation may take."""
+ROBERTA = {"max_position_embeddings": 514, "type_vocab_size": 1}
+ENCODERS = {
+    "bert": {},
+    "roberta": ROBERTA,
+    "xlm-roberta": ROBERTA,
+    "modernbert": MODERN,
+    "gte": {"pad_token_id": 0, "type_vocab_size": 0},
+}
+"""Families of encoders, and how a small one is made."""
 
 
 @pytest.fixture(scope="module")
@@ -88,23 +96,25 @@ def test_a_model_of_every_family_generates(clean: Path, tmp_path: Path, family: 
     assert len(run(clean, "run", model, "--prompt-ids", "5,6,7", "--max-tokens", 4).split()) >= 1
 
 
-def test_encoders_embed(clean: Path, tmp_path: Path) -> None:
-    save_encoder(tmp_path / "modern", "modernbert", **MODERN)
-    for model in (ENCODER, tmp_path / "modern"):
-        run(clean, "compile", model, "-o", tmp_path / "e.dove")
-        script = f"import dovetail\nwith dovetail.load({str(tmp_path / 'e.dove')!r}) as app: "
-        script += "print(app.embed([[5, 6, 7]]).shape)"
-        python = str(clean / "env/bin/python")
-        done = subprocess.run(
-            [python, "-P", "-c", script],
-            capture_output=True,
-            text=True,
-            cwd=clean,
-            env=environment(clean),
-            check=False,
-        )
-        assert done.returncode == 0 and done.stdout.startswith("(1, "), done.stderr
-        shutil.rmtree(tmp_path / "e.dove")
+@pytest.mark.parametrize("family", (*ENCODERS, "jina"))
+def test_an_encoder_of_every_family_embeds(clean: Path, tmp_path: Path, family: str) -> None:
+    model, artifact = tmp_path / family, tmp_path / "e.dove"
+    if family == "jina":
+        Jina().save(model)
+    else:
+        save_encoder(model, family, **ENCODERS[family])
+    run(clean, "compile", model, "-o", artifact)
+    script = f"import dovetail\nwith dovetail.load({str(artifact)!r}) as app: "
+    script += "print(app.embed([[5, 6, 7]]).shape)"
+    done = subprocess.run(
+        [str(clean / "env/bin/python"), "-P", "-c", script],
+        capture_output=True,
+        text=True,
+        cwd=clean,
+        env=environment(clean),
+        check=False,
+    )
+    assert done.returncode == 0 and done.stdout.startswith("(1, "), done.stderr
 
 
 def test_the_quickstart_ends_with_what_then_serves(clean: Path) -> None:

@@ -57,9 +57,10 @@ EVERY_DAY, LONG = list(CONFIGS)[:-1], list(CONFIGS)[-1:]
 PROMPTS = [[1 + (i * 7 + j * 3) % 97 for j in range(n)] for i, n in enumerate((1, 5, 40, 17, 90))]
 
 
-def plan(processes: int, threads: int = 1) -> ServicePlan:
+def plan(processes: int, threads: int = 1, prefill: int = 0) -> ServicePlan:
     phase = PhasePlan(threads=threads, cpus=())
-    return ServicePlan(processes=processes, prefill=phase, decode=phase, kv_blocks=64)
+    counts = {"processes": processes, "prefill_processes": prefill}
+    return ServicePlan(**counts, prefill=phase, decode=phase, kv_blocks=64)
 
 
 @pytest.fixture(scope="session")
@@ -84,8 +85,10 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return make
 
 
-def answers(path: Path, service: ServicePlan, prompts: Sequence[list[int]]) -> list[list[int]]:
-    with load(path, plan=service) as app:
+def answers(
+    path: Path, service: ServicePlan, prompts: Sequence[list[int]], **options: Any
+) -> list[list[int]]:
+    with load(path, plan=service, **options) as app:
         done = app.generate(prompts, max_tokens=24, ignore_eos=True)
         return [list(d.token_ids) for d in done]
 
@@ -103,6 +106,27 @@ def test_any_number_of_processes_gives_the_same_tokens(
     placed = replace(plan(4), nodes=(0,) * 4)  # each rank's weights and KV on a node
     for service in (plan(2, 2), placed):
         assert answers(path, service, PROMPTS) == whole
+
+
+PAIRS = (("llama-4kv", (1, 2)), ("llama-4kv", (2, 1)), ("qwen2-gqa-bias-tied", (2, 4)),
+         ("qwen3-norms", (4, 2)), ("qwen3-norms", (1, 3)))  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "pair"), PAIRS)
+def test_the_phases_may_have_different_numbers_of_processes(
+    artifact: Callable[[str], Path], name: str, pair: tuple[int, int]
+) -> None:
+    """KV of one is read by the other, also in steps that mix prompts and decodes."""
+    path, (prefill, decode) = artifact(name), pair
+    with load(path, plan=plan(1), deterministic=True) as app:
+        whole = [d.token_ids for d in app.generate(PROMPTS, max_tokens=24, ignore_eos=True)]
+    service = replace(plan(decode, 1, prefill), prefill_token_threshold=8)
+    with load(path, plan=service, deterministic=True) as app:
+        executor = app.engine.executor
+        assert executor.model.prefill.tape != executor.model.decode.tape
+        assert len(executor.group.pids) == max(pair) - 1
+        found = [d.token_ids for d in app.generate(PROMPTS, max_tokens=24, ignore_eos=True)]
+    assert found == whole
 
 
 def test_any_number_of_processes_gives_the_same_scores(artifact: Callable[[str], Path]) -> None:

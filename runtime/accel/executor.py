@@ -332,6 +332,8 @@ def share_cpus(
     alone: these never attend, so that without `threads` torch has all CPUs.
     Beside another device the CPU's kernels have what was planned.
     """
+    if service.prefill_processes:  # a device has its KV to itself
+        service = changed(service, prefill=service.decode, prefill_processes=0)
     if name != CPU:
         return fit_service(service, hardware), 1
     allowed = hardware.allowed_pus

@@ -133,8 +133,10 @@ def _plan(model: ServedModel) -> Values:
         return {}
     plan = model.app.generator.host.service
     phases = (("prefill", plan.prefill), ("decode", plan.decode))
-    shown = {name: (phase.threads, show_ids(phase.cpus)) for name, phase in phases}
-    return {(name, plan.processes, threads, cpus): 1 for name, (threads, cpus) in shown.items()}
+    return {
+        (name, plan.processes_of(name), phase.threads, show_ids(phase.cpus)): 1
+        for name, phase in phases
+    }
 
 
 Family: TypeAlias = type[Count | Gauge | Histograms]

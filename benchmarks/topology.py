@@ -77,7 +77,7 @@ def run_plans(options: argparse.Namespace, report: Report, work: Path) -> None:
     """Add a row per phase and plan, and how close the chosen plan is to the best one there is.
 
     Figures are lower quartiles, which a busy machine disturbs least. A request is one prompt and
-    `new_tokens` decode steps; the best is of all pairs of phases with one number of processes.
+    `new_tokens` decode steps; the best is of all pairs of phases.
     """
     checkpoint, artifact = work / options.model, work / f"{options.model}.dove"
     write_checkpoint(checkpoint, options.model, "f32", seed=0)
@@ -105,7 +105,8 @@ def same_phase(one: ServicePlan, other: ServicePlan, phase: str) -> bool:
     """Tell whether a phase runs on the same processes, threads and PUs in two plans."""
     mine, theirs = getattr(one, phase), getattr(other, phase)
     pinned = sorted(mine.cpus) == sorted(theirs.cpus)
-    return one.processes == other.processes and mine.threads == theirs.threads and pinned
+    same = one.processes_of(phase) == other.processes_of(phase)
+    return same and mine.threads == theirs.threads and pinned
 
 
 def compare_plans(
@@ -120,9 +121,7 @@ def compare_plans(
         return steps * min(times[n][phase].low for n in alike)
 
     pairs = {
-        (p, d): seconds(p, "prefill") + seconds(d, "decode")
-        for p, d in product(plans, repeat=2)
-        if plans[p].processes == plans[d].processes
+        (p, d): seconds(p, "prefill") + seconds(d, "decode") for p, d in product(plans, repeat=2)
     }
     own = pairs[CHOSEN, CHOSEN]
     fixed = {name: pairs[name, name] for name in plans if plans[name].prefill == plans[name].decode}

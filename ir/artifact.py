@@ -88,6 +88,9 @@ class KernelIndex(msgspec.Struct, frozen=True, kw_only=True):
     kernels: tuple[KernelEntry, ...]
 
 
+PHASES = ("prefill", "decode")
+
+
 class PhasePlan(msgspec.Struct, frozen=True, kw_only=True):
     """Threads of one phase, in each process.
 

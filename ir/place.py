@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from msgspec.structs import replace
 
+from dovetail.ir.artifact import PHASES as BOTH
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.errors import WorkflowError
 from dovetail.ir.graph import (
@@ -32,7 +33,6 @@ from dovetail.ir.graph import (
     contract,
 )
 
-BOTH = ("prefill", "decode")
 PHASES = {GENERATION: BOTH, EMBEDDING: BOTH[:1]}
 """Kinds that run a model, and the phases they go through; an encoder has no decode."""
 SEARCHES = "searches"

@@ -12,14 +12,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from dovetail.compiler.pipeline import compile_model
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.errors import ArtifactError, RankError, SpecError
 from dovetail.runtime.app import load
+from dovetail.runtime.artifact import open_artifact
+from dovetail.runtime.engine.executor import open_on_cpu
+from dovetail.runtime.engine.options import EngineOptions
+from dovetail.runtime.machine.seat import SEARCH_SLOT, Board, Seat
+from dovetail.runtime.native.adapt import deal_cpus
 from dovetail.runtime.native.kv_parts import PART_TOKENS
 from dovetail.runtime.native.step import StepShape
+from dovetail.runtime.schedule.request import SamplingParams
+from dovetail.topology.division import DECODE, PREFILL, SEARCHES
+from dovetail.topology.hardware import read_hardware
 from tests.models import save_model
 from tests.processes import running, stop
 from tests.runtime.groups import named_memory
@@ -129,6 +139,47 @@ def test_the_phases_may_have_different_numbers_of_processes(
     assert found == whole
 
 
+@pytest.mark.parametrize("pair", [(2, 2), (1, 2)])
+def test_ranks_keep_to_what_other_workers_leave_them(
+    artifact: Callable[[str], Path], pair: tuple[int, int]
+) -> None:
+    path, cpus = artifact("llama-4kv"), sorted(os.sched_getaffinity(0))
+    whole = answers(path, plan(1), PROMPTS)
+    spread = {2: tuple((cpus * 2)[:2]), 1: (cpus[0],)}
+    phases = [PhasePlan(threads=1, cpus=spread[count]) for count in pair]
+    service = replace(plan(pair[1], 1, pair[0]), prefill=phases[0], decode=phases[1])
+    hardware = read_hardware()
+    board = Board()
+    board.divide({PREFILL: (cpus[0],), DECODE: (cpus[0],), SEARCHES: (cpus[-1],)})
+    other = Seat(board, SEARCH_SLOT)
+    other.take(SEARCHES)
+    found = open_artifact(path, hardware)
+    options = EngineOptions(plan=service)
+    engine = open_on_cpu(found, found.models["llm"], hardware, options, board)
+    try:
+        params = SamplingParams(max_tokens=24, ignore_eos=True)
+        requests = [engine.submit(prompt, params)[0] for prompt in PROMPTS]
+        while engine.scheduler.busy:
+            engine.step()
+        done = [request.tokens[len(p) :] for request, p in zip(requests, PROMPTS, strict=True)]
+        assert done == whole
+        assert board.used[DECODE] > 0
+    finally:
+        engine.close()
+
+
+@given(st.data(), st.integers(1, 4), st.integers(1, 3))
+def test_each_rank_has_a_cpu_of_its_own_while_there_are_enough(
+    data: st.DataObject, ranks: int, threads: int
+) -> None:
+    own = tuple(tuple(range(r * threads, (r + 1) * threads)) for r in range(ranks))
+    usable = tuple(sorted(data.draw(st.sets(st.integers(0, ranks * threads + 1), min_size=1))))
+    dealt = deal_cpus(own, usable)
+    held = [cpu for cpus in dealt for cpu in cpus]
+    assert all(dealt) and set(held) <= set(usable)
+    assert len(usable) < ranks or len(held) == len(set(held)), "none has to wait for another"
+
+
 def test_any_number_of_processes_gives_the_same_scores(artifact: Callable[[str], Path]) -> None:
     found = []
     for processes in (1, 2):
@@ -206,7 +257,15 @@ PARENT = """
 import os, sys
 from tests.test_parallel import plan
 from dovetail.runtime.app import load
+from dovetail.runtime.artifact import open_artifact
+from dovetail.runtime.engine.executor import open_on_cpu
+from dovetail.runtime.engine.options import EngineOptions
+from dovetail.runtime.machine.seat import SEARCH_SLOT, Board, Seat
+from dovetail.runtime.native.adapt import deal_cpus
 from dovetail.runtime.native.step import StepShape
+from dovetail.runtime.schedule.request import SamplingParams
+from dovetail.topology.division import DECODE, PREFILL, SEARCHES
+from dovetail.topology.hardware import read_hardware
 app = load(sys.argv[1], plan=plan(2))
 stream = app.stream([1, 2, 3], max_tokens=200, ignore_eos=True)
 next(stream)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 
-from dovetail.ir.artifact import ServicePlan
+from dovetail.ir.artifact import PHASES, ServicePlan
 from dovetail.ir.errors import CapacityError
 from dovetail.ir.model import KV_BLOCK, ModelSpec
 from dovetail.runtime.artifact import Artifact, ModelPart
@@ -25,7 +25,6 @@ from dovetail.runtime.machine.seat import ENGINE_SLOT, Board, Seat
 from dovetail.runtime.machine.shared_memory import SharedMemory
 from dovetail.runtime.native.adapt import adapt_service, deal_cpus
 from dovetail.runtime.native.forward import (
-    PHASES,
     ForwardModel,
     find_tape,
     layer_block_bytes,

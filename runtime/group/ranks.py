@@ -18,7 +18,7 @@ from mmap import PAGESIZE
 import msgspec
 from msgspec.structs import replace
 
-from dovetail.ir.artifact import Manifest, PhasePlan, ServicePlan
+from dovetail.ir.artifact import PHASES, Manifest, PhasePlan, ServicePlan
 from dovetail.ir.errors import ArtifactError, DovetailError, RankError
 from dovetail.runtime.artifact import Artifact, ModelPart, open_artifact
 from dovetail.runtime.child.child import Child, StartError, hung_up
@@ -29,7 +29,7 @@ from dovetail.runtime.machine.placement import choose_nodes
 from dovetail.runtime.machine.shared_memory import SharedMemory
 from dovetail.runtime.native.adapt import fit_plans
 from dovetail.runtime.native.collective import Collective, Communicator, comm_bytes
-from dovetail.runtime.native.forward import PHASES, RankPlan
+from dovetail.runtime.native.forward import RankPlan
 from dovetail.topology.hardware import HardwareSpec, read_hardware
 
 MODULE = "dovetail.runtime.group.rank_worker"

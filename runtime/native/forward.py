@@ -13,7 +13,7 @@ from mmap import PAGESIZE
 import msgspec
 from msgspec.structs import replace
 
-from dovetail.ir.artifact import PhasePlan
+from dovetail.ir.artifact import PHASES, PhasePlan
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.errors import ArtifactError
 from dovetail.ir.model import KV_BLOCK, ModelSpec
@@ -78,9 +78,6 @@ class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(phase for phase in PHASES if self.rank < self.ranks_of(phase))
 
 
-PHASES = ("prefill", "decode")
-
-
 @dataclass(frozen=True, slots=True)
 class RankPart:
     """What a rank computes in a phase: its dimensions, its tape, and how it was cut, if it was."""
@@ -136,9 +133,17 @@ class ForwardModel:
         if ranks == 1 and not unit:
             return RankPart(spec, tape, None)
         shard = split_model(spec, plan.rank, ranks)
-        ends = {"whole_sums": plan.deterministic, "own_logits": plan.own_logits}
-        given = (tape, spec, part.file.weights, self._operand_names, shard)
-        return RankPart(shard_spec(spec, shard), shard_tape(*given, **ends, unit=unit), shard)
+        own = shard_tape(
+            tape,
+            spec,
+            part.file.weights,
+            self._operand_names,
+            shard,
+            whole_sums=plan.deterministic,
+            own_logits=plan.own_logits,
+            unit=unit,
+        )
+        return RankPart(shard_spec(spec, shard), own, shard)
 
     def _take_kv(self, plan: RankPlan, shared: SharedMemory | None) -> KvArrays:
         """Return the pools: the rank's own, or those of all, of which it sees its units."""

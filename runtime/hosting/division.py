@@ -17,6 +17,7 @@ from dovetail.ir.place import find_shares
 from dovetail.runtime.artifact import Artifact
 from dovetail.runtime.engine.options import EngineOptions
 from dovetail.runtime.machine.cpu_time import busy_seconds, family_seconds
+from dovetail.runtime.machine.devices import TORCH_CPU
 from dovetail.runtime.machine.seat import Board
 from dovetail.topology.division import (
     LEAST_LOAD,
@@ -39,10 +40,11 @@ log = logging.getLogger("dovetail")
 def divide_cpu(artifact: Artifact, options: EngineOptions, hardware: HardwareSpec) -> Board | None:
     """Return the board of an app whose workers share the CPUs as planned; None where they do not.
 
-    So it is where the user says how many threads run, or a device computes beside the CPU.
+    So it is where the user says how many threads run, or where torch computes on CPUs, too. Beside
+    another device the engine's share is that of its attention (NEO), which decodes.
     """
     shares = find_shares(artifact.serve)
-    said = options.plan is not None or options.threads is not None or options.beside_cpu
+    said = options.plan is not None or options.threads is not None or options.device == TORCH_CPU
     if said or len(set(map(worker_of, shares))) < 2:
         return None
     if not {pu for cpus in shares.values() for pu in cpus} <= set(hardware.allowed_pus):

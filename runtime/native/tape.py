@@ -273,9 +273,11 @@ class BoundTape:
             block_bytes=block_bytes,
         )
 
-    def prepare(self, team: Team, args: Mapping[str, int]) -> None:
-        """Set what orders run with; while none of this tape's runs."""
-        team.set_active(self.plan)
+    def prepare(
+        self, team: Team, args: Mapping[str, int], usable: Collection[int] | None = None
+    ) -> None:
+        """Set what orders run with; while none of this tape's runs. usable: see `run`."""
+        team.set_active(self.plan if usable is None else self._cut(usable))
         self._set_args(args)
 
     def kernel(self, entry: Entry, m: int) -> str:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from dovetail.runtime.hosting.division import LoadLook, follow_load
+from types import SimpleNamespace
+from typing import Any
+
+from dovetail.ir.artifact import PhasePlan, ServicePlan
+from dovetail.ir.graph import Placement
+from dovetail.ir.place import place, serving_graph, share_out
+from dovetail.runtime.engine.options import EngineOptions
+from dovetail.runtime.hosting.division import LoadLook, divide_cpu, follow_load
 from dovetail.runtime.machine.seat import ENCODER_SLOT, ENGINE_SLOT, Board, Seat
-from dovetail.topology.division import DECODE, ENCODERS, STAGES, Trend, divide
+from dovetail.topology.division import DECODE, ENCODERS, PREFILL, SEARCHES, STAGES, Trend, divide
 from dovetail.topology.hardware import read_hardware
 from dovetail.topology.parameters import default_parameters
 from tests.topology.test_division import LOAD
@@ -34,6 +41,17 @@ def test_a_load_that_has_changed_changes_the_shares_within_a_second() -> None:
     assert len(after[ENCODERS]) > len(before[ENCODERS])
     follow_load(board, SPEC, trend, look, LoadLook(2.0, board.used))
     assert board.shares == after, "nothing since"
+
+
+def test_attention_beside_a_device_has_the_share_of_decode() -> None:
+    phase = PhasePlan(threads=1, cpus=(0,))
+    graph = serving_graph(["llm"], (), Placement(threads=1, cpus=(1,)))
+    graph = place(graph, {"llm": ServicePlan(prefill=phase, decode=phase)})
+    shares = {PREFILL: (0,), DECODE: (0,), SEARCHES: (1,)}
+    artifact: Any = SimpleNamespace(serve=share_out(graph, shares))
+    board = divide_cpu(artifact, EngineOptions(device="cuda:0"), SPEC)
+    assert board is not None and board.shares == shares
+    assert divide_cpu(artifact, EngineOptions(device="torch:cpu"), SPEC) is None
 
 
 def test_nothing_is_lent_while_other_programs_use_what_would_be() -> None:

@@ -25,7 +25,7 @@ from prometheus_client.utils import floatToGoString
 from dovetail.runtime.embed.service import EmbeddingService
 from dovetail.runtime.engine.tally import Histogram, Tally
 from dovetail.runtime.flows.events import WorkflowResult
-from dovetail.runtime.hosting.job import Job
+from dovetail.runtime.hosting.generator import Job
 from dovetail.runtime.server.models import Models, ServedModel
 from dovetail.topology.textfile import show_ids
 

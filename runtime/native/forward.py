@@ -79,7 +79,7 @@ class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class RankPart:
+class PhasePart:
     """What a rank computes in a phase: its dimensions, its tape, and how it was cut, if it was."""
 
     spec: ModelSpec
@@ -126,12 +126,12 @@ class ForwardModel:
         self.tapes = {p: self.bind(self.parts[p].tape, operands, p) for p in plan.phases}
         self._group_args: dict[str, dict[str, int]] = {phase: {} for phase in plan.phases}
 
-    def _cut(self, plan: RankPlan, ranks: int) -> RankPart:
+    def _cut(self, plan: RankPlan, ranks: int) -> PhasePart:
         """Return this rank's part of a phase of so many."""
         part, unit = self._part, pool_unit(self._part.file.spec, plan)
         spec, tape = part.file.spec, find_tape(part, "forward")
         if ranks == 1 and not unit:
-            return RankPart(spec, tape, None)
+            return PhasePart(spec, tape, None)
         shard = split_model(spec, plan.rank, ranks)
         own = shard_tape(
             tape,
@@ -143,7 +143,7 @@ class ForwardModel:
             own_logits=plan.own_logits,
             unit=unit,
         )
-        return RankPart(shard_spec(spec, shard), own, shard)
+        return PhasePart(shard_spec(spec, shard), own, shard)
 
     def _take_kv(self, plan: RankPlan, shared: SharedMemory | None) -> KvArrays:
         """Return the pools: the rank's own, or those of all, of which it sees its units."""

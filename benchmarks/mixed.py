@@ -47,6 +47,7 @@ from dovetail.compiler.pipeline import compile_model
 from dovetail.ir.artifact import SERVE
 from dovetail.ir.index_file import EmbedderEntry, Passage
 from dovetail.runtime.app import App, load
+from dovetail.runtime.machine.cpu_time import busy_seconds
 from dovetail.tiny_world import corpus
 from llamacpp import quantize
 
@@ -280,16 +281,22 @@ def open_way(folder: Path, name: str, shares: Shares | None) -> Iterator[Client]
 
 
 def measure(client: Client, options: argparse.Namespace, turn: int) -> dict[str, Any]:
-    """Return the goodput of a way at each rate, and the part of each kind that kept its SLO."""
+    """Return the goodput of a way at each rate, and the part of each kind that kept its SLO.
+
+    others, idle: cores that other programs used meanwhile, and that nobody did.
+    """
     for number, kind in enumerate((*REQUESTS, *REQUESTS)):
         client.ask(Arrival(0.0, kind, number))
     row: dict[str, Any] = {}
     for rate in options.rates:
+        cpus, began = os.sched_getaffinity(0), time.perf_counter()
+        busy = busy_seconds(cpus)
         with timed_region() as region:
             kept = serve_load(client, arrivals(rate, options.seconds, turn))
+        used = (busy_seconds(cpus) - busy) / (time.perf_counter() - began)
         row[f"goodput_{rate:g}"] = sum(map(sum, kept.values())) / options.seconds
         row[f"kept_{rate:g}"] = "/".join(f"{sum(k)}of{len(k)}" for k in kept.values())
-        row[f"others_{rate:g}"] = region.others
+        row[f"others_{rate:g}"], row[f"idle_{rate:g}"] = region.others, len(cpus) - used
     return row | {"goodput": max(row[f"goodput_{rate:g}"] for rate in options.rates)}
 
 

@@ -321,6 +321,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3, help="how often each way is measured")
     parser.add_argument("--seconds", type=float, default=10.0, help="of a load at one rate")
     parser.add_argument("--rates", type=float, nargs="+", default=list(RATES))
+    parser.add_argument("--ways", nargs="+", help="only these, such as joint")
     add_work_option(parser)
     add_report_options(parser)
     options = parser.parse_args()
@@ -332,7 +333,7 @@ def main() -> None:
         keep_current(folder / "app.dove", lambda: build(folder), [PASSAGES, mixed_peers.there()])
         for turn in range(options.turns):
             for name, shares in ways(sorted(os.sched_getaffinity(0))).items():
-                if (turn, name) in there:
+                if (turn, name) in there or name not in (options.ways or [name]):
                     continue
                 with open_way(folder, name, shares) as client:
                     report.rows.append(

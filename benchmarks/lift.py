@@ -29,12 +29,12 @@ from pathlib import Path
 
 import numpy as np
 
-from dovetail.cli.kernel import Around, read_pieces
 from dovetail.codegen.catalog import resolve_imports
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.lift import lift_function
 from dovetail.codegen.lower import lower
 from dovetail.codegen.targets import TARGETS
+from dovetail.codegen.user_file import Around, read_pieces
 from dovetail.errors import DovetailError
 from dovetail.ir.diagnostics import Source
 from dovetail.ir.errors import SyntaxDiagnostic
@@ -279,7 +279,8 @@ def compile_program(text: str, flags: Sequence[str], arm: bool) -> list[str] | s
     (folder / "k.c").write_text(text)
     zig = [sys.executable, "-m", "ziglang", "cc", "-target", "aarch64-linux-musl", "-static"]
     command = [*(zig if arm else ["gcc"]), "-O1", "-w", "-fno-strict-aliasing", "-fwrapv"]
-    command += ["-std=gnu11", "-ffp-contract=off", "-fno-sanitize=all" if arm else "-w", *flags]
+    command += ["-std=gnu11", "-ffp-contract=off", *flags]
+    command += ["-fno-sanitize=all", "-Wno-implicit-function-declaration"] if arm else []
     command += ["-ffunction-sections", "-Wl,--gc-sections"]
     command += [] if arm else ["-Wl,--unresolved-symbols=ignore-all"]
     command += [f"-I{include_folder()}", f"-I{include_folder()}/a/b", "k.c", "-o", "k", "-lm"]

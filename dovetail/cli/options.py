@@ -173,6 +173,14 @@ class SearchFlags:
 
 
 ArtifactDirectory = Annotated[Path, typer.Argument(help="An artifact directory.")]
+UserKernels = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="OP=FILE",
+        help="Kernel of your own (C or .dk) for an operator, to be measured beside ours; without "
+        "OP= its kernels are added for dovetail.kernels; repeatable.",
+    ),
+]
 ModelDirectory = Annotated[
     str, typer.Argument(help="A Hugging Face model directory, a GGUF file, or a hub id.")
 ]

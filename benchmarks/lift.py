@@ -268,6 +268,16 @@ class Entry:
         return f"{{ {made} }}"
 
 
+def spelled_type(text: str, function: low.Function, index: int) -> str:
+    """Return a parameter's type; of a struct without a tag, as the file's text spells it."""
+    param = function.params[index]
+    type_ = print_low(param.type)
+    found = re.search(rf"\b{function.name}\s*\(([^()]*)\)\s*{{", text)
+    if "anonymous" not in type_ or not found:
+        return type_
+    return re.sub(rf"\b{param.name}\s*$", "", found[1].split(",")[index].strip())
+
+
 def place(index: int) -> str:
     """Return the address of the memory of a parameter."""
     return f"memory + {index} * {ARENA} + {ARENA // 4}"
@@ -304,7 +314,8 @@ def trials(function: low.Function, kinds: Sequence[str]) -> Iterator[bytes]:
         whole = int(rng.choice([s for s in sizes if s % 4 == 0]))
         words, reals, memory = [], [], []
         for kind, param in zip(kinds, function.params, strict=True):
-            words.append(int(rng.choice(sizes)) if trial % 2 else whole)
+            some = meant_sizes(function.name, param.name)
+            words.append(int(rng.choice(some or sizes)) if trial % 2 or some else whole)
             reals.append(float(np.float32(rng.uniform(-2, 2))))
             memory.append(random_memory(param, rng, kind))
         memory.append(bytes(ARENA))
@@ -312,6 +323,17 @@ def trials(function: low.Function, kinds: Sequence[str]) -> Iterator[bytes]:
         reals.append(0.0)
         count = len(words)
         yield struct.pack(f"<{count}q{count}d", *words, *reals) + b"".join(memory)
+
+
+def meant_sizes(function: str, param: str) -> tuple[int, ...]:
+    """Return the numbers that a parameter may have, as far as names tell it."""
+    if re.search("get_scale|sign_bytes", function):
+        return (0, 1)  # the place in a table
+    if param == "nrc":
+        return (1,)  # rows at a time; ggml asserts it
+    if param in ("n", "k") and re.search("vec_dot|quantize_row", function):
+        return (256, 512)  # whole blocks of every format
+    return ()
 
 
 def random_memory(param: low.Param, rng: np.random.Generator, kind: str) -> bytes:
@@ -400,14 +422,15 @@ class Candidate:
     row: Row
     function: low.Function
     unit: high.Unit
+    text: str
 
     @property
     def entry(self) -> Entry:
         """How the function of the file is called."""
         kinds = tuple(argument_kinds(self.function))
         types = tuple(
-            print_low(p.type) if k in "iv" else ""
-            for p, k in zip(self.function.params, kinds, strict=True)
+            spelled_type(self.text, self.function, i) if k in "iv" else ""
+            for i, k in enumerate(kinds)
         )
         return Entry(self.function.name, kinds, types, print_low(self.function.returns))
 
@@ -538,7 +561,8 @@ def lift_row(pieces: Pieces, row: Row) -> Candidate | None:
     row.lifted = True
     literal = any(note.startswith("written out") for note in unit.notes)
     row.way = "literal" if literal else "by meaning"
-    return Candidate(row, function, resolve_imports(unit))
+    source = pieces.functions[row.function][0]
+    return Candidate(row, function, resolve_imports(unit), source.text)
 
 
 def kernel_files() -> list[Path]:

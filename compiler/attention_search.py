@@ -223,7 +223,7 @@ def _search_kernel(
             "name another target with --target, or measure all again with dovetail tune "
             "--effort full if the machine was at fault"
         )
-    schedule = schedules[_best(by_schedule) or 0]
+    schedule = schedules[find_best(by_schedule) or 0]
     return AttentionChoice(case.kind, case.threads, rivals[best], schedule, _total(by_rival[best]))
 
 

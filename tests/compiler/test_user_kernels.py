@@ -197,7 +197,7 @@ def test_the_chosen_kernel_is_the_one_that_runs(
         named = {t.rows[0].kernel for t in tables.tables if t.op == "rmsnorm"}
         assert named == {"rmsnorm_user_own"}
         with dovetail.load(out, threads=1, trust=True) as app:
-            tokens[name] = app.generate([[1, 2, 3]], max_tokens=6, ignore_eos=True)[0].tokens
+            tokens[name] = app.generate([[1, 2, 3]], max_tokens=6, ignore_eos=True)[0].token_ids
     assert len(set(tokens["zeros"])) == 1 and tokens["zeros"] != tokens["right"]
 
 

@@ -292,7 +292,7 @@ def compile_program(text: str, flags: Sequence[str], arm: bool) -> list[str] | s
     command += ["-std=gnu11", "-ffp-contract=off", *flags]
     command += ["-fno-sanitize=all", "-Wno-implicit-function-declaration"] if arm else []
     command += ["-ffunction-sections", "-Wl,--gc-sections"]
-    command += [] if arm else ["-Wl,--unresolved-symbols=ignore-all"]
+    command += [] if arm else ["-static", "-Wl,--unresolved-symbols=ignore-all"]
     command += [f"-I{include_folder()}", f"-I{include_folder()}/a/b", "k.c", "-o", "k", "-lm"]
     said = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if said.returncode:

@@ -22,6 +22,7 @@ from dovetail.codegen.lift.lanes import (
     minus,
     saturate,
 )
+from dovetail.codegen.lift.types import refuse
 from dovetail.codegen.lift.x86_lanes import round_lanes
 from dovetail.codegen.lift.x86_whole import load_halves
 from dovetail.ir.expr import Expr, Float, NamedType, Unary
@@ -239,10 +240,13 @@ def _load_apart(ways: int) -> Handler:
 
     def handler(lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
         shape.group = ways
+        if shape.form == "_lane":
+            raise refuse("a load of one lane into several vectors")
         source = args[0].read_as(shape.elem)
+        step = 0 if shape.form == "_dup" else ways
         out = lanes.new(shape.elem, shape.count * ways)
         for k in range(ways):
-            lanes.deal(out.moved(k * shape.count), source.moved(k), shape.count, ways)
+            lanes.deal(out.moved(k * shape.count), source.moved(k), shape.count, step)
         return _group(shape), out
 
     return handler

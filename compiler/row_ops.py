@@ -25,13 +25,13 @@ _GATED = tuple(Operand(*slot.split(":")) for slot in (_ROWS + "y:in ldy:int " + 
 class RowOp:
     """An operator: slots of its kernel, what it computes from arrays by their slots, and eps.
 
-    ours: the family of our kernel for it, with its dtype parameter; empty where ours are part of
+    ours: the family of our kernel for it, and its dtype parameter; None where ours are part of
     other kernels.
     """
 
     slots: tuple[Operand, ...]
     meaning: Callable[[Mapping[str, Array], float], Array]
-    ours: tuple[str, ...] = ()
+    ours: tuple[str, str | None] | None = None
 
     @property
     def arrays(self) -> tuple[str, ...]:
@@ -76,8 +76,8 @@ def _gelu_tanh(a: Mapping[str, Array], eps: float) -> Array:
 
 
 ROW_OPS: dict[str, RowOp] = {
-    "rmsnorm": RowOp(OPERATORS["rmsnorm"], _rmsnorm, ("rmsnorm",)),
-    "layernorm": RowOp(OPERATORS["layernorm"], _layernorm, ("layernorm",)),
+    "rmsnorm": RowOp(OPERATORS["rmsnorm"], _rmsnorm, ("rmsnorm", None)),
+    "layernorm": RowOp(OPERATORS["layernorm"], _layernorm, ("layernorm", None)),
     "softmax": RowOp(_ALONE, _softmax),
     "silu": RowOp(_ALONE, _silu),
     "gelu": RowOp(_ALONE, _gelu, ("activate_rows", "gelu")),

@@ -96,7 +96,7 @@ def target_kernels(
     cache: Path | None,
     *,
     here: bool,
-    modules: Mapping[str, Unit],
+    modules: Mapping[str, Unit] | None = None,
 ) -> TargetKernels:
     """Return kernels for an artifact: those of the rules shared, the others in a library.
 
@@ -108,7 +108,7 @@ def target_kernels(
     own = tuple(request for request in requests if _identity(request) not in rules)
     entries = share_kernels(target, shared, cache) if shared else ()
     if own:
-        built = build_library(LibrarySpec(target=target, kernels=own, modules=modules), cache)
+        built = build_library(LibrarySpec(target=target, kernels=own, modules=modules or {}), cache)
         index = replace(built.index, kernels=(*built.index.kernels, *entries))
         return TargetKernels(index, built)
     index = KernelIndex(

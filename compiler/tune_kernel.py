@@ -47,8 +47,10 @@ class KernelOptions(TypedDict, total=False):
 
 
 class KernelRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The times of one shape, in seconds: of ours (None where there is none), of the user's kernel
-    as it stands and of its fastest variant; serves: which one a search takes.
+    """The times of one shape, in seconds.
+
+    ours: None where there is none; plain: the user's kernel as it stands; best: of its fastest
+    variant; serves: which one a search takes.
     """
 
     shape: dict[str, int]
@@ -86,14 +88,14 @@ def tune_kernel(
         return _tune(kernel, cases, options)
 
 
-def _read_shape(shape: str) -> dict[str, int]:
+def _read_shape(shape: str) -> tuple[int, int]:
     found = re.fullmatch(r"rows=(\d{1,6}),width=(\d{1,6})", shape)
     if not found or not int(found[1]) or not int(found[2]):
         raise SpecError(f"--shape {shape}: write rows=R,width=W, as in rows=16,width=2048")
-    return {"rows": int(found[1]), "width": int(found[2])}
+    return int(found[1]), int(found[2])
 
 
-def _tune(kernel: str, shapes: Sequence[dict[str, int]], options: KernelOptions) -> KernelReport:
+def _tune(kernel: str, shapes: Sequence[tuple[int, int]], options: KernelOptions) -> KernelReport:
     say = options.get("say") or (lambda _: None)
     user, hardware = read_user_kernel(kernel, guess=True), read_hardware()
     wanted = options.get("target")
@@ -106,10 +108,16 @@ def _tune(kernel: str, shapes: Sequence[dict[str, int]], options: KernelOptions)
     budget = options.get("budget")
     seconds = SECONDS if budget is None else budget / len(shapes)
     cases = [
-        RowsCase(kind=user.op, threads=threads, eps=options.get("eps", 1e-5), **shape)
-        for shape in shapes
+        RowsCase(
+            kind=user.op,
+            rows=rows,
+            width=width,
+            threads=threads,
+            eps=options.get("eps", 1e-5),
+        )
+        for rows, width in shapes
     ]
-    ours, rows = our_request(user.op, target), []
+    ours, found = our_request(user.op, target), []
     identity = Identity.of(hardware, library.index)
     with Meter(library.path, library.index, pool_bytes=1 << 20) as meter:
         recorder = Recorder(meter, identity, database)
@@ -120,7 +128,7 @@ def _tune(kernel: str, shapes: Sequence[dict[str, int]], options: KernelOptions)
             chosen = find_best([(each,) for each in times])
             own = [m for m in times[ours is not None :] if m.status == OK]
             best = min(own, key=lambda m: m.low)
-            rows.append(
+            found.append(
                 KernelRow(
                     shape=task.case.shape,
                     ours=times[0].seconds if ours else None,
@@ -138,6 +146,6 @@ def _tune(kernel: str, shapes: Sequence[dict[str, int]], options: KernelOptions)
         target=target.name,
         machine=identity.machine(1).label,
         measured=recorder.measured,
-        rows=tuple(rows),
+        rows=tuple(found),
         notes=tuple(note for note in notes if note),
     )

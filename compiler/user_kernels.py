@@ -61,7 +61,7 @@ class UserKernel:
         return self.requests[0].module
 
     def served(self, tables: Iterable[ScheduleTable]) -> tuple[KernelRequest, ...]:
-        """Return what an artifact gets: the instances that its tables name, the plain one, or all."""
+        """Return what an artifact gets: what its tables name and the plain one; or all."""
         if not self.op:
             return self.requests
         named = {row.kernel for table in tables for row in table.rows}
@@ -270,7 +270,7 @@ def _variants(default: KernelRequest, kernel: high.Function) -> tuple[KernelRequ
 def our_request(op: str, target: Target) -> KernelRequest | None:
     """Return our own kernel for an operator, None where ours are part of others."""
     ours = ROW_OPS[op].ours
-    return kernel_request(ours[0], target, *ours[1:]) if ours else None
+    return kernel_request(ours[0], target, ours[1]) if ours else None
 
 
 def user_tasks(

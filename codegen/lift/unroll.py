@@ -116,7 +116,7 @@ def _renamed(stmt: high.Stmt, names: dict[str, Expr]) -> high.Stmt:
         return node.args[0] if node.name == "vtail" else None
 
     rules: list[tuple[type[Node], Callable[..., Expr | None]]] = [(Name, name), (Call, tail)]
-    made = rewrite_node(stmt, rules)  # type: ignore[arg-type]
+    made = rewrite_node(stmt, rules)
     assert isinstance(made, high.Stmt)
     return made
 

@@ -181,9 +181,6 @@ UserKernels = Annotated[
         "OP= its kernels are added for dovetail.kernels; repeatable.",
     ),
 ]
-ModelDirectory = Annotated[
-    str, typer.Argument(help="A Hugging Face model directory, a GGUF file, or a hub id.")
-]
 Threads = Annotated[int | None, "CPU threads; default all cores."]
 AsJson = Annotated[bool, "Print one JSON object."]
 Trust = Annotated[

@@ -26,8 +26,8 @@ def tune_command(
     model: Annotated[
         str | None,
         typer.Argument(
-            help="A Hugging Face model directory, a GGUF file, or a hub id; none to tune a --kernel "
-            "alone."
+            help="A Hugging Face model directory, a GGUF file, or a hub id; without it a --kernel "
+            "is tuned alone."
         ),
     ] = None,
     resume: Annotated[bool, "Continue this job where it was interrupted, or begin it anew."] = True,

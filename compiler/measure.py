@@ -103,8 +103,8 @@ class RowsCase(msgspec.Struct, frozen=True, kw_only=True, tag="rows"):
 
     @property
     def shape(self) -> dict[str, int]:
-        """The sizes that records name."""
-        return {"rows": self.rows, "width": self.width}
+        """The sizes that records name, and eps, without which a record says nothing of numbers."""
+        return {"rows": self.rows, "width": self.width, "eps_nano": round(1e9 * self.eps)}
 
     @property
     def work(self) -> WorkKey:

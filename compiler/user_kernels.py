@@ -293,8 +293,9 @@ def model_cases(op: str, width: int, eps: float, plan: PhasePlan) -> tuple[RowsC
 def user_library(kernels: Iterable[UserKernel], target: Target) -> LibrarySpec:
     """Return the library of the users' kernels and of ours beside them."""
     kernels = tuple(kernels)
-    ours = [our_request(kernel.op, target) for kernel in kernels if kernel.op]
-    requests = (*(r for r in ours if r), *(r for k in kernels for r in k.requests))
+    ours = (our_request(kernel.op, target) for kernel in kernels if kernel.op)
+    by_name = {request.name: request for request in ours if request is not None}
+    requests = (*by_name.values(), *(r for k in kernels for r in k.requests))
     modules = {kernel.module: kernel.unit for kernel in kernels}
     return LibrarySpec(target, requests, name="user", modules=modules, tvm_ffi=False)
 

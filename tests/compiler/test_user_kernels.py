@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dovetail import kernels
-from dovetail.codegen.library import build_library
+from dovetail.codegen.library import build_library, index_library
 from dovetail.codegen.targets import host_target
 from dovetail.compiler.attention_search import apply_choices, search_attention
 from dovetail.compiler.measure import Meter, RowsCase
@@ -100,26 +100,19 @@ def write(folder: Path, name: str, text: str) -> Path:
     return path
 
 
-def measure(op: str, file: Path, width: int = 45) -> list[str]:
-    """What became of ours and of the user's variants on rows of a length that no tile divides."""
-    user = read_user_kernel(f"{op}={file}")
-    case = RowsCase(kind=op, rows=3, width=width, threads=2)
-    (task,) = user_tasks(user, TARGET, [case])
-    built = build_library(user_library([user], TARGET))
+def test_every_variant_is_right(tmp_path: Path) -> None:
+    """Ours and all of the user's, on rows of a length that no tile divides."""
+    files = {op: write(tmp_path, f"{op}_c.c", text) for op, text in KERNELS.items()}
+    users = [read_user_kernel(f"{op}={file}") for op, file in files.items()]
+    users.append(read_user_kernel(f"rmsnorm={write(tmp_path, 'own.dk', OURS)}"))
+    assert len(users[-1].unit.functions) == 1  # taken as it is
+    built = build_library(user_library(users, TARGET))
     with Meter(built.path, built.index, pool_bytes=1 << 20) as meter:
-        return [m.status for m in meter.measure(case, task.candidates, rounds=2, seconds=0.0)]
-
-
-@pytest.mark.parametrize("op", list(KERNELS))
-def test_every_variant_is_right(op: str, tmp_path: Path) -> None:
-    found = measure(op, write(tmp_path, "own.c", KERNELS[op]))
-    assert found == ["ok"] * (4 + bool(ROW_OPS[op].ours))
-
-
-def test_a_kernel_with_the_slots_of_an_operator_is_taken_as_it_is(tmp_path: Path) -> None:
-    file = write(tmp_path, "own.dk", OURS)
-    assert measure("rmsnorm", file, 300) == ["ok"] * 5
-    assert len(read_user_kernel(f"rmsnorm={file}").unit.functions) == 1
+        for user in users:
+            case = RowsCase(kind=user.op, rows=3, width=45, threads=2)
+            (task,) = user_tasks(user, TARGET, [case])
+            found = meter.measure(case, task.candidates, rounds=2, seconds=0.0)
+            assert [m.status for m in found] == ["ok"] * (4 + bool(ROW_OPS[user.op].ours)), user.op
 
 
 @pytest.mark.parametrize(
@@ -145,10 +138,10 @@ def test_tuning_keeps_its_records(tmp_path: Path) -> None:
 def test_what_is_surely_faster_gets_into_the_tables(tmp_path: Path) -> None:
     user = read_user_kernel(f"rmsnorm={write(tmp_path, 'own.c', RMSNORM)}")
     tasks = user_tasks(user, TARGET, [RowsCase(kind="rmsnorm", rows=1, width=64, threads=1)])
-    built = build_library(user_library([user], TARGET))
-    identity = Identity.of(read_hardware(), built.index)
+    index = index_library(user_library([user], TARGET))
+    identity = Identity.of(read_hardware(), index)
     for fastest in (user.requests[2].name, "rmsnorm"):
-        meter = Favouring(built.path, built.index, pool_bytes=1)
+        meter = Favouring(Path(__file__), index, pool_bytes=1)
         meter.fastest = fastest
         found = search_attention(tasks, Recorder(meter, identity, RecordSet()), 1.0)
         tables = apply_choices(other_tables(SPEC, TARGET, "any", 1), found)

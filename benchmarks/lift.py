@@ -337,7 +337,7 @@ def meant_sizes(function: str, param: str) -> tuple[int, ...]:
 
 
 def random_memory(param: low.Param, rng: np.random.Generator, kind: str) -> bytes:
-    """Return memory for a parameter: floats near 1, whole numbers of any value."""
+    """Return memory for a parameter: floats near 1, integers that may be distances in bytes."""
     type_ = param.type
     of = getattr(type_, "of", None)
     found = scalar(of) if of is not None else None
@@ -345,7 +345,7 @@ def random_memory(param: low.Param, rng: np.random.Generator, kind: str) -> byte
         dtype = {2: np.float16, 4: np.float32, 8: np.float64}[found.size]
         return rng.uniform(-1, 1, ARENA // found.size).astype(dtype).tobytes()
     if found is not None and found.size >= 4:
-        return rng.integers(0, 100, ARENA // 4).astype(np.int32).tobytes()
+        return (4 * rng.integers(0, 25, ARENA // 4)).astype(np.int32).tobytes()
     # bytes whose every pair is a half of modest size and whose every four a modest float
     data = rng.integers(0, 256, ARENA).astype(np.uint8)
     data[1::2] = rng.choice(
@@ -449,6 +449,7 @@ def original_text(path: Path, setting: Setting, candidates: Sequence[Candidate])
     text = re.sub(r"\bint main\(", "int other_main(", path.read_text())
     header = (HEADERS / setting.header).read_text()
     calls = driver([c.entry for c in candidates])
+    intrinsics += "#include <assert.h>\n"  # which some have as <cassert>
     return intrinsics + defines + exponent_tables() + header + text + calls
 
 

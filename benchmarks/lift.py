@@ -1,10 +1,11 @@
 """Third-party kernels: how many of their functions parse, lift, and compute what gcc's build does.
 
-    python -m benchmarks.lift [--only TEXT] [--functions] [--json FILE]
+    python -m benchmarks.lift [--only TEXT] [--json FILE] [--seconds N]
 
 Reads the unmodified files of DOVETAIL_CORPUS/kernels, each with a text of benchmarks/lift_headers
 in front. What lifts is built for two targets and compared with gcc's build of the same text, on
-random memory and several sizes, in child processes.
+random memory and several sizes, in child processes; NEON by qemu-aarch64. With --json it keeps what
+is done, and goes on from there.
 """
 
 from __future__ import annotations
@@ -19,23 +20,26 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
 
-from dovetail.cli.kernel import Around, read_pieces
 from dovetail.codegen.catalog import resolve_imports
+from dovetail.codegen.isa.target import Target
 from dovetail.codegen.lift import lift_function
 from dovetail.codegen.lower import lower
 from dovetail.codegen.targets import TARGETS
+from dovetail.codegen.user_file import Around, read_pieces
 from dovetail.errors import DovetailError
 from dovetail.ir.diagnostics import Source
 from dovetail.ir.errors import SyntaxDiagnostic
 from dovetail.ir.expr import NamedType
+from dovetail.ir.files import write_whole
 from dovetail.ir.high import nodes as high
 from dovetail.ir.low import nodes as low
 from dovetail.ir.low.parse import Pieces
@@ -50,6 +54,8 @@ TARGETS_X86 = ("x86-64-avx512", "x86-64-avx2")
 TARGETS_ARM = ("aarch64-neon", "x86-64-avx2")
 ARENA = 1 << 18
 """Bytes of memory behind each pointer parameter; pointers stand in its middle quarter."""
+PORTION = 12
+"""Functions of a file that are built as one program."""
 TRIALS = 40
 WANTED = 6
 """Calls that must agree, of TRIALS that are tried: some sizes make no sense to a kernel."""
@@ -208,40 +214,73 @@ def argument_kinds(function: low.Function) -> list[str]:
     return kinds
 
 
-def driver(name: str, kinds: Sequence[str], types: Sequence[str], returns: str) -> str:
-    """Return the C text of a program's `main`, which calls a function on memory from stdin."""
-    args = ", ".join(
-        {
-            "p": f"(void *)(memory + {i} * {ARENA} + {ARENA // 4})",
-            "v": f"*({type_} *)(memory + {i} * {ARENA} + {ARENA // 4})",
-            "i": f"({type_})words[{i}]",
-            "f": f"(float)reals[{i}]",
-            "d": f"reals[{i}]",
-        }[kind]
-        for i, (kind, type_) in enumerate(zip(kinds, types, strict=True))
+def driver(entries: Sequence[Entry]) -> str:
+    """Return the C text of a program's `main`: calls one of the functions on memory from stdin."""
+    count = max(len(entry.kinds) for entry in entries) + 1
+    cases = "".join(
+        f"    case {i}: {entry.call(len(entry.kinds))} break;\n" for i, entry in enumerate(entries)
     )
-    count = len(kinds) + 1
-    last = f"memory + {count - 1} * {ARENA} + {ARENA // 4}"
-    invoke = f"{name}({args});"
-    if returns == "lifted":
-        invoke = f"{name}({args}{', ' if args else ''}(void *)({last}));"
-    elif returns != "void":
-        invoke = f"{{ {returns} made = {name}({args}); memcpy({last}, &made, sizeof made); }}"
     return f"""
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 static char memory[{count} * {ARENA}] __attribute__((aligned(64)));
-int main(void) {{
+int main(int argc, char **argv) {{
   long long words[{count}]; double reals[{count}];
-  while (fread(words, 1, sizeof words, stdin) == sizeof words) {{
-    if (fread(reals, 1, sizeof reals, stdin) != sizeof reals) return 1;
-    if (fread(memory, 1, sizeof memory, stdin) != sizeof memory) return 1;
-    {invoke}
-    fwrite(memory, 1, sizeof memory, stdout); fflush(stdout);
-  }}
+  int which = atoi(argv[1]), used = atoi(argv[2]);
+  if (fread(words, 8, used, stdin) != used || fread(reals, 8, used, stdin) != used) return 1;
+  if (fread(memory, {ARENA}, used, stdin) != used) return 1;
+  switch (which) {{
+{cases}  }}
+  fwrite(memory, {ARENA}, used, stdout);
   return 0;
 }}
 """
+
+
+@dataclass(frozen=True)
+class Entry:
+    """How a program calls a function: kinds and types of its parameters, what it returns."""
+
+    name: str
+    kinds: tuple[str, ...]
+    types: tuple[str, ...]
+    returns: str
+
+    def call(self, last: int) -> str:
+        """Return the statement; what comes back goes to the memory after the parameters'."""
+        args = [
+            {
+                "p": f"(void *)({place(i)})",
+                "v": f"*({type_} *)({place(i)})",
+                "i": f"({type_})words[{i}]",
+                "f": f"(float)reals[{i}]",
+                "d": f"reals[{i}]",
+            }[kind]
+            for i, (kind, type_) in enumerate(zip(self.kinds, self.types, strict=True))
+        ]
+        if self.returns == "lifted":
+            args.append(f"(void *)({place(last)})")
+        invoke = f"{self.name}({', '.join(args)});"
+        if self.returns in ("void", "lifted"):
+            return invoke
+        made = f"{self.returns} made = {invoke} memcpy({place(last)}, &made, sizeof made);"
+        return f"{{ {made} }}"
+
+
+def spelled_type(text: str, function: low.Function, index: int) -> str:
+    """Return a parameter's type; of a struct without a tag, as the file's text spells it."""
+    param = function.params[index]
+    type_ = print_low(param.type)
+    found = re.search(rf"\b{function.name}\s*\(([^()]*)\)\s*{{", text)
+    if "anonymous" not in type_ or not found:
+        return type_
+    return re.sub(rf"\b{param.name}\s*$", "", found[1].split(",")[index].strip())
+
+
+def place(index: int) -> str:
+    """Return the address of the memory of a parameter."""
+    return f"memory + {index} * {ARENA} + {ARENA // 4}"
 
 
 def compile_program(text: str, flags: Sequence[str], arm: bool) -> list[str] | str:
@@ -250,9 +289,10 @@ def compile_program(text: str, flags: Sequence[str], arm: bool) -> list[str] | s
     (folder / "k.c").write_text(text)
     zig = [sys.executable, "-m", "ziglang", "cc", "-target", "aarch64-linux-musl", "-static"]
     command = [*(zig if arm else ["gcc"]), "-O1", "-w", "-fno-strict-aliasing", "-fwrapv"]
-    command += ["-std=gnu11", "-ffp-contract=off", "-fno-sanitize=all" if arm else "-w", *flags]
+    command += ["-std=gnu11", "-ffp-contract=off", *flags]
+    command += ["-fno-sanitize=all", "-Wno-implicit-function-declaration"] if arm else []
     command += ["-ffunction-sections", "-Wl,--gc-sections"]
-    command += [] if arm else ["-Wl,--unresolved-symbols=ignore-all"]
+    command += [] if arm else ["-static", "-Wl,--unresolved-symbols=ignore-all"]
     command += [f"-I{include_folder()}", f"-I{include_folder()}/a/b", "k.c", "-o", "k", "-lm"]
     said = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if said.returncode:
@@ -274,7 +314,8 @@ def trials(function: low.Function, kinds: Sequence[str]) -> Iterator[bytes]:
         whole = int(rng.choice([s for s in sizes if s % 4 == 0]))
         words, reals, memory = [], [], []
         for kind, param in zip(kinds, function.params, strict=True):
-            words.append(int(rng.choice(sizes)) if trial % 2 else whole)
+            some = meant_sizes(function.name, param.name)
+            words.append(int(rng.choice(some or sizes)) if trial % 2 or some else whole)
             reals.append(float(np.float32(rng.uniform(-2, 2))))
             memory.append(random_memory(param, rng, kind))
         memory.append(bytes(ARENA))
@@ -284,8 +325,19 @@ def trials(function: low.Function, kinds: Sequence[str]) -> Iterator[bytes]:
         yield struct.pack(f"<{count}q{count}d", *words, *reals) + b"".join(memory)
 
 
+def meant_sizes(function: str, param: str) -> tuple[int, ...]:
+    """Return the numbers that a parameter may have, as far as names tell it."""
+    if re.search("get_scale|sign_bytes", function):
+        return (0, 1)  # the place in a table
+    if param == "nrc":
+        return (1,)  # rows at a time; ggml asserts it
+    if param in ("n", "k") and re.search("vec_dot|quantize_row", function):
+        return (256, 512)  # whole blocks of every format
+    return ()
+
+
 def random_memory(param: low.Param, rng: np.random.Generator, kind: str) -> bytes:
-    """Return memory for a parameter: floats near 1, whole numbers of any value."""
+    """Return memory for a parameter: floats near 1, integers that may be distances in bytes."""
     type_ = param.type
     of = getattr(type_, "of", None)
     found = scalar(of) if of is not None else None
@@ -293,7 +345,7 @@ def random_memory(param: low.Param, rng: np.random.Generator, kind: str) -> byte
         dtype = {2: np.float16, 4: np.float32, 8: np.float64}[found.size]
         return rng.uniform(-1, 1, ARENA // found.size).astype(dtype).tobytes()
     if found is not None and found.size >= 4:
-        return rng.integers(0, 100, ARENA // 4).astype(np.int32).tobytes()
+        return (4 * rng.integers(0, 25, ARENA // 4)).astype(np.int32).tobytes()
     # bytes whose every pair is a half of modest size and whose every four a modest float
     data = rng.integers(0, 256, ARENA).astype(np.uint8)
     data[1::2] = rng.choice(
@@ -302,7 +354,7 @@ def random_memory(param: low.Param, rng: np.random.Generator, kind: str) -> byte
     return data.tobytes()
 
 
-def agree(first: bytes, second: bytes, function: low.Function) -> bool:
+def agree(first: bytes, second: bytes) -> bool:
     """Whether two memories hold the same: the same bytes, or floats that are near."""
     if first == second:
         return True
@@ -340,62 +392,132 @@ def run_once(command: list[str], data: bytes) -> bytes | None:
     return said.stdout if said.returncode == 0 else None
 
 
-def compare(path: Path, setting: Setting, function: low.Function, unit: high.Unit, row: Row) -> str:
-    """Return `same`, or how gcc's build of the text and ours differ."""
-    kinds = argument_kinds(function)
-    types = [
-        print_low(p.type) if k in "iv" else "" for p, k in zip(function.params, kinds, strict=True)
-    ]
-    returns = print_low(function.returns)
+def build_programs(
+    make: Callable[[Sequence[Candidate]], str],
+    candidates: Sequence[Candidate],
+    flags: Sequence[str],
+    arm: bool,
+) -> dict[str, list[str] | str]:
+    """Return for each function the command that calls it, or why there is none.
+
+    All are built as one program; where that fails, halves are, down to a function alone.
+    """
+    built = compile_program(make(candidates), flags, arm)
+    if isinstance(built, str) and len(candidates) > 1:
+        half = len(candidates) // 2
+        parts = (candidates[:half], candidates[half:])
+        return {k: v for p in parts for k, v in build_programs(make, p, flags, arm).items()}
+    if isinstance(built, str):
+        return {candidates[0].row.function: built}
+    return {
+        c.row.function: [*built, str(i), str(len(c.entry.kinds) + 1)]
+        for i, c in enumerate(candidates)
+    }
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A function that was lifted, to be compared: as C, and as a module of the high IR."""
+
+    row: Row
+    function: low.Function
+    unit: high.Unit
+    text: str
+
+    @property
+    def entry(self) -> Entry:
+        """How the function of the file is called."""
+        kinds = tuple(argument_kinds(self.function))
+        types = tuple(
+            spelled_type(self.text, self.function, i) if k in "iv" else ""
+            for i, k in enumerate(kinds)
+        )
+        return Entry(self.function.name, kinds, types, print_low(self.function.returns))
+
+    @property
+    def lifted_entry(self) -> Entry:
+        """How the kernel is called; it gives back what the function returns through a pointer."""
+        kinds = tuple(k.replace("v", "p") for k in self.entry.kinds)
+        returns = "lifted" if self.entry.returns != "void" else "void"
+        return Entry(f"lifted_{self.row.function}", kinds, ("long long",) * len(kinds), returns)
+
+
+def original_text(path: Path, setting: Setting, candidates: Sequence[Candidate]) -> str:
+    """Return the program of the functions as they stand in the file."""
     defines = "".join(f"#define {d}\n" for d in setting.defines)
     intrinsics = "#include <arm_neon.h>\n" if setting.arm else "#include <immintrin.h>\n"
-    text = path.read_text()
-    text = re.sub(r"\bint main\(", "int other_main(", text)
-    original = intrinsics + defines + exponent_tables() + (HEADERS / setting.header).read_text()
-    original += text + driver(function.name, kinds, types, returns)
-    theirs = compile_program(original, setting.flags, setting.arm)
-    if isinstance(theirs, str):
-        return f"gcc does not build it: {theirs}"
-    ours = []
-    for name in setting.targets:
+    text = re.sub(r"\bint main\(", "int other_main(", path.read_text())
+    header = (HEADERS / setting.header).read_text()
+    calls = driver([c.entry for c in candidates])
+    intrinsics += "#include <assert.h>\n"  # which some have as <cassert>
+    return intrinsics + defines + exponent_tables() + header + text + calls
+
+
+def lifted_text(target: Target, candidates: Sequence[Candidate]) -> str:
+    """Return the program of the kernels as they are lowered for a target."""
+    items = {
+        item.name: item
+        for c in candidates
+        for item in lower(c.unit, c.row.function, {}, target, name=c.lifted_entry.name).items
+    }
+    heads = (*target.headers, "stddef.h", "stdint.h", "math.h", "string.h")
+    includes = "".join(f"#include <{head}>\n" for head in heads)
+    body = print_low(low.Unit(items=tuple(items.values())))
+    return includes + HELPERS + body + driver([c.lifted_entry for c in candidates])
+
+
+def compare(path: Path, setting: Setting, candidates: Sequence[Candidate]) -> None:
+    """Note in each row `same`, or how gcc's build of the text and ours differ."""
+    ready = []
+    for candidate in candidates:
+        try:
+            for name in setting.targets:
+                lower(candidate.unit, candidate.row.function, {}, TARGETS[name], name="lifted")
+        except DovetailError as error:
+            candidate.row.compared = f"not lowered: {error}"
+            continue
+        ready.append(candidate)
+    if not ready:
+        return
+
+    def original(some: Sequence[Candidate]) -> str:
+        return original_text(path, setting, some)
+
+    theirs = build_programs(original, ready, setting.flags, setting.arm)
+    ready = [c for c in ready if not isinstance(theirs[c.row.function], str)]
+    for candidate in candidates:
+        said = theirs.get(candidate.row.function)
+        if isinstance(said, str):
+            candidate.row.compared = f"the file's own text does not build: {said}"
+    ours = {}
+    for name in setting.targets if ready else ():
         target = TARGETS[name]
-        made = print_low(lower(unit, function.name, {}, target, name="lifted"))
-        heads = "".join(f"#include <{h}>\n" for h in target.headers)
-        heads += (
-            "#include <stddef.h>\n#include <stdint.h>\n#include <math.h>\n#include <string.h>\n"
-        )
-        whole = (
-            heads
-            + HELPERS
-            + made
-            + driver(
-                "lifted",
-                [k.replace("v", "p") for k in kinds],
-                ["long long"] * len(kinds),
-                "lifted" if returns != "void" else "void",
-            )
-        )
-        arm = name.startswith("aarch64")
         flags = [f.replace("-O3", "-O1") for f in target.cflags if not f.startswith(("-W", "-std"))]
-        built = compile_program(whole, flags, arm)
-        if isinstance(built, str):
-            return f"{name}: {built}"
-        ours.append((name, built))
-        row.targets.append(name)
+        make = partial(lifted_text, target)
+        ours[name] = build_programs(make, ready, flags, name.startswith("aarch64"))
+    for c in ready:
+        mine = {name: built[c.row.function] for name, built in ours.items()}
+        wrong = next((f"{n}: {m}" for n, m in mine.items() if isinstance(m, str)), "")
+        c.row.targets = [name for name, m in mine.items() if not isinstance(m, str)]
+        c.row.compared = wrong or compare_runs(c, theirs[c.row.function], mine)
+
+
+def compare_runs(c: Candidate, theirs: list[str], ours: Mapping[str, list[str]]) -> str:
+    """Return `same`, or how calls of the built functions differ."""
     met = 0
-    for data in trials(function, kinds):
+    for data in trials(c.function, c.entry.kinds):
         wanted = run_once(theirs, data)
         if wanted is None:
             continue
-        for name, command in ours:
+        for name, command in ours.items():
             got = run_once(command, data)
             if got is None:
                 return f"{name}: it dies where gcc's does not"
-            if not agree(wanted, got, function):
+            if not agree(wanted, got):
                 return f"{name}: other numbers"
         met += 1
         if met == WANTED:
-            return "same"
+            break
     return "same" if met else "no call of it ends well under gcc"
 
 
@@ -408,38 +530,40 @@ static inline uint32_t dt_bits_of_f32(float f) { uint32_t u; memcpy(&u, &f, 4); 
 # ---- the table ----
 
 
-def measure(path: Path, builds: bool, only: str = "") -> list[Row]:
-    """Return what became of each function of a file."""
+def measure(path: Path, builds: bool, done: Container[tuple[str, str]] = ()) -> Iterator[list[Row]]:
+    """Yield, in portions, what became of the functions of a file that are not done."""
     setting = setting_of(path)
-    rows: list[Row] = []
     try:
         pieces = read_file(path, setting)
     except SyntaxDiagnostic as error:  # all its code is behind conditions
         print(error.diagnostics[0].message)
-        return rows
-    for name in pieces.own:
-        if only and only not in name and only not in path.name:
-            continue
-        row = Row(path.name, name)
-        rows.append(row)
-        try:
-            function = pieces.function(name)
-            row.parsed = True
-            unit = lift_function(pieces, name)
-            row.lifted = True
-            literal = any(note.startswith("written out") for note in unit.notes)
-            row.way = "literal" if literal else "by meaning"
-            if builds:
-                row.compared = compare(path, setting, function, resolve_imports(unit), row)
-                if row.compared != "same":
-                    print(f"  {name}: {row.compared}", flush=True)
-        except SyntaxDiagnostic as error:
-            row.reason = error.diagnostics[0].message
-        except DovetailError as error:
-            if row.lifted:
-                row.compared = f"not lowered: {error}"
-            row.reason = str(error).removeprefix("this cannot be lifted: ")
-    return rows
+        return
+    names = [name for name in pieces.own if (path.name, name) not in done]
+    for at in range(0, len(names), PORTION):
+        rows = [Row(path.name, name) for name in names[at : at + PORTION]]
+        lifted = [c for row in rows if (c := lift_row(pieces, row)) is not None]
+        if builds and lifted:
+            compare(path, setting, lifted)
+        yield rows
+
+
+def lift_row(pieces: Pieces, row: Row) -> Candidate | None:
+    """Parse and lift a function; None where that does not work, and the row tells why."""
+    try:
+        function = pieces.function(row.function)
+        row.parsed = True
+        unit = lift_function(pieces, row.function)
+    except SyntaxDiagnostic as error:
+        row.reason = error.diagnostics[0].message
+        return None
+    except DovetailError as error:
+        row.reason = str(error).removeprefix("this cannot be lifted: ")
+        return None
+    row.lifted = True
+    literal = any(note.startswith("written out") for note in unit.notes)
+    row.way = "literal" if literal else "by meaning"
+    source = pieces.functions[row.function][0]
+    return Candidate(row, function, resolve_imports(unit), source.text)
 
 
 def kernel_files() -> list[Path]:
@@ -459,39 +583,59 @@ def summary(rows: Sequence[Row]) -> dict[str, float]:
     }
 
 
+def read_rows(file: Path | None) -> list[Row]:
+    """Return the rows of an earlier run that was not finished."""
+    if file is None or not file.exists():
+        return []
+    return [Row(**row) for row in json.loads(file.read_text())]
+
+
 def main() -> None:
     """Print the table and the reasons."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", help="files or functions whose name has this")
+    parser.add_argument("--only", default="", help="files whose name has this")
     parser.add_argument("--no-build", action="store_true", help="parse and lift only")
-    parser.add_argument("--json", type=Path, help="write the rows")
+    parser.add_argument("--json", type=Path, help="keep rows here; a stopped run goes on from it")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="stop after so long")
     options = parser.parse_args()
-    rows: list[Row] = []
+    end = time.monotonic() + options.seconds
+    rows = read_rows(options.json)
     for path in kernel_files():
-        made = measure(path, not options.no_build, options.only)
-        rows += made
-        if made:
-            parsed, lifted = sum(r.parsed for r in made), sum(r.lifted for r in made)
-            same = sum(r.compared == "same" for r in made)
-            print(f"{path.name[:84]:84} {len(made):4} {parsed:4} {lifted:4} {same:4}", flush=True)
+        if options.only not in path.name:
+            continue
+        known = {(row.file, row.function) for row in rows}
+        for made in measure(path, not options.no_build, known):
+            rows += made
+            for row in made:
+                if row.lifted and row.compared not in ("", "same"):
+                    print(f"  {row.function}: {row.compared}", flush=True)
+            if options.json:
+                write_whole(options.json, json.dumps([asdict(r) for r in rows], indent=1).encode())
+            if time.monotonic() > end:
+                print(f"stopped after {len(rows)} functions; the same command goes on")
+                return
+    show(rows)
+
+
+def show(rows: Sequence[Row]) -> None:
+    """Print a line for each file, the shares, and the reasons."""
+    for file in dict.fromkeys(row.file for row in rows):
+        made = [row for row in rows if row.file == file]
+        parsed, lifted = sum(r.parsed for r in made), sum(r.lifted for r in made)
+        same = sum(r.compared == "same" for r in made)
+        print(f"{file[:84]:84} {len(made):4} {parsed:4} {lifted:4} {same:4}")
     print({k: round(v, 3) for k, v in summary(rows).items()})
     for title, reasons in (
         ("not parsed", [r.reason for r in rows if not r.parsed]),
         ("not lifted", [r.reason for r in rows if r.parsed and not r.lifted]),
         (
             "not the same",
-            [
-                f"{r.function}: {r.compared}"
-                for r in rows
-                if r.lifted and r.compared != "same" and r.compared
-            ],
+            [f"{r.function}: {r.compared}" for r in rows if r.compared not in ("", "same")],
         ),
     ):
         print(f"\n{title}: {len(reasons)}")
         for reason, count in Counter(reasons).most_common(60):
             print(f"  {count:3} {reason}")
-    if options.json:
-        options.json.write_text(json.dumps([asdict(r) for r in rows], indent=1))
 
 
 if __name__ == "__main__":

@@ -63,6 +63,7 @@ FFI_DTYPES: dict[str, tuple[int, int, str]] = {
     "u16": (1 << 1, 16, "uint16"),
     "i16": (1 << 0, 16, "int16"),
     "u32": (1 << 1, 32, "uint32"),
+    "u64": (1 << 1, 64, "uint64"),
     "bf16": (1 << 4 | 1 << 1, 16, "bfloat16 (or uint16)"),
     "f16": (1 << 2 | 1 << 1, 16, "float16 (or uint16)"),
 }

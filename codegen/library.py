@@ -270,13 +270,14 @@ def lower_request(
     request: KernelRequest, target: Target, unit: high.Unit | None = None
 ) -> KernelSpec:
     """Return the lowered kernel and its index entry; `unit` is its module, if not one of ours."""
+    family = request.kernel if unit is None else f"{request.module}.{request.kernel}"
     unit = load_kernel_module(request.module) if unit is None else unit
     function = find_kernel(unit, request.kernel)
     lowered = lower(unit, request.kernel, request.binding, target, name=request.name)
     binding = {t.name: request.binding.get(t.name, t.default) for t in function.tunables}
     entry = KernelEntry(
         name=request.name,
-        family=request.kernel,
+        family=family,
         params=tuple(_kernel_param(p, binding) for p in function.params),
         binding=binding,
         digest=hashlib.sha256(print_low(lowered).encode()).hexdigest(),

@@ -23,14 +23,21 @@ from dovetail.codegen.catalog import (
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.library import LibrarySpec
 from dovetail.codegen.lower import find_kernel
-from dovetail.compiler.measure import SKIPPED, AttentionCase, Candidate, Measurement, Measurer
+from dovetail.compiler.measure import (
+    SKIPPED,
+    AttentionCase,
+    Candidate,
+    Measurement,
+    Measurer,
+    RowsCase,
+)
 from dovetail.compiler.schedules import make_schedule
 from dovetail.compiler.tables import OWN_SCHEDULES
 from dovetail.ir.artifact import PhasePlan
-from dovetail.ir.errors import ScheduleError
+from dovetail.ir.errors import ScheduleError, SpecError
 from dovetail.ir.model import ModelSpec
 from dovetail.ir.schedule import ScheduleTable
-from dovetail.ir.tuning import OK, WorkKey
+from dovetail.ir.tuning import CRASH, OK, TIMEOUT, WRONG, WorkKey
 from dovetail.runtime.native.kv_parts import PART_TOKENS, count_parts
 
 DECODE, PREFILL = "decode_attention", "prefill_attention"
@@ -53,6 +60,8 @@ SIZES = {
 """Rows and context of the cases that stand for a family: the kernel has to serve all of them."""
 PARTS = (16, 32, 128, 256, 512, 1024)
 """Fewest keys of a part of a sequence in decode attention that are tried beside the default."""
+USER = "user_"
+"""How the names of modules of users' kernels begin."""
 GAIN = 0.03
 """What a variant must be faster by than the default to take its place."""
 ROUNDS = 21
@@ -60,14 +69,16 @@ ROUNDS = 21
 
 @dataclass(frozen=True, slots=True)
 class AttentionTask:
-    """One case of an attention kernel under a plan.
+    """One case of an attention kernel, or of a user's kernel beside ours, under a plan.
 
-    rivals: the instances to choose from, the default first. schedules: those to choose from.
+    rivals: the instances to choose from, the default first. schedules: those to choose from. user:
+    the file of the user's kernel, which is refused where it is wrong.
     """
 
-    case: AttentionCase
+    case: AttentionCase | RowsCase
     rivals: tuple[KernelRequest, ...]
     schedules: tuple[Schedule, ...]
+    user: str = ""
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
@@ -197,12 +208,14 @@ def _search_kernel(
     case, rivals, schedules = tasks[0].case, tasks[0].rivals, tasks[0].schedules
     share = seconds / len(tasks)
     found = [measurer.measure(t.case, t.candidates, rounds=ROUNDS, seconds=share) for t in tasks]
+    if tasks[0].user:
+        refuse_wrong(tasks, found)
     known = [times for times in found if times[0].status != SKIPPED]
     if not known:
         return None
     times = list(zip(*known, strict=True))
     by_rival, by_schedule = times[: len(rivals)], [times[0], *times[len(rivals) :]]
-    best = _best(by_rival)
+    best = find_best(by_rival)
     if best is None:
         failed = ", ".join(f"{m.candidate.kernel} {m.status}" for m in known[0])
         raise ScheduleError(
@@ -210,11 +223,31 @@ def _search_kernel(
             "name another target with --target, or measure all again with dovetail tune "
             "--effort full if the machine was at fault"
         )
-    schedule = schedules[_best(by_schedule) or 0]
+    schedule = schedules[find_best(by_schedule) or 0]
     return AttentionChoice(case.kind, case.threads, rivals[best], schedule, _total(by_rival[best]))
 
 
-def _best(by_rival: Sequence[Sequence[Measurement]]) -> int | None:
+def refuse_wrong(tasks: Sequence[AttentionTask], found: Sequence[Sequence[Measurement]]) -> None:
+    """Raise SpecError unless the user's kernel, as it stands, is right in all cases."""
+    for task, times in zip(tasks, found, strict=True):
+        own = next(i for i, r in enumerate(task.rivals) if r.module.startswith(USER))
+        status, what = times[own].status, f"{task.user} as {task.case.kind} of {task.case.shape}"
+        if status == SKIPPED:
+            raise SpecError(f"{what} was not measured: the budget is spent; give a larger --budget")
+        if status != OK:
+            raise SpecError(
+                f"{what} is refused: {REFUSED[status]}. `dovetail kernel lift` shows what it does"
+            )
+
+
+REFUSED = {
+    WRONG: "its numbers differ from the operator's in float64",
+    CRASH: "it crashes",
+    TIMEOUT: "it does not end",
+}
+
+
+def find_best(by_rival: Sequence[Sequence[Measurement]]) -> int | None:
     """Return the place of the winner, the first one where no other is surely faster; None right."""
     right = [i for i, times in enumerate(by_rival) if all(m.status == OK for m in times)]
     if not right:

@@ -90,7 +90,29 @@ class AttentionCase(msgspec.Struct, frozen=True, kw_only=True, tag="attention"):
         return WorkKey.of(self.kind, self.shape, self.dtype, self.threads)
 
 
-Case = GemmCase | AttentionCase
+class RowsCase(msgspec.Struct, frozen=True, kw_only=True, tag="rows"):
+    """An operator of rows to time: `kind` as in `row_ops`, `rows` of `width` float32 values."""
+
+    kind: str
+    rows: int
+    width: int
+    threads: int
+    eps: float = 1e-5
+    dtype: str = "f32"
+    cpus: tuple[int, ...] = ()
+
+    @property
+    def shape(self) -> dict[str, int]:
+        """The sizes that records name, and eps, without which a record says nothing of numbers."""
+        return {"rows": self.rows, "width": self.width, "eps_nano": round(1e9 * self.eps)}
+
+    @property
+    def work(self) -> WorkKey:
+        """What it is searched with."""
+        return WorkKey.of(self.kind, self.shape, self.dtype, self.threads)
+
+
+Case = GemmCase | AttentionCase | RowsCase
 """What can be timed: operands, and numbers to check against, follow from it."""
 
 

@@ -24,8 +24,10 @@ from dovetail.compiler.measure import (
     GemmCase,
     Job,
     Reply,
+    RowsCase,
 )
 from dovetail.compiler.measure_attention import AttentionRun
+from dovetail.compiler.measure_rows import RowsRun
 from dovetail.compiler.schedules import GATED, reduce_kernel
 from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.block_format import GROUP, SUPER, BlockFormat, Blocks
@@ -231,7 +233,7 @@ class GemmRun:
         return bool(least) and self.case.m >= int(least)
 
 
-Run = GemmRun | AttentionRun
+Run = GemmRun | AttentionRun | RowsRun
 """A case bound to operands."""
 
 
@@ -261,6 +263,8 @@ class Bench:
         team = self._team(case)
         if isinstance(case, AttentionCase):
             return AttentionRun(self.library, team, case, self.pool_bytes)
+        if isinstance(case, RowsCase):
+            return RowsRun(self.library, team, case)
         if case.dtype not in self.pools:
             self.pools[case.dtype] = WeightPool(case.dtype, self.pool_bytes)
         return GemmRun(self.library, team, case, self.pools[case.dtype], self.products)

@@ -23,6 +23,7 @@ from dovetail.compiler.recorder import Identity
 from dovetail.compiler.search.policy import SearchTask
 from dovetail.compiler.search.tables import Effort, search_tasks, task_key, tuning_library
 from dovetail.compiler.tables import plan_teams
+from dovetail.compiler.user_kernels import UserKernel, model_cases, user_library, user_tasks
 from dovetail.ir.artifact import ServicePlan
 from dovetail.ir.encoder import Spec
 from dovetail.ir.model import ModelSpec
@@ -39,7 +40,7 @@ class SearchScope:
     """A model on one target of one machine: what schedules are searched for.
 
     plans: those whose kernels are searched for, the likeliest first. others: plans that may also be
-    chosen, with the default schedules.
+    chosen, with the default schedules. kernels: of the user, to be compared with ours.
     """
 
     spec: Spec
@@ -48,6 +49,7 @@ class SearchScope:
     others: tuple[ServicePlan, ...] = ()
     hardware: HardwareSpec
     target: Target
+    kernels: tuple[UserKernel, ...] = ()
 
 
 class TuningPart(NamedTuple):
@@ -67,6 +69,15 @@ def plan_parts(scope: SearchScope, effort: Effort, cache: Path | None) -> tuple[
         shard = shard_spec(spec, split_model(spec, 0, plans[0].processes))
         attention = attention_tasks(shard, target, (team.plan for team in plan_teams(alike)))
         searches.append((attention, attention_library(spec, target)))
+    if fitted := tuple(kernel for kernel in scope.kernels if kernel.op):
+        assert isinstance(spec, ModelSpec), "encoders have no operator of IN_MODELS"
+        cases = (
+            (kernel, model_cases(kernel.op, spec.hidden_size, spec.norm_eps, team.plan))
+            for team in plan_teams(plans)
+            for kernel in fitted
+        )
+        rivals = tuple(task for k, some in cases for task in user_tasks(k, target, some))
+        searches.append((rivals, user_library(fitted, target)))
     products = plan_job(search_tasks(scope.payload, plans, scope.hardware, target, effort))
     searches.append((products, tuning_library(spec, target)))
     return tuple(

@@ -236,6 +236,8 @@ def _read(request: CompileRequest, steps: Steps) -> tuple[Member, ...]:
     if request.budget is not None:
         request = replace(request, budget=request.budget / (1 + len(request.beside)))
     if is_encoder(request.model):
+        if request.kernels:
+            raise SpecError("kernels of your own serve models that generate; omit --kernel")
         first = read_encoder_inputs(request, advance=steps.advance)
     else:
         first = read_inputs(request, advance=steps.advance, calibrate=calibrate_model)
@@ -286,8 +288,14 @@ def _build_libraries(
             for member, chosen in zip(members, tuned, strict=True)
             for kernel in _kernels(member, target, (*chosen.tables, *chosen.rules))
         }
+        own = first.user_kernels
+        for kernel in (request for k in own for request in k.served(tuned[0].tables)):
+            if kernels.setdefault(kernel.name, kernel) != kernel:
+                raise SpecError(f"a kernel of the model is called {kernel.name}; rename yours")
         here = is_here(target, first.request)
-        found = target_kernels(target, tuple(kernels.values()), cache, here=here)
+        modules = {k.module: k.unit for k in own}
+        every = tuple(kernels.values())
+        found = target_kernels(target, every, cache, here=here, modules=modules)
         libraries[target.name] = found
         steps.advance(number + 1, len(first.targets) + len(first.devices))
     for device in first.devices:

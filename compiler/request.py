@@ -42,6 +42,7 @@ from dovetail.compiler.service import (
     service_plans,
     unmeasured,
 )
+from dovetail.compiler.user_kernels import UserKernel, check_in_models, read_user_kernels
 from dovetail.compiler.weight_dtype import AUTO, QUANTISING, describe_weight_dtype
 from dovetail.compiler.weight_formats import matrices, with_formats
 from dovetail.compiler.workload import WorkloadSpec, read_workload
@@ -91,6 +92,7 @@ class ModelOptions(TypedDict, total=False):
     max_step_tokens: int
     max_step_sequences: int
     cache: Path | None
+    kernels: Sequence[str]
 
 
 class CompileOptions(ModelOptions, total=False):
@@ -114,6 +116,7 @@ class ModelRequest:
     the effort's own. database: of tuning records, by default the one in the build cache. threads:
     of both phases. weight_dtype: a weight format, or `auto` (`resolve_weight_dtype`). calibrate: a
     text file over which the inputs of products are measured where weights are quantised here.
+    kernels: `OP=FILE` each, kernels of the user to be compared with ours (`user_kernels.py`).
     """
 
     model: str | Path
@@ -130,6 +133,7 @@ class ModelRequest:
     max_step_tokens: int = MAX_STEP_TOKENS
     max_step_sequences: int = MAX_STEP_SEQUENCES
     cache: Path | None = None
+    kernels: Sequence[str] = ()
 
     @classmethod
     def check_options(cls, verb: str, options: Iterable[str]) -> None:
@@ -210,6 +214,7 @@ class CompileRequest(ModelRequest):
         ]
         given += [("model", f"{name}={Path(path).resolve()}") for name, path in self.beside.items()]
         given += [("target", target) for target in self.targets]
+        given += [("kernel", _absolute(kernel)) for kernel in self.kernels]
         paths = [path for path in self.workflows if isinstance(path, str | Path)]
         given += [("workflow", Path(path).resolve()) for path in paths]
         given += [("index", path.resolve()) for path in self.indexes]
@@ -223,6 +228,11 @@ class CompileRequest(ModelRequest):
         given = self.index
         many = () if given is None else (given,) if isinstance(given, str | Path) else given
         return tuple(map(Path, many))
+
+
+def _absolute(kernel: str) -> str:
+    op, equals, file = kernel.rpartition("=")
+    return f"{op}{equals}{Path(file).resolve()}"
 
 
 WORDS = (
@@ -249,6 +259,7 @@ class ReadModel:
     devices: tuple[Target, ...]
     packed: Part | None = None
     quantised: Quantised | None = None
+    user_kernels: tuple[UserKernel, ...] = ()
     reads: ClassVar[str] = "prompts"
     """What a tokenizer makes token ids of."""
 
@@ -344,6 +355,7 @@ class Inputs(ReadModel):
             others=self.plans,
             hardware=self.hardware,
             target=target,
+            kernels=self.user_kernels,
         )
 
 
@@ -399,7 +411,21 @@ def read_inputs(
         payload=make_payload(spec, workload, *request.step, choice.processes),
         packed=packed,
         quantised=quantised,
+        user_kernels=read_kernels(request, targets),
     )
+
+
+def read_kernels(request: ModelRequest, targets: Sequence[Target]) -> tuple[UserKernel, ...]:
+    """Return the user's kernels; SpecError where they cannot be measured before they serve."""
+    kernels = read_user_kernels(request.kernels)
+    check_in_models(kernels)
+    fitted = [kernel.file for kernel in kernels if kernel.op]
+    if fitted and not all(can_measure(target, request) for target in targets):
+        raise SpecError(
+            f"{', '.join(fitted)} must be measured before it serves: compile for this machine, "
+            "with --effort fast or full"
+        )
+    return kernels
 
 
 def choose_targets(names: tuple[str, ...], hardware: HardwareSpec) -> tuple[Target, ...]:
@@ -464,12 +490,12 @@ def check_tokenizer(source: ModelSource) -> None:
         Tokenizer(source.path / TOKENIZER, source.file(TOKENIZER)).check()
 
 
-def can_measure(target: Target, request: CompileRequest) -> bool:
+def can_measure(target: Target, request: ModelRequest) -> bool:
     """Tell whether schedules of a target can be timed: only on the machine they are planned for."""
     return request.effort != "none" and is_here(target, request)
 
 
-def is_here(target: Target, request: CompileRequest) -> bool:
+def is_here(target: Target, request: ModelRequest) -> bool:
     """Tell whether the machine that is planned for is this one, and runs a target."""
     here = read_hardware("auto")
     runs = runs_on(target, here.arch, frozenset(here.isa_flags))

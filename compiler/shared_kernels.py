@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +38,7 @@ from dovetail.compiler.schedules import (
 from dovetail.ir.artifact import KernelIndex
 from dovetail.ir.errors import DovetailError, MissingKernelsError
 from dovetail.ir.formats import FORMATS, is_quantised
+from dovetail.ir.high.nodes import Unit
 from dovetail.ir.shared_kernels import BUNDLED, cached_store, pack_libraries
 
 FAMILIES = (*KERNELS, *ENCODER_FAMILIES, "decode_attention_rows")
@@ -90,18 +91,24 @@ def _others(target: Target) -> Iterator[KernelRequest]:
 
 
 def target_kernels(
-    target: Target, requests: Sequence[KernelRequest], cache: Path | None, *, here: bool
+    target: Target,
+    requests: Sequence[KernelRequest],
+    cache: Path | None,
+    *,
+    here: bool,
+    modules: Mapping[str, Unit] | None = None,
 ) -> TargetKernels:
     """Return kernels for an artifact: those of the rules shared, the others in a library.
 
     here: whether this machine is to run them; what another one is to run is all in the library.
+    modules: parsed files of the user, which requests may name.
     """
     rules = set(map(_identity, rule_kernels(target))) if here else set()
     shared = [request for request in requests if _identity(request) in rules]
     own = tuple(request for request in requests if _identity(request) not in rules)
     entries = share_kernels(target, shared, cache) if shared else ()
     if own:
-        built = build_library(LibrarySpec(target=target, kernels=own), cache)
+        built = build_library(LibrarySpec(target=target, kernels=own, modules=modules or {}), cache)
         index = replace(built.index, kernels=(*built.index.kernels, *entries))
         return TargetKernels(index, built)
     index = KernelIndex(

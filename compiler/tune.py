@@ -39,7 +39,13 @@ from dovetail.compiler.parts import (
 from dovetail.compiler.payload import make_payload
 from dovetail.compiler.pipeline import calibrate_model
 from dovetail.compiler.recorder import Allowance, Recorder, describe_disturbed
-from dovetail.compiler.request import ModelOptions, ModelRequest, check_calibration, choose_targets
+from dovetail.compiler.request import (
+    ModelOptions,
+    ModelRequest,
+    check_calibration,
+    choose_targets,
+    read_kernels,
+)
 from dovetail.compiler.search.fit import can_fit
 from dovetail.compiler.search.rows import find_alone
 from dovetail.compiler.search.tables import EFFORTS, Effort
@@ -275,7 +281,12 @@ def _prepare(request: TuneRequest, say: Say) -> TuningJob:
         counts = {plan.processes_of(phase) for plan in plans for phase in PHASES}
         payload = make_payload(spec, workload, *step, counts)
         scope = SearchScope(
-            spec=spec, payload=payload, plans=plans, hardware=hardware, target=target
+            spec=spec,
+            payload=payload,
+            plans=plans,
+            hardware=hardware,
+            target=target,
+            kernels=read_kernels(request, (target,)),
         )
         say("generating kernels")
         parts = plan_parts(scope, effort, request.cache)

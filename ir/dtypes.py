@@ -64,6 +64,7 @@ DTYPES: dict[str, DType] = {
         DType("i64", 8, "int64", "I64"),
         DType("u16", 2, "uint16", "U16"),
         DType("u32", 4, "uint32", "U32"),
+        DType("u64", 8, "uint64", "U64"),
         DType("u8", 1, "uint8", "U8"),
         DType("i8", 1, "int8", "I8"),
     )

@@ -21,6 +21,7 @@ SCALAR_SPELLING: Mapping[str, str] = {
     "u16": "uint16_t",
     "i16": "int16_t",
     "u32": "uint32_t",
+    "u64": "uint64_t",
     "bf16": "uint16_t",
     "f16": "uint16_t",
 }

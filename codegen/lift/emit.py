@@ -126,7 +126,7 @@ class Writer:
     def temporary(self, value: Expr, type_: str, name: str = "t") -> Expr:
         """Return a new variable that holds a value."""
         made = Name(id=self.names.fresh(name, type_))
-        value = cast(type_, value) if type_ in ("i32", "u32", "i64") else value
+        value = cast(type_, value) if type_ in ("i32", "u32", "i64", "u64") else value
         self.set(made, value, None if type_.startswith("ptr") else type_)
         return made
 

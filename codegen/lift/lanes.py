@@ -15,7 +15,7 @@ from dovetail.codegen.lift.types import refuse
 from dovetail.ir.expr import Binary, Call, Expr, Float, Int, Name, Type, Unary
 
 SIZES = {"i8": 1, "u8": 1, "i16": 2, "u16": 2, "f16": 2, "i32": 4, "u32": 4, "f32": 4}
-SIZES |= {"i64": 8, "f64": 8}
+SIZES |= {"i64": 8, "u64": 8, "f64": 8}
 WORKS_IN = {"i8": "i32", "u8": "i32", "i16": "i32", "u16": "i32"}
 Arg = Expr | Address
 Made = tuple[Type, Expr | Address | None]
@@ -52,7 +52,7 @@ class Lanes:
         if elem == "f16":
             self.w.do(call("store", out.moved(index).pointer(), value))
             return
-        if elem in ("i8", "u8", "i16", "u16", "i32", "u32", "i64"):
+        if elem in ("i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64"):
             value = value if isinstance(value, Int) and value.value >= 0 else cast(elem, value)
         self.w.set(out.item(index), value)
 

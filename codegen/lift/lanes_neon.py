@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dovetail.codegen.lift.emit import Address, call, num, op
+from dovetail.codegen.lift.emit import Address, call, num, op, pick
 from dovetail.codegen.lift.lanes import (
     BINARY,
     Arg,
     Lanes,
     Made,
     Rule,
+    less,
     minus,
     saturate,
 )
@@ -59,7 +60,7 @@ from dovetail.codegen.lift.neon_ops import (
     _zip,
     scalar_type,
 )
-from dovetail.ir.expr import Float, Unary
+from dovetail.ir.expr import Expr, Float, Unary
 
 
 def neon_rule(name: str) -> Rule | None:
@@ -88,14 +89,23 @@ def neon_rule(name: str) -> Rule | None:
     return rule
 
 
+def _nan_or(shape: Shape, a: Expr, b: Expr, made: Expr) -> Expr:
+    """Return `made`, or the one of two floats that is no number."""
+    if shape.elem[0] != "f":
+        return made
+    return pick(less(a, a, "!="), a, pick(less(b, b, "!="), b, made))
+
+
 _ADD, _SUB, _MUL, _MAX, _MIN = (BINARY[n] for n in ("add", "sub", "mul", "max", "min"))
 HANDLERS: dict[str, Handler] = {
     "add": _elementwise(lambda s, a, b: _ADD(a, b), "vadd"),
     "sub": _elementwise(lambda s, a, b: _SUB(a, b), "vsub"),
     "mul": _elementwise(lambda s, a, b: _MUL(a, b), "vmul"),
     "div": _elementwise(lambda s, a, b: op("/", a, b), "vdiv"),
-    **dict.fromkeys(("max", "maxnm"), _elementwise(lambda s, a, b: _MAX(a, b), "vmax")),
-    **dict.fromkeys(("min", "minnm"), _elementwise(lambda s, a, b: _MIN(a, b), "vmin")),
+    "max": _elementwise(lambda s, a, b: _nan_or(s, a, b, _MAX(a, b)), "vmax"),
+    "min": _elementwise(lambda s, a, b: _nan_or(s, a, b, _MIN(a, b)), "vmin"),
+    "maxnm": _elementwise(lambda s, a, b: _MAX(a, b), "vmax"),
+    "minnm": _elementwise(lambda s, a, b: _MIN(a, b), "vmin"),
     **dict.fromkeys(("mla", "fma"), _muladd("+", "vfma")),
     **dict.fromkeys(("mls", "fms"), _muladd("-", "vfnma")),
     "abs": _elementwise(lambda s, a: call("abs", op("+", a, 0)), "vabs"),

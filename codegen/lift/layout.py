@@ -14,7 +14,7 @@ from dovetail.ir.low import nodes as low
 from dovetail.ir.low.types import VECTOR_GROUPS, VECTORS, Scalar, constant, scalar, vector
 
 _INTEGERS = {(1, True): "i8", (1, False): "u8", (2, True): "i16", (2, False): "u16"}
-_WIDER = {(4, True): "i32", (4, False): "u32", (8, True): "i64", (8, False): "i64"}
+_WIDER = {(4, True): "i32", (4, False): "u32", (8, True): "i64", (8, False): "u64"}
 _REALS = {"float": "f32", "float32_t": "f32", "double": "f64", "float64_t": "f64"}
 _HALVES = {
     "_Float16": "f16",

@@ -39,7 +39,6 @@ from dovetail.codegen.lift.literal_values import (
     narrowed,
     reachable,
     returns,
-    wide,
     zero,
 )
 from dovetail.codegen.lift.types import Names, refuse
@@ -133,7 +132,7 @@ class Literal:
             self.declare_as(param.name, type_, given)
             return made, ex.PointerType(of=ex.NamedType(name=elem))
         kind = value_of(element_of(found))
-        kind = "i64" if kind in ("i32", "u32") else kind  # kernels take integers of 64 bits
+        kind = "i64" if kind in ("i32", "u32", "u64") else kind  # kernels take integers of 64 bits
         made = self.names.declare(param.name, kind)
         source = Value(LONG if kind == "i64" else type_, ex.Name(id=made))
         if kind == value_of(element_of(found)) and param.name not in self.addressed:
@@ -398,10 +397,10 @@ class Literal:
         if isinstance(expr, ex.Index):
             base, index = self.expr(expr.base), self.expr(expr.indices[0])
             if vector(base.type) and not isinstance(base.type, ex.PointerType):
-                return self.lane(base, index)
+                return self.lane(base, self.count(index))
             if isinstance(index.type, ex.PointerType):
                 base, index = index, base
-            return self.pointee(base, index.number)
+            return self.pointee(base, self.count(index))
         if isinstance(expr, low.Member):
             base = self.expr(expr.base)
             of = base.type.of if isinstance(base.type, ex.PointerType) else base.type
@@ -414,12 +413,12 @@ class Literal:
             return self.place(expr.operand)
         raise refuse("an assignment to this")
 
-    def lane(self, base: Value, index: Value) -> Variable:
+    def lane(self, base: Value, index: ex.Expr) -> Variable:
         """Return the place of a lane of a vector."""
         shape = vector(base.type)
         assert shape is not None
         lane = ex.NamedType(name=shape.lane or "long long")
-        return Variable(lane, at=base.address.read_as(pointee_element(lane)).moved(index.number))
+        return Variable(lane, at=base.address.read_as(pointee_element(lane)).moved(index))
 
     def pointee(self, base: Value, index: ex.Expr) -> Variable:
         """Return what a pointer, moved by whole elements, points at."""
@@ -432,8 +431,14 @@ class Literal:
         """Return an address some elements of a C type further."""
         size, elem = self.layout.size(of), memory_element(of)
         if at.elem != elem:
-            return at.read_as("u8").moved(op("*", wide(count), size), sign).read_as(elem)
-        return at.moved(op("*", wide(count), size // BYTES[elem]), sign)
+            return at.read_as("u8").moved(op("*", count, size), sign).read_as(elem)
+        return at.moved(op("*", count, size // BYTES[elem]), sign)
+
+    def count(self, value: Value) -> ex.Expr:
+        """Return a number by which an address is moved: as in C, an unsigned one wraps."""
+        found = scalar(value.type)
+        unsigned = found is not None and found.size == 8 and not found.signed
+        return self.convert(value, LONG).number if unsigned else value.number
 
     def load(self, place: Variable) -> Value:
         """Return the value at a place."""
@@ -552,8 +557,8 @@ class Literal:
         if elem in NARROW and not (had == elem and not isinstance(made, ex.Int)):
             return Value(type_, cast("i32", cast(elem, made)))
         if kind != value_of(had) or isinstance(made, ex.Int):
-            if had == "u32" and kind == "i64":
-                return Value(type_, cast("i64", cast("u32", made)))
+            if had == "u32" and kind in ("i64", "u64"):
+                return Value(type_, cast(kind, cast("u32", made)))
             return Value(type_, cast(kind, made))
         return Value(type_, made)
 

@@ -129,9 +129,6 @@ def _join(self: Literal, sign: str, left: Value, right: Value) -> Any:
             return Value(type_, num(known & 0xFFFFFFFF if element_of(found) == "u32" else known))
     if isinstance(a, ex.Int):  # a literal alone would take the type of what it meets
         a = cast(element_of(found), a)
-    if sign == ">>" and found.size == 8 and not found.signed:
-        mask = op("<<", op("<<", cast("i64", num(-1)), op("-", num(63), b)), num(1))
-        return Value(type_, op("&", op(">>", a, b), ex.Unary(op="~", operand=mask)))
     high_sign = "//" if sign == "/" and not found.floating else sign
     return Value(type_, op(high_sign, a, b))
 
@@ -151,7 +148,7 @@ def _join_addresses(self: Literal, sign: str, left: Value, right: Value) -> Any:
         raise refuse(f"`{sign}` on an address")
     of = left.type.of if isinstance(left.type, ex.PointerType | ex.ArrayType) else None
     type_ = ex.PointerType(of=of) if of is not None else left.type
-    moved = self.moved(left.address, of or ex.NamedType(name="void"), right.number, sign)
+    moved = self.moved(left.address, of or ex.NamedType(name="void"), self.count(right), sign)
     return Value(type_, at=moved)
 
 

@@ -88,7 +88,7 @@ COMPARISONS |= {"_MM_FROUND_TO_POS_INF": 2, "_MM_FROUND_TO_ZERO": 3, "_MM_FROUND
 DOUBLES = {"M_PI": math.pi, "M_SQRT1_2": math.sqrt(0.5), "M_SQRT2": math.sqrt(2), "M_E": math.e}
 DOUBLES |= {"M_LN2": math.log(2), "M_LOG2E": 1 / math.log(2), "M_2_SQRTPI": 2 / math.sqrt(math.pi)}
 BYTES = {"i8": 1, "u8": 1, "i16": 2, "u16": 2, "f16": 2, "bf16": 2, "i32": 4, "u32": 4, "f32": 4}
-BYTES |= {"i64": 8, "f64": 8}
+BYTES |= {"i64": 8, "u64": 8, "f64": 8}
 NARROW = ("i8", "u8", "i16", "u16")
 RANGE = {
     "i8": (-128, 127),
@@ -98,6 +98,7 @@ RANGE = {
     "i32": (-(1 << 31), (1 << 31) - 1),
     "u32": (0, (1 << 31) - 1),
     "i64": (-(1 << 63), (1 << 63) - 1),
+    "u64": (0, (1 << 63) - 1),
 }
 
 
@@ -115,11 +116,6 @@ def zero(kind: str) -> ex.Expr:
 def narrowed(value: ex.Expr, elem: str) -> ex.Expr:
     """Return a value as it is stored in an element."""
     return cast(elem, value) if elem in NARROW and not isinstance(value, ex.Int) else value
-
-
-def wide(count: ex.Expr) -> ex.Expr:
-    """Return a count of elements."""
-    return count
 
 
 def memory_element(type_: ex.Type) -> str:

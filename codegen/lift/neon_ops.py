@@ -22,6 +22,7 @@ from dovetail.codegen.lift.lanes import (
     minus,
     saturate,
 )
+from dovetail.codegen.lift.types import refuse
 from dovetail.codegen.lift.x86_lanes import round_lanes
 from dovetail.codegen.lift.x86_whole import load_halves
 from dovetail.ir.expr import Expr, Float, NamedType, Unary
@@ -30,7 +31,7 @@ VOID = NamedType(name="void")
 ELEMENTS = {
     **{f"{s}{b}": f"{'i' if s == 's' else 'u'}{b}" for s in "su" for b in (8, 16, 32)},
     "s64": "i64",
-    "u64": "i64",
+    "u64": "u64",
     "f16": "f16",
     "f32": "f32",
     "f64": "f64",
@@ -178,8 +179,8 @@ def _widening(lane: Callable[..., Expr], kept: int = 0) -> Handler:
 
         def one(i: Expr) -> Expr:
             items = [a.item(i) if isinstance(a, Address) else a for a in held]
-            if elem == "i64":
-                items = [cast("i64", item) for item in items]
+            if SIZES[elem] == 8:
+                items = [cast(elem, item) for item in items]
             return lane(*items)
 
         return vec(to, count), lanes.each(elem, count, one)
@@ -239,10 +240,13 @@ def _load_apart(ways: int) -> Handler:
 
     def handler(lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
         shape.group = ways
+        if shape.form == "_lane":
+            raise refuse("a load of one lane into several vectors")
         source = args[0].read_as(shape.elem)
+        step = 0 if shape.form == "_dup" else ways
         out = lanes.new(shape.elem, shape.count * ways)
         for k in range(ways):
-            lanes.deal(out.moved(k * shape.count), source.moved(k), shape.count, ways)
+            lanes.deal(out.moved(k * shape.count), source.moved(k), shape.count, step)
         return _group(shape), out
 
     return handler
@@ -469,7 +473,7 @@ def _shift(shape: Shape, a: Expr, n: Expr) -> Expr:
     right = op(">>", a, call("min", minus(n), num(bits - 1)))
     if shape.elem[0] == "u":
         right = pick(less(minus(n), bits), op(">>", op("+", a, 0), minus(n)), cast("i32", num(0)))
-        right = right if bits < 32 else op("&", cast("u32", right), cast("u32", num(-1)))
+        right = right if bits != 32 else op("&", cast("u32", right), cast("u32", num(-1)))
     left = pick(less(n, bits), op("<<", op("+", a, 0), n), cast("i32", num(0)))
     return pick(less(n, 0), right, left)
 

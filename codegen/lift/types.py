@@ -14,6 +14,9 @@ from dovetail.ir.high.ops import CONSTANTS, ELEMENTS, OPS, REAL_FUNCTIONS, REAL_
 from dovetail.ir.low import nodes as low
 from dovetail.ir.low.types import SCALARS, scalar, vector
 
+COUNTS = ("size_t", "uintptr_t")
+"""Unsigned types that count: taken as signed ones, since no array has 2 ** 63 bytes."""
+
 ELEMENT_OF = {
     "float": "f32",
     "float32_t": "f32",
@@ -25,7 +28,8 @@ ELEMENT_OF = {
     "uint32_t": "u32",
     "unsigned short": "u16",
     "uint16_t": "u16",
-    **{s.name: "i64" for s in SCALARS.values() if s.size == 8 and not s.floating},
+    **dict.fromkeys(COUNTS, "i64"),
+    **{s.name: "i64" for s in SCALARS.values() if s.size == 8 and s.signed and not s.floating},
 }
 """C scalar to the element type of a pointer to it."""
 
@@ -66,7 +70,7 @@ def value_type(type_: Type) -> str:
     if found is not None:
         if found.floating and found.name not in ELEMENT_OF:
             raise refuse(f"{found.name} variables")
-        if not found.signed and found.size < 8 and found.rank > 0:
+        if not (found.signed or found.name in COUNTS) and found.rank > 0:
             raise refuse(f"{found.name} variables, whose overflow wraps around", "use int64_t")
         return ELEMENT_OF[found.name] if found.floating else "i64"
     if vector(type_) is not None:

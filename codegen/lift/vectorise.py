@@ -182,10 +182,9 @@ class _Vectoriser:
                 if this == target:
                     return self.fold(name, value.name[1:4], other)
         if expr.op == "=" and isinstance(value, ex.Ternary):
-            for this, other in ((value.then, value.other), (value.other, value.then)):
-                kind = extreme_of(value.cond, this, target) if other == target else None
-                if kind is not None:
-                    return self.fold(name, kind, this)
+            kind = extreme_of(value.cond, value.then, value.other)
+            if kind is not None and target in (value.then, value.other):
+                return self.fold(name, kind, value.other if value.then == target else value.then)
         raise Unliftable(f"`{name}` is carried from one iteration to the next")
 
     def fold(self, name: str, kind: str, value: ex.Expr) -> list[high.Stmt]:

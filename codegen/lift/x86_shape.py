@@ -19,7 +19,7 @@ ELEMENTS = {
     **{f"ep{s}{b}": f"{'i' if s == 'i' else 'u'}{b}" for s in "iu" for b in (8, 16, 32)},
     "epi64": "i64",
     "epi64x": "i64",
-    "epu64": "i64",
+    "epu64": "u64",
     "ps": "f32",
     "pd": "f64",
     "ph": "f16",

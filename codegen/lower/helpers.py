@@ -9,7 +9,8 @@ from dovetail.ir.diagnostics import Source
 from dovetail.ir.low.nodes import Function
 from dovetail.ir.low.parse import parse_low
 
-C_TYPES = {"i32": "int32_t", "u32": "uint32_t", "i64": "int64_t", "f32": "float", "f64": "double"}
+C_TYPES = {"i32": "int32_t", "u32": "uint32_t", "i64": "int64_t", "u64": "uint64_t"}
+C_TYPES |= {"f32": "float", "f64": "double"}
 _PAIR = """
 static inline {c} dt_{op}_{t}({c} a, {c} b) {{
   return a {sign} b ? a : b;

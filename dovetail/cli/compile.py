@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dovetail.cli.options import AsJson, CompileFlags, Indexes, SearchFlags, Workflows
+from dovetail.cli.options import AsJson, CompileFlags, Indexes, SearchFlags, UserKernels, Workflows
 from dovetail.cli.report import progress_bars, show_bytes, show_report
 from dovetail.errors import SpecError
 
@@ -46,6 +46,7 @@ def compile_command(
     *,
     search: SearchFlags,
     compiling: CompileFlags,
+    kernel: UserKernels = None,
     workflow: Workflows = None,
     index: Indexes = None,
     json: AsJson = False,
@@ -69,6 +70,7 @@ def compile_command(
             **vars(compiling),
             workflows=[find_workflow(text) for text in workflow or ()],
             index=index,
+            kernels=tuple(kernel or ()),
         )
     show_report(report, describe_report, json=json)
 

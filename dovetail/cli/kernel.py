@@ -8,9 +8,8 @@ from __future__ import annotations
 import gc
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,18 +19,16 @@ import typer
 from dovetail.cli.options import AsJson
 from dovetail.cli.report import CHECK_FAILED, show_report, writing
 from dovetail.errors import ScheduleError, SpecError, SyntaxDiagnostic
-from dovetail.ir.diagnostics import Diagnostic, Source
+from dovetail.ir.diagnostics import Diagnostic
 from dovetail.ir.files import write_whole
 
 if TYPE_CHECKING:
     from dovetail.codegen.isa.target import Target
     from dovetail.codegen.library import BuiltLibrary
+    from dovetail.codegen.user_file import Around
+    from dovetail.ir.diagnostics import Source
     from dovetail.ir.high import nodes as high
     from dovetail.ir.low import nodes as low
-    from dovetail.ir.low.parse import Pieces
-
-MAX_TEXT_BYTES = 8 << 20
-HIGH_SUFFIX = ".dk"
 
 FileArgument = Annotated[Path, typer.Argument(help="A .dk file, or C text.")]
 TargetOption = Annotated[str | None, "Target: a CPU's, or cuda; default this machine's."]
@@ -41,23 +38,6 @@ PreludeOption = Annotated[
 IncludeOption = Annotated[
     list[Path] | None, typer.Option("-I", help="Folder of headers to include; repeatable.")
 ]
-
-
-@dataclass(frozen=True)
-class Around:
-    """What stands around a C file: texts read before it, and folders of what it includes."""
-
-    preludes: tuple[Source, ...] = ()
-    folders: tuple[Path, ...] = ()
-
-    def find(self, name: str) -> str | None:
-        """Return the text of a header.
-
-        None where no folder has it: the tables of this package know it, or its lack is met where
-        something of it is used.
-        """
-        found = next((f / name for f in self.folders if (f / name).is_file()), None)
-        return read_source(found).text if found is not None else None
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,6 +68,8 @@ def check_command(
     json: AsJson = False,
 ) -> None:
     """Parse and verify a kernel; with --target also lower it. Exit code 1 where it has faults."""
+    from dovetail.codegen.user_file import is_high, read_around, read_source
+
     source, around = read_source(file), read_around(prelude, include)
     language = "high IR" if is_high(source) else "low IR"
     kernels: tuple[str, ...] = ()
@@ -121,6 +103,7 @@ def lift_command(
     ] = None,
 ) -> None:
     """Lift C with the intrinsics of one instruction set to high IR, for every target."""
+    from dovetail.codegen.user_file import lift_source, read_around, read_source
     from dovetail.ir.high.print import print_high
 
     source, around = read_source(file), read_around(prelude, include)
@@ -144,6 +127,8 @@ def build_command(
     ] = None,
 ) -> None:
     """Build a library of a file's kernels: C text, shared library, index.json."""
+    from dovetail.codegen.user_file import kernel_names, read_around, read_source, read_unit
+
     source = read_source(file)
     unit = read_unit(source, read_around(prelude, include))
     names = tuple(kernel or kernel_names(unit))
@@ -152,21 +137,6 @@ def build_command(
     built = build_kernels(unit, names, parse_binding(bind or []), choose_target(target), file.stem)
     write_library(built, output)
     print(f"{output}: {built.path.name} for {built.index.target}: {', '.join(names)}")
-
-
-def read_source(path: Path) -> Source:
-    """Return the text of `path`; SpecError where it is missing, huge or no UTF-8."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_TEXT_BYTES + 1)
-    except OSError as error:
-        raise SpecError(f"cannot read {path}: {error.strerror}") from None
-    if len(data) > MAX_TEXT_BYTES:
-        raise SpecError(f"{path} is larger than {MAX_TEXT_BYTES >> 20} MiB; give a smaller file")
-    try:
-        return Source(str(path), data.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise SpecError(f"{path} is not UTF-8 text (byte {error.start})") from None
 
 
 def check_kernels(source: Source, around: Around | None, target: str | None) -> tuple[str, ...]:
@@ -178,6 +148,7 @@ def check_kernels(source: Source, around: Around | None, target: str | None) -> 
         SpecError: a target is given, and the text is C that has no high form.
     """
     from dovetail.codegen.lower import lower
+    from dovetail.codegen.user_file import Around, is_high, kernel_names, read_unit
 
     around = around or Around()
     with _no_collector():
@@ -211,34 +182,11 @@ def check_low(source: Source, around: Around) -> tuple[str, ...]:
     return tuple(item.name for item in unit.items if isinstance(item, Function))
 
 
-def read_around(preludes: Sequence[Path] | None, folders: Sequence[Path] | None) -> Around:
-    """Return what a file needs around it: the texts of preludes, folders of headers."""
-    return Around(tuple(map(read_source, preludes or ())), tuple(folders or ()))
-
-
-def read_pieces(source: Source, around: Around) -> Pieces:
-    """Return C text as pieces to parse one by one, after its preludes.
-
-    Raises SyntaxDiagnostic where a condition leaves no function of the text.
-    """
-    from dovetail.ir.low.lex import token_span
-    from dovetail.ir.low.parse import Pieces
-
-    pieces = Pieces()
-    for text in (*around.preludes, source):
-        pieces.add(text, around.find)
-    if not pieces.own and pieces.dropped:
-        place = token_span(pieces.dropped[0])
-        message = "no function is left of this text: the condition here is false"
-        hint = "define what it asks for in a --prelude"
-        raise SyntaxDiagnostic([Diagnostic("low-empty", message, place, source, hint)])
-    return pieces
-
-
 def read_low(source: Source, around: Around) -> low.Unit:
     """Return the verified unit of C text; every fault of any function is raised."""
     from dovetail.codegen.isa.signatures import known_constants, known_functions
     from dovetail.codegen.targets import TARGETS
+    from dovetail.codegen.user_file import read_pieces
     from dovetail.ir.low.parse import parse_low
     from dovetail.ir.low.verify import verify_low
 
@@ -250,28 +198,6 @@ def read_low(source: Source, around: Around) -> low.Unit:
     functions, constants = known_functions(targets), known_constants(targets)
     verify_low(unit, source, functions=functions, constants=constants)
     return unit
-
-
-def read_unit(source: Source, around: Around) -> high.Unit:
-    """Return a file's kernels as verified high IR with what they import; C text is lifted."""
-    from dovetail.codegen.catalog import kernel_source
-    from dovetail.ir.high.print import print_high
-    from dovetail.ir.high.verify import load_modules
-
-    if not is_high(source):
-        lifted = lift_source(source, around)
-        source = Source(f"{source.name} (lifted)", print_high(lifted))
-    return load_modules(source, kernel_source)
-
-
-def is_high(source: Source) -> bool:
-    """Return whether a source is high IR, by its name."""
-    return source.name.endswith(HIGH_SUFFIX)
-
-
-def kernel_names(unit: high.Unit) -> tuple[str, ...]:
-    """Return the names of a unit's @kernel functions, in order."""
-    return tuple(f.name for f in unit.functions if f.kind == "kernel")
 
 
 def choose_target(name: str | None) -> Target:
@@ -341,38 +267,6 @@ def write_library(built: BuiltLibrary, output: Path) -> None:
         if output.exists():
             output.rename(Path(folder) / "old")
         work.rename(output)
-
-
-def lift_source(source: Source, around: Around, functions: tuple[str, ...] = ()) -> high.Unit:
-    """Return the high IR of C functions, by default of those that no other of the text calls.
-
-    Raises:
-        SyntaxDiagnostic: the text is wrong.
-        SpecError: a function is not there or has no high form.
-    """
-    if is_high(source):
-        raise SpecError(f"{source.name} is high IR already; only C text can be lifted")
-    from dovetail.codegen.lift.lift import lift_function
-    from dovetail.ir.high.nodes import Unit
-
-    pieces = read_pieces(source, around)
-    names = functions or uncalled_functions(pieces)
-    lifted = [lift_function(pieces, name) for name in names]
-    if not lifted:
-        raise SpecError(f"{source.name} has no function to lift")
-    return Unit(
-        functions=tuple({f.name: f for one in lifted for f in one.functions}.values()),
-        imports=tuple(dict.fromkeys(name for one in lifted for name in one.imports)),
-        notes=tuple(dict.fromkeys(note for one in lifted for note in one.notes)),
-    )
-
-
-def uncalled_functions(pieces: Pieces) -> tuple[str, ...]:
-    """Return the functions of a C text that no other function of it calls, in order."""
-    from dovetail.ir.expr import Call
-
-    calls = [n.name for f in pieces.own for n in pieces.function(f).walk() if isinstance(n, Call)]
-    return tuple(name for name in pieces.own if name not in calls)
 
 
 def _fault(found: Diagnostic) -> Fault:

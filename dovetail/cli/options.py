@@ -173,8 +173,13 @@ class SearchFlags:
 
 
 ArtifactDirectory = Annotated[Path, typer.Argument(help="An artifact directory.")]
-ModelDirectory = Annotated[
-    str, typer.Argument(help="A Hugging Face model directory, a GGUF file, or a hub id.")
+UserKernels = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="OP=FILE",
+        help="Kernel of your own (C or .dk) for an operator, to be measured beside ours; without "
+        "OP= its kernels are added for dovetail.kernels; repeatable.",
+    ),
 ]
 Threads = Annotated[int | None, "CPU threads; default all cores."]
 AsJson = Annotated[bool, "Print one JSON object."]

@@ -8,19 +8,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from dovetail.cli.options import AsJson, CompileFlags, ModelDirectory, SearchFlags
+from dovetail.cli.options import AsJson, CompileFlags, SearchFlags, UserKernels
 from dovetail.cli.report import Terminated, fail, show_count, show_report, show_seconds
+from dovetail.errors import SpecError
 
 if TYPE_CHECKING:
     from dovetail.compiler.jobs import TuneProgress
     from dovetail.compiler.tune import ClusterReport, TuneReport
+    from dovetail.compiler.tune_kernel import KernelReport
 
 
 def tune_command(
-    model: ModelDirectory,
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="A Hugging Face model directory, a GGUF file, or a hub id; without it a --kernel "
+            "is tuned alone."
+        ),
+    ] = None,
     resume: Annotated[bool, "Continue this job where it was interrupted, or begin it anew."] = True,
     missing: Annotated[bool, "Run only trials that the database does not have."] = False,
     effort: Annotated[
@@ -35,12 +44,22 @@ def tune_command(
         "of machine in it.",
     ] = None,
     target: Annotated[str | None, "Instruction set; default the machine's best."] = None,
+    kernel: UserKernels = None,
+    shape: Annotated[
+        list[str] | None,
+        "Shape to tune a --kernel for without a model: rows=R,width=W; repeatable.",
+    ] = None,
     *,
     search: SearchFlags,
     compiling: CompileFlags,
     json: AsJson = False,
 ) -> None:
     """Search fast schedules for a model's kernels, for later `compile`s to use."""
+    if (model is None) != bool(shape) or (shape and len(kernel or ()) != 1):
+        raise SpecError("give a model to tune, or one --kernel and the --shape it is tuned for")
+    if model is None:
+        tune_one_kernel((kernel or [""])[0], shape or [], target, search, json=json)
+        return
     from dovetail.compiler.hub import find_model
 
     path = find_model(model)  # with bars of its own
@@ -54,6 +73,7 @@ def tune_command(
             **{"effort": effort, "workers": workers, "ray": ray, "target": target},
             **search.fields(),
             **vars(compiling),
+            "kernels": tuple(kernel or ()),
         }
         kinds = ray is not None and options["hardware"] == "all"
         if kinds:
@@ -68,6 +88,37 @@ def tune_command(
         show_report(ClusterReport(reports), describe_cluster, json=json)
     else:
         show_report(reports[0], describe_report, json=json)
+
+
+def tune_one_kernel(
+    kernel: str, shapes: list[str], target: str | None, search: SearchFlags, *, json: bool
+) -> None:
+    """Tune a user's kernel for shapes."""
+    from dovetail.compiler.tune_kernel import tune_kernel
+
+    live, given = LiveProgress(), search.fields()
+    options = {name: given[name] for name in ("database", "budget", "threads")}
+    try:
+        report = tune_kernel(kernel, shapes, target=target, say=live.say, **options)
+    except (KeyboardInterrupt, Terminated):
+        live.stop()
+        fail("stopped; what was measured is kept, and the same command continues")
+    finally:
+        live.stop()
+    show_report(report, describe_kernel, json=json)
+
+
+def describe_kernel(report: KernelReport) -> str:
+    """Return a line for each shape, with times in microseconds."""
+    lines = [f"{report.op} of {report.file} for {report.target}; {report.database}"]
+    for row in report.rows:
+        shape = " ".join(f"{name}={size}" for name, size in row.shape.items())
+        ours = "" if row.ours is None else f", ours {1e6 * row.ours:.1f}"
+        lines.append(
+            f"{shape}: as it stands {1e6 * row.plain:.1f} us, {row.variant} {1e6 * row.best:.1f}"
+            f"{ours}; {row.serves} serves"
+        )
+    return "\n".join((*lines, *(f"note: {note}" for note in report.notes)))
 
 
 def describe_progress(at: TuneProgress) -> str:

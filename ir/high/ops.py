@@ -104,7 +104,7 @@ OPS: dict[str, Op] = {op.name: op for op in (*_SCALAR, *_MEMORY, *_VECTOR, *_TIL
 FOLDABLE = frozenset(("min", "max", "abs", *REAL_FUNCTIONS))
 """Builtins whose result is compile-time when all arguments are."""
 
-INTS = ("u8", "i8", "u16", "i16", "i32", "u32", "i64")
+INTS = ("u8", "i8", "u16", "i16", "i32", "u32", "i64", "u64")
 REALS = ("f32", "f64")
 STORAGE = ("bf16", "f16")
 """Types that exist in memory only: loads and stores convert from and to f32."""

@@ -119,7 +119,7 @@ class ExprParser:
             "high-bad-type",
             f"`{ast.unparse(node)}` is not a type",
             node,
-            "types are f32 f64 i32 i64 u16 u32, vec[f32], vec[i32] and ptr[T]",
+            "types are f32 f64 i32 i64 u16 u32 u64, vec[f32], vec[i32] and ptr[T]",
         )
         return ex.NamedType(name="f32", span=span)
 

@@ -15,6 +15,7 @@ from dovetail.ir.high.ops import ELEMENTS, INTS, REALS, STORAGE, VECTORS, Op
 
 UNKNOWN = "?"
 _RANK = {"bool": 0, "int": 1, "u8": 2, "i8": 2, "u16": 2, "i16": 2, "i32": 2, "u32": 3, "i64": 4}
+_RANK["u64"] = 5
 NARROW = ("u8", "i8", "u16", "i16")
 """Integers that become i32 in arithmetic, as in C."""
 _REAL_RANK = {"int": 0, "float": 1, "f32": 2, "f64": 2}

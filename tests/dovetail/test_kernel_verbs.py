@@ -133,6 +133,19 @@ def test_bad_input_is_one_sentence_and_exit_2(saxpy: Path, add_c: Path, tmp_path
     assert not (tmp_path / "o").exists()
 
 
+def test_a_kernel_may_be_called_as_one_of_ours(tmp_path: Path) -> None:
+    """Ours is checked for the sizes of its own parameters, which another one does not have."""
+    file = tmp_path / "norm.dk"
+    file.write_text(
+        "@kernel\ndef rmsnorm(n: i64, x: ptr[f32], w: ptr[f32]):\n"
+        "    for i in vrange(n):\n        vstore(x + i, vmul(vload(x + i), vload(w + i)))\n"
+    )
+    result = dovetail("kernel", "build", file, "--target", "generic", "-o", tmp_path / "o")
+    assert result.code == 0, result.err
+    index = json.loads((tmp_path / "o/index.json").read_text())
+    assert index["kernels"][0]["family"] == "norm.rmsnorm"
+
+
 def test_no_compiler_is_one_sentence(
     saxpy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

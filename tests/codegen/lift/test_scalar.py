@@ -42,6 +42,8 @@ def arguments(function, n):
             return [np.zeros(5, np.float32), draw(n), draw(5, n, seed=1), n, 5]
         case "gated" | "gated_by_call":
             return [out, draw(n) * 5, draw(n, seed=1), n]
+        case "extremes":
+            return [np.zeros(4, np.float32), draw(n), n]
         case "clipped_range":
             return [out, draw(n), -0.5, 0.75, n]
         case "running_sum" | "copy_until_negative" | "positive_then_all":
@@ -61,6 +63,7 @@ VECTORISED = {
     "copy_until_negative": [],
     "scaled_rows": ["range", "range"],
     "positive_then_all": ["vrange"],
+    "extremes": ["vrange"],
 }
 
 

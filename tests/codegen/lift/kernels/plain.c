@@ -105,3 +105,17 @@ void positive_then_all(float* out, const float* a, long n) {
     }
     out[n] = (float) kept;
 }
+
+void extremes(float *out, const float *x, int n) {
+  float most = x[0], least = x[0], above = x[0], below = x[0];
+  for (int i = 1; i < n; i++) {
+    most = most > x[i] ? most : x[i];
+    least = least < x[i] ? least : x[i];
+    above = x[i] > above ? x[i] : above;
+    below = below > x[i] ? x[i] : below;
+  }
+  out[0] = most;
+  out[1] = least;
+  out[2] = above;
+  out[3] = below;
+}

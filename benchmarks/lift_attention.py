@@ -1,0 +1,157 @@
+"""Attention of llm.c, as it stands in its repository: lifted, built, tuned, timed beside ours.
+
+    python -m benchmarks.lift_attention [--tokens N] [--json FILE]
+
+One thread, float32, causal, on the same numbers. Ours reads keys from pages, llm.c from the rows of
+its QKV; both results are compared with float64. Also beside them: gcc's build of llm.c's own text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.lift import CORPUS, Row, lift_row, read_file, setting_of
+from dovetail.codegen.catalog import HeadShape, KernelRequest, kernel_request
+from dovetail.codegen.library import LibrarySpec, build_library
+from dovetail.codegen.lift.unroll import CHOICES, TUNABLE, UNROLL, unroll_vectors
+from dovetail.codegen.targets import host_target
+from dovetail.compiler.attention_search import PREFILL
+from dovetail.compiler.measure import AttentionCase, Candidate, Meter
+from dovetail.compiler.schedules import make_schedule
+from dovetail.ir.expr import Name
+from dovetail.ir.high import nodes as high
+
+FILE, FUNCTION = "llm_c__train_gpt2.c", "attention_forward"
+HEADS, HEAD_DIM = 12, 64
+ROUNDS = 15
+
+
+def lifted_unit() -> high.Unit:
+    """Return llm.c's attention in the high IR, how many vectors a loop takes left open."""
+    path = CORPUS / FILE
+    found = lift_row(read_file(path, setting_of(path)), Row(FILE, FUNCTION))
+    assert found is not None, "llm.c's attention does not lift"
+    kernel = found.unit.functions[-1]
+    taken = {n.id for n in kernel.walk() if isinstance(n, Name)}
+    body = unroll_vectors(kernel.body, taken)
+    made = replace(kernel, body=body, tunables=(*kernel.tunables, TUNABLE))
+    return high.Unit(functions=(*found.unit.functions[:-1], made))
+
+
+def own_text() -> str:
+    """Return the function as llm.c has it."""
+    text = (CORPUS / FILE).read_text()
+    start = text.index(f"void {FUNCTION}(")
+    end = text.index("\nvoid ", start + 1)
+    return "#include <math.h>\n#include <stddef.h>\n" + text[start:end]
+
+
+def build_own(flags: tuple[str, ...]) -> ctypes.CDLL:
+    """Build llm.c's text with gcc and its own flags."""
+    folder = Path(tempfile.mkdtemp(prefix="dovetail-attention-"))
+    (folder / "k.c").write_text(own_text())
+    command = ["gcc", *flags, "-w", "-shared", "-fPIC", "k.c", "-o", "k.so", "-lm"]
+    subprocess.run(command, cwd=folder, check=True)
+    return ctypes.CDLL(str(folder / "k.so"))
+
+
+def reference(inp: np.ndarray) -> np.ndarray:
+    """Return causal attention of rows of q, k, v in float64."""
+    q, k, v = np.split(inp.astype(np.float64).reshape(len(inp), -1, HEAD_DIM), 3, axis=1)
+    scores = np.einsum("thd,shd->hts", q, k) / np.sqrt(HEAD_DIM)
+    scores[:, np.triu(np.ones(scores.shape[1:], bool), 1)] = -np.inf
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    out: np.ndarray = np.einsum("hts,shd->thd", weights, v).reshape(len(inp), -1)
+    return out
+
+
+def measure(tokens: int) -> dict[str, float]:
+    """Return seconds of each way."""
+    target, unit = host_target(), lifted_unit()
+    names = {f"{FUNCTION}_{u}": u for u in CHOICES}
+    requests = tuple(KernelRequest("llm_c", FUNCTION, {UNROLL: u}, n) for n, u in names.items())
+    built = build_library(
+        LibrarySpec(target, requests, name="llm_c", modules={"llm_c": unit}, tvm_ffi=False)
+    )
+    library, width = ctypes.CDLL(str(built.path)), HEADS * HEAD_DIM
+    rng = np.random.default_rng(0)
+    inp = rng.standard_normal((tokens, 3 * width)).astype(np.float32)
+    expected = reference(inp)
+    scratch = [np.zeros((HEADS, tokens, tokens), np.float32) for _ in range(2)]
+    out = np.zeros((tokens, width), np.float32)
+    places = [ctypes.c_void_p(a.ctypes.data) for a in (out, *scratch, inp)]
+    kinds = (ctypes.c_int64, ctypes.c_int)
+    sizes = [[kind(n) for n in (1, tokens, width, HEADS)] for kind in kinds]
+    calls: dict[str, Callable[[], object]] = {
+        f"lifted, {u} vectors at a time": lambda n=n: getattr(library, n)(*places, *sizes[0])
+        for n, u in names.items()
+    }
+    for title, flags in (
+        ("gcc -O3 -march=native", ("-O3", "-march=native")),
+        ("gcc, llm.c's flags", ("-Ofast", "-fno-finite-math-only", "-march=native")),
+    ):
+        own = build_own(flags)
+        calls[title] = lambda own=own: own.attention_forward(*places, *sizes[1])
+    times: dict[str, list[float]] = {title: [] for title in calls}
+    for turn in range(ROUNDS):
+        for title, call in calls.items():
+            out[:] = np.nan
+            start = time.perf_counter()
+            call()
+            times[title].append(time.perf_counter() - start)
+            if turn == 0:
+                assert np.abs(out - expected).max() < 1e-4, title
+    found = {title: statistics.median(each) for title, each in times.items()}
+    return found | {"ours": measure_ours(tokens)}
+
+
+def measure_ours(tokens: int) -> float:
+    """Return seconds of our attention of a prompt; its keys and values are float32, too."""
+    target = host_target()
+    request = kernel_request(PREFILL, target, "f32", HeadShape(HEAD_DIM, 1))
+    built = build_library(LibrarySpec(target, (request,), name="attention", tvm_ffi=False))
+    case = AttentionCase(
+        kind=PREFILL,
+        n_q=HEADS,
+        n_kv=HEADS,
+        head_dim=HEAD_DIM,
+        rows=tokens,
+        context=tokens,
+        dtype="f32",
+        threads=1,
+    )
+    candidate = Candidate(request.name, make_schedule())
+    with Meter(built.path, built.index, pool_bytes=1 << 20) as meter:
+        (found,) = meter.measure(case, (candidate,), rounds=ROUNDS, seconds=5.0)
+    assert found.status == "ok", found.status
+    return found.seconds
+
+
+def main() -> None:
+    """Print the times of each way."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    found = measure(options.tokens)
+    print(f"{options.tokens} tokens, {HEADS} heads of {HEAD_DIM}, one thread, {host_target().name}")
+    for title, seconds in found.items():
+        print(f"  {title:28} {1e3 * seconds:8.2f} ms  {seconds / found['ours']:6.2f}x ours")
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()

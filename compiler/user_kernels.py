@@ -1,0 +1,311 @@
+"""Kernels of a user's own beside ours: read, fitted to an operator's slots, varied, searched for.
+
+In: `OP=FILE`, of C or `.dk`. Out: a module with a kernel that takes what the operator's slots hold,
+its variants, and searches that compare them with ours. Without `OP=` a file's kernels are added to
+an artifact as they are, for `dovetail.kernels`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dovetail.codegen.catalog import KernelRequest, kernel_request
+from dovetail.codegen.isa.target import Target
+from dovetail.codegen.library import LibrarySpec
+from dovetail.codegen.lift.unroll import CHOICES, TUNABLE, UNROLL, unroll_vectors
+from dovetail.codegen.user_file import (
+    Around,
+    is_high,
+    kernel_names,
+    read_pieces,
+    read_source,
+    read_unit,
+)
+from dovetail.compiler.attention_search import USER, AttentionTask, change_tiles
+from dovetail.compiler.measure import RowsCase
+from dovetail.compiler.row_ops import IN_MODELS, ROW_OPS, RowOp
+from dovetail.compiler.schedules import make_schedule
+from dovetail.ir.artifact import PhasePlan
+from dovetail.ir.diagnostics import Source
+from dovetail.ir.errors import SpecError
+from dovetail.ir.expr import Index, Name, NamedType, PointerType
+from dovetail.ir.high import nodes as high
+from dovetail.ir.high.parse import parse_high
+from dovetail.ir.high.print import print_high
+from dovetail.ir.high.verify import verify_high
+from dovetail.ir.schedule import ScheduleTable
+
+ROW = "user_row"
+NAMED = {"w": r"w|g|scale", "b": r"b", "y": r"y|up", "x": r"x|in|src|a|gate"}
+"""Slot of an array to how the name of a parameter for it may begin."""
+TYPES = {"int": "i64", "float": "f32"}
+SIZES = (1, 16, 128)
+"""Rows of the cases that stand for an operator in a model."""
+
+
+@dataclass(frozen=True, slots=True)
+class UserKernel:
+    """A user's kernels: of an operator the fitted one and its variants, else all of the file."""
+
+    op: str
+    file: str
+    unit: high.Unit
+    requests: tuple[KernelRequest, ...]
+
+    @property
+    def module(self) -> str:
+        """The name of the module, which none of ours has."""
+        return self.requests[0].module
+
+    def served(self, tables: Iterable[ScheduleTable]) -> tuple[KernelRequest, ...]:
+        """Return what an artifact gets: what its tables name and the plain one; or all."""
+        if not self.op:
+            return self.requests
+        named = {row.kernel for table in tables for row in table.rows}
+        return (self.requests[0], *(r for r in self.requests[1:] if r.name in named))
+
+
+def read_user_kernels(given: Iterable[str]) -> tuple[UserKernel, ...]:
+    """Return the kernels of `OP=FILE` each, or `FILE`, whose kernels are taken as they are.
+
+    Raises SpecError for an unknown operator, one named twice, and a kernel that does not fit;
+    SyntaxDiagnostic for a text that is wrong.
+    """
+    found = tuple(map(read_user_kernel, given))
+    ops = [kernel.op for kernel in found if kernel.op]
+    if len(set(ops)) < len(ops):
+        raise SpecError(f"an operator has two kernels ({', '.join(ops)}); give one for each")
+    return found
+
+
+def read_user_kernel(given: str, *, guess: bool = False) -> UserKernel:
+    """Return the kernels of `OP=FILE` or `FILE`; raises as `read_user_kernels`.
+
+    guess: `FILE` alone means the operator that one of its functions is called by.
+    """
+    name, equals, path = given.partition("=")
+    op, file = (name, path) if equals else ("", name)
+    if equals and op not in ROW_OPS:
+        raise SpecError(f"--kernel {given}: there is no operator {op!r}; {_known()}")
+    source, around = read_source(Path(file)), Around()
+    op = op or (_guess(source, around) if guess else "")
+    module = USER + re.sub(r"\W", "_", Path(file).stem)
+    if not op:
+        unit = read_unit(source, around)
+        requests = tuple(KernelRequest(module, k, {}, k) for k in kernel_names(unit))
+        if not requests:
+            raise SpecError(f"{file} has no kernel")
+        return UserKernel("", file, unit, requests)
+    name = f"{op}_{module}"
+    unit = fit_kernel(_pick(source, around, op), ROW_OPS[op], name, file)
+    default = KernelRequest(module, name, {}, name)
+    return UserKernel(op, file, unit, (default, *_variants(default, unit.function(name))))
+
+
+def _guess(source: Source, around: Around) -> str:
+    high_ = is_high(source)
+    names = kernel_names(read_unit(source, around)) if high_ else read_pieces(source, around).own
+    ops = [name for name in names if name in ROW_OPS]
+    if len(ops) != 1:
+        raise SpecError(f"say which operator {source.name} computes, as OP=FILE; {_known()}")
+    return ops[0]
+
+
+def _known() -> str:
+    return f"choose one of {', '.join(ROW_OPS)}"
+
+
+def _pick(source: Source, around: Around, op: str) -> high.Unit:
+    """Return a unit whose last function is the kernel of a file that is meant for an operator."""
+    if is_high(source):
+        unit = read_unit(source, around)
+        names = kernel_names(unit)
+        chosen = _only(names, op, source)
+        kept = tuple(f for f in unit.functions if f.kind != "kernel")
+        return high.Unit(functions=(*kept, unit.function(chosen)))
+    chosen = _only(tuple(read_pieces(source, around).own), op, source)
+    unit = read_unit(source, around, (chosen,))
+    kept = tuple(f for f in unit.functions if f.name != chosen)
+    return high.Unit(functions=(*kept, unit.function(chosen)))
+
+
+def _only(names: tuple[str, ...], op: str, source: Source) -> str:
+    if op in names:
+        return op
+    if len(names) == 1:
+        return names[0]
+    raise SpecError(
+        f"{source.name} has {', '.join(names) or 'no kernel'}: none is called {op}; "
+        f"give a file with one kernel, or call it {op}"
+    )
+
+
+# ---- fitting to an operator's slots ----
+
+
+def fit_kernel(unit: high.Unit, op: RowOp, name: str, file: str) -> high.Unit:
+    """Return a unit with the kernel `name`, which calls the last one of `unit` for each row.
+
+    A kernel that has the operator's own parameters is taken as it is. UNROLL, how many vectors a
+    loop takes at a time, joins its tunables. Raises SpecError where it does not fit.
+    """
+    kernel = unit.functions[-1]
+    taken = {n.id for n in kernel.walk() if isinstance(n, Name)} | {p.name for p in kernel.params}
+    body = unroll_vectors(kernel.body, taken)
+    varied = body != kernel.body
+    tunables = (*kernel.tunables, *((TUNABLE,) if varied else ()))
+    helpers = unit.functions[:-1]
+    own = ["T", "H", *(s.name for s in op.slots if s.name not in "TH"), "tid", "nth"]
+    if [p.name for p in kernel.params] == own:
+        made = replace(kernel, name=name, body=body, tunables=tunables)
+        return _checked(high.Unit(functions=(*helpers, made)), file)
+    if any(isinstance(n, high.Return) for n in kernel.walk()):
+        raise SpecError(f"{file}: {kernel.name} returns before its end; write it with conditions")
+    row = replace(kernel, kind="inline", name=ROW, body=body, tunables=(), doc="")
+    wrapper = parse_high(Source(file, _wrapper(kernel, op, name, file)))
+    made = replace(wrapper.functions[0], tunables=tunables)
+    return _checked(high.Unit(functions=(*helpers, row, made)), file)
+
+
+def _checked(unit: high.Unit, file: str) -> high.Unit:
+    verify_high(unit, Source(f"{file} (fitted)", print_high(unit)))
+    return unit
+
+
+def _wrapper(kernel: high.Function, op: RowOp, name: str, file: str) -> str:
+    """Return the text of a kernel with the operator's slots that calls ROW for each row."""
+    params = ", ".join(f"{s.name}: {TYPES.get(s.kind, 'ptr[f32]')}" for s in op.slots)
+    arguments, in_place = _arguments(kernel, op, file)
+    copied = (
+        "        for c in vrange(0, H):\n"
+        "            vstore(out + t * ldo + c, vload(x + t * ldx + c))\n"
+    )
+    return (
+        f"@kernel\ndef {name}({params}, tid: thread, nth: thread):\n"
+        "    for t in range(T * tid // nth, T * (tid + 1) // nth):\n"
+        f"{copied if in_place else ''}        {ROW}({', '.join(arguments)})\n"
+    )
+
+
+def _arguments(kernel: high.Function, op: RowOp, file: str) -> tuple[list[str], bool]:
+    """Return what each parameter is given, and whether the kernel works on x in place.
+
+    The array that is written is `out`; the others are found by their names, then by their order.
+    """
+    written = _written(kernel)
+    arrays = [p for p in kernel.params if isinstance(p.type, PointerType)]
+    outs = [p.name for p in arrays if p.name in written]
+    reads = [p.name for p in arrays if p.name not in written]
+    in_place = len(outs) == 1 and len(reads) == len(op.arrays) - 1
+    open_slots = [s for s in op.arrays if not (in_place and s == "x")]
+    rows = {s.name for s in op.slots if s.kind in ("in", "out")}
+    others = [p for p in kernel.params if not isinstance(p.type, PointerType)]
+    integers = [p for p in others if p.type == NamedType(name="i64")]
+    numbers = [p for p in others if p.type == NamedType(name="f32")]
+    takes_eps = any(s.kind == "float" for s in op.slots)
+    if (
+        len(outs) != 1
+        or len(reads) != len(open_slots)
+        or len(integers) != 1
+        or len(numbers) > takes_eps
+        or len(integers) + len(numbers) != len(others)
+    ):
+        wanted = ", ".join(f"float *{s}" for s in (*open_slots, "out"))
+        raise SpecError(
+            f"{file}: {kernel.name}({', '.join(p.name for p in kernel.params)}) does not fit: one "
+            f"row of this operator is {wanted}, an integer that is its length"
+            f"{', and at most one float, eps' if takes_eps else ''}"
+        )
+    given: dict[str, str] = {integers[0].name: "H", outs[0]: "out"}
+    for slot in list(open_slots):
+        match = [r for r in reads if re.match(NAMED[slot], r) and r not in given]
+        if len(match) == 1:
+            given[match[0]] = slot
+            open_slots.remove(slot)
+    left = iter(open_slots)
+    given |= {read: next(left) for read in reads if read not in given}
+    given |= {p.name: "eps" for p in numbers}
+
+    def place(name: str) -> str:
+        slot = given[name]
+        return f"{slot} + t * ld{slot[0]}" if slot in rows else slot
+
+    return [place(p.name) for p in kernel.params], in_place
+
+
+def _written(kernel: high.Function) -> set[str]:
+    """Return the names that a kernel stores through."""
+    found: set[str] = set()
+    for node in kernel.walk():
+        roots = []
+        if isinstance(node, high.Assign) and isinstance(node.target, Index):
+            roots = [node.target.base]
+        if isinstance(node, high.ExprStmt) and getattr(node.expr, "name", "") in STORES:
+            roots = [node.expr.args[0]]  # type: ignore[attr-defined]
+        for root in roots:
+            names = [n.id for n in root.walk() if isinstance(n, Name)]
+            found |= set(names[:1])
+    return found
+
+
+STORES = ("store", "vstore")
+
+
+def _variants(default: KernelRequest, kernel: high.Function) -> tuple[KernelRequest, ...]:
+    """Return the instances beside the default: each tunable's other choices, one at a time."""
+    return tuple(
+        change_tiles(default, {tunable.name: choice})
+        for tunable in kernel.tunables
+        for choice in (CHOICES if tunable.name == UNROLL else tunable.choices)
+        if choice != tunable.default and isinstance(choice, int)
+    )
+
+
+# ---- searching ----
+
+
+def our_request(op: str, target: Target) -> KernelRequest | None:
+    """Return our own kernel for an operator, None where ours are part of others."""
+    ours = ROW_OPS[op].ours
+    return kernel_request(ours[0], target, ours[1]) if ours else None
+
+
+def user_tasks(
+    kernel: UserKernel, target: Target, cases: Iterable[RowsCase]
+) -> list[AttentionTask]:
+    """Return a search for each case: ours first, then the user's and its variants."""
+    ours = our_request(kernel.op, target)
+    rivals = (*((ours,) if ours else ()), *kernel.requests)
+    return [AttentionTask(c, rivals, (make_schedule(),), user=kernel.file) for c in cases]
+
+
+def model_cases(op: str, width: int, eps: float, plan: PhasePlan) -> tuple[RowsCase, ...]:
+    """Return the cases that stand for an operator of a model under a plan."""
+    return tuple(
+        RowsCase(kind=op, rows=n, width=width, eps=eps, threads=plan.threads, cpus=plan.cpus)
+        for n in SIZES
+    )
+
+
+def user_library(kernels: Iterable[UserKernel], target: Target) -> LibrarySpec:
+    """Return the library of the users' kernels and of ours beside them."""
+    kernels = tuple(kernels)
+    ours = (our_request(kernel.op, target) for kernel in kernels if kernel.op)
+    by_name = {request.name: request for request in ours if request is not None}
+    requests = (*by_name.values(), *(r for k in kernels for r in k.requests))
+    modules = {kernel.module: kernel.unit for kernel in kernels}
+    return LibrarySpec(target, requests, name="user", modules=modules, tvm_ffi=False)
+
+
+def check_in_models(kernels: Iterable[UserKernel]) -> None:
+    """Raise SpecError for an operator that no model has apart."""
+    for kernel in kernels:
+        if kernel.op and kernel.op not in IN_MODELS:
+            raise SpecError(
+                f"{kernel.op} is part of other kernels in a model and cannot be replaced there; "
+                f"those that can: {', '.join(IN_MODELS)}. Give the file without {kernel.op}= to "
+                "call its kernels with dovetail.kernels"
+            )

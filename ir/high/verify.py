@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from graphlib import CycleError, TopologicalSorter
 
 from dovetail.ir.diagnostics import Diagnostic, Source, Span
 from dovetail.ir.errors import SyntaxDiagnostic
@@ -107,7 +108,7 @@ class _UnitChecker:
     faults: Faults
     imported: Sequence[Function]
     inlines: dict[str, Function] = field(init=False)
-    calls: dict[str, set[str]] = field(init=False)  # who calls which @inline function
+    calls: dict[str, list[str]] = field(init=False)  # who calls which @inline function
     tunables: dict[str, Tunable] = field(init=False)  # of all kernels: callees see their caller's
     vector_loops: set[str] = field(init=False)  # whom to call is to run a vrange loop
     results: dict[str, str] = field(default_factory=dict)
@@ -117,9 +118,13 @@ class _UnitChecker:
         functions = (*self.imported, *self.unit.functions)
         self.inlines = {f.name: f for f in functions if f.kind == "inline"}
         self.tunables = {t.name: t for f in self.unit.functions for t in f.tunables}
-        self.calls = {f.name: called(f) & self.inlines.keys() for f in functions}
+        self.calls = {f.name: sorted(called(f) & self.inlines.keys()) for f in functions}
         looping = {name for name, function in self.inlines.items() if _has_vector_loop(function)}
-        self.vector_loops = {f for f in self.calls if f in looping or self._reach(f) & looping}
+        callers: dict[str, list[str]] = {}
+        for caller, names in self.calls.items():
+            for name in names:
+                callers.setdefault(name, []).append(caller)
+        self.vector_loops = looping | reach(callers, looping)
 
     def check(self) -> None:
         self.check_names()
@@ -144,20 +149,22 @@ class _UnitChecker:
             seen.add(function.name)
 
     def check_recursion(self) -> None:
+        try:
+            TopologicalSorter(self.calls).prepare()
+        except CycleError as error:
+            circle = set(error.args[1])
+        else:
+            return
         for function in self.unit.functions:
-            if function.name in self._reach(function.name):
+            if function.name in circle:
                 message = f"`{function.name}` calls itself, directly or through others"
                 self.faults.add("high-recursion", message, function.span, "write a loop")
-
-    def _reach(self, name: str) -> set[str]:
-        """Return the @inline functions that a function calls, directly or through others."""
-        return reach(self.calls, [name])
 
     def check_borrowed(self, kernel: Function) -> None:
         """Check that a kernel has every tunable that the functions it calls use."""
         own = {t.name for t in kernel.tunables}
         shared = self.tunables.keys() - own
-        for name in sorted(self._reach(kernel.name)) if shared else ():
+        for name in sorted(reach(self.calls, [kernel.name])) if shared else ():
             function = self.inlines[name]
             used = _names_used(function) - {p.name for p in function.params}
             for missing in sorted(used & shared - defined_names(function.body)):

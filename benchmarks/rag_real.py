@@ -232,7 +232,7 @@ async def ask_ours(
                     first.setdefault((event.node, event.round), event.at)
             result = await job
             for ran in result.timeline:
-                spent[PURPOSES[ran.kind]] += ran.end - ran.start
+                spent[PURPOSES.get(ran.kind, "other")] += ran.end - ran.start
                 spent["decode"] += ran.end - first.get((ran.node, ran.round), ran.end)
             spent["computed"] = app.generator.host.load.tokens["prefill"]
             return str(result.outputs["answer"])

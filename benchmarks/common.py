@@ -43,10 +43,14 @@ _PACKAGES += ("gguf", "vllm", "apache-tvm")
 
 @dataclass(slots=True)
 class Region:
-    """One timed region. `others` is the mean number of cores other processes used meanwhile."""
+    """One timed region. `others` is the mean number of cores other processes used meanwhile.
+
+    own: CPU seconds of this process and those below it.
+    """
 
     seconds: float = 0.0
     others: float = 0.0
+    own: float = 0.0
 
     @property
     def quiet(self) -> bool:
@@ -90,7 +94,7 @@ def timed_region() -> Iterator[Region]:
     busy, own, start = busy_seconds(), _own_seconds(), time.perf_counter()
     yield region
     region.seconds = time.perf_counter() - start
-    own = _own_seconds() - own
+    region.own = own = _own_seconds() - own
     # /proc/stat counts in hundredths of a second, so very short regions cannot be judged
     if region.seconds >= 0.05:
         region.others = max(0.0, (busy_seconds() - busy - own) / region.seconds)

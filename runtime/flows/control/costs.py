@@ -167,8 +167,9 @@ class Learned:
         If the guess holds, generation and the rest of the search overlap; but its prompt goes
         before those of searches that end sooner, and what the engine does for prompts in that time
         is what others lose. If not, its prompt and steps have held up the `load` generations under
-        way, and those that come meanwhile. By Little's law prompts take the part
-        load * prompt / reply of the engine's time; from a half on no guess pays.
+        way, and those that come meanwhile; and the true prompt waits for what is left of the step
+        that computes the wrong one. By Little's law prompts take the part load * prompt / reply of
+        the engine's time; from a half on no guess pays.
         """
         step, reply = self.costs.step, max(self.reply(guess.node), TINY)
         overlap, prompt = min(guess.left, reply), step.prefill * guess.characters
@@ -178,7 +179,8 @@ class Learned:
         slower = step.per_sequence / max(step.seconds(load + 1), TINY)
         chance = self.chance(guess.search, guess.scanned)
         gained = chance * overlap * (2 - 1 / free)
-        return gained - (1 - chance) * load * (prompt / free + overlap * slower)
+        lost = load * (prompt / free + overlap * slower) + max(0.0, prompt - overlap)
+        return gained - (1 - chance) * lost
 
     def why_no_guess(self, guess: Guessed, load: int) -> str:
         """Say why `guess_gain` is nothing."""
@@ -187,7 +189,7 @@ class Learned:
         chance, left = self.chance(guess.search, guess.scanned), 1e3 * guess.left
         return (
             f"{left:.1f} ms of the search are left to overlap, and {chance:.0%} of such guesses "
-            f"hold: {load} generations under way would lose more"
+            f"hold: its request and {load} generations under way would lose more"
         )
 
     def _prompts(self, guess: Guessed, load: int) -> float:

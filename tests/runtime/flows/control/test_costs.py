@@ -46,6 +46,16 @@ def test_a_guess_pays_by_what_overlaps_and_costs_what_others_lose() -> None:
     assert long == pytest.approx(0.5 * (2 - 1 / free) - 0.5 * 4 * 0.1 / free), "others wait for it"
 
 
+def test_a_guess_that_is_wrong_holds_up_its_own_prompt() -> None:
+    learned = made(prefill=1e-3)
+    short = gain(learned, left=0.01, load=0, characters=100)
+    assert short == pytest.approx(0.5 * 0.01 - 0.5 * (0.1 - 0.01)), "most of it is left by then"
+    assert gain(learned, left=0.2, load=0, characters=100) == pytest.approx(0.5 * 0.2)
+    for _ in range(200):
+        learned.stayed("search", 0.5, held=True)
+    assert gain(learned, left=0.01, load=0, characters=100) > 0
+
+
 def test_no_guess_pays_where_the_engine_is_busy_with_prompts_for_half_its_time() -> None:
     learned = made(per_sequence=0.0, prefill=1e-3)
     for _ in range(200):

@@ -1,0 +1,130 @@
+"""How many tokens of prompts are read again, by the order in which prompts show their documents.
+
+Counted, not timed: the prompts of one-shot over the passages and questions of `rag_real.py`, one
+after the other, into a KV cache that forgets nothing. The orders:
+
+    nearest    that of the search
+    arranged   what `order="any"` makes of it, knowing the prompts before
+    foreseen   the same, and among documents that nobody began with those first that most of the
+               questions to come will show: what holding all questions back could gain
+
+    python benchmarks/rag_reuse.py --work DIR --json FILE
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from common import Report, add_report_options, add_work_option, open_report, work_folder
+from dovetail.ir.index_file import VECTORS
+from dovetail.ir.model import KV_BLOCK
+from dovetail.ir.workflow import Generation
+from dovetail.runtime.app import load
+from dovetail.runtime.flows.control.prefixes import Opening, Prefixes
+from dovetail.runtime.flows.workflow_run import Call
+from dovetail.runtime.index.cursor import choose_probes
+from dovetail.runtime.index.documents import Document
+from dovetail.runtime.retrieval.folder import open_index
+from dovetail.runtime.schedule.kv_pool import hash_blocks
+from dovetail.workflows import one_shot
+from hotpot import embed_texts
+from rag_real import DIFFERENT, TOPK, ZIPF, Parts, build_parts, pick_questions
+
+COUNTS = (48, 500)
+SEEDS = 3
+ORDERS = ("nearest", "arranged", "foreseen")
+Tokenize: TypeAlias = Callable[[str], Sequence[int]]
+
+
+def find_documents(parts: Parts, app: Any) -> dict[str, list[Document]]:
+    """Return the documents of all questions, nearest first."""
+    import faiss
+
+    index, store = faiss.read_index(str(parts.index / VECTORS)), open_index(parts.index).store
+    index.nprobe = choose_probes(index.nlist)
+    scores, rows = index.search(embed_texts(app, parts.questions), TOPK)
+    found = [zip((-scores).tolist(), rows.tolist(), strict=True)]
+    hits = [list(zip(s, r, strict=True)) for s, r in found[0]]
+    return {q: store.documents(h, "ip") for q, h in zip(parts.questions, hits, strict=True)}
+
+
+def count_tokens(openings: Sequence[Opening], order: str, tokenize: Tokenize) -> tuple[int, int]:
+    """Return the tokens of prompts in an order, and those of them that must be computed."""
+    prefixes, known, every, computed = Prefixes(), set[bytes](), 0, 0
+    to_come = Counter(id_ for opening in openings for id_ in opening.ids)
+    for given in openings:
+        to_come.subtract(given.ids)
+        opening = given
+        if order == "foreseen":  # of equals those stay first that were
+            opening = opening.arrange(sorted(opening.ids, key=lambda id_: -to_come[id_]))
+        if order != "nearest":
+            opening = prefixes.arrange(opening)
+        prefixes.keep(opening)
+        tokens = tokenize(opening.prompt())
+        hashes = hash_blocks(tokens)
+        shared = next((n for n, each in enumerate(hashes) if each not in known), len(hashes))
+        known.update(hashes)
+        every += len(tokens)
+        computed += len(tokens) - shared * KV_BLOCK
+    return every, computed
+
+
+def measure_reuse(parts: Parts) -> list[dict[str, Any]]:
+    """Return a row for each set of questions: parts of tokens read again, and the gain by these."""
+    node = next(n for n in one_shot().workflow().nodes.values() if isinstance(n, Generation))
+    with load(parts.app) as app:
+        assert app.tokenizer is not None, "the model has one"
+        found, tokenize = find_documents(parts, app), app.tokenizer.encode
+    openings = {
+        question: Opening.of(Call(node, 0, {"docs": docs, "input": question}, {}), ("docs",))
+        for question, docs in found.items()
+    }
+    rows = []
+    for kind in (ZIPF, DIFFERENT):
+        for count in COUNTS:
+            runs: dict[str, list[tuple[int, int]]] = {order: [] for order in ORDERS}
+            for seed in range(SEEDS):
+                asked = pick_questions(parts.questions, kind, count, seed)
+                chosen = [opening for q in asked if (opening := openings[q]) is not None]
+                for order in ORDERS:
+                    runs[order].append(count_tokens(chosen, order, tokenize))
+            row: dict[str, Any] = {"questions": kind, "count": count}
+            for order, counted in runs.items():
+                row[order] = statistics.fmean(1 - computed / every for every, computed in counted)
+            for order in ORDERS[1:]:
+                pairs = zip(runs["nearest"], runs[order], strict=True)
+                row[f"{order}_gain"] = statistics.fmean(one[1] / other[1] for one, other in pairs)
+            rows.append(row)
+    return rows
+
+
+def main(arguments: Sequence[str] | None = None) -> Report:
+    """Run the benchmark with command line `arguments`, print and write its report."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
+    corpus = Path(os.environ.get("DOVETAIL_CORPUS", "../shared"))
+    parser.add_argument("--traces", type=Path, default=corpus / "traces")
+    add_work_option(parser)
+    add_report_options(parser)
+    options = parser.parse_args(arguments)
+    report = open_report("rag_reuse", options, {"topk": TOPK, "seeds": SEEDS}, ())
+    with work_folder(options.work) as folder:
+        report.rows = measure_reuse(build_parts(folder, options.traces))
+    report.summary = {
+        f"arranged_{kind}_max": max(
+            r["arranged_gain"] for r in report.rows if r["questions"] == kind
+        )
+        for kind in (ZIPF, DIFFERENT)
+    }
+    report.write(options.json)
+    report.print()
+    return report
+
+
+if __name__ == "__main__":
+    main()

@@ -30,14 +30,18 @@ class _Walk:
     ahead: int = 0  # drafted tokens before `row`
     fresh: bool = True  # whether nothing of `row` was changed yet
 
-    def restrict(self, logits: Logits) -> None:
-        """Change the row; raises RequestError where its grammar cannot be followed."""
-        if self.fresh:
+    def restrict(self, logits: Logits) -> bool:
+        """Change the row; return whether it was changed for the first time.
+
+        Raises RequestError where its grammar cannot be followed.
+        """
+        fresh, self.fresh = self.fresh, False
+        if fresh:
             tokens, drafted = self.request.tokens, self.request.drafted[: self.ahead]
             self.rules.apply(logits, [*tokens, *drafted] if drafted else tokens)
         elif self.mask is not None:
             self.mask.apply(logits)
-        self.fresh = False
+        return fresh
 
     def advance(self, buffers: StepBuffers) -> bool:
         """Take tokens that were chosen; return whether one has to be chosen anew, at `row`."""
@@ -59,7 +63,7 @@ class Rules:
     """The rules of all requests of an engine."""
 
     def __init__(self, ends: Sequence[int], fail: Callable[[Request, RequestError], None]) -> None:
-        """`ends`: the model's end tokens. `fail` ends a request whose grammar cannot be followed."""
+        """`ends`: the model's end tokens. `fail` ends who has a grammar that cannot be followed."""
         self._ends, self._fail = ends, fail
         self._known: WeakKeyDictionary[Request, tuple[LogitRules, TokenMask | None]] = (
             WeakKeyDictionary()
@@ -74,13 +78,14 @@ class Rules:
     ) -> dict[int, Logits]:
         """Have tokens chosen by `sample`; return the raw logits of changed rows that show them."""
         raw: dict[int, Logits] = {}
-        begun = self._restrict(self._begin(shape, grammars), buffers, raw)
-        walks = begun
+        walks = begun = self._begin(shape, grammars)
+        self._restrict(begun, buffers, raw)
         sample()
-        while walks := [walk for walk in walks if walk.advance(buffers)]:
+        while walks := [
+            walk for walk in walks if not walk.request.finished and walk.advance(buffers)
+        ]:
             grammars.follow(walk.mask for walk in walks if walk.mask is not None)
-            walks = self._restrict(walks, buffers, raw)
-            if walks:
+            if self._restrict(walks, buffers, raw):
                 sample()
         left = [walk for walk in begun if walk.mask is not None and not walk.request.finished]
         for walk in left:
@@ -102,20 +107,24 @@ class Rules:
 
     def _restrict(
         self, walks: Iterable[_Walk], buffers: StepBuffers, raw: dict[int, Logits]
-    ) -> list[_Walk]:
-        """Change the rows where walks stand; return those that can go on."""
-        able = []
+    ) -> bool:
+        """Change the rows where walks stand; return whether tokens are still to be chosen.
+
+        The likeliest token instead of one that was refused is written at once.
+        """
+        left = False
         for walk in walks:
             logits = buffers.logits(walk.row)
             if walk.request.params.logprobs is not None and walk.row not in raw:
                 raw[walk.row] = logits.copy()
             try:
-                walk.restrict(logits)
+                if walk.restrict(logits):
+                    left = True
+                else:
+                    buffers.choose_likeliest(walk.row)
             except RequestError as error:
                 self._fail(walk.request, error)
-            else:
-                able.append(walk)
-        return able
+        return left
 
     def _find(self, request: Request, grammars: Grammars) -> tuple[LogitRules, TokenMask | None]:
         """Return the rules of a request; RequestError where its grammar cannot be followed."""

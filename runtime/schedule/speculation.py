@@ -92,7 +92,7 @@ class HitRate:
 
 
 class Lookup:
-    """The text of a request, what came of its drafts, and the size of its last match (0: forced)."""
+    """The text of a request, what came of its drafts, the size of its last match (0: forced)."""
 
     def __init__(self, request: Request) -> None:
         self._text = SuffixAutomaton()

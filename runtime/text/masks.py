@@ -40,6 +40,8 @@ WORD = 32
 LAST = 256
 """Tokens before a request's limit from which it is looked how many the form still needs. So many
 are tried at most."""
+TRIED = 12
+"""Letters that are tried one by one on the way to an end."""
 SPARE = 8
 """Tokens that are left when an answer has come to its end: the next one may need more."""
 
@@ -163,6 +165,8 @@ class TokenMask:
         self.ended = self._matcher.is_stopped()
         self.left -= 1
         self._refused = self._bound = False
+        if self._last is None and self.left <= self._look_at and self._matcher.is_accepting():
+            self._look()  # which ends at once
         self.found = not self.due
         return True
 
@@ -223,8 +227,7 @@ class TokenMask:
                 way += forced
             if matcher.is_accepting():
                 return way[::-1]
-            self._fill(matcher, bits)
-            letter = self._choose(bits.view(np.uint8), cost)
+            letter = self._choose(matcher, bits, cost)
             if letter is None or not matcher.consume_token(int(self._words.letters[letter])):
                 return None
             way.append(int(self._words.letters[letter]))
@@ -233,9 +236,16 @@ class TokenMask:
                 cost = _COSTS.copy()
         return None
 
-    def _choose(self, allowed: Bits, cost: npt.NDArray[np.float64]) -> int | None:
+    def _choose(
+        self, matcher: LLMatcher, bits: npt.NDArray[np.int32], cost: npt.NDArray[np.float64]
+    ) -> int | None:
         """Return the cheapest letter that may come next, None where none may."""
         letters = self._words.letters
+        for letter in cost.argsort(kind="stable")[:TRIED].tolist():  # sooner than a mask
+            if letters[letter] >= 0 and matcher.validate_tokens([int(letters[letter])]) == 1:
+                return int(letter)
+        self._fill(matcher, bits)
+        allowed = bits.view(np.uint8)
         may = (letters >= 0) & ((allowed[letters >> 3] >> (letters & 7)) & 1 == 1)
         letter = int(np.where(may, cost, np.inf).argmin())
         return letter if may[letter] else None

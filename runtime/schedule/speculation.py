@@ -45,7 +45,12 @@ FORCED = 0.9
 SHORT, LONG = 2, 31
 """Tokens of a match: shorter ones are none, longer ones as good."""
 SHARE = 0.005
-"""Part of the time that looking for drafts takes: where steps are short, most pass without."""
+"""Part of the time that looks after a request's first one take: where steps are short, most pass
+without."""
+EARNED = 0.5
+"""What looks may take, too: this part of the time that a drafted token saves which holds."""
+MOST_SAVED = 2e-4
+"""Seconds that are kept for looks."""
 MOST_READ = 1 << 14
 """Last tokens of a prompt that are looked up."""
 
@@ -176,7 +181,10 @@ class Speculation:
         self._hits = [HitRate(FADE_ALL) for _ in range(LONG.bit_length() + 1)]
         """By the size of the match: 1, 2 to 3, 4 to 7 tokens and so on."""
         self.share = SHARE
-        self._saved = 0.0  # seconds for looks; below 0 there are none
+        self._saved, self._earned = (
+            0.0,
+            0.0,
+        )  # seconds for looks, none below 0; by a token that holds
         self._before: tuple[int, float] | None = None  # a request of the last step, when it began
 
     def extend(self, plan: StepPlan, queues: RequestQueues) -> StepPlan:
@@ -191,7 +199,7 @@ class Speculation:
         (batch,), now = plan.batches, queues.clock()
         members = (*batch.gpu_decode, *batch.cpu_decode)
         if self._before is not None and self._before[0] in queues.requests:  # it was busy since
-            self._saved += self.share * (now - self._before[1])
+            self._earn(self.share * (now - self._before[1]))
         self._before = members[0] if members else batch.prefill[0].request, now
         if last is not None and last[1] == members[: len(last[1])]:
             last[0].learn(last[2], now - last[3])
@@ -200,8 +208,11 @@ class Speculation:
         times = self._mixed if batch.prefill else self.times
         rows, drafted = batch.tokens, dict[int, int]()
         if rows < len(times.line):
+            known = len(self._lookups)
             drafted = self._draft(batch, times.line, queues)
-            self._saved += now - queues.clock()
+            if len(self._lookups) == known:
+                self._saved += now - queues.clock()
+            self._earned = EARNED * times.line[rows] / len(members)
         self._last = times, members, rows + sum(drafted.values()), now
         if not drafted:
             return plan
@@ -218,6 +229,10 @@ class Speculation:
         if lookup.size:
             lookup.hits.learn(held)
         self.counts["accepted_tokens"] += held
+        self._earn(held * self._earned)
+
+    def _earn(self, seconds: float) -> None:
+        self._saved = min(self._saved + seconds, MOST_SAVED)
 
     def _draft(self, batch: Batch, line: Sequence[float], queues: RequestQueues) -> dict[int, int]:
         """Give requests their drafts; return how many tokens each got."""

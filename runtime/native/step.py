@@ -217,7 +217,7 @@ class StepBuffers:
         return int(self._cells["out_ids"][row]), float(self._cells["out_logprobs"][row])
 
     def choose_likeliest(self, row: int) -> None:
-        """Choose the token of the largest logit of output `row`; its log probability is not told."""
+        """Choose the token of the largest logit of output `row`; no log probability is told."""
         logits = self.logits(row)
         token = int(logits.argmax())
         self._cells["out_ids"][row], self._cells["out_logprobs"][row] = token, logits[token]

@@ -49,7 +49,14 @@ def attack_once(name: str, at: Listening, until: float) -> str:
     return send(ATTACKS[name], ATTACKS[name].parts(), at.host, at.port, until)
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+SLOW = "headers that never end"
+"""Until the server's own timeout ends it."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n if n != SLOW else pytest.param(n, marks=pytest.mark.long) for n in ATTACKS],
+)
 def test_an_attack_is_refused_in_a_sentence(at: Listening, name: str) -> None:
     found: list[str] = []
     until = time.monotonic() + 60
@@ -88,6 +95,7 @@ def check(row: dict[str, object]) -> None:
     assert float(str(row["share"])) > 0, row
 
 
+@pytest.mark.long
 def test_the_benchmark_writes_a_row(tmp_path: Path) -> None:
     name = "completion of 10 MB"
     (row,) = run_script(

@@ -20,6 +20,7 @@ def run(output: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.long
 def test_sections_write_one_json_and_one_page(tmp_path: Path) -> None:
     done = run(tmp_path, *TINY, "--sections", "tests,products,clusters,neo")
     assert done.returncode == 0, done.stdout + done.stderr

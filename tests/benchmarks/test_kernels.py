@@ -30,6 +30,7 @@ def run(file: Path, *options: str) -> dict:
     return json.loads(file.read_text())
 
 
+@pytest.mark.long
 def test_a_run_compares_all_peers_and_resumes(tmp_path):
     file = tmp_path / "report.json"
     first = run(file, "--threads", "1")

@@ -23,6 +23,7 @@ def run(file: Path, *options: object) -> dict[str, dict[str, float]]:
     return report
 
 
+@pytest.mark.long
 def test_all_reduce_is_compared_with_gloo_and_a_lock(tmp_path: Path) -> None:
     sizes = ("--sizes", "4096,131072", "--rounds", "2")
     report = run(tmp_path / "report.json", "--parts", "allreduce", *sizes)
@@ -34,6 +35,7 @@ def test_all_reduce_is_compared_with_gloo_and_a_lock(tmp_path: Path) -> None:
     assert all(report["summary"][key] > 0 for key in keys)
 
 
+@pytest.mark.long
 def test_simulated_choices_are_compared_with_all_there_are(tmp_path: Path) -> None:
     corpus = tmp_path / "corpus"
     corpus.mkdir()

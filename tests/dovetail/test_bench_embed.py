@@ -25,6 +25,7 @@ def test_published_pairs_are_reproduced() -> None:
     assert "Tesla V100" in table.out and "Atlas" not in table.out
 
 
+@pytest.mark.long
 def test_an_artifact_is_measured_beside_torch(tmp_path: Path) -> None:
     path = tmp_path / "tiny.dove"
     compile_model(ENCODER, output=path, effort="none", threads=1, weight_dtype="f32")

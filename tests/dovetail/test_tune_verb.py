@@ -48,7 +48,10 @@ def ended(process: subprocess.Popen[str]) -> bool:
     return True
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGINT, signal.SIGKILL],
+)
 def test_a_stopped_job_is_resumed(model: Path, tmp_path: Path, number: signal.Signals) -> None:
     database = tmp_path / "tuning.jsonl"
     arguments = [model, "--db", database, *OPTIONS, "60s"]

@@ -31,7 +31,10 @@ main()
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGTERM, signal.SIGKILL],
+)
 def test_a_server_that_ends_as_it_compiles_leaves_nothing(tmp_path: Path, number: int) -> None:
     cache, begun = link_cache(tmp_path), tmp_path / "begun"
     os.mkfifo(begun)

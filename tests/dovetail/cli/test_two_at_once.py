@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from dovetail.runtime.verify import verify_artifact
 from dovetail.tiny_world import LLAMA
 from tests.caches import link_cache
@@ -36,6 +38,7 @@ def run_together(commands: list[list[str]], cache: Path) -> list[tuple[int, str,
     return [(p.returncode, *texts) for p, texts in zip(started, said, strict=True)]
 
 
+@pytest.mark.long
 def test_two_servers_on_one_cache_compile_a_model_once(tmp_path: Path) -> None:
     cache = link_cache(tmp_path)
     found = run_together([[FIND, str(LLAMA)]] * 3, cache)

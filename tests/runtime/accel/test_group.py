@@ -69,7 +69,7 @@ def ranks(
 @pytest.mark.parametrize(
     ("count", "offload", "gpu", "cpu", "chunked"),
     [
-        (2, "off", 9, 1, False),
+        pytest.param(2, "off", 9, 1, False, marks=pytest.mark.long),
         (2, "auto", 9, 30, True),
         (3, "full", 1, 12, True),  # 1, 1 and 2 of the KV heads: parts of a gather differ
     ],
@@ -150,6 +150,7 @@ def test_a_killed_rank_is_named_and_the_next_requests_are_served(
     assert running(pids) == []
 
 
+@pytest.mark.long
 def test_a_step_that_fails_at_one_rank_says_why_and_the_next_requests_are_served(
     artifact: Path,
     alone: list[tuple[int, ...]],

@@ -76,6 +76,7 @@ def test_without_an_slo_the_device_serves_alone_and_comes_back_when_it_dies(
         assert held(service) == {TORCH: 0}
 
 
+@pytest.mark.long
 def test_within_an_slo_the_cpu_takes_what_the_device_has_no_room_for(
     artifact: Artifact, hardware: HardwareSpec, wanted: np.ndarray, path: Path
 ) -> None:

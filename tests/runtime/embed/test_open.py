@@ -128,6 +128,7 @@ def embed(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module("embed")
 
 
+@pytest.mark.long
 def test_the_benchmark_writes_the_issue_s_keys(embed: Any, path: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     parts = ["table3", "published", "overhead", "device", "device-load"]

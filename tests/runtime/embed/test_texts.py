@@ -144,7 +144,13 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "two.dove"
 
 
-@pytest.mark.parametrize("settings", [None, EmbeddingSettings(slo=1.0, classes=())])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        None,
+        pytest.param(EmbeddingSettings(slo=1.0, classes=()), marks=pytest.mark.long),
+    ],
+)
 def test_an_encoder_is_chosen_by_name_and_all_share_the_cpu(
     app: App, two: Path, settings: EmbeddingSettings | None
 ) -> None:

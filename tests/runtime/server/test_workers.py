@@ -235,7 +235,9 @@ def test_an_engine_that_is_killed_ends_its_streams_and_health_tells_of_it(
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGKILL, signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)]
+    "number",
+    [pytest.param(number, marks=pytest.mark.long) for number in (signal.SIGKILL, signal.SIGINT)]
+    + [signal.SIGTERM],
 )
 def test_nothing_is_left_of_a_server_that_goes(
     artifacts: dict[str, Path], index: Path, tmp_path: Path, number: int

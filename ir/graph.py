@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from graphlib import CycleError, TopologicalSorter
+from heapq import heappop, heappush
 from typing import Any
 
 import msgspec
-import networkx as nx  # type: ignore[import-untyped]
 from msgspec.structs import replace
 
 from dovetail.ir.artifact import Amount, Number, Parts, Spins
@@ -128,11 +129,9 @@ class ExecutionGraph:
         """
         self.file = GraphFile(nodes=tuple(nodes), edges=tuple(edges), **workflow)
         self.named = {node.name: node for node in self.file.nodes}
-        self._graph: nx.DiGraph = nx.DiGraph()
-        self._graph.add_nodes_from(self.named)
-        self._graph.add_edges_from(
-            (edge.source, edge.target, {"edge": edge}) for edge in self.file.edges
-        )
+        self._edges_to: dict[str, list[GraphEdge]] = {name: [] for name in self.named}
+        for edge in self.file.edges:
+            self._edges_to.setdefault(edge.target, []).append(edge)
         for fault in self._faults():
             raise WorkflowError(f"the execution graph is wrong: {fault}")
 
@@ -152,20 +151,27 @@ class ExecutionGraph:
 
     def parents(self, name: str, kind: str = DATA) -> tuple[str, ...]:
         """Return the names of the nodes that edges of `kind` come from."""
-        edges = self._graph.in_edges(name, data="edge")
-        return tuple(source for source, _, edge in edges if edge.kind == kind)
+        return tuple(edge.source for edge in self._edges_to[name] if edge.kind == kind)
 
     def parts(self, root: str) -> tuple[GraphNode, ...]:
         """Return the nodes that stand for a node: itself, or its parts in order."""
         return tuple(node for name in self.ordered() if (node := self.node(name)).root == root)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._graph
+        return name in self.named
 
     def ordered(self) -> tuple[str, ...]:
         """Return the names so that each comes after all it waits for; ties as they were given."""
         place = {node.name: i for i, node in enumerate(self.nodes)}
-        return tuple(nx.lexicographical_topological_sort(self._waits(), key=place.__getitem__))
+        waits, names = self._waits(), list[str]()
+        waits.prepare()
+        ready: list[tuple[int, str]] = []
+        while waits.is_active():
+            for name in waits.get_ready():
+                heappush(ready, (place[name], name))
+            names.append(heappop(ready)[1])
+            waits.done(names[-1])
+        return tuple(names)
 
     def to_json(self) -> bytes:
         """Return the graph as JSON, which `read_graph` reads back to an equal one."""
@@ -181,10 +187,13 @@ class ExecutionGraph:
     def __hash__(self) -> int:
         return hash((self.nodes, self.edges))
 
-    def _waits(self) -> nx.DiGraph:
-        """Return the graph without edges between nodes that run side by side."""
-        return nx.subgraph_view(
-            self._graph, filter_edge=lambda a, b: ORDERS[self._graph.edges[a, b]["edge"].kind]
+    def _waits(self) -> TopologicalSorter[str]:
+        """Return what each node waits for: edges between nodes that run side by side are none."""
+        return TopologicalSorter(
+            {
+                name: [edge.source for edge in edges if ORDERS[edge.kind]]
+                for name, edges in self._edges_to.items()
+            }
         )
 
     def _faults(self) -> Iterator[str]:
@@ -202,13 +211,12 @@ class ExecutionGraph:
             source, target = self.named[edge.source], self.named[edge.target]
             if edge.kind == DATA and source.provisional and source.root != target.root:
                 yield f"{edge.source!r} is provisional, and {edge.target!r} takes it for the truth"
-        if self._graph.number_of_edges() < len(self.edges):
+        if len({(edge.source, edge.target) for edge in self.edges}) < len(self.edges):
             yield "two edges join the same nodes"
         try:
-            cycle = nx.find_cycle(self._waits())
-        except nx.NetworkXNoCycle:
-            return
-        yield f"{cycle[0][0]!r} waits for itself"
+            self._waits().prepare()
+        except CycleError as error:
+            yield f"{error.args[1][0]!r} waits for itself"
 
 
 def contract(graph: ExecutionGraph) -> ExecutionGraph:

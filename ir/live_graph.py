@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
-import networkx as nx  # type: ignore[import-untyped]
-
 from dovetail.ir.graph import DATA, ORDERS, ExecutionGraph, GraphEdge, GraphNode, Placement
 
 GUESS, CHECK, SCOUT, READ, COPY = "guess", "check", "scout", "read", "copy"
@@ -115,23 +113,24 @@ class LiveGraph:
         self.template, self.number = template, number
         self.ready = Ready() if ready is None else ready
         self.rewrites: list[Rewrite] = []
-        self._graph: nx.DiGraph = nx.DiGraph()
+        self._before: dict[LiveNode, dict[LiveNode, str]] = {}
+        self._after: dict[LiveNode, dict[LiveNode, str]] = {}
 
     # ---- what there is ----
 
     def __contains__(self, node: object) -> bool:
-        return node in self._graph
+        return node in self._after
 
     def __iter__(self) -> Iterator[LiveNode]:
-        return iter(self._graph)
+        return iter(self._after)
 
     def before(self, node: LiveNode) -> list[tuple[LiveNode, str]]:
         """Return what leads to a node, each with the kind of its edge."""
-        return [(source, edge["kind"]) for source, edge in self._graph.pred[node].items()]
+        return list(self._before[node].items())
 
     def after(self, node: LiveNode) -> list[tuple[LiveNode, str]]:
         """Return what a node leads to, each with the kind of its edge."""
-        return [(target, edge["kind"]) for target, edge in self._graph.succ[node].items()]
+        return list(self._after[node].items())
 
     def rest(self, node: LiveNode) -> LiveNode | None:
         """Return the part of the same work that comes next behind this one, if it is cut."""
@@ -180,7 +179,7 @@ class LiveGraph:
     def add(self, node: LiveNode, after: Iterable[tuple[LiveNode, str]] = ()) -> LiveNode:
         """Put a node behind others, each with the kind of its edge; return the node."""
         assert node not in self, f"{node.name!r} is there already"
-        self._graph.add_node(node)
+        self._before[node], self._after[node] = {}, {}
         for source, kind in after:
             self.link(source, node, kind)
         self._wait(node, 0)
@@ -189,8 +188,8 @@ class LiveGraph:
     def link(self, source: LiveNode, target: LiveNode, kind: str = DATA) -> None:
         """Have a node that has not begun wait for another, as the kind of edge says."""
         assert target.state is State.WAITING, f"{target.name!r} has begun"
-        if not self._graph.has_edge(source, target):
-            self._graph.add_edge(source, target, kind=kind)
+        if target not in self._after[source]:
+            self._after[source][target] = self._before[target][source] = kind
             self._wait(target, _holds(source, kind))
 
     def move(self, old: LiveNode, new: LiveNode) -> None:
@@ -204,11 +203,13 @@ class LiveGraph:
         """Take a node out; what waits for it does no longer."""
         for target, kind in self.after(node):
             self._unlink(node, target, kind)
-        self._graph.remove_node(node)
+        del self._after[node]
+        for source in self._before.pop(node):
+            del self._after[source][node]
         self.ready.pop(node, None)
 
     def _unlink(self, source: LiveNode, target: LiveNode, kind: str) -> None:
-        self._graph.remove_edge(source, target)
+        del self._after[source][target], self._before[target][source]
         self._wait(target, -_holds(source, kind))
 
     def _wait(self, node: LiveNode, more: int) -> None:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, Unpack
+from typing import Any, Literal, Unpack
 
 import msgspec
-import networkx as nx  # type: ignore[import-untyped]
 
 from dovetail.ir import workflow as wf
 from dovetail.ir.errors import WorkflowError
 from dovetail.ir.graph import ExecutionGraph
 from dovetail.ir.options import SamplingOptions, check_names
+from dovetail.ir.reach import reach
 from dovetail.ir.template import MAX_STEPS, lower
 from dovetail.ir.workflow import END, START, targets
 from dovetail.ir.workflow_draw import draw_mermaid, draw_svg
@@ -219,19 +219,19 @@ class RAGraph:
                 yield f"node {node.name!r} writes {node.output!r}, which node {other!r} writes too"
 
     def _reach_faults(self) -> Iterator[str]:
-        graph = self._graph()
-        reached = nx.descendants(graph, START)
+        after = self._after()
+        reached = reach(after, [START])
         for name in self._nodes:
             if name not in reached:
                 yield f"node {name!r} cannot be reached from START"
         for name in self._nodes:
-            if END not in nx.descendants(graph, name):
+            if END not in reach(after, [name]):
                 yield f"node {name!r}: no way leads from it to END"
 
     def _read_faults(self) -> Iterator[str]:
-        graph = self._graph()
+        after = self._after()
+        behind = {name: reach(after, [name]) | {name} for name in self._nodes}
         for node in self._nodes.values():
-            before = nx.ancestors(graph, node.name) | {node.name}
             for name in node.reads:
                 writers = [n.name for n in self._nodes.values() if n.output == name]
                 if name not in self.inputs and not writers:
@@ -239,26 +239,23 @@ class RAGraph:
                         f"node {node.name!r} reads {name!r}, which no node writes; "
                         f"inputs are {', '.join(map(repr, self.inputs))}"
                     )
-                elif name not in self.inputs and writers[0] not in before:
+                elif name not in self.inputs and node.name not in behind[writers[0]]:
                     yield f"node {node.name!r} reads {name!r}, which is only written after it"
 
     def _loop_faults(self) -> Iterator[str]:
-        fixed = nx.DiGraph(
-            [(source, e.target) for source, es in self._edges.items() for e in es if not e.choose]
-        )
-        for cycle in nx.simple_cycles(fixed):
-            yield f"node {cycle[0]!r} is in a loop without end: have a function of the state end it"
+        fixed: dict[Any, list[Any]] = {
+            source: [e.target for e in es if not e.choose] for source, es in self._edges.items()
+        }
+        for name in self._nodes:
+            if name in reach(fixed, [name]):
+                yield f"node {name!r} is in a loop without end: have a function of the state end it"
 
-    def _graph(self) -> nx.DiGraph:
-        graph = nx.DiGraph()
-        graph.add_nodes_from((START, END, *self._nodes))
-        graph.add_edges_from(
-            (source, target)
+    def _after(self) -> dict[Any, list[Any]]:
+        """Return where the edges of each node may lead."""
+        return {
+            source: [target for edge in edges for target in targets(edge, self._nodes)]
             for source, edges in self._edges.items()
-            for edge in edges
-            for target in targets(edge, self._nodes)
-        )
-        return graph
+        }
 
 
 def _read_prompt(

@@ -64,7 +64,7 @@ LINES = {
     "compiler": 15_200,
     "codegen": 17_900,
     "topology": 4_100,
-    "ir": 10_200,
+    "ir": 10_300,
     "runtime": 38_200,
     "runtime/machine": 1_250,
     "runtime/schedule": 3_500,

@@ -10,8 +10,6 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-import networkx as nx  # type: ignore[import-untyped]
-
 from dovetail.ir.diagnostics import Diagnostic, Source, Span
 from dovetail.ir.errors import SyntaxDiagnostic
 from dovetail.ir.expr import Call, Name
@@ -22,6 +20,7 @@ from dovetail.ir.high.ops import CONSTANTS, ELEMENTS, OPS, SCALARS, VECTORS
 from dovetail.ir.high.parse import parse_high
 from dovetail.ir.high.print import print_high
 from dovetail.ir.high.scopes import all_statements, defined_names, find_constants, find_homes
+from dovetail.ir.reach import reach
 from dovetail.ir.schedule import SCHEDULE_VALUES
 
 THREAD_VALUES = ("tid", "nth")
@@ -108,7 +107,7 @@ class _UnitChecker:
     faults: Faults
     imported: Sequence[Function]
     inlines: dict[str, Function] = field(init=False)
-    calls: nx.DiGraph = field(init=False)  # who calls which @inline function
+    calls: dict[str, set[str]] = field(init=False)  # who calls which @inline function
     tunables: dict[str, Tunable] = field(init=False)  # of all kernels: callees see their caller's
     vector_loops: set[str] = field(init=False)  # whom to call is to run a vrange loop
     results: dict[str, str] = field(default_factory=dict)
@@ -118,14 +117,9 @@ class _UnitChecker:
         functions = (*self.imported, *self.unit.functions)
         self.inlines = {f.name: f for f in functions if f.kind == "inline"}
         self.tunables = {t.name: t for f in self.unit.functions for t in f.tunables}
-        self.calls = nx.DiGraph()
-        self.calls.add_nodes_from(f.name for f in functions)
-        for function in functions:
-            for name in called(function) & self.inlines.keys():
-                self.calls.add_edge(function.name, name)
+        self.calls = {f.name: called(f) & self.inlines.keys() for f in functions}
         looping = {name for name, function in self.inlines.items() if _has_vector_loop(function)}
-        callers = self.calls.reverse(copy=False)
-        self.vector_loops = {n for layer in nx.bfs_layers(callers, looping) for n in layer}
+        self.vector_loops = {f for f in self.calls if f in looping or self._reach(f) & looping}
 
     def check(self) -> None:
         self.check_names()
@@ -150,18 +144,20 @@ class _UnitChecker:
             seen.add(function.name)
 
     def check_recursion(self) -> None:
-        circles = nx.strongly_connected_components(self.calls)
-        among = {name for circle in circles if len(circle) > 1 for name in circle}
         for function in self.unit.functions:
-            if function.name in among or self.calls.has_edge(function.name, function.name):
+            if function.name in self._reach(function.name):
                 message = f"`{function.name}` calls itself, directly or through others"
                 self.faults.add("high-recursion", message, function.span, "write a loop")
+
+    def _reach(self, name: str) -> set[str]:
+        """Return the @inline functions that a function calls, directly or through others."""
+        return reach(self.calls, [name])
 
     def check_borrowed(self, kernel: Function) -> None:
         """Check that a kernel has every tunable that the functions it calls use."""
         own = {t.name for t in kernel.tunables}
         shared = self.tunables.keys() - own
-        for name in sorted(nx.descendants(self.calls, kernel.name)) if shared else ():
+        for name in sorted(self._reach(kernel.name)) if shared else ():
             function = self.inlines[name]
             used = _names_used(function) - {p.name for p in function.params}
             for missing in sorted(used & shared - defined_names(function.body)):

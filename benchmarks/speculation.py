@@ -2,7 +2,8 @@
 
 Two loads of a model answer the same prompts in turns. `quoting`: questions behind passages that
 hold the answer, one at a time; only answers count that hold the gold span and repeat no 8 tokens in
-a row. Others: open questions, drawn answers and random words, 1 to 16 at once.
+a row. Others: open questions, drawn answers, random words and lists by a JSON Schema, 1 to 16 at
+once.
 
     python benchmarks/speculation.py --json benchmarks/results/speculation.json
 """
@@ -41,6 +42,22 @@ OPEN = (
     *("Write a short story about a lighthouse.", "What is the difference of rain and snow?"),
     *("Explain how a bicycle stays upright.", "What should I cook with rice and beans?"),
 )
+PEOPLE = {
+    "type": "array",
+    "minItems": 3,
+    "maxItems": 4,
+    "items": {
+        "type": "object",
+        "properties": {
+            "first_name": {"type": "string", "maxLength": 20},
+            "profession": {"enum": ["teacher", "engineer", "doctor", "farmer"]},
+            "year_of_birth": {"type": "integer"},
+            "email_address": {"type": "string", "maxLength": 30},
+        },
+        "required": ["first_name", "profession", "year_of_birth", "email_address"],
+        "additionalProperties": False,
+    },
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +186,7 @@ def other_works(
         yield Work("open", batch, asked, {"max_tokens": 64})
         yield Work("drawn", batch, asked, {**plain, "temperature": 1.0, "seed": 7})
         yield Work("words", batch, words, {**plain, "temperature": 1.0, "seed": 7})
+        yield Work("schema", batch, asked, {"max_tokens": 256, "schema": PEOPLE})
 
 
 def main(arguments: Sequence[str] | None = None) -> Report:

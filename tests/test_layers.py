@@ -65,14 +65,14 @@ LINES = {
     "codegen": 18_100,
     "topology": 4_150,
     "ir": 10_300,
-    "runtime": 38_200,
+    "runtime": 38_400,
     "runtime/machine": 1_250,
-    "runtime/schedule": 3_450,
+    "runtime/schedule": 3_550,
     "runtime/child": 950,
     "runtime/text": 2_750,
     "runtime/native": 2_550,
     "runtime/group": 550,
-    "runtime/engine": 1_650,
+    "runtime/engine": 1_750,
     "runtime/index": 1_600,
     "runtime/embed": 2_800,
     "runtime/accel": 4_650,
@@ -186,7 +186,7 @@ def test_no_folder_grows_unnoticed(folder: str) -> None:
 def test_the_core_is_thin() -> None:
     """The aim is 12,000 lines: attention's tables, recorded steps, masks and drafts came on top."""
     assert {f"runtime/{room}" for room in ROOMS if (ROOT / "runtime" / room).is_dir()} < set(LINES)
-    assert sum(count_lines(f"runtime/{room}") for room in CORE) <= 13_400
+    assert sum(count_lines(f"runtime/{room}") for room in CORE) <= 13_550
 
 
 def test_no_class_of_the_runtime_is_named_as_another() -> None:

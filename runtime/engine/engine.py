@@ -10,8 +10,8 @@ import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import NamedTuple, Protocol, TypeAlias
-from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -25,17 +25,18 @@ from dovetail.ir.errors import (
 )
 from dovetail.ir.model import ModelSpec
 from dovetail.runtime.engine.recorder import StepRecorder
+from dovetail.runtime.engine.rules import Rules
 from dovetail.runtime.engine.sampling import logprob_of, score_token, top_logprobs
 from dovetail.runtime.engine.step_watch import StepWatch
 from dovetail.runtime.group.ranks import START_SECONDS, Group
 from dovetail.runtime.native.forward import ForwardModel
 from dovetail.runtime.native.step import StepBuffers, StepShape
-from dovetail.runtime.schedule.logit_rules import LogitRules, Logits
+from dovetail.runtime.schedule.logit_rules import Logits
 from dovetail.runtime.schedule.plan import Batch, StepPlan
 from dovetail.runtime.schedule.request import FAILED, Request, SamplingParams, TokenLogprob
 from dovetail.runtime.schedule.rounds import largest_member, without
 from dovetail.runtime.schedule.scheduler import Scheduler
-from dovetail.runtime.text.masks import Grammars, TokenMask
+from dovetail.runtime.text.masks import Grammars
 
 _UNRECORDED = nullcontext()
 
@@ -141,8 +142,7 @@ class Engine:
         self.recorder: StepRecorder | None = None
         self.watch: StepWatch | None = None
         self.waits = DeviceWaits()
-        self._rules: WeakKeyDictionary[Request, LogitRules] = WeakKeyDictionary()
-        self._masks: WeakKeyDictionary[Request, TokenMask] = WeakKeyDictionary()
+        self._rules = Rules(model.eos_token_ids, self._fail)
 
     def submit(
         self, prompt: Sequence[int], params: SamplingParams, priority: int = 0
@@ -278,8 +278,8 @@ class Engine:
                 self.scheduler.complete(one.batch)
                 if shape.outputs or shape.scored:
                     with self._span("sample", rows=shape.n_out):
-                        raw = self._apply_rules(shape, one.buffers)
-                        executor.sample(one)
+                        sample = partial(executor.sample, one)
+                        raw = self._rules.choose(shape, one.buffers, self.grammars, sample)
                         self._accept(shape, one.buffers, raw)
                 touched += shape.touched
         return touched
@@ -323,36 +323,6 @@ class Engine:
                 self.recorder.follow(one.batch, one.shape.outputs)
             yield
 
-    def _apply_rules(self, shape: StepShape, buffers: StepBuffers) -> dict[int, Logits]:
-        """Change logits as their requests ask for; return the raw ones of rows that show them."""
-        raw: dict[int, Logits] = {}
-        for row, request in enumerate(shape.outputs):
-            if not request.ruled:
-                continue
-            logits = buffers.logits(row)
-            if request.params.logprobs is not None:
-                raw[row] = logits.copy()
-            try:
-                self._find_rules(request).apply(logits, request.tokens)
-            except RequestError as error:
-                self._fail(request, error)
-        return raw
-
-    def _find_rules(self, request: Request) -> LogitRules:
-        """Return the rules of a request; RequestError where its grammar cannot be followed."""
-        rules = self._rules.get(request)
-        if rules is None:
-            params, prompt = request.params, request.tokens[: request.prompt_length]
-            mask = None
-            if params.grammar:
-                left = request.max_tokens - request.generated
-                mask = self.grammars.open(params.grammar, left)
-            rules = LogitRules(params, prompt, self.spec.eos_token_ids, mask)
-            self._rules[request] = rules
-            if mask is not None:
-                self._masks[request] = mask
-        return rules
-
     def _accept(self, shape: StepShape, buffers: StepBuffers, raw: Mapping[int, Logits]) -> None:
         """Hand the tokens that were chosen to their requests.
 
@@ -360,7 +330,7 @@ class Engine:
         """
         if shape.scored:
             self._score(shape, buffers)
-        now, followed = self.scheduler.clock(), list[TokenMask]()
+        now = self.scheduler.clock()
         wrong: Request | None = None  # whose draft is followed no further
         for row, request in enumerate(shape.outputs):
             if request is wrong or request.finished:  # it may be poisoned, its grammar too much
@@ -379,12 +349,6 @@ class Engine:
             self.scheduler.append(request, token, now)
             if request.drafted and not self.scheduler.confirm(request, token):
                 wrong = request
-            if request.params.grammar and not request.finished:
-                mask = self._masks[request]
-                mask.chosen, mask.left = token, request.max_tokens - request.generated
-                followed.append(mask)
-        if followed:
-            self.grammars.follow(followed)
 
     def _score(self, shape: StepShape, buffers: StepBuffers) -> None:
         """Hand log probabilities of prompt tokens to their requests, a block of rows at a time."""

@@ -216,6 +216,12 @@ class StepBuffers:
         """Return the token chosen for output `row`, and its log probability."""
         return int(self._cells["out_ids"][row]), float(self._cells["out_logprobs"][row])
 
+    def choose_likeliest(self, row: int) -> None:
+        """Choose the token of the largest logit of output `row`; no log probability is told."""
+        logits = self.logits(row)
+        token = int(logits.argmax())
+        self._cells["out_ids"][row], self._cells["out_logprobs"][row] = token, logits[token]
+
     def logits(self, row: int) -> npt.NDArray[np.float32]:
         """Return the raw logits of output `row` [vocab]; overwritten by the next step."""
         found: npt.NDArray[np.float32] = self.arrays["logits"][row, : self.vocab_size]

@@ -7,6 +7,7 @@ float32 arithmetic are vLLM's; presence and frequency penalties are OpenAI's, to
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -53,6 +54,10 @@ class LogitRules:
         self._places = {token: place for place, token in enumerate(seen)}
         self._ids = np.fromiter(seen, np.int64, len(seen))
         self._counts = np.zeros(len(seen), np.float32)
+        self.more = replace(params, grammar="").changes_logits
+        """Whether there are others than the grammar."""
+        penalties = params.presence_penalty, params.frequency_penalty
+        self._counts_tokens = any(penalties) or params.repetition_penalty != 1
         self._ends = np.array(sorted({*ends, *params.stop_token_ids}), np.int64)
         self._allowed = np.array(params.allowed_token_ids, np.int64)
         self._biased = np.array([token for token, _ in params.logit_bias], np.int64)
@@ -61,9 +66,10 @@ class LogitRules:
     def apply(self, logits: Logits, tokens: Sequence[int]) -> None:
         """Change `logits` [vocab] for the token that follows `tokens`, prompt and answer."""
         self._exclude(logits, tokens)
-        logits[self._biased] += self._biases
-        self._count(tokens)
-        if len(self._ids):
+        if len(self._biased):
+            logits[self._biased] += self._biases
+        if self._counts_tokens:
+            self._count(tokens)
             self._penalise(logits)
 
     def _exclude(self, logits: Logits, tokens: Sequence[int]) -> None:

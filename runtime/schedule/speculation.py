@@ -1,11 +1,11 @@
 """Which tokens are drafted for the next step, so that it may bring a request several of them.
 
-In: a planned step of decodes, what its requests have written, how long steps took. Out: the step
+In: a planned step with decodes, what its requests have written, how long steps took. Out: the step
 with rows for drafted tokens: what stood behind the longest end of a request's text where it stood
-before, in the prompt or the answer. A drafted token counts if it is the one that is chosen in its
-place, so tokens are the same with drafts and without, however they are chosen. A row is drafted
-where it raises the tokens that a second should bring, by the measured times of steps and by what
-came of the request's drafts.
+before, in the prompt or the answer, or what the request's grammar forces. A drafted token counts if
+it is the one that is chosen in its place, so tokens are the same with drafts and without, however
+they are chosen. A row is drafted where it raises the tokens that a second should bring, by the
+measured times of steps and by what came of the request's drafts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 from dovetail.ir.errors import RequestError
-from dovetail.runtime.schedule.plan import SpeculationSettings, StepPlan
+from dovetail.runtime.schedule.plan import Batch, SpeculationSettings, StepPlan
 from dovetail.runtime.schedule.queue import RequestQueues
 from dovetail.runtime.schedule.request import Request
 from dovetail.runtime.schedule.suffix_automaton import SuffixAutomaton
@@ -40,11 +40,17 @@ PRIOR = 3.0
 """Drafted tokens that count for as much as what is expected without any."""
 FADE, FADE_ALL = 0.95, 0.98
 """What each drafted token leaves of what those before it count: of a request, of all."""
+FORCED = 0.9
+"""Part of the tokens forced by grammars that should hold: others may spell the same text."""
 SHORT, LONG = 2, 31
 """Tokens of a match: shorter ones are none, longer ones as good."""
-LOOK = 1e-3
-"""A look at a request that finds nothing takes a hundredth of a step of so many seconds: where
-steps are shorter some pass without."""
+SHARE = 0.005
+"""Part of the time that looks after a request's first one take: where steps are short, most pass
+without."""
+EARNED = 0.5
+"""What looks may take, too: this part of the time that a drafted token saves which holds."""
+MOST_SAVED = 2e-4
+"""Seconds that are kept for looks."""
 MOST_READ = 1 << 14
 """Last tokens of a prompt that are looked up."""
 
@@ -91,7 +97,7 @@ class HitRate:
 
 
 class Lookup:
-    """The text of a request, what came of its drafts, and the size of its last match."""
+    """The text of a request, what came of its drafts, the size of its last match (0: forced)."""
 
     def __init__(self, request: Request) -> None:
         self._text = SuffixAutomaton()
@@ -100,12 +106,18 @@ class Lookup:
 
     def draft(self, request: Request, most: int) -> list[int]:
         """Return up to `most` tokens that may follow; sets `size`."""
+        if request.forced:
+            self.size = 0
+            return request.forced[:most]
         text = self._text
         text.extend(request.tokens[self._read :])
         self._read = len(request.tokens)
         length, place = text.find()
         self.size = min(length, LONG).bit_length()
-        return text.read(place, most) if length >= SHORT else []
+        if length < SHORT:
+            return []
+        found = text.read(place, most)
+        return found[: request.accepts(found)] if request.accepts is not None else found
 
 
 class RowTimes:
@@ -121,7 +133,9 @@ class RowTimes:
         """Seconds by rows, from 0; empty while nothing is known."""
 
     def learn(self, rows: int, seconds: float) -> None:
-        """Take note of a step."""
+        """Take note of a step; one of more rows than the most tells nothing."""
+        if rows > self._most:
+            return
         self._steps += 1
         seen = self._seen.setdefault(rows, deque(maxlen=KEPT))
         if self._newest.get(rows, 0) < self._steps - STALE:
@@ -156,38 +170,50 @@ class Speculation:
         """`rows`: most of a step."""
         self._most, self._rows = settings.num_speculative_tokens, rows
         self.times = RowTimes(rows)
+        """Of steps that only decode."""
+        self._mixed = RowTimes(2 * rows)
+        """Of those that read prompts, too."""
         self.counts: Counter[str] = Counter()
         """Drafts, their tokens, and those of them that were chosen, under vLLM's names."""
-        self._last: tuple[tuple[int, ...], int, float] | None = None
-        """Requests, rows and beginning of the step under way, where it only decodes."""
+        self._last: tuple[RowTimes, tuple[int, ...], int, float] | None = None
+        """Whose times the step under way counts among, its decodes, rows and beginning."""
         self._lookups: WeakKeyDictionary[Request, Lookup] = WeakKeyDictionary()
         self._hits = [HitRate(FADE_ALL) for _ in range(LONG.bit_length() + 1)]
         """By the size of the match: 1, 2 to 3, 4 to 7 tokens and so on."""
-        self._idle = 0  # steps without a look
+        self.share = SHARE
+        self._saved, self._earned = (
+            0.0,
+            0.0,
+        )  # seconds for looks, none below 0; by a token that holds
+        self._before: tuple[int, float] | None = None  # a request of the last step, when it began
 
     def extend(self, plan: StepPlan, queues: RequestQueues) -> StepPlan:
         """Return `plan` with rows for drafts, which their requests hold as `drafted`.
 
-        A request is named once for each of its rows. Only steps that do nothing but decode, in one
-        batch, get any.
+        A request is named once for each of its rows. Steps of two batches, and such as move KV, get
+        none.
         """
         last, self._last = self._last, None
-        if plan.moves or len(plan.batches) != 1 or plan.batches[0].prefill:
-            self._idle = 0  # there may be new requests
-            return plan
-        if self._idle and last is None:
-            self._idle -= 1
+        if plan.moves or len(plan.batches) != 1 or not plan.batches[0].tokens:
             return plan
         (batch,), now = plan.batches, queues.clock()
         members = (*batch.gpu_decode, *batch.cpu_decode)
-        if last is not None and last[0] == members:
-            self.times.learn(last[1], now - last[2])
-        if self._idle:
+        if self._before is not None and self._before[0] in queues.requests:  # it was busy since
+            self._earn(self.share * (now - self._before[1]))
+        self._before = members[0] if members else batch.prefill[0].request, now
+        if last is not None and last[1] == members[: len(last[1])]:
+            last[0].learn(last[2], now - last[3])
+        if not members or self._saved < 0:
             return plan
-        drafted = self._draft(members, queues) if self.times.line else {}
-        if self.times.line and not drafted:
-            self._idle = int(LOOK * len(members) / self.times.line[len(members)])
-        self._last = members, len(members) + sum(drafted.values()), now
+        times = self._mixed if batch.prefill else self.times
+        rows, drafted = batch.tokens, dict[int, int]()
+        if rows < len(times.line):
+            known = len(self._lookups)
+            drafted = self._draft(batch, times.line, queues)
+            if len(self._lookups) == known:
+                self._saved += now - queues.clock()
+            self._earned = EARNED * times.line[rows] / len(members)
+        self._last = times, members, rows + sum(drafted.values()), now
         if not drafted:
             return plan
         gpu, cpu = (
@@ -199,30 +225,42 @@ class Speculation:
     def learn(self, request: Request, *, held: bool) -> None:
         """Take note of a drafted token: whether it was the one that was chosen."""
         lookup = self._lookups[request]
-        for hits in (lookup.hits, self._hits[lookup.size]):
-            hits.learn(held)
+        self._hits[lookup.size].learn(held)
+        if lookup.size:
+            lookup.hits.learn(held)
         self.counts["accepted_tokens"] += held
+        self._earn(held * self._earned)
 
-    def _draft(self, members: Sequence[int], queues: RequestQueues) -> dict[int, int]:
+    def _earn(self, seconds: float) -> None:
+        self._saved = min(self._saved + seconds, MOST_SAVED)
+
+    def _draft(self, batch: Batch, line: Sequence[float], queues: RequestQueues) -> dict[int, int]:
         """Give requests their drafts; return how many tokens each got."""
+        members = (*batch.gpu_decode, *batch.cpu_decode)
         gains: list[tuple[float, int]] = []  # tokens that a row should bring, and its request
         found: dict[int, list[int]] = {}
         for number in members:
             request = queues.requests[number]
             most = min(self._most, request.max_tokens - request.generated - 1)
-            if most < 1 or request.ruled:
+            if most < 1:
                 continue
             lookup = self._lookups.get(request)
             if lookup is None:
                 lookup = self._lookups[request] = Lookup(request)
             found[number] = lookup.draft(request, most)
-            usual = self._hits[lookup.size].chance(lookup.size / (lookup.size + 2))
-            gain, chance = 1.0, lookup.hits.chance(usual)
+            usual = self._hits[lookup.size].chance(lookup.size / (lookup.size + 2) or FORCED)
+            gain, chance = 1.0, lookup.hits.chance(usual) if lookup.size else usual
             for _ in found[number]:
                 gain *= chance
                 gains.append((gain, number))
         gains.sort(reverse=True)
-        counts = Counter(number for _, number in gains[: self._choose(gains, len(members))])
+        room = min(
+            self._rows - len(members) - sum(chunk.places for chunk in batch.prefill),
+            queues.limits.max_step_tokens - batch.tokens,
+            len(line) - 1 - batch.tokens,
+        )
+        chosen = gains[: _choose(gains[: max(0, room)], line[batch.tokens :], len(members))]
+        counts = Counter(number for _, number in chosen)
         given: dict[int, int] = {}
         for number, count in counts.items():
             request = queues.requests[number]
@@ -232,12 +270,15 @@ class Speculation:
         self.counts["draft_tokens"] += sum(given.values())
         return given
 
-    def _choose(self, gains: Sequence[tuple[float, int]], rows: int) -> int:
-        """Return how many of the rows with these gains raise the tokens of a second most."""
-        line, tokens, best = self.times.line, float(rows), 0
-        most = rows / line[rows] * MARGIN
-        for count, (gain, _) in enumerate(gains[: self._rows - rows], 1):
-            tokens += gain
-            if tokens > most * line[rows + count]:
-                best, most = count, tokens / line[rows + count]
-        return best
+
+def _choose(gains: Sequence[tuple[float, int]], seconds: Sequence[float], tokens: float) -> int:
+    """Return how many of the rows with these gains raise the tokens of a second most.
+
+    seconds: of the step by rows beyond those that it has, in which it brings `tokens`.
+    """
+    most, best = tokens / seconds[0] * MARGIN, 0
+    for count, (gain, _) in enumerate(gains, 1):
+        tokens += gain
+        if tokens > most * seconds[count]:
+            best, most = count, tokens / seconds[count]
+    return best

@@ -1,8 +1,8 @@
 """Masks of tokens by grammars, found beside the steps: while logits are computed.
 
-In: grammars, and the tokens that were chosen. Out: for each request what may come next, as a
-ceiling of its logits. Two threads work here: one reads new grammars, the other follows them; in
-both llguidance lets the interpreter's lock go.
+In: grammars, and the tokens that were chosen. Out: for each request whether a token may come next,
+or all that may, as a ceiling of its logits. Two threads work here: one reads new grammars, another
+finds masks; in both llguidance lets the interpreter's lock go.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ WORD = 32
 LAST = 256
 """Tokens before a request's limit from which it is looked how many the form still needs. So many
 are tried at most."""
+TRIED = 12
+"""Letters that are tried one by one on the way to an end."""
 SPARE = 8
 """Tokens that are left when an answer has come to its end: the next one may need more."""
 
@@ -103,12 +105,21 @@ class Vocabulary:
 class TokenMask:
     """What the grammar of one request lets through next: a Mask of its rules.
 
+    The likeliest token of all is the likeliest of those that a grammar lets through, if it is one
+    of them. That is known a hundred times sooner than the mask, so a greedy choice is tried without
+    it. A drawn one is not: `top_p` and others count what is let through alone.
     An answer that its limit would cut off comes to its end before, as far as one can be found: what
     is cut off has not the form that was asked for.
     """
 
     def __init__(
-        self, matcher: LLMatcher, words: Vocabulary, wait: Callable[[TokenMask], None]
+        self,
+        matcher: LLMatcher,
+        words: Vocabulary,
+        wait: Callable[[TokenMask], None],
+        left: int,
+        *,
+        greedy: bool,
     ) -> None:
         """`wait` returns once `find` has run; it raises RequestError where it will not soon."""
         self._matcher, self._words, self._wait = matcher, words, wait
@@ -120,14 +131,21 @@ class TokenMask:
         self._failed = False
         self._look_at = LAST  # tokens left when to look again for an end
         self._last: list[int] | None = None  # the tokens to the end, the next one last
-        self.ended = False
-        self.left = 1 << 30  # tokens that the request may still have
-        self.chosen: int | None = None  # a token that was not consumed yet
-        self.found = False
+        self._greedy, self._refused = greedy, False
+        self._bound = False  # whether the next token is chosen under `_ceiling`
+        self.ended = matcher.is_stopped()
+        self.left = left  # tokens that the request may still have
+        self.found = not self.due
         self.batch: _Batch | None = None
 
+    @property
+    def due(self) -> bool:
+        """Whether `find` has to run before the next token is chosen."""
+        asked = self.ended or self._refused or not self._greedy or self._last is not None
+        return asked or self.left <= self._look_at
+
     def apply(self, logits: Logits) -> None:
-        """Exclude from a row [vocab] what the grammar does not let through.
+        """Exclude from a row [vocab] what the grammar does not let through, if `due`.
 
         Raises RequestError where it cannot be followed any further.
         """
@@ -135,26 +153,53 @@ class TokenMask:
             self._wait(self)
         if self._failed:
             raise RequestError(f"{TOO_MUCH}: {shorten(self._matcher.get_error())}")
-        np.minimum(logits, self._row, out=logits)
+        if self._bound:
+            np.minimum(logits, self._row, out=logits)
 
-    # ---- on the thread that follows ----
+    def take(self, token: int) -> bool:
+        """Consume the token that was chosen; False where the mask must be applied first."""
+        if not self._bound and self._matcher.validate_tokens([token]) != 1:
+            self._refused, self.found = True, False
+            return False
+        self._matcher.consume_token(token)
+        self.ended = self._matcher.is_stopped()
+        self.left -= 1
+        self._refused = self._bound = False
+        if self._last is None and self.left <= self._look_at and self._matcher.is_accepting():
+            self._look()  # which ends at once
+        self.found = not self.due
+        return True
+
+    def forced(self) -> list[int]:
+        """Return tokens of the text that must come next; asked between `take` and `find`."""
+        return self._matcher.compute_ff_tokens() if self._last is None else []
+
+    def count_accepted(self, tokens: Sequence[int]) -> int:
+        """Return how many of these tokens may follow; all while the thread is at the mask."""
+        if not self.found:
+            return len(tokens)
+        return self._matcher.validate_tokens(list(tokens)) if self._last is None else 0
+
+    # ---- on the thread that finds masks ----
 
     def find(self) -> None:
-        """Consume what was chosen, and find what may come next."""
-        if self.chosen is not None:
-            self._matcher.consume_token(self.chosen)
-        self._fill(self._matcher, self._bits)
-        self.ended = self._matcher.is_stopped()
+        """See whether an end is near, and find what may come next where that is `due`."""
         if self._last is None and self.left <= self._look_at and not self.ended:
             self._look()
+        if self._refused or self.ended or not self._greedy or self._last is not None:
+            self._bind()
+        self._failed = self._matcher.is_error()
+        self.found = True
+
+    def _bind(self) -> None:
+        self._fill(self._matcher, self._bits)
         if self._last is not None:
             self._bytes[:] = self._words.ends if not self._last else _only(self._bytes, self._last)
         bits = self._bytes.tobytes()
         if bits != self._expanded:  # within a text they seldom change
             np.take(_CEILINGS, self._bytes, axis=0, out=self._ceiling, mode="clip")
             self._expanded = bits
-        self._failed = self._matcher.is_error()
-        self.found = True
+        self._bound = True
 
     def _fill(self, matcher: LLMatcher, bits: npt.NDArray[np.int32]) -> None:
         matcher.unsafe_compute_mask_ptr(int(bits.ctypes.data), bits.nbytes)
@@ -182,8 +227,7 @@ class TokenMask:
                 way += forced
             if matcher.is_accepting():
                 return way[::-1]
-            self._fill(matcher, bits)
-            letter = self._choose(bits.view(np.uint8), cost)
+            letter = self._choose(matcher, bits, cost)
             if letter is None or not matcher.consume_token(int(self._words.letters[letter])):
                 return None
             way.append(int(self._words.letters[letter]))
@@ -192,9 +236,16 @@ class TokenMask:
                 cost = _COSTS.copy()
         return None
 
-    def _choose(self, allowed: Bits, cost: npt.NDArray[np.float64]) -> int | None:
+    def _choose(
+        self, matcher: LLMatcher, bits: npt.NDArray[np.int32], cost: npt.NDArray[np.float64]
+    ) -> int | None:
         """Return the cheapest letter that may come next, None where none may."""
         letters = self._words.letters
+        for letter in cost.argsort(kind="stable")[:TRIED].tolist():  # sooner than a mask
+            if letters[letter] >= 0 and matcher.validate_tokens([int(letters[letter])]) == 1:
+                return int(letter)
+        self._fill(matcher, bits)
+        allowed = bits.view(np.uint8)
         may = (letters >= 0) & ((allowed[letters >> 3] >> (letters & 7)) & 1 == 1)
         letter = int(np.where(may, cost, np.inf).argmin())
         return letter if may[letter] else None
@@ -251,19 +302,21 @@ class Grammars:
 
     # ---- on the engine's thread ----
 
-    def open(self, grammar: str, left: int) -> TokenMask:
+    def open(self, grammar: str, left: int, *, greedy: bool) -> TokenMask:
         """Return the mask of a new request; waits for a grammar that is still being read.
 
         left: tokens that the request may have.
         """
         matcher = self.read(grammar).result().deep_copy()
-        mask = TokenMask(matcher, self._words, self._wait)
-        mask.left = left
+        mask = TokenMask(matcher, self._words, self._wait, left, greedy=greedy)
         self.follow([mask])
         return mask
 
-    def follow(self, masks: Sequence[TokenMask]) -> None:
-        """Have found what may follow the tokens that were chosen; return at once."""
+    def follow(self, masks: Iterable[TokenMask]) -> None:
+        """Have found what is due of masks; return at once."""
+        masks = [mask for mask in masks if not mask.found]
+        if not masks:
+            return
         self._under_way = [*(mask for mask in self._under_way if not mask.found), *masks]
         _Batch(masks, self._thread(FOLLOWER))
 

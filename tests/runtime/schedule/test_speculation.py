@@ -33,7 +33,8 @@ class Replies:
         params = SamplingParams(max_tokens=answer, **options)
         return self.scheduler.submit(TURN * 4, params)[0]
 
-    def step(self, say: Any = lambda place: TURN[place % len(TURN)]) -> None:
+    def step(self, say: Any = lambda place: TURN[place % len(TURN)]) -> int:
+        """Run a step; return how many tokens were drafted."""
         scheduler = self.scheduler
         (batch,) = scheduler.plan().batches
         assert batch.sequences <= scheduler.limits.max_step_sequences
@@ -47,6 +48,7 @@ class Replies:
                 if not (request.drafted and scheduler.confirm(request, token)):
                     break
         check_integrity(scheduler)
+        return len(members) - len(set(members))
 
 
 def test_a_text_that_repeats_takes_few_steps() -> None:
@@ -88,17 +90,42 @@ def test_drafts_take_no_block_from_others(blocks: int) -> None:
     assert all(request.output == (TURN * 4)[:20] for request in requests)
 
 
-def test_requests_with_rules_and_steps_without_room_have_none() -> None:
-    ruled = Replies(lambda rows: 1.0)
-    request = ruled.ask(presence_penalty=1.0)
-    while not request.finished:
-        ruled.step()
-    assert max(ruled.rows) == 1
+def test_steps_without_room_have_none() -> None:
     full = Replies(lambda rows: 1.0, sequences=2)
     requests = [full.ask() for _ in range(2)]
     while any(not request.finished for request in requests):
         full.step()
     assert max(full.rows) == 2
+
+
+def test_steps_that_read_prompts_draft_too() -> None:
+    """Each request is answered while the prompts of the next ones are read."""
+    replies = Replies(lambda rows: 1.0, sequences=16, blocks=200)
+    settings = replies.scheduler.settings
+    object.__setattr__(settings, "prompt_tokens", 3)
+    requests = [replies.ask(60) for _ in range(3)]
+    requests += [replies.scheduler.submit([100 + i] * 200, requests[0].params)[0] for i in range(2)]
+    beside = 0
+    while any(not request.finished for request in requests):
+        computed = [request.computed for request in requests[3:]]
+        drafts = replies.step()
+        read = [request.computed for request in requests[3:]] != computed
+        beside += drafts * (read and not any(request.generated for request in requests[3:]))
+    assert beside > 20
+    assert all(request.output == (TURN * 10)[:60] for request in requests[:3])
+
+
+def test_what_a_grammar_forces_is_drafted_at_once_and_nothing_that_it_refuses() -> None:
+    replies = Replies(lambda rows: 1.0 + 0.05 * rows)
+    request = replies.ask(60)
+    while request.generated < 8:
+        replies.step(lambda place: 100 + place)  # nothing stood before
+    request.forced = [200 + len(request.tokens) + i for i in range(20)]
+    assert replies.step(lambda place: 200 + place) == 8 == request.generated - 8 - 1
+    request.forced = []
+    request.accepts = lambda tokens: 1
+    while not request.finished:
+        assert replies.step() <= 1
 
 
 def test_times_are_medians_of_late_and_lines_between_them() -> None:

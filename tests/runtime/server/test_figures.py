@@ -54,6 +54,16 @@ class Server:
         return sum(float(value) for shown, value in found if wanted <= set(shown.split(",")))
 
 
+def test_drafts_are_counted_as_vllm_names_them(make_artifact: Callable[..., Path]) -> None:
+    with load(make_artifact(kv_blocks=64), speculative_config={"method": "suffix"}) as app:
+        server, scheduler = Server(app), app.engine.scheduler
+        assert scheduler.speculation is not None
+        names = ("drafts", "draft_tokens", "accepted_tokens")
+        scheduler.speculation.counts.update(dict(zip(names, (3, 14, 9), strict=True)))
+        found = [server.figure(f"spec_decode_num_{name}_total") for name in names]
+    assert found == [3, 14, 9]
+
+
 def test_steps_are_counted_by_their_tokens(make_artifact: Callable[..., Path]) -> None:
     with load(make_artifact(kv_blocks=64), apart=True) as app:
         server = Server(app)

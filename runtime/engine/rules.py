@@ -1,0 +1,141 @@
+"""Has the tokens of a step chosen where options of requests change logits.
+
+In: rows of raw logits. Out: the rows as their requests ask for, and tokens chosen from them. A
+request's rows follow each other: what is excluded from one depends on the tokens before it, so a
+drafted token's row is looked at once the token has been chosen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+from dovetail.ir.errors import RequestError
+from dovetail.runtime.native.step import StepBuffers, StepShape
+from dovetail.runtime.schedule.logit_rules import LogitRules, Logits
+from dovetail.runtime.schedule.request import Request
+from dovetail.runtime.text.masks import Grammars, TokenMask
+
+
+@dataclass(slots=True)
+class _Walk:
+    """The way over a request's rows, as far as its drafted tokens prove right."""
+
+    request: Request
+    rules: LogitRules
+    mask: TokenMask | None
+    row: int
+    ahead: int = 0  # drafted tokens before `row`
+    fresh: bool = True  # whether nothing of `row` was changed yet
+
+    def restrict(self, logits: Logits) -> bool:
+        """Change the row; return whether it was changed for the first time.
+
+        Raises RequestError where its grammar cannot be followed.
+        """
+        fresh, self.fresh = self.fresh, False
+        if fresh:
+            tokens, drafted = self.request.tokens, self.request.drafted[: self.ahead]
+            self.rules.apply(logits, [*tokens, *drafted] if drafted else tokens)
+        elif self.mask is not None:
+            self.mask.apply(logits)
+        return fresh
+
+    def advance(self, buffers: StepBuffers) -> bool:
+        """Take tokens that were chosen; return whether one has to be chosen anew, at `row`."""
+        drafted = self.request.drafted
+        while True:
+            token, logprob = buffers.chosen(self.row)
+            if not math.isfinite(logprob):
+                return False
+            if self.mask is not None and not self.mask.take(token):
+                return True
+            if self.ahead == len(drafted) or drafted[self.ahead] != token:
+                return False
+            self.row, self.ahead, self.fresh = self.row + 1, self.ahead + 1, True
+            if self.rules.more or (self.mask is not None and self.mask.due):
+                return True
+
+
+class Rules:
+    """The rules of all requests of an engine."""
+
+    def __init__(self, ends: Sequence[int], fail: Callable[[Request, RequestError], None]) -> None:
+        """`ends`: the model's end tokens. `fail` ends who has a grammar that cannot be followed."""
+        self._ends, self._fail = ends, fail
+        self._known: WeakKeyDictionary[Request, tuple[LogitRules, TokenMask | None]] = (
+            WeakKeyDictionary()
+        )
+
+    def choose(
+        self,
+        shape: StepShape,
+        buffers: StepBuffers,
+        grammars: Grammars,
+        sample: Callable[[], None],
+    ) -> dict[int, Logits]:
+        """Have tokens chosen by `sample`; return the raw logits of changed rows that show them."""
+        raw: dict[int, Logits] = {}
+        walks = begun = self._begin(shape, grammars)
+        self._restrict(begun, buffers, raw)
+        sample()
+        while walks := [
+            walk for walk in walks if not walk.request.finished and walk.advance(buffers)
+        ]:
+            grammars.follow(walk.mask for walk in walks if walk.mask is not None)
+            if self._restrict(walks, buffers, raw):
+                sample()
+        left = [walk for walk in begun if walk.mask is not None and not walk.request.finished]
+        for walk in left:
+            assert walk.mask is not None
+            walk.request.forced = walk.mask.forced()
+        grammars.follow(walk.mask for walk in left if walk.mask is not None)
+        return raw
+
+    def _begin(self, shape: StepShape, grammars: Grammars) -> list[_Walk]:
+        walks, before = list[_Walk](), None
+        for row, request in enumerate(shape.outputs):
+            if request.ruled and request is not before:
+                try:
+                    walks.append(_Walk(request, *self._find(request, grammars), row))
+                except RequestError as error:
+                    self._fail(request, error)
+            before = request
+        return walks
+
+    def _restrict(
+        self, walks: Iterable[_Walk], buffers: StepBuffers, raw: dict[int, Logits]
+    ) -> bool:
+        """Change the rows where walks stand; return whether tokens are still to be chosen.
+
+        The likeliest token instead of one that was refused is written at once.
+        """
+        left = False
+        for walk in walks:
+            logits = buffers.logits(walk.row)
+            if walk.request.params.logprobs is not None and walk.row not in raw:
+                raw[walk.row] = logits.copy()
+            try:
+                if walk.restrict(logits):
+                    left = True
+                else:
+                    buffers.choose_likeliest(walk.row)
+            except RequestError as error:
+                self._fail(walk.request, error)
+        return left
+
+    def _find(self, request: Request, grammars: Grammars) -> tuple[LogitRules, TokenMask | None]:
+        """Return the rules of a request; RequestError where its grammar cannot be followed."""
+        found = self._known.get(request)
+        if found is None:
+            params, mask = request.params, None
+            if params.grammar:
+                left, greedy = request.max_tokens - request.generated, params.temperature == 0
+                mask = grammars.open(params.grammar, left, greedy=greedy)
+                request.accepts = mask.count_accepted
+            prompt = request.tokens[: request.prompt_length]
+            found = LogitRules(params, prompt, self._ends, mask), mask
+            self._known[request] = found
+        return found

@@ -110,7 +110,7 @@ def pick_rows(
 ) -> tuple[Row, ...]:
     """Return the schedule rows of a product: by rules, refined by a search if one is asked for."""
     target = get_target(setting.built.index.target)
-    defaults = default_gemm_rows(op, target, phase.threads, setting.hardware.l3_bytes)
+    defaults = default_gemm_rows(op, target, phase.threads, setting.hardware)
     if setting.meter is None:
         return defaults
     effort = EFFORTS["fast"]

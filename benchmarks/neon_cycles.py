@@ -21,7 +21,8 @@ from typing import NamedTuple
 
 from dovetail.codegen.library import LibrarySpec, build_library
 from dovetail.codegen.targets import get_target
-from dovetail.compiler.schedules import LINEAR, RULE_TILES, MicroKernel, gemm_requests
+from dovetail.compiler.schedules import LINEAR, GemmOp, MicroKernel, gemm_requests, rule_tiles
+from dovetail.ir.model import PANEL
 
 TURNS = 200
 MULTIPLIES = ("fmla", "bfdot", "bfmmla", "sdot", "smmla", "usdot", "usmmla")
@@ -105,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     library = build_library(LibrarySpec(target, kernels, name="cycles", tvm_ffi=False))
     command = ["llvm-objdump", "-d", "--mattr=+bf16,+i8mm,+dotprod", str(library.path)]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    rules = RULE_TILES.get((LINEAR, "neon", 4 if asked.dtype == "f32" else 2), ())
+    rules = rule_tiles(GemmOp("x", LINEAR, PANEL, PANEL, asked.dtype), target)
     print(
         "| tile | multiply-adds | " + " | ".join(f"{cpu}: cycles, per cycle" for cpu in asked.cpu)
     )

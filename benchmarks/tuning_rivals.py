@@ -14,7 +14,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
 from dovetail.compiler.measure import Measurer
-from dovetail.compiler.schedules import GATED, MicroKernel, micro_kernels
+from dovetail.compiler.schedules import GATED, K_UNIT, MicroKernel, micro_kernels
 from dovetail.compiler.search.cost_model import CostModel
 from dovetail.compiler.search.dietcode import choose, padded_rows, program, sample_points
 from dovetail.compiler.search.policy import (
@@ -28,7 +28,7 @@ from dovetail.compiler.search.policy import (
 )
 from dovetail.compiler.search.rules import Rules
 from dovetail.compiler.search.sandwich import Sandwich
-from dovetail.compiler.search.space import K_UNIT, WHOLE, Program, Scheme, Slice
+from dovetail.compiler.search.space import WHOLE, Program, Scheme, Slice
 from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.formats import FORMATS
 from dovetail.ir.model import PANEL

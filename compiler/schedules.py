@@ -6,12 +6,10 @@ ScheduleFile with total cover of M. Nothing is measured here; `dovetail.compiler
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
 
 from dovetail.codegen.catalog import KernelRequest, kernel_request, weight_binding
 from dovetail.codegen.isa.target import Target
@@ -23,6 +21,7 @@ from dovetail.ir.model import PANEL, ModelSpec
 from dovetail.ir.schedule import ORDERS, SCHEDULE_VALUES, Row, ScheduleTable
 from dovetail.ir.tuning import WorkKey
 from dovetail.runtime.native.shard import split_model
+from dovetail.topology.values import HardwareSpec
 
 LINEAR, SILU, GEGLU = "linear", "silu", "geglu"
 ACTIVATED = ("gelu", "gelu_tanh")
@@ -38,11 +37,14 @@ cache; into the second, from which weights then come into the first ahead of the
 SINGLE_PREFETCH = 2048
 """Bytes that weights are fetched ahead where one tile takes all rows: they pass once, and what is
 not there in time is waited for (measured: 512 to 4096, rows of 768 to 4096)."""
-WIDENED_ROWS = 48
-"""Rows up to which 16 registers, half of them busy widening, gain by taking weights ahead from the
-second cache (measured on AVX2: 1.0x at 32 rows, 0.92x at 128)."""
+K_UNIT = 64
+"""Step of the slice along K, in values: whole cache lines of activations (Sandwich: b_K is aligned
+with the line); shorter slices pass C through the caches more often than they are worth."""
 SUMS = 32768
 """Elements that sums have room for where K is innermost (`gemm.dk`), else K stays whole."""
+TILE_BLOCK, LONG_BLOCK, LONG_K = 128, 256, 12289
+"""Rows of a block in tile registers, and those of a K from `LONG_K` on: rounded, they stay in the
+second cache while all panels pass, of a K that leaves room for few, a slice does (measured)."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -72,69 +74,6 @@ SCALAR_ROWS = dict.fromkeys(((kind, 2) for kind in GATED), 1) | dict.fromkeys(
     ((kind, 1) for kind in (LINEAR, *ACTIVATED)), 2
 )
 """(kind, panels) to rows where there are no vectors: the compiler shares out the registers."""
-
-_RULES = (
-    (LINEAR, "avx512", None, ((14, 2), (6, 4), (9, 3))),
-    (LINEAR, "avx2", 4, ((6, 1), (3, 2), (2, 3), (1, 4))),
-    (LINEAR, "avx2", 2, ((6, 1), (2, 3), (1, 4))),
-    (LINEAR, "neon", None, ((6, 1), (3, 2))),
-    (LINEAR, "generic", None, ((2, 1),)),
-    (SILU, "avx512", None, ((14, 2), (6, 4))),
-    (SILU, "avx2", 4, ((3, 2),)),
-    (SILU, "avx2", 2, ((2, 2),)),
-    (SILU, "neon", None, ((3, 2),)),
-    (SILU, "generic", None, ((1, 2),)),
-    (LINEAR, "avx512", 1, ((14, 1), (9, 2))),
-    (LINEAR, "avx2", 1, ((4, 1), (2, 2))),
-    (LINEAR, "neon", 1, ((4, 1),)),
-    (LINEAR, "generic", 1, ((2, 1),)),
-    (SILU, "avx512", 1, ((9, 2),)),
-    (SILU, "avx2", 1, ((2, 2),)),
-    (SILU, "neon", 1, ((2, 2),)),
-    (SILU, "generic", 1, ((1, 2),)),
-)
-"""Kind, instruction set, bytes of a stored weight (None = 2 and 4; 1 = quantised), tiles as rows by
-panels. Widening weights takes two of 16 registers: 3 x 2 would spill."""
-
-RULE_TILES: dict[tuple[str, str, int], tuple[MicroKernel, ...]] = {
-    (kind, isa, size): tuple(MicroKernel(*shape) for shape in shapes)
-    for like, isa, bytes_, shapes in _RULES
-    for size in ((2, 4) if bytes_ is None else (bytes_,))
-    for kind in ((LINEAR, *ACTIVATED) if like == LINEAR else GATED)
-}
-"""The tiles that the rules choose from; the first serves large M. Between them they reach the read
-bandwidth at small M (many panels are many streams) and the multiply-add rate at large M (high tiles
-take least from the second cache, where panels wait for the next tile)."""
-
-
-class KBlock(NamedTuple):
-    """How K is sliced, up to so many rows, from so long a K on; `rows` 0 = as whole K has them."""
-
-    most_rows: float
-    least_k: int
-    rows: int
-    groups: int
-    values: int
-
-
-K_BLOCKS = {
-    ("avx512", 4): (
-        *(MicroKernel(9, 3), 15),
-        (KBlock(81, 0, 0, 1, 128), KBlock(math.inf, 8192, 128, 4, 256)),
-    ),
-    ("avx512", 2): (MicroKernel(9, 3), 15, (KBlock(64, 0, 0, 1, 512),)),
-    ("avx2", 4): (MicroKernel(3, 2), 4, (KBlock(18, 0, 0, 1, 256),)),
-}
-"""Instruction set and bytes of a stored weight to a tile, the rows from which several of it are
-faster than one that takes all, and the slices of K (measured where a thread has all rows; where
-panels are so few that it has a share, all still count). A slice of the panels waits in the first
-cache for the next tile, its successor is near in memory, and hardware finds it. Rows of a very long
-K would come from memory for each group of panels: they are cut into blocks, too."""
-
-TILE_BLOCKS = KBlock(math.inf, 12289, 256, 1, 0), KBlock(math.inf, 0, 128, 1, 0)
-"""Of rows in tile registers: rounded, they stay in the second cache while all panels pass, a slice
-of two of them in the first, the next on its way; of a K that leaves room for few, a slice does
-(measured: 64 to 512 rows)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,66 +314,109 @@ def thread_grid(op: GemmOp, m: int, threads: int) -> tuple[int, int]:
 
 
 def rule_tiles(op: GemmOp, target: Target) -> tuple[MicroKernel, ...]:
-    """Return the tiles that the rules choose from for a product."""
-    return RULE_TILES[op.kind, target.isa, FORMATS[op.dtype].dtype.size]
+    """Return the tiles that the rules choose from for a product, the first for large M.
+
+    Of each number of panels the tallest that the registers hold, best first by the traffic of a
+    multiply-add: rows share a load of weights, columns one of activations. Widening 16 bits takes
+    a register more; with one vector of float columns, loads would outnumber multiply-adds.
+    """
+    spare = target.registers - int(_size(op) == 2)
+    quantised = is_quantised(op.dtype)
+    tallest = {
+        tile.panels: tile
+        for tile in _fitting_tiles(op.kind, target.lanes, spare, quantised)
+        if quantised or target.lanes == 1 or tile.panels * PANEL >= 2 * target.lanes
+    }
+    best = [tile for tile in tallest.values() if not _beaten(tile, tallest.values())]
+    return tuple(sorted(best, key=lambda tile: 1 / tile.rows + 1 / (tile.panels * PANEL)))
+
+
+def _beaten(tile: MicroKernel, tiles: Iterable[MicroKernel]) -> bool:
+    """Return whether a wider one is as tall."""
+    return any(other.panels > tile.panels and other.rows >= tile.rows for other in tiles)
 
 
 def default_tile(op: GemmOp, target: Target, m: int) -> MicroKernel:
-    """Return the tile of sliced rows, else the lowest that takes `m` at once, or all there are."""
-    if default_block(op, target, m):
-        return K_BLOCKS[_stored(op, target)][0]
+    """Return the widest tile that cuts `m` rows into no more parts than the first one does.
+
+    Many panels are many streams to read. Slices of K take the widest of all. Codes, which each part
+    of rows unpacks anew, are bound by arithmetic from the second part on: the first tile does most.
+    """
     tiles = rule_tiles(op, target)
-    tall_enough = [tile for tile in tiles if tile.rows >= m]
-    return min(tall_enough, key=lambda tile: tile.rows) if tall_enough else tiles[0]
+    if takes_tiles(op, target, m) or (is_quantised(op.dtype) and m > tiles[0].rows):
+        return tiles[0]
+    if slices_k(op, target, m):
+        return _widest(tiles)
+    rows = -(-m // -(-m // tiles[0].rows))
+    return _widest(tile for tile in tiles if tile.rows >= rows)
+
+
+def _widest(tiles: Iterable[MicroKernel]) -> MicroKernel:
+    return max(tiles, key=lambda tile: tile.panels)
+
+
+def slices_k(op: GemmOp, target: Target, m: int) -> bool:
+    """Return whether K is cut into slices: of several tiles of rows, each as high as it is wide.
+
+    Then a slice of its panels serves all rows before the next. Lower tiles fill the registers with
+    sums of few rows, which would wait for the slices' partial sums (AVX2, NEON).
+    """
+    floats = op.kind not in GATED and not is_quantised(op.dtype) and not dot_rows(op.dtype, target)
+    tiles = rule_tiles(op, target)
+    wide = _widest(tiles)
+    return floats and m > tiles[0].rows and wide.rows >= wide.panels > 1
+
+
+def slice_values(op: GemmOp, tile: MicroKernel, l1_bytes: int) -> int:
+    """Return the values of K in each of the equal slices of at most two first caches; 0 = whole."""
+    most = 2 * l1_bytes // (tile.panels * PANEL * _size(op))
+    parts = -(-op.k // max(most, K_UNIT))
+    return -(-op.k // parts // K_UNIT) * K_UNIT if parts > 1 else 0
 
 
 def default_prefetch(op: GemmOp, target: Target, tile: MicroKernel, m: int, block_k: int) -> int:
     """Return how weights are fetched: ahead in a single pass, else by all tiles for the next one.
 
-    Panels of all K outgrow the first cache, a slice of K waits in it for the next tile.
+    Panels of all K outgrow the first cache, a slice of K and codes wait in it for the next tile.
     """
     if takes_tiles(op, target, m):
         return SPREAD_PREFETCH
     if m <= tile.rows:
         return SINGLE_PREFETCH
-    if is_quantised(op.dtype):
-        return SPREAD_PREFETCH
-    narrow = op.kind not in GATED and _stored(op, target) == ("avx2", 2)
-    return SPREAD_PREFETCH if block_k or (narrow and m > WIDENED_ROWS) else FAR_PREFETCH
+    return SPREAD_PREFETCH if block_k or is_quantised(op.dtype) else FAR_PREFETCH
 
 
-def default_block(op: GemmOp, target: Target, m: int) -> KBlock | None:
-    """Return how K is sliced; None where weights pass once, or slices do not pay or hold K."""
-    if op.kind in GATED or _stored(op, target) not in K_BLOCKS or dot_rows(op.dtype, target):
-        return None
-    _, least, blocks = K_BLOCKS[_stored(op, target)]
-    fitting = (b for b in blocks if m <= b.most_rows and b.least_k <= op.k and b.values < op.k)
-    return next(fitting, None) if m >= least else None
+def _size(op: GemmOp) -> int:
+    return FORMATS[op.dtype].dtype.size
 
 
-def _stored(op: GemmOp, target: Target) -> tuple[str, int]:
-    return target.isa, FORMATS[op.dtype].dtype.size
-
-
-def default_row(op: GemmOp, target: Target, m: int, threads: int, l3_bytes: int) -> Row:
+def default_row(op: GemmOp, target: Target, m: int, threads: int, hardware: HardwareSpec) -> Row:
     """Return the row that the rules give `m` tokens: panels outside, slices of K innermost."""
     tile = default_tile(op, target, m)
-    block = default_block(op, target, m) or KBlock(m, 0, 0, 1, 0)
-    if takes_tiles(op, target, m):
-        block = next(block for block in TILE_BLOCKS if block.least_k <= op.k)
+    values = slice_values(op, tile, hardware.cache_bytes(1)) if slices_k(op, target, m) else 0
     grid_m, grid_n = thread_grid(op, m, threads)
-    block_m = max(l3_bytes // 2 // (4 * op.k), 16 * tile.rows) if l3_bytes else 0
     schedule = make_schedule(
         m_tile=tile.rows,
-        block_m=block.rows or block_m,
-        block_k=block.values,
+        block_m=_block_rows(op, target, m, tile, values, hardware.l3_bytes),
+        block_k=values,
         grid_m=grid_m,
         grid_n=grid_n,
-        block_n=block.groups,
-        prefetch=default_prefetch(op, target, tile, m, block.values),
-        order=ORDERS.index("mnk") if block.values else 0,
+        block_n=1,
+        prefetch=default_prefetch(op, target, tile, m, values),
+        order=ORDERS.index("mnk") if values else 0,
     )
     return Row(m_lo=m, kernel=op.kernel(target, tile), schedule=schedule)
+
+
+def _block_rows(
+    op: GemmOp, target: Target, m: int, tile: MicroKernel, values: int, l3_bytes: int
+) -> int:
+    """Return the rows of a block; 0 = all."""
+    if takes_tiles(op, target, m):
+        return LONG_BLOCK if op.k >= LONG_K else TILE_BLOCK
+    if values:
+        return SUMS // (tile.panels * PANEL)
+    return max(l3_bytes // 2 // (4 * op.k), 16 * tile.rows) if l3_bytes else 0
 
 
 def merge_rows(rows: Iterable[Row]) -> tuple[Row, ...]:
@@ -447,16 +429,9 @@ def merge_rows(rows: Iterable[Row]) -> tuple[Row, ...]:
     return tuple(kept)
 
 
-def breakpoints(op: GemmOp, target: Target) -> tuple[int, ...]:
-    """Return the M at which the rules may change their mind: past tiles and slices."""
-    heights = {tile.rows for tile in rule_tiles(op, target)}
-    _, least, blocks = K_BLOCKS.get(_stored(op, target), (None, 1, ()))
-    sliced = {least - 1, *(int(b.most_rows) for b in blocks if b.most_rows < math.inf)}
-    sliced |= {DOT_ROWS - 1} if target.tiles else set()
-    return tuple(sorted({1, *(m + 1 for m in (*heights, *sliced, WIDENED_ROWS))}))
-
-
-def default_gemm_rows(op: GemmOp, target: Target, threads: int, l3_bytes: int) -> tuple[Row, ...]:
-    """Return rows covering every M >= 1."""
-    points = breakpoints(op, target)
-    return merge_rows(default_row(op, target, m, threads, l3_bytes) for m in points)
+def default_gemm_rows(
+    op: GemmOp, target: Target, threads: int, hardware: HardwareSpec
+) -> tuple[Row, ...]:
+    """Return rows covering every M >= 1: from three parts of rows on, the rules change no more."""
+    last = max(3 * rule_tiles(op, target)[0].rows, DOT_ROWS)
+    return merge_rows(default_row(op, target, m, threads, hardware) for m in range(1, last + 1))

@@ -106,12 +106,11 @@ def default_tables(
     spec: Spec, target: Target, plans: Iterable[ServicePlan], hardware: HardwareSpec
 ) -> ScheduleFile:
     """Return schedule tables of every operator of `spec`, for all teams of `plans`."""
-    l3_bytes = hardware.l3_bytes
     tables: list[ScheduleTable] = []
     for team in plan_teams(plans):
         threads = team.plan.threads
         for op in gemm_ops(spec, team.processes):
-            rows = default_gemm_rows(op, target, threads, l3_bytes)
+            rows = default_gemm_rows(op, target, threads, hardware)
             tables.append(gemm_table(op, target, team.phase, threads, rows))
         tables += other_tables(spec, target, team.phase, threads)
     return ScheduleFile(tables=unique_tables(tables))

@@ -78,8 +78,7 @@ class SearchTask:
 
     def default(self, m: int) -> Program:
         """Return what the rules choose at one M."""
-        threads, l3_bytes = self.phase.threads, self.hardware.l3_bytes
-        row = default_row(self.op, self.target, m, threads, l3_bytes)
+        row = default_row(self.op, self.target, m, self.phase.threads, self.hardware)
         program = self.problem(m).program(Candidate(row.kernel, row.schedule))
         assert program is not None
         return program

@@ -33,7 +33,7 @@ def make_rows(
     §6), unless it was searched at one row tile or is the default: larger M then get the rules.
     """
     op, threads = task.op, task.phase.threads
-    rules = default_gemm_rows(op, task.target, threads, task.hardware.l3_bytes)
+    rules = default_gemm_rows(op, task.target, threads, task.hardware)
     rows: list[Row] = []
     low = 1
     for point in sorted(choices):

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from dovetail.compiler.measure import Measurer
-from dovetail.compiler.schedules import MOST_ROWS, MicroKernel
+from dovetail.compiler.schedules import K_UNIT, MOST_ROWS, MicroKernel
 from dovetail.compiler.search.cost_model import CostModel
 from dovetail.compiler.search.growth import distance, drive, fast_start, finetune, room_for
 from dovetail.compiler.search.policy import (
@@ -23,7 +23,7 @@ from dovetail.compiler.search.policy import (
     SearchResult,
     SearchTask,
 )
-from dovetail.compiler.search.space import K_UNIT, PREFETCHES, WHOLE, Program, Scheme, Slice
+from dovetail.compiler.search.space import PREFETCHES, WHOLE, Program, Scheme, Slice
 from dovetail.ir.schedule import ORDERS
 
 

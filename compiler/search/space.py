@@ -14,6 +14,7 @@ from dovetail.compiler.measure import Candidate, GemmCase
 from dovetail.compiler.schedules import (
     FAR_PREFETCH,
     GATED,
+    K_UNIT,
     SINGLE_PREFETCH,
     SPREAD_PREFETCH,
     GemmOp,
@@ -27,9 +28,6 @@ from dovetail.compiler.schedules import (
 from dovetail.ir.model import PANEL, SPLIT_K_ELEMENTS
 from dovetail.ir.schedule import ORDERS, SCHEDULE_VALUES
 
-K_UNIT = 64
-"""Step of the slice along K, in values: whole cache lines of activations (Sandwich: b_K is aligned
-with the line); shorter slices pass C through the caches more often than they are worth."""
 PREFETCHES = (0, SINGLE_PREFETCH, SPREAD_PREFETCH, FAR_PREFETCH)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from dovetail.codegen.targets import TARGETS
 from dovetail.compiler.schedules import (
     FAR_PREFETCH,
+    K_UNIT,
     LINEAR,
     MOST_ROWS,
     SILU,
@@ -17,9 +19,7 @@ from dovetail.compiler.schedules import (
     SUMS,
     GemmOp,
     MicroKernel,
-    breakpoints,
     built_tiles,
-    default_block,
     default_gemm_rows,
     default_row,
     default_tile,
@@ -27,11 +27,14 @@ from dovetail.compiler.schedules import (
     merge_rows,
     micro_kernels,
     rule_tiles,
+    slices_k,
+    takes_tiles,
     thread_grid,
 )
 from dovetail.ir.errors import ScheduleError
 from dovetail.ir.model import PANEL
 from dovetail.ir.schedule import ORDERS, SCHEDULE_VALUES, Row
+from dovetail.topology.hardware import CacheSpec, HardwareSpec, read_hardware
 from tests.codegen.float_targets import FLOAT_TARGETS
 
 
@@ -61,135 +64,143 @@ def test_the_tiles_of_avx512_and_avx2():
     assert heights("x86-64-avx2") == {1: 6, 2: 3, 3: 2, 4: 1}
 
 
-PAIRS = ((1, 4), (2, 3), (6, 1), (6, 1))
-"""Rows and panels of the tiles for one to four rows of bfloat16: none is 3 x 2."""
+def machine(l1: int = 32 << 10, l3: int = 1 << 25) -> HardwareSpec:
+    """A machine of one core whose first and third cache hold so many bytes."""
+    spec = read_hardware("core:1 pu:1")
+    caches = tuple(
+        CacheSpec(level=level, kind="data", bytes=size, line_bytes=64, pus=(0,))
+        for level, size in ((1, l1), (3, l3))
+        if size
+    )
+    return msgspec.structs.replace(spec, caches=caches)
+
+
+HERE = machine()
+OF_AVX512 = {(LINEAR, "f32"): ((14, 2), (9, 3), (6, 4)), (SILU, "f32"): ((14, 2), (6, 4))}
+OF_AVX512 |= {(LINEAR, "q4_32"): ((14, 1), (9, 2)), (SILU, "q4_32"): ((9, 2),)}
+OF_AVX2 = {
+    (LINEAR, "f32"): ((6, 1), (3, 2), (2, 3), (1, 4)),
+    (LINEAR, "bf16"): ((6, 1), (2, 3), (1, 4)),  # widening takes a register: 3 x 2 would spill
+    (LINEAR, "q4_32"): ((4, 1), (2, 2)),
+    (SILU, "f32"): ((3, 2), (1, 4)),
+    (SILU, "bf16"): ((2, 2), (1, 4)),
+}
 
 
 @pytest.mark.parametrize(
-    ("kind", "dtype", "rows"),
-    [
-        (
-            LINEAR,
-            "f32",
-            [
-                *((6 // n, n, SINGLE_PREFETCH) for n in (4, 3, 2)),
-                *[(3, 2, SPREAD_PREFETCH)] * 2,
-            ],
-        ),
-        (
-            LINEAR,
-            "bf16",
-            [
-                (1, 4, SINGLE_PREFETCH),
-                (2, 3, SINGLE_PREFETCH),
-                *[(6, 1, SINGLE_PREFETCH)] * 2,
-                (6, 1, FAR_PREFETCH),
-            ],
-        ),
-        (SILU, "f32", [*[(3, 2, SINGLE_PREFETCH)] * 3, *[(3, 2, FAR_PREFETCH)] * 2]),
-        (SILU, "bf16", [*[(2, 2, SINGLE_PREFETCH)] * 2, *[(2, 2, FAR_PREFETCH)] * 3]),
-    ],
+    ("target", "kind", "dtype", "tiles"),
+    [("x86-64-avx512", *key, tiles) for key, tiles in OF_AVX512.items()]
+    + [("x86-64-avx2", *key, tiles) for key, tiles in OF_AVX2.items()]
+    + [("generic", LINEAR, "f32", ((2, 1),)), ("generic", SILU, "f32", ((1, 2),))],
 )
-def test_avx2_rules_stream_few_rows_and_spread_the_fetching_of_more(kind, dtype, rows):
-    op, target = GemmOp("x", kind, 256, 2048, dtype), TARGETS["x86-64-avx2"]
-    panels = {op.kernel(target, tile): count for count, tile in built_tiles(kind, target).items()}
-    found = []
-    for m in (1, 2, 3, 4, 8):
-        row = default_row(op, target, m, 1, 1 << 25)
-        values = dict(zip(SCHEDULE_VALUES, row.schedule, strict=True))
-        found.append((values["m_tile"], panels[row.kernel], values["prefetch"]))
-    assert found == rows
+def test_the_tiles_of_the_rules_follow_from_registers_and_lanes(
+    target: str, kind: str, dtype: str, tiles: tuple[tuple[int, int], ...]
+) -> None:
+    found = rule_tiles(GemmOp("x", kind, 256, 2048, dtype), TARGETS[target])
+    assert tuple((tile.rows, tile.panels) for tile in found) == tiles
 
 
-@pytest.mark.parametrize("target", ["x86-64-avx512", "x86-64-avx2"])
-@pytest.mark.parametrize(("kind", "dtype"), [(LINEAR, "f32"), (LINEAR, "bf16"), (SILU, "bf16")])
-def test_weights_come_from_the_second_cache_where_all_of_k_outgrows_the_first(kind, dtype, target):
-    op, found = GemmOp("x", kind, 256, 2048, dtype), {}
-    for m in (32, 48, 49, 512):
-        row = default_row(op, TARGETS[target], m, 1, 1 << 25)
-        values = dict(zip(SCHEDULE_VALUES, row.schedule, strict=True))
-        found[m] = values["prefetch"], values["block_k"]
-    widened = (kind, dtype, target) == (LINEAR, "bf16", "x86-64-avx2")
-    for m, (prefetch, block_k) in found.items():
-        near = block_k or (widened and m > 48)
-        assert prefetch == (SPREAD_PREFETCH if near else FAR_PREFETCH)
-    assert {49} <= {*breakpoints(op, TARGETS[target])}
+def told(op: GemmOp, target: str, m: int, hardware: HardwareSpec = HERE) -> dict[str, int]:
+    """Schedule values that the rules give M, and the panels of the tile."""
+    row = default_row(op, TARGETS[target], m, 1, hardware)
+    built = built_tiles(op.kind, TARGETS[target], op.dtype)
+    panels = {op.kernel(TARGETS[target], tile): count for count, tile in built.items()}
+    values = dict(zip(SCHEDULE_VALUES, row.schedule, strict=True))
+    return {**values, "panels": panels[row.kernel]}
 
 
-def test_rounded_rows_in_tile_registers_come_in_blocks():
+@pytest.mark.parametrize("target", sorted(FLOAT_TARGETS))
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [(LINEAR, "f32"), (LINEAR, "bf16"), (SILU, "f32"), (LINEAR, "q4_32")]
+)
+def test_rows_are_cut_into_as_few_parts_as_the_tallest_tile_does_by_the_widest(
+    kind: str, dtype: str, target: str
+) -> None:
+    op, isa = GemmOp("x", kind, 256, 2048, dtype), TARGETS[target]
+    tiles = rule_tiles(op, isa)
+    for m in range(1, 60):
+        tile = default_tile(op, isa, m)
+        if slices_k(op, isa, m) or takes_tiles(op, isa, m):
+            continue
+        if dtype == "q4_32" and m > tiles[0].rows:
+            assert tile == tiles[0]
+            continue
+        parts = -(-m // tiles[0].rows)
+        assert -(-m // tile.rows) == parts
+        assert all(-(-m // t.rows) > parts for t in tiles if t.panels > tile.panels)
+
+
+def test_weights_are_fetched_for_one_pass_then_far_ahead() -> None:
+    for kind, dtype in ((LINEAR, "f32"), (LINEAR, "bf16"), (SILU, "f32"), (SILU, "bf16")):
+        op = GemmOp("x", kind, 256, 2048, dtype)
+        first = rule_tiles(op, TARGETS["x86-64-avx2"])[0].rows
+        for m in range(1, 40):
+            kept = SINGLE_PREFETCH if m <= first else FAR_PREFETCH
+            assert told(op, "x86-64-avx2", m)["prefetch"] == kept
+    quantised = GemmOp("x", LINEAR, 256, 2048, "q4_32")
+    assert told(quantised, "x86-64-avx2", 5)["prefetch"] == SPREAD_PREFETCH
+
+
+def test_rounded_rows_in_tile_registers_come_in_blocks() -> None:
     """And what is not rounded, float32 or few rows, as on the target without them."""
-    amx, plain = TARGETS["x86-64-amx"], TARGETS["x86-64-avx512"]
+    amx, plain = TARGETS["x86-64-amx"], TARGETS["x86-64-avx512bf16"]
     for kind, dtype in ((LINEAR, "bf16"), (SILU, "bf16"), (LINEAR, "f32")):
         op = GemmOp("x", kind, 256, 2048, dtype)
         for m in (1, 14, 16, 512):
-            row = default_row(op, amx, m, 1, 1 << 25)
-            values = dict(zip(SCHEDULE_VALUES, row.schedule, strict=True))
             if dtype == "bf16" and m >= 16:
+                values = told(op, amx.name, m)
                 assert (values["block_m"], values["prefetch"]) == (128, SPREAD_PREFETCH)
             else:
-                assert row == default_row(op, plain, m, 1, 1 << 25)
-        assert 16 in breakpoints(op, amx)
-    long = default_row(GemmOp("x", LINEAR, 256, 14336, "bf16"), amx, 512, 1, 1 << 25)
-    assert dict(zip(SCHEDULE_VALUES, long.schedule, strict=True))["block_m"] == 256
+                assert default_row(op, amx, m, 1, HERE) == default_row(op, plain, m, 1, HERE)
+    long = GemmOp("x", LINEAR, 256, 14336, "bf16")
+    assert told(long, amx.name, 512)["block_m"] == 256
 
 
-def slices(op: GemmOp, target: str, *ms: int) -> list[tuple[int, int, int, str]]:
-    """Rows and panels of the tile, slice of K and order that the rules give each M."""
-    panels = {
-        op.kernel(TARGETS[target], t): n for n, t in built_tiles(op.kind, TARGETS[target]).items()
-    }
-    found = []
-    for m in ms:
-        row = default_row(op, TARGETS[target], m, 1, 1 << 25)
-        values = dict(zip(SCHEDULE_VALUES, row.schedule, strict=True))
-        order = ORDERS[values["order"]]
-        found.append((values["m_tile"], panels[row.kernel], values["block_k"], order))
-    return found
-
-
-def test_a_few_tiles_of_rows_take_k_in_slices_innermost():
+def test_several_tiles_of_rows_take_k_in_equal_slices_of_two_first_caches() -> None:
     op, half = (GemmOp("x", LINEAR, 256, 2048, dtype) for dtype in ("f32", "bf16"))
-    sliced, whole = (9, 3, 128, "mnk"), (14, 2, 0, "mkn")
-    assert slices(op, "x86-64-avx512", 14, 15, 81, 82) == [whole, sliced, sliced, whole]
-    assert slices(half, "x86-64-avx512", 15, 64, 65) == [(9, 3, 512, "mnk")] * 2 + [whole]
-    sliced, low, high = (3, 2, 256, "mnk"), (3, 2, 0, "mkn"), (6, 1, 0, "mkn")
-    assert slices(op, "x86-64-avx2", 3, 4, 18, 19) == [low, sliced, sliced, high]
+    for m, values in ((14, 0), (15, 256), (512, 256)):
+        found = told(op, "x86-64-avx512", m)
+        assert found["block_k"] == values
+        assert ORDERS[found["order"]] == ("mnk" if values else "mkn")
+        assert not values or (found["m_tile"], found["panels"]) == (6, 4)
+    assert told(half, "x86-64-avx512", 15)["block_k"] == 512
+    assert told(op, "x86-64-avx512", 15, machine(l1=48 << 10))["block_k"] == 384  # 6 of 384
+    short = GemmOp("x", LINEAR, 256, 576, "f32")
+    assert told(short, "x86-64-avx512", 15)["block_k"] == 192  # 3 of 192
+    assert told(GemmOp("x", LINEAR, 256, 256, "f32"), "x86-64-avx512", 15)["block_k"] == 0
 
 
-def test_many_rows_of_a_long_k_are_cut_into_blocks_with_room_for_their_sums():
-    target = TARGETS["x86-64-avx512"]
-    long, short = (GemmOp("x", LINEAR, 4096, k, "f32") for k in (14336, 4096))
-    assert slices(long, target.name, 81, 82, 512) == [
-        (9, 3, values, "mnk") for values in (128, 256, 256)
-    ]
-    assert slices(short, target.name, 512) == [(14, 2, 0, "mkn")]
-    row = default_row(long, target, 512, 1, 1 << 25)
-    block = dict(zip(SCHEDULE_VALUES, row.schedule, strict=True))
-    assert 1 < block["block_n"] and block["block_m"] * block["block_n"] * 3 * PANEL <= SUMS
-    assert default_gemm_rows(long, target, 1, 1 << 25)[-1].m_lo == 82
+@given(k=st.integers(1, 20000), m=st.integers(1, 600), l1=st.sampled_from([0, 32, 48, 64]))
+def test_sums_of_slices_have_room(k: int, m: int, l1: int) -> None:
+    op = GemmOp("x", LINEAR, 4096, k, "f32")
+    values = told(op, "x86-64-avx512", m, machine(l1=l1 << 10))
+    if values["block_k"]:
+        assert values["block_m"] * values["block_n"] * values["panels"] * PANEL <= SUMS
+        assert values["block_k"] < k and values["block_k"] % K_UNIT == 0
 
 
 @pytest.mark.parametrize("target", sorted(FLOAT_TARGETS))
 @pytest.mark.parametrize(("kind", "dtype"), [(LINEAR, "f32"), (LINEAR, "bf16"), (SILU, "f32")])
 def test_other_products_take_k_whole(kind: str, dtype: str, target: str) -> None:
-    """Gated, of pairs, of 16 bits on AVX2, on other targets; and those that a slice holds."""
-    sliced = {("x86-64-avx512bf16", "f32"), ("x86-64-avx512", "f32"), ("x86-64-avx2", "f32")}
-    sliced |= {("x86-64-avx512", "bf16"), ("x86-64-amx", "f32")}
+    """Gated ones, those of pairs, and those of tiles that are lower than wide."""
+    sliced = {("x86-64-avx512bf16", "f32"), ("x86-64-avx512", "f32"), ("x86-64-avx512", "bf16")}
+    sliced |= {("x86-64-amx", "f32")}
     op = GemmOp("x", kind, 256, 2048, dtype)
-    assert (default_block(op, TARGETS[target], 16) is not None) == (
-        kind == LINEAR and (target, dtype) in sliced
-    )
-    for m, k in ((16, 128), (256, 2048)):
-        op = GemmOp("x", kind, 256, k, dtype)
-        assert default_block(op, TARGETS[target], m) is None
-        assert default_tile(op, TARGETS[target], m) == rule_tiles(op, TARGETS[target])[0]
+    assert slices_k(op, TARGETS[target], 64) == (kind == LINEAR and (target, dtype) in sliced)
 
 
-def test_rules_may_change_their_mind_where_slices_do():
-    op = GemmOp("x", LINEAR, 256, 2048, "f32")
-    rows = default_gemm_rows(op, TARGETS["x86-64-avx512"], 1, 1 << 25)
-    assert {15, 82} <= {*breakpoints(op, TARGETS["x86-64-avx512"])}
-    assert [row.m_lo for row in rows][-2:] == [15, 82]
+@given(
+    kind=st.sampled_from([LINEAR, SILU]),
+    dtype=st.sampled_from(["f32", "bf16", "q4_32"]),
+    target=st.sampled_from(sorted(FLOAT_TARGETS)),
+    m=st.integers(1, 4000),
+)
+def test_the_last_row_serves_every_larger_m(kind: str, dtype: str, target: str, m: int) -> None:
+    op, isa = GemmOp("x", kind, 512, 2048, dtype), TARGETS[target]
+    rows = default_gemm_rows(op, isa, 1, HERE)
+    row = [row for row in rows if row.m_lo <= m][-1]
+    wanted = default_row(op, isa, m, 1, HERE)
+    assert (row.kernel, row.schedule) == (wanted.kernel, wanted.schedule)
 
 
 @given(
@@ -202,7 +213,7 @@ def test_rules_may_change_their_mind_where_slices_do():
 )
 def test_rows_cover_every_m_and_fit_the_threads(n, k, threads, kind, target, l3):
     op = GemmOp("x", kind, n, k, "f32")
-    rows = default_gemm_rows(op, TARGETS[target], threads, l3)
+    rows = default_gemm_rows(op, TARGETS[target], threads, machine(l3=l3))
     bounds = [row.m_lo for row in rows]
     assert bounds[0] == 1 and bounds == sorted(set(bounds))
     for row in rows:

@@ -16,7 +16,7 @@ from tests.compiler.search.landscape import Landscape, bowl, task
 
 POINTS = (1, 2, 4, 8, 16, 32, 64, 128)
 TASK = task(points=POINTS)
-RULES = default_gemm_rows(TASK.op, TASK.target, 2, TASK.hardware.l3_bytes)
+RULES = default_gemm_rows(TASK.op, TASK.target, 2, TASK.hardware)
 
 
 def serving(rows, m):

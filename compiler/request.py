@@ -46,7 +46,7 @@ from dovetail.compiler.user_kernels import UserKernel, check_in_models, read_use
 from dovetail.compiler.weight_dtype import AUTO, QUANTISING, describe_weight_dtype
 from dovetail.compiler.weight_formats import matrices, with_formats
 from dovetail.compiler.workload import WorkloadSpec, read_workload
-from dovetail.ir.artifact import ServicePlan
+from dovetail.ir.artifact import PHASES, ServicePlan
 from dovetail.ir.encoder import Spec
 from dovetail.ir.errors import SpecError
 from dovetail.ir.model import ModelSpec
@@ -317,7 +317,8 @@ class Inputs(ReadModel):
         The artifact's tape is that of a whole model, and serves where CPUs are gone at load.
         """
         plans = service_plans(self.choice if self.measurable else unmeasured(self.choice))
-        return plans if any(plan.processes == 1 for plan in plans) else (*plans, alone(plans[0]))
+        whole = any(plan.most_processes == 1 for plan in plans)
+        return plans if whole else (*plans, alone(plans[0]))
 
     @property
     def replay_seconds(self) -> float:
@@ -392,8 +393,9 @@ def read_inputs(
     if request.plan is None:
         choice = choose_plans(hardware, spec, trace, request.threads, figures)
     else:
-        if not allows_processes(spec, processes := request.plan.processes):
-            raise SpecError(f"{processes} processes cannot have equal shares of the model")
+        for phase in PHASES:
+            if not allows_processes(spec, processes := request.plan.processes_of(phase)):
+                raise SpecError(f"{processes} processes cannot have equal shares of the model")
         choice = asked_choice(request.plan, hardware)
     return Inputs(
         request=request,
@@ -406,7 +408,7 @@ def read_inputs(
         devices=devices,
         trace=trace,
         choice=choice,
-        payload=make_payload(spec, workload, *request.step, {c.processes for c in choice.decode}),
+        payload=make_payload(spec, workload, *request.step, choice.processes),
         packed=packed,
         quantised=quantised,
         user_kernels=read_kernels(request, targets),

@@ -145,6 +145,7 @@ def service_plan(choice: PlanChoice, pair: PairChoice | None = None) -> ServiceP
     prefill, decode = choice.prefill[pair.prefill], choice.decode[pair.decode]
     return ServicePlan(
         processes=decode.processes,
+        prefill_processes=prefill.processes * (prefill.processes != decode.processes),
         nodes=_homes(decode),
         prefill=PhasePlan(threads=prefill.threads, cpus=prefill.cpus),
         decode=PhasePlan(threads=decode.threads, cpus=decode.cpus),
@@ -204,6 +205,11 @@ def describe_choice(choice: PlanChoice) -> str:
     prefill, decode = choice.prefill[pair.prefill], choice.decode[pair.decode]
     processes = "1 process" if decode.processes == 1 else f"{decode.processes} processes"
     threads = f"{prefill.threads} threads in prefill, {decode.threads} in decode"
+    if prefill.processes != decode.processes:
+        processes, threads = (
+            f"{c.processes} x {c.threads} threads in {phase}"
+            for c, phase in ((prefill, "prefill"), (decode, "decode"))
+        )
     return f"{processes}, {threads} ({choice.source})"
 
 
@@ -235,16 +241,16 @@ def asked_choice(plan: ServicePlan, hardware: HardwareSpec) -> PlanChoice:
     homes = {pu.id: pu.node for pu in hardware.pus}
     prefill, decode = (
         PlanCandidate(
-            processes=plan.processes,
+            processes=plan.processes_of(name),
             threads=phase.threads,
             cpus=phase.cpus,
             nodes=tuple(
                 tuple(sorted({homes[pu] for pu in phase.cpus[i:][: phase.threads] if pu in homes}))
-                for i in range(0, plan.processes * phase.threads, phase.threads)
+                for i in range(0, plan.processes_of(name) * phase.threads, phase.threads)
             ),
             levels="",
         )
-        for phase in (plan.prefill, plan.decode)
+        for name, phase in (("prefill", plan.prefill), ("decode", plan.decode))
     )
     pairs = (PairChoice(prefill=0, decode=0),)
     return PlanChoice(source=ASKED, prefill=(prefill,), decode=(decode,), pairs=pairs)

@@ -39,7 +39,7 @@ from dovetail.ir.artifact import KernelIndex
 from dovetail.ir.errors import DovetailError, MissingKernelsError
 from dovetail.ir.formats import FORMATS, is_quantised
 from dovetail.ir.high.nodes import Unit
-from dovetail.ir.shared_kernels import BUNDLED, cached_store
+from dovetail.ir.shared_kernels import BUNDLED, cached_store, pack_libraries
 
 FAMILIES = (*KERNELS, *ENCODER_FAMILIES, "decode_attention_rows")
 """Everything but products that a step on a CPU calls."""
@@ -149,6 +149,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         kernels = rule_kernels(target)
         print(f"{target.name}: {len(kernels)} kernels into {store}", flush=True)
         share_kernels(target, kernels, store=store)
+    if asked.package:
+        pack_libraries(BUNDLED)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,8 @@ def plan_teams(plans: Iterable[ServicePlan]) -> tuple[Team, ...]:
     for plan in plans:
         for name, phase in (("prefill", plan.prefill), ("decode", plan.decode)):
             first = PhasePlan(threads=phase.threads, cpus=phase.cpus[: phase.threads])
-            found.setdefault((plan.processes, phase.threads), {}).setdefault(name, first)
+            key = plan.processes_of(name), phase.threads
+            found.setdefault(key, {}).setdefault(name, first)
     return tuple(
         Team(processes, "any" if len(phases) > 1 else next(iter(phases)), [*phases.values()][-1])
         for (processes, _), phases in found.items()

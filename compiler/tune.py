@@ -53,7 +53,7 @@ from dovetail.compiler.service import choose_plans, contenders, sample_trace, se
 from dovetail.compiler.weight_formats import with_formats
 from dovetail.compiler.workers import Board, Progress, run_items
 from dovetail.compiler.workload import WorkloadSpec, read_workload
-from dovetail.ir.artifact import ServicePlan
+from dovetail.ir.artifact import PHASES, ServicePlan
 from dovetail.ir.cache import use_cache
 from dovetail.ir.errors import ScheduleError, SpecError
 from dovetail.ir.model import ModelSpec
@@ -278,7 +278,8 @@ def _prepare(request: TuneRequest, say: Say) -> TuningJob:
         else:
             say("choosing plans")
             plans = _choose_plans(request, hardware, spec, target, workload)
-        payload = make_payload(spec, workload, *step, {plan.processes for plan in plans})
+        counts = {plan.processes_of(phase) for plan in plans for phase in PHASES}
+        payload = make_payload(spec, workload, *step, counts)
         scope = SearchScope(
             spec=spec,
             payload=payload,

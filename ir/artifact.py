@@ -88,6 +88,9 @@ class KernelIndex(msgspec.Struct, frozen=True, kw_only=True):
     kernels: tuple[KernelEntry, ...]
 
 
+PHASES = ("prefill", "decode")
+
+
 class PhasePlan(msgspec.Struct, frozen=True, kw_only=True):
     """Threads of one phase, in each process.
 
@@ -102,12 +105,25 @@ class ServicePlan(msgspec.Struct, frozen=True, kw_only=True):
     """How a model is served: the pair of phase plans and the rule that picks one.
 
     An artifact has it as the placed nodes of the model, see `ir/place.py`.
+
+    processes: of decode, and of prefill where `prefill_processes` is 0. Where the phases differ
+    they share one copy of the KV, of which each process sees its heads (Sandwich §5).
     """
 
     processes: Parts = 1
+    prefill_processes: Amount = 0
     nodes: tuple[Number, ...] = ()  # NUMA node of each process's memory; () = those of its CPUs
     prefill: PhasePlan
     decode: PhasePlan
     prefill_token_threshold: Amount = 32
     kv_blocks: Amount = 0  # 0 = sized at load from free memory
     spin_iterations: Spins = 2000
+
+    def processes_of(self, phase: str) -> int:
+        """Return the processes of `prefill` or `decode`."""
+        return self.prefill_processes or self.processes if phase == "prefill" else self.processes
+
+    @property
+    def most_processes(self) -> int:
+        """Those that run: the first ones serve both phases."""
+        return max(self.processes, self.prefill_processes)

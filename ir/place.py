@@ -14,10 +14,10 @@ one-device result is unchanged).
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from itertools import pairwise
 
 from msgspec.structs import replace
 
+from dovetail.ir.artifact import PHASES as BOTH
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.errors import WorkflowError
 from dovetail.ir.graph import (
@@ -33,7 +33,6 @@ from dovetail.ir.graph import (
     contract,
 )
 
-BOTH = ("prefill", "decode")
 PHASES = {GENERATION: BOTH, EMBEDDING: BOTH[:1]}
 """Kinds that run a model, and the phases they go through; an encoder has no decode."""
 SEARCHES = "searches"
@@ -97,6 +96,7 @@ def read_plan(graph: ExecutionGraph, model: str) -> ServicePlan:
     tokens = [e.tokens for e in graph.edges if e.kind == PHASE_SWITCH and e.source in nodes]
     plan = ServicePlan(
         processes=len(decode),
+        prefill_processes=len(prefill) * (len(prefill) != len(decode)),
         nodes=tuple(homes) if len(homes) == len(decode) else (),
         prefill=_phase_plan(prefill),
         decode=_phase_plan(decode),
@@ -161,18 +161,19 @@ def _sub_nodes(node: GraphNode, plan: ServicePlan) -> tuple[GraphNode, ...]:
 
 def _placements(name: str, plan: ServicePlan, phase: str) -> Iterator[Placement]:
     part: PhasePlan = getattr(plan, phase)
-    if part.cpus and len(part.cpus) != plan.processes * part.threads:
+    count = plan.processes_of(phase)
+    if part.cpus and len(part.cpus) != count * part.threads:
         raise WorkflowError(
-            f"node {name!r}: {plan.processes} processes of {part.threads} threads cannot have "
+            f"node {name!r}: {count} processes of {part.threads} threads cannot have "
             f"{len(part.cpus)} PUs"
         )
-    for rank in range(plan.processes):
+    for rank in range(count):
         yield Placement(
             process=rank,
             phase=phase,
             threads=part.threads,
             cpus=part.cpus[rank * part.threads : (rank + 1) * part.threads],
-            node=plan.nodes[rank] if plan.nodes else None,
+            node=plan.nodes[rank] if rank < len(plan.nodes) else None,
             spin=plan.spin_iterations,
             kv_blocks=plan.kv_blocks if phase == "decode" else 0,
         )
@@ -188,11 +189,16 @@ def _phases(nodes: tuple[GraphNode, ...]) -> tuple[tuple[GraphNode, ...], ...]:
 
 
 def _inner_edges(phases: tuple[tuple[GraphNode, ...], ...], tokens: int) -> Iterator[GraphEdge]:
-    """Yield the ring of each phase, rank r to r + 1, and what each rank switches to."""
+    """Yield the ring of each phase, rank r to r + 1, and whose heads each rank goes on with."""
     for ranks in phases:
         ring = zip(ranks, (*ranks[1:], ranks[0]), strict=True) if len(ranks) > 1 else ()
         for a, b in ring:
             yield GraphEdge(source=a.name, target=b.name, kind=ALL_REDUCE)
-    for before, after in pairwise(phases):
-        for a, b in zip(before, after, strict=True):
-            yield GraphEdge(source=a.name, target=b.name, kind=PHASE_SWITCH, tokens=tokens)
+    if len(phases) > 1:
+        before, after = phases
+        for i, a in enumerate(before):
+            for j, b in enumerate(after):
+                if i * len(after) < (j + 1) * len(before) and j * len(before) < (i + 1) * len(
+                    after
+                ):
+                    yield GraphEdge(source=a.name, target=b.name, kind=PHASE_SWITCH, tokens=tokens)

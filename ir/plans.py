@@ -82,3 +82,8 @@ class PlanChoice(msgspec.Struct, frozen=True, kw_only=True):
     figures: dict[str, PlanFigure] = {}
     cut: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def processes(self) -> set[int]:
+        """The numbers of processes of any phase."""
+        return {candidate.processes for candidate in (*self.prefill, *self.decode)}

@@ -3,11 +3,13 @@
 A store is a folder with a folder for each target; a library in it is `<key>.so` beside `<key>.json`
 (a `SharedLibrary`), written last. Libraries never change: kernels of another text are in another
 library. There are two stores: the package's own, which a wheel may carry, and the cache's.
+A wheel's libraries are compressed, to a fifth: those for the machine at hand go to the cache.
 """
 
 from __future__ import annotations
 
 import hashlib
+import lzma
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -16,9 +18,11 @@ import msgspec
 from dovetail.ir.artifact import KernelEntry, KernelIndex
 from dovetail.ir.cache import cache_directory
 from dovetail.ir.errors import MissingKernelsError
+from dovetail.ir.files import write_whole
 
 BUNDLED = Path(__file__).parent / "libraries"
 """The store that a wheel carries; a checkout has none."""
+PACKED = ".so.xz"
 
 
 class SharedLibrary(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,13 +47,33 @@ def read_libraries(
     """
     for store in (BUNDLED, cached_store()) if stores is None else stores:
         for description in sorted((store / target).glob("*.json")):
-            path = description.with_suffix(".so")
+            path, packed = description.with_suffix(".so"), description.with_suffix(PACKED)
             try:
                 library = msgspec.json.decode(description.read_bytes(), type=SharedLibrary)
-                if hashlib.sha256(path.read_bytes()).hexdigest() == library.sha256:
+                if packed.exists():
+                    path = cached_store() / target / path.name
+                    _unpack(packed, path, library.sha256)
+                if _is_whole(path, library.sha256):
                     yield path, library
-            except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+            except (OSError, msgspec.DecodeError, UnicodeDecodeError, lzma.LZMAError, EOFError):
                 continue
+
+
+def pack_libraries(store: Path) -> None:
+    """Compress the libraries of a store."""
+    for path in store.glob("*/*.so"):
+        write_whole(path.with_suffix(PACKED), lzma.compress(path.read_bytes()))
+        path.unlink()
+
+
+def _unpack(packed: Path, path: Path, sha256: str) -> None:
+    if not _is_whole(path, sha256):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, lzma.decompress(packed.read_bytes()))
+
+
+def _is_whole(path: Path, sha256: str) -> bool:
+    return path.exists() and hashlib.sha256(path.read_bytes()).hexdigest() == sha256
 
 
 def find_shared(artifact: Path, target: str, kernels: Iterable[KernelEntry]) -> dict[str, Path]:

@@ -12,14 +12,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from dovetail.compiler.pipeline import compile_model
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.errors import ArtifactError, RankError, SpecError
 from dovetail.runtime.app import load
+from dovetail.runtime.artifact import open_artifact
+from dovetail.runtime.engine.executor import open_on_cpu
+from dovetail.runtime.engine.options import EngineOptions
+from dovetail.runtime.machine.seat import SEARCH_SLOT, Board, Seat
+from dovetail.runtime.native.adapt import deal_cpus
 from dovetail.runtime.native.kv_parts import PART_TOKENS
 from dovetail.runtime.native.step import StepShape
+from dovetail.runtime.schedule.request import SamplingParams
+from dovetail.topology.division import DECODE, PREFILL, SEARCHES
+from dovetail.topology.hardware import read_hardware
 from tests.models import save_model
 from tests.processes import running, stop
 from tests.runtime.groups import named_memory
@@ -57,9 +67,10 @@ EVERY_DAY, LONG = list(CONFIGS)[:-1], list(CONFIGS)[-1:]
 PROMPTS = [[1 + (i * 7 + j * 3) % 97 for j in range(n)] for i, n in enumerate((1, 5, 40, 17, 90))]
 
 
-def plan(processes: int, threads: int = 1) -> ServicePlan:
+def plan(processes: int, threads: int = 1, prefill: int = 0) -> ServicePlan:
     phase = PhasePlan(threads=threads, cpus=())
-    return ServicePlan(processes=processes, prefill=phase, decode=phase, kv_blocks=64)
+    counts = {"processes": processes, "prefill_processes": prefill}
+    return ServicePlan(**counts, prefill=phase, decode=phase, kv_blocks=64)
 
 
 @pytest.fixture(scope="session")
@@ -84,8 +95,10 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return make
 
 
-def answers(path: Path, service: ServicePlan, prompts: Sequence[list[int]]) -> list[list[int]]:
-    with load(path, plan=service) as app:
+def answers(
+    path: Path, service: ServicePlan, prompts: Sequence[list[int]], **options: Any
+) -> list[list[int]]:
+    with load(path, plan=service, **options) as app:
         done = app.generate(prompts, max_tokens=24, ignore_eos=True)
         return [list(d.token_ids) for d in done]
 
@@ -103,6 +116,68 @@ def test_any_number_of_processes_gives_the_same_tokens(
     placed = replace(plan(4), nodes=(0,) * 4)  # each rank's weights and KV on a node
     for service in (plan(2, 2), placed):
         assert answers(path, service, PROMPTS) == whole
+
+
+PAIRS = (("llama-4kv", (1, 2)), ("llama-4kv", (2, 1)), ("qwen2-gqa-bias-tied", (2, 4)),
+         ("qwen3-norms", (4, 2)), ("qwen3-norms", (1, 3)))  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "pair"), PAIRS)
+def test_the_phases_may_have_different_numbers_of_processes(
+    artifact: Callable[[str], Path], name: str, pair: tuple[int, int]
+) -> None:
+    """KV of one is read by the other, also in steps that mix prompts and decodes."""
+    path, (prefill, decode) = artifact(name), pair
+    with load(path, plan=plan(1), deterministic=True) as app:
+        whole = [d.token_ids for d in app.generate(PROMPTS, max_tokens=24, ignore_eos=True)]
+    service = replace(plan(decode, 1, prefill), prefill_token_threshold=8)
+    with load(path, plan=service, deterministic=True) as app:
+        executor = app.engine.executor
+        assert executor.model.prefill.tape != executor.model.decode.tape
+        assert len(executor.group.pids) == max(pair) - 1
+        found = [d.token_ids for d in app.generate(PROMPTS, max_tokens=24, ignore_eos=True)]
+    assert found == whole
+
+
+@pytest.mark.parametrize("pair", [(2, 2), (1, 2)])
+def test_ranks_keep_to_what_other_workers_leave_them(
+    artifact: Callable[[str], Path], pair: tuple[int, int]
+) -> None:
+    path, cpus = artifact("llama-4kv"), sorted(os.sched_getaffinity(0))
+    whole = answers(path, plan(1), PROMPTS)
+    spread = {2: tuple((cpus * 2)[:2]), 1: (cpus[0],)}
+    phases = [PhasePlan(threads=1, cpus=spread[count]) for count in pair]
+    service = replace(plan(pair[1], 1, pair[0]), prefill=phases[0], decode=phases[1])
+    hardware = read_hardware()
+    board = Board()
+    board.divide({PREFILL: (cpus[0],), DECODE: (cpus[0],), SEARCHES: (cpus[-1],)})
+    other = Seat(board, SEARCH_SLOT)
+    other.take(SEARCHES)
+    found = open_artifact(path, hardware)
+    options = EngineOptions(plan=service)
+    engine = open_on_cpu(found, found.models["llm"], hardware, options, board)
+    try:
+        params = SamplingParams(max_tokens=24, ignore_eos=True)
+        requests = [engine.submit(prompt, params)[0] for prompt in PROMPTS]
+        while engine.scheduler.busy:
+            engine.step()
+        done = [request.tokens[len(p) :] for request, p in zip(requests, PROMPTS, strict=True)]
+        assert done == whole
+        assert board.used[DECODE] > 0
+    finally:
+        engine.close()
+
+
+@given(st.data(), st.integers(1, 4), st.integers(1, 3))
+def test_each_rank_has_a_cpu_of_its_own_while_there_are_enough(
+    data: st.DataObject, ranks: int, threads: int
+) -> None:
+    own = tuple(tuple(range(r * threads, (r + 1) * threads)) for r in range(ranks))
+    usable = tuple(sorted(data.draw(st.sets(st.integers(0, ranks * threads + 1), min_size=1))))
+    dealt = deal_cpus(own, usable)
+    held = [cpu for cpus in dealt for cpu in cpus]
+    assert all(dealt) and set(held) <= set(usable)
+    assert len(usable) < ranks or len(held) == len(set(held)), "none has to wait for another"
 
 
 def test_any_number_of_processes_gives_the_same_scores(artifact: Callable[[str], Path]) -> None:
@@ -182,7 +257,15 @@ PARENT = """
 import os, sys
 from tests.test_parallel import plan
 from dovetail.runtime.app import load
+from dovetail.runtime.artifact import open_artifact
+from dovetail.runtime.engine.executor import open_on_cpu
+from dovetail.runtime.engine.options import EngineOptions
+from dovetail.runtime.machine.seat import SEARCH_SLOT, Board, Seat
+from dovetail.runtime.native.adapt import deal_cpus
 from dovetail.runtime.native.step import StepShape
+from dovetail.runtime.schedule.request import SamplingParams
+from dovetail.topology.division import DECODE, PREFILL, SEARCHES
+from dovetail.topology.hardware import read_hardware
 app = load(sys.argv[1], plan=plan(2))
 stream = app.stream([1, 2, 3], max_tokens=200, ignore_eos=True)
 next(stream)

@@ -14,7 +14,7 @@ from dovetail.compiler.pipeline import compile_model
 from dovetail.ir.errors import RequestError
 from dovetail.ir.model import ModelFile
 from dovetail.runtime.app import load
-from dovetail.runtime.hosting.job import Job
+from dovetail.runtime.hosting.generator import Job
 from tests.models import make_model
 from tests.runtime.schedule.integrity import check_integrity
 

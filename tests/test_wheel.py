@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,12 +17,24 @@ import pytest
 from dovetail.codegen.shared import share_kernels
 from dovetail.codegen.targets import host_target
 from dovetail.compiler.shared_kernels import rule_kernels
-from dovetail.tiny_world import ENCODER
-from tests.encoders import MODERN, save_encoder
+from dovetail.ir.shared_kernels import pack_libraries
+from tests.encoders import MODERN, Jina, save_encoder
 from tests.models import FAMILIES, save_model
 from tests.repository import FOLDERS, ROOT
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
+
+LARGEST = 300_000_000
+"""Bytes that an environment with a plain installation may take."""
+ROBERTA = {"max_position_embeddings": 514, "type_vocab_size": 1}
+ENCODERS = {
+    "bert": {},
+    "roberta": ROBERTA,
+    "xlm-roberta": ROBERTA,
+    "modernbert": MODERN,
+    "gte": {"pad_token_id": 0, "type_vocab_size": 0},
+}
+"""Families of encoders, and how a small one is made."""
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +49,7 @@ def clean(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         shutil.copy(ROOT / name, source)
     target = host_target()
     share_kernels(target, rule_kernels(target), store=source / "ir/libraries")
+    pack_libraries(source / "ir/libraries")
     pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index"]
     subprocess.run([*pip, "--wheel-dir", str(work), str(source)], check=True, capture_output=True)
     (wheel,) = work.glob("*.whl")
@@ -44,6 +58,11 @@ def clean(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     subprocess.run([*install, "-c", str(ROOT / "constraints.txt"), str(wheel)], check=True)
     yield work
     shutil.rmtree(work / "env")
+
+
+def disk_usage(folder: Path) -> int:
+    """Return the bytes that a folder takes, as du does."""
+    return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*"))
 
 
 def environment(clean: Path) -> dict[str, str]:
@@ -62,29 +81,40 @@ def run(clean: Path, *arguments: object) -> str:
     return done.stdout
 
 
+def test_a_plain_installation_is_small(clean: Path) -> None:
+    """What the environment holds, pip too, had the wheel the kernels of all its targets."""
+    targets = re.search(r"^WHEEL_TARGETS \?= (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert targets is not None
+    (libraries,) = (clean / "env").glob("lib/*/site-packages/dovetail/ir/libraries")
+    others = len(targets[1].split()) - 1
+    assert disk_usage(clean / "env") + others * disk_usage(libraries) <= LARGEST
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_model_of_every_family_generates(clean: Path, tmp_path: Path, family: str) -> None:
     model = save_model(tmp_path / family, family)
     assert len(run(clean, "run", model, "--prompt-ids", "5,6,7", "--max-tokens", 4).split()) >= 1
 
 
-def test_encoders_embed(clean: Path, tmp_path: Path) -> None:
-    save_encoder(tmp_path / "modern", "modernbert", **MODERN)
-    for model in (ENCODER, tmp_path / "modern"):
-        run(clean, "compile", model, "-o", tmp_path / "e.dove")
-        script = f"import dovetail\nwith dovetail.load({str(tmp_path / 'e.dove')!r}) as app: "
-        script += "print(app.embed([[5, 6, 7]]).shape)"
-        python = str(clean / "env/bin/python")
-        done = subprocess.run(
-            [python, "-P", "-c", script],
-            capture_output=True,
-            text=True,
-            cwd=clean,
-            env=environment(clean),
-            check=False,
-        )
-        assert done.returncode == 0 and done.stdout.startswith("(1, "), done.stderr
-        shutil.rmtree(tmp_path / "e.dove")
+@pytest.mark.parametrize("family", (*ENCODERS, "jina"))
+def test_an_encoder_of_every_family_embeds(clean: Path, tmp_path: Path, family: str) -> None:
+    model, artifact = tmp_path / family, tmp_path / "e.dove"
+    if family == "jina":
+        Jina().save(model)
+    else:
+        save_encoder(model, family, **ENCODERS[family])
+    run(clean, "compile", model, "-o", artifact)
+    script = f"import dovetail\nwith dovetail.load({str(artifact)!r}) as app: "
+    script += "print(app.embed([[5, 6, 7]]).shape)"
+    done = subprocess.run(
+        [str(clean / "env/bin/python"), "-P", "-c", script],
+        capture_output=True,
+        text=True,
+        cwd=clean,
+        env=environment(clean),
+        check=False,
+    )
+    assert done.returncode == 0 and done.stdout.startswith("(1, "), done.stderr
 
 
 def test_the_quickstart_ends_with_what_then_serves(clean: Path) -> None:

@@ -11,7 +11,7 @@ time. Shares of different workers are disjoint or equal; equal where there are t
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations, pairwise
 
 from dovetail.topology.binding import choose_pus
@@ -31,6 +31,10 @@ MOST_CUTS = 16
 LEAST_LOAD, WORTH = 0.02, 0.1
 """Cores that a worker keeps busy to count when the load has changed; part of the busiest worker's
 time that new shares save, else the old ones stay."""
+LOOKS, REST = 2, 5.0
+"""Looks in a row for which other shares are better before they are given; seconds they stay."""
+MOVED = Figure(0.01, "assumed: caches filled anew, and a step that waits for who has moved")
+"""Seconds that each core costs which changes hands."""
 ENOUGH = 0.02
 """Decode leaves cores that make it faster by no more than this part."""
 
@@ -257,7 +261,44 @@ def redivide(
         return None
     now = Prices(spec, figures, demands).price(shares)
     best = divide(spec, figures, demands).divisions[0]
-    return best.shares if best.busiest < now.busiest * (1 - WORTH) else None
+    moved = {cpu for stage in shares for cpu in {*shares[stage]} ^ {*best.shares[stage]}}
+    least = max(now.busiest * WORTH, len(moved) * MOVED.value / REST)
+    return best.shares if now.busiest - best.busiest > least else None
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """For how long other shares than those that hold have been better.
+
+    looks: at the load that found so, in a row. worked: core-seconds of each stage meanwhile.
+    period: seconds of these looks. until: the time before which the shares that hold stay.
+    """
+
+    looks: int = 0
+    worked: Mapping[str, float] = field(default_factory=dict)
+    period: float = 0.0
+    until: float = 0.0
+
+
+def follow_trend(
+    spec: HardwareSpec,
+    shares: Shares,
+    trend: Trend,
+    seen: Mapping[str, float],
+    period: float,
+    now: float,
+) -> tuple[Trend, Shares | None]:
+    """Look at the load of a period that ends now; return the shares to give, None = those there.
+
+    Other shares have to be better in LOOKS looks in a row, and for all of them together; then they
+    stay for REST seconds, whatever comes. So a load that swings does not drag the cores with it.
+    """
+    if now < trend.until or redivide(spec, shares, seen, period) is None:
+        return Trend(until=trend.until), None
+    worked = {stage: seconds + trend.worked.get(stage, 0.0) for stage, seconds in seen.items()}
+    trend = Trend(trend.looks + 1, worked, trend.period + period, trend.until)
+    better = redivide(spec, shares, worked, trend.period) if trend.looks >= LOOKS else None
+    return (trend if better is None else Trend(until=now + REST)), better
 
 
 def _share_out(blocks: Mapping[str, Sequence[tuple[int, ...]]], prices: Prices) -> Shares:

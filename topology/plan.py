@@ -84,8 +84,8 @@ class PlanPair:
 class TopologyPlan:
     """The pair of plans with the lowest seconds per request, and what it was chosen from.
 
-    pairs: the best pairs of one process number, the best first: what the same processes can serve.
-    The best one with all cores in both phases is among them, if need be as the last.
+    pairs: the best ones, `chosen` first. The best one with all cores in both phases is among them,
+    if need be as the last, and the best one of the same processes in both.
     """
 
     tree: TopoTree
@@ -123,19 +123,15 @@ def plan_topology(
     search = _Search(spec, model, budget)
     search.prefill(groups, replay.prefill)
     search.decode(groups, replay.decode)
-    prefill, decode = search.top(search.prefills), search.top(search.decodes)
-    chosen = min(
-        ((p, d) for p in _with_families(prefill, search, decode) for d in decode),
-        key=lambda pair: replay.pair(pair[0].configuration, pair[1].configuration).total,
-    )
+    pairs = _rank_pairs(search, replay, budget.top)
     return TopologyPlan(
         tree=found.tree,
         notes=(*found.notes, *_memory_notes(spec, simulator.weights)),
-        prefill=prefill,
-        decode=decode,
-        chosen=chosen,
-        score=replay.pair(chosen[0].configuration, chosen[1].configuration),
-        pairs=_rank_pairs(search, replay, budget.top),
+        prefill=search.top(search.prefills),
+        decode=search.top(search.decodes),
+        chosen=(pairs[0].prefill, pairs[0].decode),
+        score=pairs[0].score,
+        pairs=pairs,
         parameters=figures,
         trace=trace,
         report=search.report(groups),
@@ -273,26 +269,28 @@ class _Search:
 
 
 def _rank_pairs(search: _Search, replay: Replay, count: int) -> tuple[PlanPair, ...]:
-    """Return the `count` best pairs whose phases have the same number of processes.
+    """Return the `count` best pairs.
 
-    The best one with all cores in both phases is among them, where there is one.
+    Among them are the best one with all cores in both phases and the best one of as many processes
+    in both, where there are such.
     """
+    decodes = search.top_and_best(search.decodes)
     pairs = [
         PlanPair(p, d, replay.pair(p.configuration, d.configuration))
-        for p in search.top_and_best(search.prefills)
-        for d in search.top_and_best(search.decodes)
-        if len(p.configuration.processes) == len(d.configuration.processes)
+        for p in _with_families(search.top_and_best(search.prefills), search, decodes)
+        for d in decodes
     ]
     pairs.sort(key=lambda pair: pair.score.total)
-    whole = [
-        pair
-        for pair in pairs
-        if search.whole(pair.prefill.configuration) and search.whole(pair.decode.configuration)
-    ]
-    kept = pairs[:count]
-    if whole and whole[0] not in kept:
-        kept[-1] = whole[0]
-    return tuple(kept)
+
+    def whole(pair: PlanPair) -> bool:
+        return all(search.whole(c.configuration) for c in (pair.prefill, pair.decode))
+
+    def even(pair: PlanPair) -> bool:
+        return len({len(c.configuration.processes) for c in (pair.prefill, pair.decode)}) == 1
+
+    wanted = [next(filter(rule, pairs), None) for rule in (whole, even)]
+    last = [pair for pair in dict.fromkeys(wanted) if pair and pair not in pairs[:count]]
+    return (*pairs[: count - len(last)], *last)
 
 
 def _with_families(

@@ -163,21 +163,8 @@ def report_plan(
         seconds_per_request=plan.score.total,
         search=plan.report,
         figures=plan.parameters.sources(),
-        notes=(*notes, *plan.notes, *_describe_served(plan)),
+        notes=(*notes, *plan.notes),
         divisions=dict(divisions),
-    )
-
-
-def _describe_served(plan: TopologyPlan) -> tuple[str, ...]:
-    """Say what a compile serves where the chosen phases differ in their number of processes."""
-    pair = plan.pairs[0]
-    if (pair.prefill, pair.decode) == plan.chosen:
-        return ()
-    prefill, decode = _candidate(pair.prefill), _candidate(pair.decode)
-    return (
-        f"both phases run in the same processes, so that a compile serves {decode.processes} "
-        f"processes, {prefill.threads} threads each in prefill and {decode.threads} in decode: "
-        f"{pair.score.total:.3f} s per request",
     )
 
 

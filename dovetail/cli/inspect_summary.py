@@ -18,7 +18,7 @@ from dovetail.cli.inspection import (
     memory_rows,
 )
 from dovetail.cli.report import show_bytes, show_count
-from dovetail.ir.artifact import PhasePlan
+from dovetail.ir.artifact import PHASES, PhasePlan
 
 LINES = 20
 """Most lines of a summary."""
@@ -38,8 +38,9 @@ def _facts(found: Inspection) -> Iterator[tuple[str, str]]:
         facts = hardware_facts(found.hardware)
         yield "planned for", f"{facts['cpu']}, {facts['shape']}"
     yield "targets", ", ".join(manifest.targets)
+    counts = {show_count(plan.processes_of(phase), "process"): None for phase in PHASES}
     phases = f"prefill {_show_phase(plan.prefill)}; decode {_show_phase(plan.decode)}"
-    yield "plan", f"{show_count(plan.processes, 'process')}; {phases}"
+    yield "plan", f"{' and '.join(counts)}; {phases}"
     if found.choice and found.choice.pairs:
         yield "chosen", _describe_choice(found)
     for model in found.models[:3]:

@@ -349,15 +349,15 @@ def hardware_facts(spec: HardwareSpec) -> dict[str, str]:
     }
 
 
-def _phase_facts(plan: PhasePlan) -> str:
-    return f"{show_count(plan.threads, 'thread')} on PUs {show_cpus(plan.cpus)}"
+def _phase_facts(plan: PhasePlan, processes: int) -> str:
+    team = f"{show_count(processes, 'process')} of {show_count(plan.threads, 'thread')}"
+    return f"{team} on PUs {show_cpus(plan.cpus)}"
 
 
 def _plan_facts(plan: ServicePlan) -> dict[str, str]:
     return {
-        "processes": str(plan.processes),
-        "prefill": _phase_facts(plan.prefill),
-        "decode": _phase_facts(plan.decode),
+        "prefill": _phase_facts(plan.prefill, plan.processes_of("prefill")),
+        "decode": _phase_facts(plan.decode, plan.processes),
         "prefill plan from": f"{plan.prefill_token_threshold} prefill tokens in a step",
         "KV blocks": str(plan.kv_blocks) if plan.kv_blocks else "sized at load from free memory",
         "spin before sleep": f"{plan.spin_iterations} iterations",

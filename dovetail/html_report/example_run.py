@@ -27,7 +27,7 @@ from dovetail.runtime.flows.control.messages import (
 )
 from dovetail.runtime.flows.control.settings import WavefrontSettings
 from dovetail.runtime.flows.control.wavefront import Wavefront
-from dovetail.runtime.flows.threads import call_function
+from dovetail.runtime.flows.driver import call_function
 from dovetail.runtime.flows.workflow_run import WorkflowRun
 from dovetail.runtime.index.cursor import Hit
 from dovetail.runtime.index.documents import Document

@@ -95,7 +95,9 @@ def _curves(
     timed: Mapping[object, Sequence[TuningRecord]],
     figures: MachineParameters | None,
 ) -> Iterator[ProductCurve]:
-    ops = {(op.op, op.n, op.k, op.dtype): op for op in _all_ops(model, found.plan.processes)}
+    ops = {
+        (op.op, op.n, op.k, op.dtype): op for op in _all_ops(model, found.plan.processes_of(phase))
+    }
     packages = found.hardware.sockets if found.hardware else 1
     for target in found.manifest.targets:
         picked = pick_tables(model.schedules, target, phase, plan.threads)

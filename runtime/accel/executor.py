@@ -33,6 +33,7 @@ from dovetail.runtime.engine.engine import Engine, Filled, Pen, StepTooLarge, St
 from dovetail.runtime.engine.executor import CpuExecutor, fit_service
 from dovetail.runtime.engine.options import EngineOptions
 from dovetail.runtime.group.rank_options import RankOptions
+from dovetail.runtime.machine.seat import ENGINE_SLOT, Board, Seat
 from dovetail.runtime.native.forward import layer_block_bytes
 from dovetail.runtime.native.weights import row_bytes, weight_bytes
 from dovetail.runtime.schedule.cost_tables import TablePredictor
@@ -44,15 +45,21 @@ from dovetail.runtime.schedule.predictor import Predictor
 from dovetail.runtime.schedule.request import Home
 from dovetail.runtime.schedule.rounds import split_rounds
 from dovetail.runtime.schedule.scheduler import Scheduler
+from dovetail.topology.division import DECODE
 from dovetail.topology.hardware import HardwareSpec
 
 
 def open_on_device(
-    artifact: Artifact, part: ModelPart, hardware: HardwareSpec, options: EngineOptions
+    artifact: Artifact,
+    part: ModelPart,
+    hardware: HardwareSpec,
+    options: EngineOptions,
+    board: Board | None = None,
 ) -> Engine:
     """Return the engine of a model on a device and the CPU; raises as `DeviceExecutor`.
 
-    Where the CPU takes a part, steps are weighed by cost tables.
+    Where the CPU takes a part, steps are weighed by cost tables. board: where it hears in each step
+    which CPUs other workers leave its attention.
     """
     settings = options.scheduling
     executor = DeviceExecutor(artifact, part, hardware, options)
@@ -64,6 +71,7 @@ def open_on_device(
             for blocks in (executor.sizes.blocks, executor.cpu.blocks)
         )
         scheduler = NeoScheduler(executor.limits, gpu, cpu, predictor, time.perf_counter, settings)
+        executor.cpu.seat = Seat(board, ENGINE_SLOT) if board else None
     except BaseException:
         executor.close()
         raise
@@ -217,7 +225,8 @@ class DeviceExecutor:
     # ---- an Executor: see there ----
 
     def rest(self) -> None:
-        """Its CPUs are its own."""
+        """Lend the CPUs of its attention until the next step."""
+        self.cpu.rest()
 
     def join(self) -> None:
         """Sum with the ranks of a group that has just been started."""
@@ -254,9 +263,12 @@ class DeviceExecutor:
     def fill(self, plan: StepPlan, scheduler: Scheduler) -> list[Filled]:
         """Fill a sub-batch for each batch."""
         alone = len(plan.batches) == 1 and not plan.moves
+        usable = None
+        if self.cpu.seat is not None and any(batch.cpu_decode for batch in plan.batches):
+            usable = self.cpu.seat.take(DECODE)
         with self._working():
             return [
-                self._fill(sub_batch, batch, scheduler, alone=alone)
+                self._fill(sub_batch, batch, scheduler, alone=alone, usable=usable)
                 for sub_batch, batch in zip(self.pair.sub_batches, plan.batches, strict=False)
             ]
 
@@ -299,7 +311,13 @@ class DeviceExecutor:
             raise StepTooLarge(*error.args) from error
 
     def _fill(
-        self, sub_batch: SubBatch, batch: Batch, scheduler: Scheduler, *, alone: bool
+        self,
+        sub_batch: SubBatch,
+        batch: Batch,
+        scheduler: Scheduler,
+        *,
+        alone: bool,
+        usable: tuple[int, ...] | None,
     ) -> Filled:
         requests, cpu = scheduler.requests, self.cpu
         shape = sub_batch.fill(batch, requests, scheduler.pools)
@@ -314,7 +332,7 @@ class DeviceExecutor:
             n_out=shape.n_out,
             cpu_splits=cpu.kv_splits(there, threads, cpu.part_tokens[False]),
         )
-        sub_batch.set_args(sizes, alone=alone)
+        sub_batch.set_args(sizes, alone=alone, usable=usable)
         return Filled(batch, shape, sub_batch.buffers)
 
 
@@ -332,6 +350,8 @@ def share_cpus(
     alone: these never attend, so that without `threads` torch has all CPUs.
     Beside another device the CPU's kernels have what was planned.
     """
+    if service.prefill_processes:  # a device has its KV to itself
+        service = changed(service, prefill=service.decode, prefill_processes=0)
     if name != CPU:
         return fit_service(service, hardware), 1
     allowed = hardware.allowed_pus

@@ -210,10 +210,13 @@ class SubBatch:
         )
         return landed
 
-    def set_args(self, sizes: BatchSizes, *, alone: bool = False) -> None:
+    def set_args(
+        self, sizes: BatchSizes, *, alone: bool = False, usable: tuple[int, ...] | None = None
+    ) -> None:
         """Say how the filled batch runs, and give its arguments to the device.
 
-        alone: no other batch runs beside it, and no KV moves.
+        alone: no other batch runs beside it, and no KV moves. usable: CPUs that attend, None = all
+        of the plan.
         """
         self._sizes, self._decodes = sizes, sizes.cpu_decode
         first = sizes.n_prefill + sizes.gpu_decode
@@ -224,9 +227,8 @@ class SubBatch:
         counts = {"n_tokens": sizes.cpu_decode, "n_out": 0, "kv_splits": sizes.cpu_splits}
         counts |= {"n_prefill": 0, "n_decode": sizes.cpu_decode}
         if sizes.cpu_decode:
-            self._cpu.prepare(
-                self._model.cpu.team, self.buffers.forward_addresses() | tails | starts | counts
-            )
+            args = self.buffers.forward_addresses() | tails | starts | counts
+            self._cpu.prepare(self._model.cpu.team, args, usable)
             self._begin_blocks(sizes.cpu_decode)
         self.step.counts = {
             "n_tokens": sizes.n_tokens,

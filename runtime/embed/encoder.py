@@ -84,7 +84,7 @@ def open_encoder(
     artifact = open_artifact(path, hardware)
     part = find_encoder(artifact, model)
     service = artifact.plan(part.name)
-    whole = len(cpus) or service.prefill.threads * service.processes
+    whole = len(cpus) or service.prefill.threads * service.processes_of("prefill")
     phase = PhasePlan(threads=whole, cpus=tuple(cpus))
     (plan,) = fit_plans(phase, 1, threads, hardware.allowed_pus)
     return Encoder(artifact, part, plan, spin=service.spin_iterations)

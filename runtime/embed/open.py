@@ -93,7 +93,7 @@ def open_encoders(
 
     def start(name: str) -> EmbeddingModel:
         service = plan or artifact.plan(name)
-        whole = service.prefill.threads * service.processes
+        whole = service.prefill.threads * service.processes_of("prefill")
         phase = PhasePlan(threads=whole, cpus=service.prefill.cpus)
         (fitted,) = fit_plans(phase, 1, threads, hardware.allowed_pus)
         if apart:

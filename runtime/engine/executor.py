@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 
-from dovetail.ir.artifact import ServicePlan
+from dovetail.ir.artifact import PHASES, ServicePlan
 from dovetail.ir.errors import CapacityError
 from dovetail.ir.model import KV_BLOCK, ModelSpec
 from dovetail.runtime.artifact import Artifact, ModelPart
@@ -23,8 +23,13 @@ from dovetail.runtime.machine.cpu_time import read_busy
 from dovetail.runtime.machine.memory import Bytes, allocate, available_memory
 from dovetail.runtime.machine.seat import ENGINE_SLOT, Board, Seat
 from dovetail.runtime.machine.shared_memory import SharedMemory
-from dovetail.runtime.native.adapt import adapt_service
-from dovetail.runtime.native.forward import ForwardModel, find_tape, layer_block_bytes
+from dovetail.runtime.native.adapt import adapt_service, deal_cpus
+from dovetail.runtime.native.forward import (
+    ForwardModel,
+    find_tape,
+    layer_block_bytes,
+    shared_kv_bytes,
+)
 from dovetail.runtime.native.kv_parts import count_parts
 from dovetail.runtime.native.step import StepBuffers, StepShape, step_bytes
 from dovetail.runtime.native.tape import Operands
@@ -75,11 +80,12 @@ class CpuExecutor:
         sequences = min(forward.max_sequences, sample.max_sequences)
         bounds = options.bound(forward.max_tokens, sequences, self.spec.max_context)
         tokens, sequences = bounds.step_tokens, bounds.sequences
-        copies = max(1, self.service.processes // self.spec.n_kv_heads)  # of each KV head
+        shared = self.service.prefill_processes not in (0, self.service.processes)
+        copies = 1 if shared else max(1, self.service.processes // self.spec.n_kv_heads)
         arenas = forward.arena_bytes + sample.arena_bytes
         need = MemoryNeed(
             weights=0 if own_logits else part.chunks.total_bytes,
-            block=2 * self.spec.n_layers * layer_block_bytes(self.spec) * copies,
+            block=2 * self.spec.n_layers * layer_block_bytes(self.spec) * copies,  # of a KV head
             activations=arenas + step_bytes(self.spec, tokens, sequences),
             context=KV_BLOCK if own_logits else bounds.context,  # a device has room of its own
         )
@@ -96,15 +102,22 @@ class CpuExecutor:
             own_logits=own_logits,
         )
         library = artifact.open_kernels()
-        self.model = ForwardModel(artifact, part, library, plans[0])
-        alloc: Callable[[int], Bytes] = allocate
         self.setups = make_setups(artifact, part, plans, tokens, sequences)
         self.group: RankGroup | None = None
         if self.setups and not own_logits:
-            steps = SharedMemory.create(step_bytes(self.spec, tokens, sequences))
+            kv = shared_kv_bytes(self.spec, plans[0])
+            steps = SharedMemory.create(step_bytes(self.spec, tokens, sequences) + kv)
+            self.model = ForwardModel(artifact, part, library, plans[0], steps)
             self.group = RankGroup(library, steps, self.setups)
             self.join()
-            alloc = steps.take
+            alloc: Callable[[int], Bytes] = steps.take
+        else:
+            self.model, alloc = ForwardModel(artifact, part, library, plans[0]), allocate
+        self._cpus = {
+            prefill: tuple(plan.prefill.cpus if prefill else plan.decode.cpus
+                           for plan in plans if PHASES[not prefill] in plan.phases)
+            for prefill in (False, True)
+        }  # fmt: skip
         self.part_tokens = [self.model.part_tokens(prefill=prefill) for prefill in (False, True)]
         operands = Operands(self.model.weights, allocate(sample.arena_bytes))
         self.sampler = self.model.bind(sample, operands, "decode")
@@ -145,7 +158,7 @@ class CpuExecutor:
     def join(self) -> None:
         """Sum with the ranks of a group that has just been started."""
         if self.group is not None:
-            self.model.join(self.group.comm)
+            self.model.join(self.group.sums)
 
     def record(self, pen: Pen | None) -> None:
         """Nothing runs beside the engine's thread."""
@@ -164,19 +177,27 @@ class CpuExecutor:
         if self.seat is not None:
             self._usable = self.seat.take(PREFILL if prefill else DECODE)
         if self.group is not None:
-            self.group.step(args, prefill=prefill, usable=self._usable)
+            cpus, dealt = self._cpus[prefill], None
+            if self._usable is not None and all(cpus):
+                dealt = deal_cpus(cpus, self._usable)
+                self._usable = dealt[0]
+            self.group.step(args, prefill=prefill, usable=dealt)
         self.model.run(args, prefill=prefill, usable=self._usable)
 
     def forward_args(self, shape: StepShape) -> tuple[bool, dict[str, int]]:
         """Return whether a filled step is run as prefill, and the tape's arguments."""
         prefill = shape.prefill_tokens >= self.threshold
         threads = self.model.phase(prefill).plan.threads
-        splits = self.kv_splits(shape, threads, self.part_tokens[prefill])
+        n_kv = self.model.kv_heads(prefill=prefill)
+        splits = self.kv_splits(shape, threads, self.part_tokens[prefill], n_kv)
         return prefill, self.buffers.forward_args(shape, splits)
 
-    def kv_splits(self, shape: StepShape, threads: int, least: int) -> int:
-        """Return into how many parts a step's decodes cut their keys; arguments: `count_parts`."""
-        n_kv = self.model.spec.n_kv_heads  # of this rank
+    def kv_splits(self, shape: StepShape, threads: int, least: int, n_kv: int | None = None) -> int:
+        """Return into how many parts a step's decodes cut their keys; arguments: `count_parts`.
+
+        n_kv: of this rank in the phase, by default in decode.
+        """
+        n_kv = n_kv or self.model.spec.n_kv_heads
         return count_parts(shape.n_decode, n_kv, shape.longest_decode, threads, least)
 
 

@@ -17,7 +17,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, get_args
 
 from dovetail.ir.errors import DovetailError, RequestError, WorkflowError
-from dovetail.ir.workflow import Name
+from dovetail.ir.workflow import Function, Name
 from dovetail.runtime.engine.tally import Tally
 from dovetail.runtime.flows.control.front import Statistics
 from dovetail.runtime.flows.control.messages import (
@@ -29,6 +29,7 @@ from dovetail.runtime.flows.control.messages import (
     Embed,
     Failed,
     FindClusters,
+    Finished,
     Generate,
     Invoke,
     Report,
@@ -37,6 +38,7 @@ from dovetail.runtime.flows.control.messages import (
     Source,
     Started,
     Written,
+    as_ours,
 )
 from dovetail.runtime.flows.control.wavefront import Wavefront
 from dovetail.runtime.flows.events import (
@@ -50,8 +52,7 @@ from dovetail.runtime.flows.generations import Generations
 from dovetail.runtime.flows.indexes import EmbedTexts, Indexes
 from dovetail.runtime.flows.job import WorkflowJob
 from dovetail.runtime.flows.recorder import FlowRecorder
-from dovetail.runtime.flows.retrievals import Retrievals
-from dovetail.runtime.flows.threads import EmbeddingThread, call_function
+from dovetail.runtime.flows.retrievals import EmbeddingThread, Retrievals
 from dovetail.runtime.flows.workflow_run import WorkflowRun
 from dovetail.runtime.hosting.generator import Generator
 from dovetail.runtime.retrieval.hot import HotSets
@@ -337,3 +338,13 @@ class Driver:
 
     def _end(self) -> None:
         self._leave(RequestError("the app was closed while the workflow was running"))
+
+
+def call_function(order: Invoke) -> Report:
+    """Return what the function of a node came to."""
+    node = order.call.node
+    assert isinstance(node, Function)
+    try:
+        return Finished(order.job, node.function(order.call.state))
+    except Exception as error:
+        return Failed(order.job, as_ours(error))

@@ -22,12 +22,11 @@ from dovetail.runtime.flows.control.messages import (
     Progressed,
     Report,
     Source,
+    as_ours,
 )
 from dovetail.runtime.flows.prompts import FilledPrompt, fit
 from dovetail.runtime.flows.recorder import FIRST_FLOW
-from dovetail.runtime.flows.threads import as_ours
-from dovetail.runtime.hosting.generator import Generator, Prompt
-from dovetail.runtime.hosting.job import Job
+from dovetail.runtime.hosting.generator import Generator, Job, Prompt
 from dovetail.runtime.schedule.request import Chunk, SamplingParams
 from dovetail.runtime.schedule.structured import StructuredOutputs
 from dovetail.runtime.text.answers import AnswerParser, Content

@@ -1,19 +1,23 @@
-"""Searches of workflows on the retrieval worker.
+"""Searches of workflows: their texts as vectors, then probes and scans on the retrieval worker.
 
-In: orders to probe, scan and copy. Out: reports to the control plane; spans on the timeline.
+In: orders to embed, probe, scan and copy. Out: reports to the control plane; spans on the timeline.
 """
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
+from queue import Empty, SimpleQueue
 
 from dovetail.ir.errors import DovetailError
 from dovetail.ir.workflow import Retrieval
 from dovetail.runtime.flows.control.messages import (
     Copy,
+    Embed,
     Failed,
     FindClusters,
     Finished,
@@ -21,9 +25,9 @@ from dovetail.runtime.flows.control.messages import (
     Report,
     ScanClusters,
     Scanned,
+    as_ours,
 )
-from dovetail.runtime.flows.indexes import Indexes
-from dovetail.runtime.flows.threads import as_ours
+from dovetail.runtime.flows.indexes import EmbedTexts, Indexes
 from dovetail.runtime.index.cursor import find_patience
 from dovetail.runtime.retrieval.hot import HotSets
 from dovetail.runtime.retrieval.process import RetrievalProcess
@@ -38,6 +42,9 @@ from dovetail.runtime.retrieval.wire import (
     SearchQuery,
     WorkerReply,
 )
+
+BATCH = 64
+"""Texts that are embedded together."""
 
 
 class Retrievals:
@@ -153,3 +160,52 @@ class Retrievals:
 
     def _fail(self, order: FindClusters | ScanClusters | Copy, error: DovetailError) -> None:
         self._tell(Failed(order.job, error))
+
+
+class EmbeddingThread:
+    """One thread that embeds all that waits, texts for one encoder in one batch."""
+
+    def __init__(
+        self,
+        tell: Callable[[Report], None],
+        draw: Callable[[Sequence[Embed], float, float], None],
+    ) -> None:
+        """`tell` and `draw` (a batch, its start and end) are called on the thread."""
+        self._tell, self._draw = tell, draw
+        self._waiting: SimpleQueue[tuple[Embed, EmbedTexts]] = SimpleQueue()
+        self._pool = ThreadPoolExecutor(1, "dovetail-embedding")
+
+    def put(self, order: Embed, embed: EmbedTexts) -> None:
+        """Have the text of an order embedded."""
+        self._waiting.put((order, embed))
+        self._pool.submit(self._embed_waiting)
+
+    def close(self) -> None:
+        """End the thread after the batch under way; what waits is left."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def _embed_waiting(self) -> None:
+        """Embed what waits: nothing where a call before took all."""
+        by_encoder: dict[EmbedTexts, list[Embed]] = defaultdict(list)
+        with suppress(Empty):
+            for _ in range(BATCH):
+                order, embed = self._waiting.get_nowait()
+                by_encoder[embed].append(order)
+        for embed, orders in by_encoder.items():
+            self._run(orders, embed)
+
+    def _run(self, orders: Sequence[Embed], embed: EmbedTexts) -> None:
+        """Embed texts together, and those of a batch that fails one by one."""
+        start = time.perf_counter()
+        try:
+            rows = embed([order.text for order in orders])
+        except Exception as error:
+            if len(orders) == 1:
+                self._tell(Failed(orders[0].job, as_ours(error)))
+                return
+            for order in orders:
+                self._run([order], embed)
+            return
+        self._draw(orders, start, time.perf_counter())
+        for order, row in zip(orders, rows, strict=True):
+            self._tell(Finished(order.job, row))

@@ -10,10 +10,9 @@ from contextlib import suppress
 
 from dovetail.ir.errors import RankError
 from dovetail.runtime.child.framing import Channel
-from dovetail.runtime.group.ranks import RankReady, RankSetup, RankStep, join_sums
+from dovetail.runtime.group.ranks import RankReady, RankSetup, RankStep, join_sums, sum_bytes
 from dovetail.runtime.machine.shared_memory import SharedMemory
-from dovetail.runtime.native.collective import comm_bytes
-from dovetail.runtime.native.forward import ForwardModel
+from dovetail.runtime.native.forward import ForwardModel, shared_kv_bytes
 from dovetail.runtime.native.step import StepBuffers, step_bytes
 
 
@@ -24,15 +23,16 @@ def serve(channel: Channel, comm_fd: int, step_fd: int) -> None:
         return
     artifact, part = setup.open()
     library, plan = artifact.open_kernels(), setup.plan
-    model = ForwardModel(artifact, part, library, plan)
-    shared = SharedMemory(comm_fd, comm_bytes(library.c, plan.ranks, plan.threads))
+    sizes = part.file.spec, setup.max_tokens, setup.max_sequences
+    steps = SharedMemory(step_fd, step_bytes(*sizes) + shared_kv_bytes(part.file.spec, plan))
+    model = ForwardModel(artifact, part, library, plan, steps)
+    shared = SharedMemory(comm_fd, sum_bytes(library, plan))
     sums = join_sums(library, plan, shared, [channel])  # kept: the model has its address
     model.join(sums)
-    sizes = part.file.spec, setup.max_tokens, setup.max_sequences
-    steps = SharedMemory(step_fd, step_bytes(*sizes))
     buffers = StepBuffers(steps.take, *sizes)
     fixed = buffers.forward_addresses()
     channel.send(RankReady())
     with suppress(RankError):  # the parent knows, or is gone
         for step in channel.messages(RankStep):
-            model.run({**fixed, **step.args}, prefill=step.prefill, usable=step.usable)
+            usable = step.usable[plan.rank] if step.usable else None
+            model.run({**fixed, **step.args}, prefill=step.prefill, usable=usable)

@@ -13,11 +13,12 @@ import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from mmap import PAGESIZE
 
 import msgspec
 from msgspec.structs import replace
 
-from dovetail.ir.artifact import Manifest, PhasePlan, ServicePlan
+from dovetail.ir.artifact import PHASES, Manifest, PhasePlan, ServicePlan
 from dovetail.ir.errors import ArtifactError, DovetailError, RankError
 from dovetail.runtime.artifact import Artifact, ModelPart, open_artifact
 from dovetail.runtime.child.child import Child, StartError, hung_up
@@ -67,11 +68,11 @@ class RankReady(msgspec.Struct, frozen=True):
 
 
 class RankStep(msgspec.Struct, frozen=True, array_like=True):
-    """A forward step: the arguments STEP_ARGS by name, its phase, usable PUs, None = all."""
+    """A forward step: arguments STEP_ARGS by name, its phase, PUs of each rank, None = all."""
 
     args: dict[str, int]
     prefill: bool
-    usable: tuple[int, ...] | None = None
+    usable: tuple[tuple[int, ...], ...] | None = None
 
 
 def plan_ranks(
@@ -95,28 +96,25 @@ def plan_ranks(
         own_logits: whether each rank has memory of its own for the logits of a step.
         floats: whether activations stay float32 where weights are quantised.
     """
-    allowed, ranks = hardware.allowed_pus, service.processes
-    prefill, decode = (
-        fit_plans(plan, ranks, _within_quota(plan, ranks, threads, hardware), allowed)
-        for plan in (service.prefill, service.decode)
-    )
-    for name, plan, fitted in (
-        ("prefill", service.prefill, prefill[0]),
-        ("decode", service.decode, decode[0]),
-    ):
-        wanted = (threads or plan.threads) * ranks
-        if fitted.threads * ranks < wanted:
+    allowed, most = hardware.allowed_pus, 0
+    fitted: dict[str, tuple[PhasePlan, ...]] = {}
+    for name, plan in (("prefill", service.prefill), ("decode", service.decode)):
+        ranks = service.processes_of(name)
+        count = _within_quota(plan, ranks, threads, hardware)
+        fitted[name] = fit_plans(plan, ranks, count, allowed)
+        wanted, run = (threads or plan.threads) * ranks, fitted[name][0].threads * ranks
+        if run < wanted:
             log.warning(
                 "%s: %d threads wanted, this process gets %g CPUs: %d run",
-                name, wanted, min(len(allowed), hardware.cpu_quota or len(allowed)),
-                fitted.threads * ranks,
+                name, wanted, min(len(allowed), hardware.cpu_quota or len(allowed)), run,
             )  # fmt: skip
-    most = max(prefill[0].threads, decode[0].threads) * ranks
+        most = max(most, run)
     spin = service.spin_iterations if most <= len(allowed) else 0  # who spins delays who works
     return tuple(
         RankPlan(
             rank=i,
-            ranks=ranks,
+            ranks=service.processes,
+            prefill_ranks=service.prefill_processes,
             prefill=p,
             decode=d,
             spin=spin,
@@ -124,10 +122,16 @@ def plan_ranks(
             deterministic=deterministic,
             own_logits=own_logits,
             floats=floats,
-            nodes=choose_nodes(d, hardware, service.nodes[i] if service.nodes else None),
+            nodes=choose_nodes(d, hardware, service.nodes[i] if i < len(service.nodes) else None),
         )
-        for i, (p, d) in enumerate(zip(prefill, decode, strict=True))
+        for i in range(service.most_processes)
+        for p, d in [[_plan_of(plans, i) for plans in fitted.values()]]
     )
+
+
+def _plan_of(plans: Sequence[PhasePlan], rank: int) -> PhasePlan:
+    """Return a rank's plan of a phase; of one that it has no part in, the threads of the others."""
+    return plans[rank] if rank < len(plans) else PhasePlan(threads=plans[0].threads, cpus=())
 
 
 def _within_quota(plan: PhasePlan, ranks: int, threads: int | None, hardware: HardwareSpec) -> int:
@@ -197,10 +201,10 @@ class Group(ABC):
             return False
         return not hung_up([child.channel.socket for child in self._children])
 
-    def tell(self, order: msgspec.Struct) -> None:
-        """Have the other ranks run a step; RankError when one has died."""
+    def tell(self, order: msgspec.Struct, count: int | None = None) -> None:
+        """Have the next `count` ranks, by default all, run a step; RankError when one has died."""
         message = pack_value(order)
-        for child in self._children:
+        for child in self._children[:count]:
             try:
                 child.channel.socket.sendall(message)
             except OSError:
@@ -241,43 +245,84 @@ class RankGroup(Group):
     ) -> None:
         """Start a process per setup (ranks 1..); raises what a rank raised on its start."""
         self._library, self._steps, self._setups = library, steps, setups
-        super().__init__(setups[0].plan.ranks)
+        super().__init__(len(setups) + 1)
 
-    def _start(self) -> Communicator:
+    def _start(self) -> PhaseSums:
         first = replace(self._setups[0].plan, rank=0)
-        shared = SharedMemory.create(comm_bytes(self._library.c, first.ranks, first.threads))
+        shared = SharedMemory.create(sum_bytes(self._library, first))
         try:
             for setup in self._setups:
                 name = f"rank {setup.plan.rank} of {self._ranks} (process {{}})"
                 self._children.append(Child.start(MODULE, name, fds=(shared.fd, self._steps.fd)))
             peers = [child.channel for child in self._children]
-            self.comm = join_sums(self._library, first, shared, peers)
+            self.sums = PhaseSums(join_sums(self._library, first, shared, peers))
         finally:
             shared.close()
         tell_all(self._children, self._setups)
         await_all(self._children, time.monotonic() + START_SECONDS)
-        return self.comm
+        return self.sums
 
     def step(
-        self, args: Mapping[str, int], *, prefill: bool, usable: tuple[int, ...] | None = None
+        self,
+        args: Mapping[str, int],
+        *,
+        prefill: bool,
+        usable: tuple[tuple[int, ...], ...] | None = None,
     ) -> None:
-        """Have the other ranks run a step; RankError when one has died."""
-        self.tell(RankStep({name: args[name] for name in STEP_ARGS}, prefill, usable))
+        """Have the other ranks of a phase run a step; RankError when one has died.
+
+        usable: PUs of each rank, None = those of its plan.
+        """
+        ranks = self._setups[0].plan.ranks_of(PHASES[not prefill])
+        step = RankStep({name: args[name] for name in STEP_ARGS}, prefill, usable)
+        self.tell(step, ranks - 1)
+
+
+class PhaseSums(dict[str, Communicator]):
+    """The first rank's part in the sums of each phase that has several ranks: a Collective."""
+
+    @property
+    def failed(self) -> bool:
+        """See Collective."""
+        return any(comm.failed for comm in self.values())
+
+    def fail(self) -> None:
+        """See Collective."""
+        for comm in self.values():
+            comm.fail()
+
+
+def sum_bytes(library: KernelLibrary, plan: RankPlan) -> int:
+    """Return the bytes of shared memory that the sums of all phases need."""
+    return sum(_phase_bytes(library, plan, phase) for phase in PHASES)
 
 
 def join_sums(
     library: KernelLibrary, plan: RankPlan, shared: SharedMemory, peers: Sequence[Channel]
-) -> Communicator:
-    """Return a rank's part in the sums; `peers` lead to the ranks whose end it has to notice."""
-    return Communicator(
-        library.c,
-        shared.bytes,
-        rank=plan.rank,
-        ranks=plan.ranks,
-        lanes=plan.threads,
-        spin=plan.spin,
-        peers=[peer.socket.fileno() for peer in peers],
-    )
+) -> dict[str, Communicator]:
+    """Return a rank's part in the sums of each phase in which it is one of several.
+
+    `peers` lead to the ranks whose end it has to notice.
+    """
+    found = {}
+    for phase in PHASES:
+        memory = shared.take(_phase_bytes(library, plan, phase))
+        if phase in plan.phases and plan.ranks_of(phase) > 1:
+            found[phase] = Communicator(
+                library.c,
+                memory,
+                rank=plan.rank,
+                ranks=plan.ranks_of(phase),
+                lanes=plan.threads,
+                spin=plan.spin,
+                peers=[peer.socket.fileno() for peer in peers],
+            )
+    return found
+
+
+def _phase_bytes(library: KernelLibrary, plan: RankPlan, phase: str) -> int:
+    size = comm_bytes(library.c, plan.ranks_of(phase), plan.threads)
+    return -(-size // PAGESIZE) * PAGESIZE
 
 
 def tell_all(children: Sequence[Child], values: Iterable[msgspec.Struct]) -> None:

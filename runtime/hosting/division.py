@@ -17,8 +17,16 @@ from dovetail.ir.place import find_shares
 from dovetail.runtime.artifact import Artifact
 from dovetail.runtime.engine.options import EngineOptions
 from dovetail.runtime.machine.cpu_time import busy_seconds, family_seconds
+from dovetail.runtime.machine.devices import TORCH_CPU
 from dovetail.runtime.machine.seat import Board
-from dovetail.topology.division import LEAST_LOAD, STAGES, redivide, show_shares, worker_of
+from dovetail.topology.division import (
+    LEAST_LOAD,
+    STAGES,
+    Trend,
+    follow_trend,
+    show_shares,
+    worker_of,
+)
 from dovetail.topology.hardware import HardwareSpec
 
 PERIOD = 0.5
@@ -32,10 +40,11 @@ log = logging.getLogger("dovetail")
 def divide_cpu(artifact: Artifact, options: EngineOptions, hardware: HardwareSpec) -> Board | None:
     """Return the board of an app whose workers share the CPUs as planned; None where they do not.
 
-    So it is where the user says how many threads run, or a device computes beside the CPU.
+    So it is where the user says how many threads run, or where torch computes on CPUs, too. Beside
+    another device the engine's share is that of its attention (NEO), which decodes.
     """
     shares = find_shares(artifact.serve)
-    said = options.plan is not None or options.threads is not None or options.beside_cpu
+    said = options.plan is not None or options.threads is not None or options.device == TORCH_CPU
     if said or len(set(map(worker_of, shares))) < 2:
         return None
     if not {pu for cpus in shares.values() for pu in cpus} <= set(hardware.allowed_pus):
@@ -51,10 +60,10 @@ def divide_cpu(artifact: Artifact, options: EngineOptions, hardware: HardwareSpe
 def _follow(found: weakref.ref[Board], hardware: HardwareSpec) -> None:
     """Look at the load again and again, as long as there is the board."""
     before = look = _look(hardware, dict.fromkeys(STAGES, 0.0))
-    pause = threading.Event()
+    pause, trend = threading.Event(), Trend()
     while not pause.wait(PERIOD) and (board := found()) is not None:
         look = _look(hardware, board.used)
-        follow_load(board, hardware, before, look)
+        trend = follow_load(board, hardware, trend, before, look)
         before = look
         del board
 
@@ -73,8 +82,10 @@ def _look(hardware: HardwareSpec, used: Mapping[str, float]) -> LoadLook:
     return LoadLook(time.monotonic(), used, others)
 
 
-def follow_load(board: Board, hardware: HardwareSpec, before: LoadLook, now: LoadLook) -> None:
-    """Divide anew if that serves better what was worked between two looks.
+def follow_load(
+    board: Board, hardware: HardwareSpec, trend: Trend, before: LoadLook, now: LoadLook
+) -> Trend:
+    """Divide anew if what was worked between two looks says so, see `follow_trend`.
 
     Nothing is lent while several workers share CPUs with other programs: a team has to wait for the
     slowest of its threads. Nobody waits: workers keep to it from their next step on.
@@ -84,6 +95,8 @@ def follow_load(board: Board, hardware: HardwareSpec, before: LoadLook, now: Loa
     workers = {worker_of(stage) for stage, worked in seen.items() if worked > LEAST_LOAD * period}
     most = MOST_OTHERS * (board.cpus - max(map(len, board.shares.values())))
     board.keep(len(workers) > 1 and now.others - before.others > most * period)
-    if (shares := redivide(hardware, board.shares, seen, period)) is not None:
+    trend, shares = follow_trend(hardware, board.shares, trend, seen, period, now.now)
+    if shares is not None:
         log.info("the load has changed: cores of %s", show_shares(shares))
         board.divide(shares)
+    return trend

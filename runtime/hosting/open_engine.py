@@ -52,7 +52,7 @@ def _open(
         )
 
         try:
-            return open_on_device(artifact, part, hardware, options)
+            return open_on_device(artifact, part, hardware, options, board)
         except DeviceError as error:
             if not options.spare_cpu:
                 raise

@@ -22,7 +22,7 @@ from dovetail.runtime.child.progress import Progress
 from dovetail.runtime.child.supervisor import Supervisor
 from dovetail.runtime.child.watch import PATIENCE, Reading
 from dovetail.runtime.engine.options import EngineOptions
-from dovetail.runtime.hosting.job import Job
+from dovetail.runtime.hosting.loop import Listener
 from dovetail.runtime.hosting.wire import (
     Ask,
     Drop,
@@ -57,7 +57,7 @@ class EngineProcess(Supervisor[Told]):
             path=str(path.resolve()), options=options, log_level=log.getEffectiveLevel()
         )
         self._numbers = count()
-        self._jobs: dict[int, Job] = {}
+        self._jobs: dict[int, Listener] = {}
         self._waiting: list[tuple[tuple[int, ...], bytes]] = []  # for a process
         self._tickets: dict[int, Future[None]] = {}
         self._progress, self._board = Progress(), board
@@ -93,7 +93,7 @@ class EngineProcess(Supervisor[Told]):
         """Return seconds on the machine's monotonic clock."""
         return time.perf_counter()
 
-    def begin(self, ask: Ask, jobs: Sequence[Job]) -> None:
+    def begin(self, ask: Ask, jobs: Sequence[Listener]) -> None:
         """Send the requests, or keep them for the next process; what is wrong fails the jobs."""
         numbers = self._begin_jobs(ask, jobs)
         submit = pack_call(ask, numbers, self._vocab_size)
@@ -106,7 +106,7 @@ class EngineProcess(Supervisor[Told]):
             else:
                 self._outbox.post(submit)
 
-    def drop(self, jobs: Sequence[Job]) -> Future[None]:
+    def drop(self, jobs: Sequence[Listener]) -> Future[None]:
         """Have the process end them; those that it was never sent end here."""
         numbers = tuple(job.request.id for job in jobs if job.begun)
         with self._lock:
@@ -137,7 +137,7 @@ class EngineProcess(Supervisor[Told]):
 
     # ---- orders ----
 
-    def _begin_jobs(self, ask: Ask, jobs: Sequence[Job]) -> tuple[int, ...]:
+    def _begin_jobs(self, ask: Ask, jobs: Sequence[Listener]) -> tuple[int, ...]:
         """Give jobs their requests, as far as the app knows them; return the numbers of these."""
         arrival, numbers = self.now(), []
         for place, job in enumerate(jobs):
@@ -247,7 +247,7 @@ class EngineProcess(Supervisor[Told]):
             job.show()
         return stopped and news.end is None
 
-    def _extend(self, job: Job, news: News) -> bool:
+    def _extend(self, job: Listener, news: News) -> bool:
         """Add tokens to a request, as the engine does; return whether there is a stop text."""
         request = job.request
         for place, token in enumerate(news.tokens):
@@ -289,7 +289,7 @@ class EngineProcess(Supervisor[Told]):
             self._first.set_exception(error)
 
 
-def _fail(job: Job, error: DovetailError) -> None:
+def _fail(job: Listener, error: DovetailError) -> None:
     if not job.done:
         job.request.error = error
         job.request.finish(FAILED)

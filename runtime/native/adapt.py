@@ -7,6 +7,7 @@ with, and a sentence for each thing that is not as planned.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
 
 from msgspec.structs import replace
 
@@ -31,9 +32,9 @@ def adapt_service(
     allowed = hardware.allowed_pus
     count = min(len(allowed), max(1, int(hardware.cpu_quota or len(allowed))))
     said: list[str] = []
-    if service.processes > count:
+    if service.most_processes > count:
         said.append(
-            f"{service.processes} processes were planned and {count} CPUs are there: "
+            f"{service.most_processes} processes were planned and {count} CPUs are there: "
             "one process runs"
         )
         service = _merge(service)
@@ -70,13 +71,33 @@ def fit_plans(
     return tuple(PhasePlan(threads=count, cpus=cpus) for cpus in filled)
 
 
+@lru_cache
+def deal_cpus(
+    own: tuple[tuple[int, ...], ...], usable: tuple[int, ...]
+) -> tuple[tuple[int, ...], ...]:
+    """Return which of the CPUs that a group has now each of its ranks has.
+
+    Those of its plan among them, and who has none of these gets one that nobody has or that the
+    rank with most can spare; of fewer CPUs than ranks, some have the same one.
+    """
+    found = [[cpu for cpu in cpus if cpu in usable] for cpus in own]
+    spare = [cpu for cpu in usable if not any(cpu in cpus for cpus in own)]
+    for rank, cpus in enumerate(found):
+        if not cpus:
+            most = max(found, key=len)
+            left = spare or (most if len(most) > 1 else [])
+            cpus.append(left.pop() if left else usable[rank % len(usable)])
+    return tuple(map(tuple, found))
+
+
 def _merge(service: ServicePlan) -> ServicePlan:
     """Return the plan of one process with all the threads."""
     prefill, decode = (
-        PhasePlan(threads=phase.threads * service.processes, cpus=phase.cpus)
-        for phase in (service.prefill, service.decode)
+        PhasePlan(threads=phase.threads * service.processes_of(name), cpus=phase.cpus)
+        for name, phase in (("prefill", service.prefill), ("decode", service.decode))
     )
-    return replace(service, processes=1, nodes=(), prefill=prefill, decode=decode)
+    alone = {"processes": 1, "prefill_processes": 0, "nodes": ()}
+    return replace(service, **alone, prefill=prefill, decode=decode)
 
 
 def _move(

@@ -7,10 +7,13 @@ one native call per step. The parent process is rank 0; a group of one is the wh
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from mmap import PAGESIZE
 
 import msgspec
+from msgspec.structs import replace
 
-from dovetail.ir.artifact import PhasePlan
+from dovetail.ir.artifact import PHASES, PhasePlan
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.errors import ArtifactError
 from dovetail.ir.model import KV_BLOCK, ModelSpec
@@ -21,11 +24,13 @@ from dovetail.runtime.machine.abi import COLLECTIVES
 from dovetail.runtime.machine.library import KernelLibrary
 from dovetail.runtime.machine.memory import allocate
 from dovetail.runtime.machine.placement import place_pages, placing_on
+from dovetail.runtime.machine.shared_memory import SharedMemory
 from dovetail.runtime.native.collective import Communicator
 from dovetail.runtime.native.deterministic import fix_part, keep_floats
 from dovetail.runtime.native.shard import (
     COMM,
     Shard,
+    kv_unit,
     matrix_ranges,
     shard_spec,
     shard_tape,
@@ -39,6 +44,8 @@ from dovetail.runtime.native.weights import Weights
 class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
     """How rank `rank` of `ranks` runs; `spin` is what its threads do before they sleep.
 
+    prefill_ranks: those of prefill where they are not as many, else 0. Then K and V are in memory
+    that all share, and who is no rank of a phase has no part in its steps.
     deterministic: the same bits whatever the other fields say.
     own_logits: the logits of a step are no memory that all ranks share.
     floats: activations stay float32 where weights are quantised.
@@ -46,6 +53,7 @@ class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     rank: int = 0
     ranks: int = 1
+    prefill_ranks: int = 0
     prefill: PhasePlan
     decode: PhasePlan
     spin: int
@@ -57,17 +65,40 @@ class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def threads(self) -> int:
-        """Threads that it starts: those of its larger phase."""
+        """Threads that it starts: those of the larger phase."""
         return max(self.prefill.threads, self.decode.threads)
+
+    def ranks_of(self, phase: str) -> int:
+        """Return the ranks of `prefill` or `decode`."""
+        return self.prefill_ranks or self.ranks if phase == "prefill" else self.ranks
+
+    @property
+    def phases(self) -> tuple[str, ...]:
+        """Those in which it is a rank."""
+        return tuple(phase for phase in PHASES if self.rank < self.ranks_of(phase))
+
+
+@dataclass(frozen=True, slots=True)
+class PhasePart:
+    """What a rank computes in a phase: its dimensions, its tape, and how it was cut, if it was."""
+
+    spec: ModelSpec
+    tape: Tape
+    shard: Shard | None
 
 
 class ForwardModel:
     """The forward tape of one rank, bound for both phases."""
 
     def __init__(
-        self, artifact: Artifact, part: ModelPart, library: KernelLibrary, plan: RankPlan
+        self,
+        artifact: Artifact,
+        part: ModelPart,
+        library: KernelLibrary,
+        plan: RankPlan,
+        shared: SharedMemory | None = None,
     ) -> None:
-        """Start threads, map weights, take KV memory and bind the tape.
+        """Start threads, map weights, take KV memory, from `shared` if need be; bind the tapes.
 
         Raises:
             ArtifactError: the artifact's parts do not fit each other.
@@ -77,38 +108,75 @@ class ForwardModel:
         part = keep_floats(artifact, part) if plan.floats else part
         self._part = fix_part(artifact, part) if plan.deterministic else part
         with placing_on(plan.nodes):  # its threads inherit that
-            self._load(plan)
+            self._load(plan, shared)
 
-    def _load(self, plan: RankPlan) -> None:
+    def _load(self, plan: RankPlan, shared: SharedMemory | None) -> None:
         part, library = self._part, self._library
         self.team = Team(library, plan.threads, plan.spin)
         self.weights = Weights(part)
-        spec, tape = part.file.spec, find_tape(part, "forward")
-        self.shard: Shard | None = None
-        if plan.ranks > 1:
-            shard = self.shard = split_model(spec, plan.rank, plan.ranks)
-            weights, names = part.file.weights, self._operand_names
-            ends = {"whole_sums": plan.deterministic, "own_logits": plan.own_logits}
-            tape = shard_tape(tape, spec, weights, names, shard, **ends)
-            spec = shard_spec(spec, shard)
-        self.spec = spec  # of this rank's part
-        self._place_weights(tape, plan)
-        layer = plan.kv_blocks * layer_block_bytes(spec)
-        size = layer * spec.n_layers
-        keys, values, arena = map(allocate, (size, size, tape.arena_bytes))
-        for memory in (keys, values, arena):
-            place_pages(memory, plan.nodes)
-        self.kv = KvArrays(keys, values, layer)
+        cuts = {ranks: self._cut(plan, ranks) for ranks in map(plan.ranks_of, plan.phases)}
+        self.parts = {phase: cuts[plan.ranks_of(phase)] for phase in plan.phases}
+        home = self.parts[plan.phases[-1]]  # decode says where memory lies
+        self.spec, self.shard = home.spec, home.shard
+        self._place_weights(home.tape, plan)
+        arena = allocate(home.tape.arena_bytes)
+        place_pages(arena, plan.nodes)
+        self.kv = self._take_kv(plan, shared)
         operands = Operands(self.weights, arena, self.kv)
-        self.prefill = self.bind(tape, operands, "prefill")
-        self.decode = self.bind(tape, operands, "decode")
-        self._group_args: dict[str, int] = {}
+        self.tapes = {p: self.bind(self.parts[p].tape, operands, p) for p in plan.phases}
+        self._group_args: dict[str, dict[str, int]] = {phase: {} for phase in plan.phases}
+
+    def _cut(self, plan: RankPlan, ranks: int) -> PhasePart:
+        """Return this rank's part of a phase of so many."""
+        part, unit = self._part, pool_unit(self._part.file.spec, plan)
+        spec, tape = part.file.spec, find_tape(part, "forward")
+        if ranks == 1 and not unit:
+            return PhasePart(spec, tape, None)
+        shard = split_model(spec, plan.rank, ranks)
+        own = shard_tape(
+            tape,
+            spec,
+            part.file.weights,
+            self._operand_names,
+            shard,
+            whole_sums=plan.deterministic,
+            own_logits=plan.own_logits,
+            unit=unit,
+        )
+        return PhasePart(shard_spec(spec, shard), own, shard)
+
+    def _take_kv(self, plan: RankPlan, shared: SharedMemory | None) -> KvArrays:
+        """Return the pools: the rank's own, or those of all, of which it sees its units."""
+        spec, unit = self._part.file.spec, pool_unit(self._part.file.spec, plan)
+        if not unit or shared is None:
+            layer = plan.kv_blocks * layer_block_bytes(self.spec)
+            keys, values = (allocate(layer * spec.n_layers) for _ in "kv")
+            own = slice(None)
+        else:
+            layer = plan.kv_blocks * layer_block_bytes(replace(spec, n_kv_heads=unit))
+            heads = layer * spec.n_layers // unit
+            keys, values = (shared.take(heads * spec.n_kv_heads) for _ in "kv")
+            kept = self.shard.kv_heads if self.shard and "decode" in plan.phases else range(0)
+            own = slice(heads * kept.start // PAGESIZE * PAGESIZE, heads * kept.stop)
+        for memory in (keys, values):
+            place_pages(memory[own], plan.nodes)
+        return KvArrays(keys, values, layer)
+
+    @property
+    def prefill(self) -> BoundTape:
+        """The forward tape as prefill runs it."""
+        return self.tapes["prefill"]
+
+    @property
+    def decode(self) -> BoundTape:
+        """The forward tape as decode runs it."""
+        return self.tapes["decode"]
 
     def _place_weights(self, tape: Tape, plan: RankPlan) -> None:
         """Have the weights read: all of them, or onto the plan's nodes what this rank computes."""
         if not plan.nodes:
             self.weights.read_ahead()
-        elif plan.ranks == 1:
+        elif self.shard is None or self.shard.ranks == 1:
             self.weights.place([(0, self.weights.nbytes)], plan.nodes)
         else:
             ranges = matrix_ranges(tape, self._part.file.weights, self._operand_names)
@@ -135,15 +203,19 @@ class ForwardModel:
         tape = shard_tape(*given, own_logits=True, own_weights=True)
         return tape, weight_shares(whole, spec, self._operand_names, self.shard)
 
-    def join(self, comm: Communicator) -> None:
-        """Sum over the group of `comm` from now on; runs stop when it fails."""
-        self._group_args = {COMM: comm.handle}
-        for phase in (self.prefill, self.decode):
-            phase.stop_at(comm.stop_word)
+    def join(self, sums: Mapping[str, Communicator]) -> None:
+        """Sum over the groups of the phases from now on; runs stop when they fail."""
+        for phase, comm in sums.items():
+            self._group_args[phase] = {COMM: comm.handle}
+            self.tapes[phase].stop_at(comm.stop_word)
 
     def phase(self, prefill: bool) -> BoundTape:
         """Return the forward tape as a step runs it."""
-        return self.prefill if prefill else self.decode
+        return self.tapes[PHASES[not prefill]]
+
+    def kv_heads(self, *, prefill: bool) -> int:
+        """Return the KV heads that this rank attends to."""
+        return self.parts[PHASES[not prefill]].spec.n_kv_heads
 
     def part_tokens(self, *, prefill: bool) -> int:
         """Return the fewest keys of a part of a sequence in decode attention; 0 = never cut."""
@@ -158,7 +230,8 @@ class ForwardModel:
 
         usable: PUs that this worker has now, None = those of its plan.
         """
-        self.phase(prefill).run(self.team, {**args, **self._group_args}, usable=usable)
+        given = {**args, **self._group_args[PHASES[not prefill]]}
+        self.phase(prefill).run(self.team, given, usable=usable)
 
     def close(self) -> None:
         """End the threads."""
@@ -181,6 +254,19 @@ def find_tape(part: Part, name: str) -> Tape:
             f"{part.folder / 'tapes'}: has no tape {name!r}; run `dovetail compile MODEL` again"
         )
     return part.tapes[name]
+
+
+def pool_unit(spec: ModelSpec, plan: RankPlan) -> int:
+    """Return the KV heads in a unit of the pools that all ranks share; 0 = each has its own."""
+    if plan.prefill_ranks in (0, plan.ranks):
+        return 0
+    return kv_unit(spec, (plan.prefill_ranks, plan.ranks))
+
+
+def shared_kv_bytes(spec: ModelSpec, plan: RankPlan) -> int:
+    """Return the bytes that both pools take of shared memory."""
+    pool = plan.kv_blocks * spec.n_layers * layer_block_bytes(spec)
+    return 2 * -(-pool // PAGESIZE) * PAGESIZE if pool_unit(spec, plan) else 0
 
 
 def layer_block_bytes(spec: ModelSpec) -> int:

@@ -5,6 +5,8 @@ Weights are not copied: a shard is a view of the packed weight, from a panel or 
 v, gate, up and head are cut by columns; o and down by rows, and summed over the ranks (Megatron's
 scheme: two sums a layer). With `whole_sums` they are cut by columns too, and what they read and
 write is gathered: four gathers a layer, but each value is the sum that one process would make.
+Where the phases have different numbers of ranks, KV lies in units of heads that each rank of either
+has as a whole, `[unit][layer][block][kv_head][16][head_dim]`; a rank goes through it unit by unit.
 A device holds a copy of its share alone (`shares.py`), and with `own_weights` its tape reads that.
 """
 
@@ -12,14 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from math import gcd
 
 from msgspec.structs import replace
 
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.errors import SpecError
 from dovetail.ir.formats import FORMATS, cut_unit
-from dovetail.ir.model import PANEL, ModelSpec, WeightEntry
-from dovetail.ir.tape import ArgRef, BufferRef, Entry, IntConst, Slot, Tape, WeightRef
+from dovetail.ir.model import MAX_KV_SPLITS, PANEL, ModelSpec, WeightEntry
+from dovetail.ir.tape import ArgRef, BufferRef, Entry, IntConst, KvRef, Slot, Tape, WeightRef
 from dovetail.runtime.machine.abi import ALL_GATHER, ALL_REDUCE, COLLECTIVES
 
 COMM = "comm"
@@ -79,6 +82,12 @@ def split_model(spec: ModelSpec, rank: int, ranks: int) -> Shard:
     return Shard(rank, ranks, heads, kv_heads, inner, vocab)
 
 
+def kv_unit(spec: ModelSpec, numbers: Iterable[int]) -> int:
+    """Return the KV heads of a unit that no rank parts, whichever of these numbers of ranks run."""
+    shards = (split_model(spec, rank, ranks) for ranks in numbers for rank in range(ranks))
+    return gcd(spec.n_kv_heads, *(shard.kv_heads.start for shard in shards))
+
+
 def shard_spec(spec: ModelSpec, shard: Shard) -> ModelSpec:
     """Return the dimensions of one rank's part: its heads and inner columns."""
     return replace(
@@ -99,6 +108,7 @@ def shard_tape(
     whole_sums: bool = False,
     own_logits: bool = False,
     own_weights: bool = False,
+    unit: int = 0,
 ) -> Tape:
     """Return the forward tape of one rank; all ranks must run theirs, and meet at its end.
 
@@ -106,19 +116,24 @@ def shard_tape(
     With `own_logits` each rank has logits of its own, and the columns of the others are gathered.
     With `whole_sums` no sum over K is parted, so that any number of ranks gives the same bits.
     With `own_weights`, and parted sums, weights are what `shares.py` leaves of them.
+    unit: KV heads in a unit of the pools, 0 = the pools are the rank's own.
     """
     edits = _WHOLE_EDITS if whole_sums else _EDITS
     if own_weights:
         assert not whole_sums
         edits = _EDITS | {"qkv": _cut_qkv}
+    if shard.ranks == 1:
+        edits = {op: edits[op] for op in _OF_HEADS}
     index = {entry.name: entry for entry in weights}
     edited = [
         part
         for entry in tape.entries
         for part in edits.get(entry.op, _keep)(
-            _Place(entry, spec, index, slots, shard, own_weights)
+            _Place(entry, spec, index, slots, shard, own_weights, unit, tape.max_sequences)
         )
     ]
+    if shard.ranks == 1:
+        return replace(tape, entries=tuple(edited))
     head = next(entry for entry in reversed(tape.entries) if entry.op == "head")
     if own_logits:
         columns = -(-spec.vocab_size // PANEL)
@@ -178,6 +193,24 @@ class _Place:
     slots: Slots
     shard: Shard
     own_weights: bool = False
+    unit: int = 0
+    sequences: int = 0
+
+    @property
+    def units(self) -> list[range]:
+        """The KV heads of the rank, as many in each as lie together in the pools."""
+        own = self.shard.kv_heads
+        step = self.unit or len(own)
+        return [range(first, first + step) for first in range(own.start, own.stop, step)]
+
+    def pools(self, heads: range) -> dict[str, Slot]:
+        """Return where K and V of a unit lie."""
+        if not self.unit:
+            return {}
+        before = heads.start // self.unit * self.spec.n_layers
+        found = {name: self.slot(name) for name in ("kpool", "vpool")}
+        return {n: replace(r, layer=r.layer + before) for n, r in found.items()
+                if isinstance(r, KvRef)}  # fmt: skip
 
     def slot(self, name: str) -> Slot:
         """Return the slot of the operand `name`."""
@@ -233,25 +266,34 @@ def _split_qkv(place: _Place) -> Iterator[Entry]:
 
     They run together, so none may use the one buffer for partial sums of K.
     """
-    spec, shard, size = place.spec, place.shard, place.spec.head_dim
-    own = (shard.heads, shard.kv_heads, shard.kv_heads)
+    spec, size = place.spec, place.spec.head_dim
     whole = (0, spec.n_heads, spec.n_heads + spec.n_kv_heads)  # where q, k and v begin
-    before = (0, len(shard.heads), len(shard.heads) + len(shard.kv_heads))  # and in the share
     part = place.weight_name().rpartition(".")[2]
     apart = part in _QKV  # they are weights of their own, each with an entry
-    for at in [_QKV.index(part)] if apart else range(3):
-        first = (own[at].start + (0 if apart else whole[at])) * size
+    wanted = [piece for piece in _pieces(place) if not apart or piece[0] == _QKV.index(part)]
+    for at, heads, before in wanted:
+        first = (heads.start + (0 if apart else whole[at])) * size
         entry = place.edit(
-            N=len(own[at]) * size,
+            N=len(heads) * size,
             B=place.columns(first),
             bias=place.bias(first),
-            C=_shift(place.slot("C"), (before[at] - (whole[at] if apart else 0)) * size),
-            **({} if apart else {"partial_size": 0}),
+            C=_shift(place.slot("C"), (before - (whole[at] if apart else 0)) * size),
+            **({} if apart and len(wanted) == 1 else {"partial_size": 0}),
         )
-        yield replace(entry, barrier=entry.barrier and (apart or at == 0))
+        yield replace(entry, barrier=entry.barrier and (at, heads, before) == wanted[0])
 
 
 _QKV = ("q", "k", "v")
+
+
+def _pieces(place: _Place) -> Iterator[tuple[int, range, int]]:
+    """Yield (q, k or v, heads, heads before them in a row) of a rank: all q, then unit by unit."""
+    shard = place.shard
+    yield 0, shard.heads, 0
+    for unit in place.units:
+        before = len(shard.heads) + 2 * (unit.start - shard.kv_heads.start)
+        yield 1, unit, before
+        yield 2, unit, before + len(unit)
 
 
 def _cut_qkv(place: _Place) -> Iterator[Entry]:
@@ -260,8 +302,32 @@ def _cut_qkv(place: _Place) -> Iterator[Entry]:
     yield place.edit(N=heads * place.spec.head_dim)
 
 
-def _cut_heads(place: _Place, **more: Slot) -> Iterator[Entry]:
-    yield place.edit(n_q=len(place.shard.heads), n_kv=len(place.shard.kv_heads), **more)
+def _store_heads(place: _Place) -> Iterator[Entry]:
+    """Yield the rotation of a rank's heads and the store of its K and V, of several units apart."""
+    shard, row, size = place.shard, place.slot("qkv"), place.spec.head_dim
+    if not place.unit:
+        yield place.edit(n_q=len(shard.heads), n_kv=len(shard.kv_heads))
+        return
+    yield place.edit(n_q=len(shard.heads), n_kv=0)
+    for at, unit, before in _pieces(place):
+        if at == 1:
+            there = {"qkv": _shift(row, before * size), **place.pools(unit)}
+            yield replace(place.edit(n_q=0, n_kv=len(unit), **there), barrier=False)
+
+
+def _cut_heads(place: _Place, column: int = 0) -> Iterator[Entry]:
+    """Yield the attention of a rank's heads, unit by unit; `column`: where its output begins."""
+    spec, shard, size = place.spec, place.shard, place.spec.head_dim
+    group, first = spec.n_heads // spec.n_kv_heads, shard.heads.start
+    for number, unit in enumerate(place.units):
+        heads = range(max(first, unit.start * group), min(shard.heads.stop, unit.stop * group))
+        before = heads.start - first
+        moved = {"q": before * size, "out": column + before * size}
+        if place.entry.op == "decode_attention":  # each unit has parts of its own to merge
+            moved["partial"] = place.sequences * before * MAX_KV_SPLITS * (size + 16)
+        there = {name: _shift(place.slot(name), by) for name, by in moved.items() if by}
+        entry = place.edit(n_q=len(heads), n_kv=len(unit), **there, **place.pools(unit))
+        yield replace(entry, barrier=entry.barrier and not number)
 
 
 def _cut_gate_up(place: _Place, **more: Slot) -> Iterator[Entry]:
@@ -295,7 +361,7 @@ def _cut_head(place: _Place) -> Iterator[Entry]:
 
 _EDITS: dict[str, Callable[[_Place], Iterator[Entry]]] = {
     "qkv": _split_qkv,
-    "rope_store": _cut_heads,
+    "rope_store": _store_heads,
     "prefill_attention": _cut_heads,
     "decode_attention": _cut_heads,
     "o": _cut_o,
@@ -303,6 +369,8 @@ _EDITS: dict[str, Callable[[_Place], Iterator[Entry]]] = {
     "down": _cut_down,
     "head": _cut_head,
 }
+_OF_HEADS = ("qkv", "rope_store", "prefill_attention", "decode_attention")
+"""What a rank that has all heads does unit by unit."""
 
 
 # ---- whole sums ----
@@ -310,8 +378,7 @@ _EDITS: dict[str, Callable[[_Place], Iterator[Entry]]] = {
 
 def _place_heads(place: _Place) -> Iterator[Entry]:
     """Yield the attention of a rank's heads, written where one process would."""
-    columns = place.shard.heads.start * place.spec.head_dim
-    yield from _cut_heads(place, out=_shift(place.slot("out"), columns))
+    yield from _cut_heads(place, place.shard.heads.start * place.spec.head_dim)
 
 
 def _place_gate_up(place: _Place) -> Iterator[Entry]:

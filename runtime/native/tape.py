@@ -233,9 +233,9 @@ class BoundTape:
     ) -> None:
         """Set `args` (integers and addresses) and run all entries, or those in `span`.
 
-        On the threads of the plan it was bound for, of these on the PUs that are `usable` now, if
-        any is: how products are cut, and so each bit, stays. On `most` of them at most: none of the
-        others is woken.
+        On the threads of the plan it was bound for, of these on the PUs that are `usable` now; if
+        none is, on as many others that are: how products are cut, and so each bit, stays. On `most`
+        of them at most: none of the others is woken.
         """
         plan = self.plan if usable is None else self._cut(usable)
         team.set_active(plan)
@@ -249,8 +249,11 @@ class BoundTape:
         team.run(self._tape, self._args, span, threads, where)
 
     def _cut(self, usable: Collection[int]) -> PhasePlan:
-        cpus = tuple(cpu for cpu in self.plan.cpus if cpu in usable)
-        return PhasePlan(threads=len(cpus), cpus=cpus) if cpus else self.plan
+        own = self.plan.cpus
+        if not own or not usable:
+            return self.plan
+        cpus = tuple(cpu for cpu in own if cpu in usable) or tuple(usable)[: len(own)]
+        return PhasePlan(threads=len(cpus), cpus=cpus)
 
     def order(self, span: range, begun: npt.NDArray[np.int64], block_bytes: int) -> abi.Order:
         """Return an order to run the entries in `span` of one layer, with arguments of `prepare`.
@@ -270,9 +273,11 @@ class BoundTape:
             block_bytes=block_bytes,
         )
 
-    def prepare(self, team: Team, args: Mapping[str, int]) -> None:
-        """Set what orders run with; while none of this tape's runs."""
-        team.set_active(self.plan)
+    def prepare(
+        self, team: Team, args: Mapping[str, int], usable: Collection[int] | None = None
+    ) -> None:
+        """Set what orders run with; while none of this tape's runs. usable: see `run`."""
+        team.set_active(self.plan if usable is None else self._cut(usable))
         self._set_args(args)
 
     def kernel(self, entry: Entry, m: int) -> str:

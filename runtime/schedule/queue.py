@@ -21,20 +21,8 @@ from dovetail.runtime.schedule.request import (
     Request,
     SamplingParams,
     TokenLogprob,
+    check_priority,
 )
-
-MAX_PRIORITY = 100
-
-
-def check_priority(priority: int) -> None:
-    """Raise RequestError where `priority` is no whole number within its bounds."""
-    number = isinstance(priority, int) and not isinstance(priority, bool)
-    if not number or abs(priority) > MAX_PRIORITY:
-        raise RequestError(
-            f"priority must be a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}, "
-            f"not {priority!r}"
-        )
-
 
 by_order = attrgetter("order")
 """The key that queues are sorted by."""

@@ -387,3 +387,16 @@ class Chunk:
     token_ids: tuple[int, ...]
     finish_reason: str | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
+
+
+MAX_PRIORITY = 100
+
+
+def check_priority(priority: int) -> None:
+    """Raise RequestError where `priority` is no whole number within its bounds."""
+    number = isinstance(priority, int) and not isinstance(priority, bool)
+    if not number or abs(priority) > MAX_PRIORITY:
+        raise RequestError(
+            f"priority must be a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}, "
+            f"not {priority!r}"
+        )

@@ -17,7 +17,7 @@ import msgspec
 from starlette.requests import Request
 
 from dovetail.ir.errors import RequestError
-from dovetail.runtime.hosting.job import Job
+from dovetail.runtime.hosting.generator import Job
 from dovetail.runtime.schedule.request import Chunk
 from dovetail.runtime.schedule.structured import StructuredOutputs
 from dovetail.runtime.server.context import ServerContext

@@ -17,7 +17,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dovetail.runtime.hosting.job import Job, merge
+from dovetail.runtime.hosting.generator import Job, merge
 from dovetail.runtime.schedule.request import Chunk, Completion
 from dovetail.runtime.server.context import ServerContext
 from dovetail.runtime.server.edge import DONE, JsonReply, event, present

@@ -25,7 +25,7 @@ from prometheus_client.utils import floatToGoString
 from dovetail.runtime.embed.service import EmbeddingService
 from dovetail.runtime.engine.tally import Histogram, Tally
 from dovetail.runtime.flows.events import WorkflowResult
-from dovetail.runtime.hosting.job import Job
+from dovetail.runtime.hosting.generator import Job
 from dovetail.runtime.server.models import Models, ServedModel
 from dovetail.topology.textfile import show_ids
 
@@ -133,8 +133,10 @@ def _plan(model: ServedModel) -> Values:
         return {}
     plan = model.app.generator.host.service
     phases = (("prefill", plan.prefill), ("decode", plan.decode))
-    shown = {name: (phase.threads, show_ids(phase.cpus)) for name, phase in phases}
-    return {(name, plan.processes, threads, cpus): 1 for name, (threads, cpus) in shown.items()}
+    return {
+        (name, plan.processes_of(name), phase.threads, show_ids(phase.cpus)): 1
+        for name, phase in phases
+    }
 
 
 Family: TypeAlias = type[Count | Gauge | Histograms]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from dovetail.ir.errors import SpecError
 from dovetail.runtime.engine.recorder import PROCESS
-from dovetail.runtime.hosting.job import Job
+from dovetail.runtime.hosting.generator import Job
 from dovetail.runtime.server.models import Models, ServedModel
 from dovetail.runtime.timeline import Timeline
 

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from dovetail.compiler.search.tables import EFFORTS
 from dovetail.compiler.service import (
+    asked_choice,
     choose_plans,
     contenders,
     describe_choice,
@@ -37,7 +38,7 @@ def choose(source: str | HardwareSpec, **options: int) -> PlanChoice:
 @pytest.mark.parametrize(
     "source", ["core:2", "core:1", "package:2 numa:2 core:8", "package:2 numa:1 l3:4 core:4 pu:2"]
 )
-def test_every_pair_can_be_served_by_the_same_processes(source: str) -> None:
+def test_every_pair_can_be_served(source: str) -> None:
     hardware = read_hardware(source)
     choice = choose(hardware)
     assert choice.source == SIMULATED and choice.figures["core_flops"].source
@@ -45,12 +46,25 @@ def test_every_pair_can_be_served_by_the_same_processes(source: str) -> None:
     totals = [pair.simulated for pair in choice.pairs[1:]]
     assert all(a <= b for a, b in pairwise(totals))
     for plan in service_plans(choice):
-        for phase in (plan.prefill, plan.decode):
-            assert len(phase.cpus) == phase.threads * plan.processes == len(set(phase.cpus))
+        for name, phase in (("prefill", plan.prefill), ("decode", plan.decode)):
+            count = phase.threads * plan.processes_of(name)
+            assert len(phase.cpus) == count == len(set(phase.cpus))
             assert set(phase.cpus) <= set(hardware.allowed_pus)
         assert {core[cpu] for cpu in plan.prefill.cpus} == set(core.values())
-    best = choice.pairs[0]
-    assert choice.prefill[best.prefill].processes == choice.decode[best.decode].processes
+
+
+def test_phases_with_different_numbers_of_processes_are_among_the_pairs() -> None:
+    hardware = read_hardware("package:2 l3:4 core:4")
+    found = choose_plans(hardware, preset_model("llama-160m"), DEFAULT_TRACE)
+    plans = service_plans(found)
+    assert any(plan.prefill_processes for plan in plans)
+    assert any(not plan.prefill_processes for plan in plans)
+    uneven = next(plan for plan in plans if plan.prefill_processes)
+    counts = {uneven.processes, uneven.prefill_processes}
+    assert counts <= found.processes and uneven.most_processes == max(counts)
+    again = asked_choice(uneven, hardware)
+    assert replace(service_plan(again), nodes=uneven.nodes) == uneven
+    assert f"{uneven.prefill_processes} x" in describe_choice(again)
 
 
 def test_ranks_keep_their_memory_node_in_both_phases() -> None:

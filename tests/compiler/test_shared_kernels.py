@@ -252,9 +252,14 @@ def test_a_package_carries_the_libraries_of_its_targets(cache, tmp_path, monkeyp
         monkeypatch.setattr(module, "BUNDLED", tmp_path / "libraries")
     monkeypatch.setattr(listing, "rule_kernels", lambda _: (NORM, GATHER))
     main(["--package", "generic"])
+    kinds = {"".join(path.suffixes) for path in (tmp_path / "libraries/generic").iterdir()}
+    assert kinds == {".json", ".so.xz"}
     monkeypatch.setenv("DOVETAIL_CC", NO_COMPILER)
-    assert all(kernel.shared for kernel in share_kernels(TARGET, [GATHER, NORM]))
-    assert not cached_store().exists()
+    for _ in range(2):  # a damaged copy in the cache is made anew
+        assert all(kernel.shared for kernel in share_kernels(TARGET, [GATHER, NORM]))
+        ((path, _),) = read_libraries(TARGET.name)
+        assert path.parent == cached_store() / TARGET.name
+        path.write_bytes(b"damaged")
 
 
 @pytest.mark.parametrize("dtype", FORMATS)

@@ -34,14 +34,22 @@ from dovetail.ir.place import (
 )
 
 
-def make_plan(processes: int, prefill: int, decode: int, *, bound: bool = True) -> ServicePlan:
-    def phase(threads: int) -> PhasePlan:
-        cpus = tuple(10 * rank + i for rank in range(processes) for i in range(threads))
+def make_plan(
+    processes: int, prefill: int, decode: int, before: int = 0, *, bound: bool = True
+) -> ServicePlan:
+    """Return a plan of so many processes and threads; `before`: processes of prefill, 0 = alike."""
+
+    def phase(count: int, threads: int) -> PhasePlan:
+        cpus = tuple(10 * rank + i for rank in range(count) for i in range(threads))
         return PhasePlan(threads=threads, cpus=cpus if bound else ())
 
-    nodes = tuple(range(processes)) if bound else ()
+    before = before * (before != processes)
     return ServicePlan(
-        processes=processes, nodes=nodes, prefill=phase(prefill), decode=phase(decode)
+        processes=processes,
+        prefill_processes=before,
+        nodes=tuple(range(processes)) if bound else (),
+        prefill=phase(before or processes, prefill),
+        decode=phase(processes, decode),
     )
 
 
@@ -59,7 +67,12 @@ def graphs(draw: st.DrawFn) -> ExecutionGraph:
 
 
 plans = st.builds(
-    make_plan, st.integers(1, 5), st.integers(1, 4), st.integers(1, 4), bound=st.booleans()
+    make_plan,
+    st.integers(1, 5),
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.integers(0, 5),
+    bound=st.booleans(),
 )
 
 
@@ -75,14 +88,15 @@ def test_placing_can_be_undone_and_places_every_node_of_the_model(
     for node in graph.nodes:
         subs = [sub for sub in placed.nodes if sub.origin == node.name]
         wanted = PHASES.get(node.kind, ()) if node.model == "llm" else ()
-        assert len(subs) == plan.processes * len(wanted)
+        assert len(subs) == sum(map(plan.processes_of, wanted))
         assert (node in placed.nodes) == (not wanted)
         for sub in subs:
             assert sub.place is not None and (sub.kind, sub.model) == (node.kind, node.model)
             phase: PhasePlan = getattr(plan, sub.place.phase)
             first = sub.place.process * phase.threads
             assert sub.place.cpus == phase.cpus[first : first + phase.threads]
-            assert sub.place.node == (plan.nodes[sub.place.process] if plan.nodes else None)
+            homes = dict(enumerate(plan.nodes))
+            assert sub.place.node == homes.get(sub.place.process)
 
 
 @settings(max_examples=60, deadline=None)
@@ -96,21 +110,23 @@ def test_every_rank_is_in_one_ring_and_switches_once(
         if edge.kind == ALL_REDUCE:
             followers[edge.source].append(edge.target)
     for node in placed.nodes:
-        if node.place is None or plan.processes == 1:
+        if node.place is None or plan.processes_of(node.place.phase) == 1:
             assert node.name not in followers
             continue
         ring, at = set(), node.name
         while at not in ring:
             ring.add(at)
             (at,) = followers[at]
-        assert at == node.name and len(ring) == plan.processes
+        assert at == node.name and len(ring) == plan.processes_of(node.place.phase)
         alike = {placed.node(name).place.phase for name in ring}  # type: ignore[union-attr]
         assert alike == {node.place.phase}
     for node in placed.nodes:
         if node.place is not None and node.place.phase == "decode":
-            (before,) = placed.parents(node.name, PHASE_SWITCH)
-            other = placed.node(before).place
-            assert other is not None and other.process == node.place.process
+            wrote, own = plan.processes_of("prefill"), plan.processes
+            heads = range(60 * node.place.process // own, 60 * (node.place.process + 1) // own)
+            parents = placed.parents(node.name, PHASE_SWITCH)
+            found = {placed.node(name).place.process for name in parents}  # type: ignore[union-attr]
+            assert found == {head * wrote // 60 for head in heads}, "who wrote its heads"
 
 
 def evaluate(graph: ExecutionGraph) -> dict[str, int]:
@@ -123,7 +139,7 @@ def evaluate(graph: ExecutionGraph) -> dict[str, int]:
     for name in graph.ordered():
         node = graph.node(name)
         took = sum(values[parent] for parent in graph.parents(name, DATA))
-        took += sum(values[parent] for parent in graph.parents(name, PHASE_SWITCH))
+        took += max((values[p] for p in graph.parents(name, PHASE_SWITCH)), default=0)
         phases = PHASES.get(node.kind, ()) if node.model else ()
         if node.place is None:
             values[name] = (took + 1) * 12 ** len(phases) if phases else took + len(name)
@@ -212,7 +228,7 @@ def test_a_node_that_is_placed_otherwise_is_read_so() -> None:
     [
         ("llm/prefill/1", {"process": 2}, "'llm/prefill/1' has not its own process"),
         ("llm/prefill/1", {"process": 0}, "'llm/prefill/1' has not its own process"),
-        ("llm/prefill/1", {"phase": "decode", "process": 2}, "'llm': 3 processes of 2"),
+        ("llm/prefill/1", {"phase": "decode", "process": 2}, "'llm/prefill/0' has not"),
         ("llm/decode/1", {"threads": 1}, "'llm/decode/1' has not"),
         ("llm/decode/1", {"cpus": (1,)}, "2 processes of 2 threads cannot have 3 PUs"),
         ("llm/decode/1", {"node": None}, "'llm/prefill/0' has not"),

@@ -13,13 +13,17 @@ from dovetail.topology.division import (
     DECODE,
     ENCODERS,
     ENGINE,
+    LOOKS,
     PREFILL,
+    REST,
     SEARCHES,
     STAGES,
     Demand,
     Prices,
     Shares,
+    Trend,
     divide,
+    follow_trend,
     lend,
     redivide,
     worker_of,
@@ -135,6 +139,50 @@ def test_shares_follow_the_load() -> None:
     assert redivide(spec, after, embedding, 1.0) is None, "they serve it already"
     alone = {PREFILL: 0.0, DECODE: 9.0, SEARCHES: 0.0, ENCODERS: 0.0}
     assert redivide(spec, before, alone, 1.0) is None, "what is idle is lent anyhow"
+
+
+NEEDS = (
+    {PREFILL: 0.1, DECODE: 0.5, SEARCHES: 0.2, ENCODERS: 8.0},
+    {PREFILL: 2.0, DECODE: 6.0, SEARCHES: 0.2, ENCODERS: 0.3},
+    {PREFILL: 0.1, DECODE: 0.5, SEARCHES: 8.0, ENCODERS: 0.2},
+)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(1, 9)), min_size=1, max_size=5),
+    st.sampled_from([0.5, 1.0]),
+)
+def test_shares_stay_for_a_while_however_the_load_swings(
+    swings: list[tuple[int, int]], period: float
+) -> None:
+    spec = read_hardware("core:4")
+    shares, trend = divide(spec, default_parameters(spec), LOAD).shares, Trend()
+    given_at, now, alike = [-REST], 0.0, 0
+    for need, looks in swings:
+        seen = {stage: worked * period for stage, worked in NEEDS[need].items()}
+        for look in range(looks):
+            now += period
+            alike = alike + 1 if look else 1
+            better = redivide(spec, shares, seen, period)
+            trend, given_now = follow_trend(spec, shares, trend, seen, period, now)
+            if given_now is not None:
+                assert now - given_at[-1] >= REST
+                check_division(spec, given_now)
+                given_at.append(now)
+                shares = given_now
+            elif better is not None and alike >= LOOKS:
+                assert now < given_at[-1] + REST + LOOKS * period, "what lasts is followed"
+
+
+def test_a_look_that_differs_begins_the_count_anew() -> None:
+    spec = read_hardware("core:4")
+    shares, trend = divide(spec, default_parameters(spec), LOAD).shares, Trend()
+    still = {stage: 0.0 for stage in STAGES}
+    for turn in range(20):
+        seen = still if turn % LOOKS == LOOKS - 1 else NEEDS[0]
+        trend, given_now = follow_trend(spec, shares, trend, seen, 1.0, float(turn))
+        assert given_now is None
 
 
 @pytest.mark.skipif(not TRUTHS, reason=f"no topologies under {CORPUS}; set DOVETAIL_CORPUS")

@@ -256,6 +256,13 @@ class Failed:
     error: DovetailError
 
 
+def as_ours(error: Exception) -> DovetailError:
+    """Return an error of users' code or values as one for users."""
+    if isinstance(error, DovetailError):
+        return error
+    return DovetailError(f"{type(error).__name__}: {error}")
+
+
 Report: TypeAlias = Progressed | Finished | Probed | Scanned | Failed
 
 

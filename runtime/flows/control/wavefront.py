@@ -42,8 +42,7 @@ from dovetail.runtime.flows.control.messages import (
     Written,
 )
 from dovetail.runtime.flows.control.prefixes import Opening
-from dovetail.runtime.flows.control.replies import Replies
-from dovetail.runtime.flows.control.searches import Searches
+from dovetail.runtime.flows.control.running import Replies, Searches
 from dovetail.runtime.flows.control.settings import WavefrontSettings
 from dovetail.runtime.flows.control.work import Reply, Search
 from dovetail.runtime.flows.prompts import query_of, text_of

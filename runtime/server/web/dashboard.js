@@ -1,11 +1,11 @@
-// The dashboard: what /metrics says, once a second while somebody looks.
+// The dashboard: what /metrics says, every other second while somebody looks.
 import { call } from "./api.js";
 import { Strip, show } from "./charts.js";
 import { h } from "./dom.js";
 import { Reading, mean, quantile, rate } from "./metrics.js";
 import { TimelineView } from "./timeline.js";
 
-const PERIOD = 1000; // milliseconds
+const PERIOD = 2000; // milliseconds: a reading takes 7 of the server
 const SPAN = 120; // seconds that are kept
 const RECENT = 5; // seconds over which rates in figures are taken
 const percent = (part) => `${(100 * part).toFixed(part && part < 0.1 ? 1 : 0)} %`;
@@ -39,7 +39,7 @@ export class Dashboard {
     document.addEventListener("visibilitychange", () => this.watch(this.watching));
   }
 
-  /** Read once a second, or no longer. */
+  /** Read every PERIOD, or no longer. */
   watch(on) {
     this.watching = on;
     clearTimeout(this.timer);

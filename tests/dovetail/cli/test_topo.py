@@ -73,12 +73,6 @@ def test_a_plan_keeps_to_the_cpu_quota_as_a_compile_does(tmp_path: Path) -> None
     assert any("quota of 3.5 cores" in note for note in plan["notes"])
 
 
-def test_a_plan_says_what_a_compile_serves_where_phases_want_different_processes() -> None:
-    plan = report("--hardware", "package:2 l3:4 core:4", "--plan", "llama-160m")["plan"]
-    assert plan["prefill"]["processes"] != plan["decode"]["processes"]
-    assert any(note.startswith("both phases run in the same processes") for note in plan["notes"])
-
-
 def test_a_plan_as_tables_and_as_json(tmp_path: Path) -> None:
     line = ("--hardware", "package:2 l3:2 core:4 pu:2", "--plan", "tinyllama")
     text = dovetail("topo", *line).out

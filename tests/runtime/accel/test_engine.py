@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import os
 import random
 import re
 import weakref
@@ -32,6 +33,7 @@ from dovetail.runtime.accel.tape import TorchTape
 from dovetail.runtime.app import App, load
 from dovetail.runtime.engine import executor as cpu_executor
 from dovetail.runtime.engine.engine import Engine
+from dovetail.runtime.machine.seat import ENGINE_SLOT, SEARCH_SLOT, Board, Seat
 from dovetail.runtime.native import kv_parts
 from dovetail.runtime.schedule import neo
 from dovetail.runtime.schedule.cost_tables import AXES
@@ -41,6 +43,7 @@ from dovetail.runtime.schedule.plan import SpeculationSettings
 from dovetail.runtime.schedule.predictor import Predictor
 from dovetail.runtime.schedule.request import Home, Request, SamplingParams
 from dovetail.runtime.schedule.scheduler import Draft
+from dovetail.topology.division import DECODE, PREFILL, SEARCHES
 from tests.runtime.accel.engines import (
     ASKED,
     HOMES,
@@ -61,6 +64,19 @@ def alone(artifact: Path) -> list[tuple[int, ...]]:
     """What the CPU's engine generates."""
     with load(artifact, kv_blocks=200) as app:
         return [done.token_ids for done in app.generate(PROMPTS, **ASKED)]
+
+
+def test_attention_of_the_cpu_keeps_to_what_other_workers_leave_it(
+    artifact: Path, alone: list[tuple[int, ...]]
+) -> None:
+    cpus, board = sorted(os.sched_getaffinity(0)), Board()
+    board.divide({PREFILL: (cpus[0],), DECODE: (cpus[0],), SEARCHES: (cpus[-1],)})
+    Seat(board, SEARCH_SLOT).take(SEARCHES)
+    with two_pools(artifact, 1, 200, offload="full") as (app, plans):
+        app.engine.executor.cpu.seat = Seat(board, ENGINE_SLOT)
+        assert [done.token_ids for done in app.generate(PROMPTS, **ASKED)] == alone
+        assert app.engine.executor.model.team._active[1] in ((), (cpus[0],))
+    assert board.used[DECODE] > 0 and any(b.cpu_decode for plan in plans for b in plan.batches)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from dovetail.runtime.child.framing import Channel, pack_value
-from dovetail.runtime.child.outbox import GATHERED, Outbox
+from dovetail.runtime.child.framing import GATHERED, Channel, Outbox, pack_value
 
 
 class Note(msgspec.Struct):

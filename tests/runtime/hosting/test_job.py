@@ -9,7 +9,7 @@ from threading import Barrier
 import pytest
 
 from dovetail.ir.errors import DeviceError
-from dovetail.runtime.hosting.job import Job
+from dovetail.runtime.hosting.generator import Job
 from dovetail.runtime.schedule.request import Completion, Metrics, Request, SamplingParams
 
 WAIT = 60.0

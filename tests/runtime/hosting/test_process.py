@@ -19,10 +19,10 @@ import pytest
 
 from dovetail.ir.errors import ArtifactError, CapacityError, DeviceError, RequestError
 from dovetail.runtime.app import App, load
-from dovetail.runtime.child.outbox import Outbox
+from dovetail.runtime.child.framing import Outbox
 from dovetail.runtime.child.supervisor import STARTS
 from dovetail.runtime.engine.options import EngineOptions
-from dovetail.runtime.hosting.job import Job
+from dovetail.runtime.hosting.generator import Job
 from dovetail.runtime.hosting.process import EngineProcess
 from dovetail.runtime.schedule.plan import SchedulerSettings
 from tests.processes import running, stop

@@ -88,19 +88,17 @@ class Literal:
             self.results.append(Variable(back, at=Address(ex.Name(id=made), elem)))
         else:
             self.results.append(None)
-        body = list(function.body.body)
-        self.block(body)
+        self.block(function.body.body)
         out = self.w.out
         if out and out[-1] == high.Return():
             out.pop()
-        made_body = tuple(reachable(out))
         return high.Function(
             kind="kernel",
             name=function.name,
             params=tuple(params),
             returns=None,
             tunables=(),
-            body=(*self.prologue, *made_body),
+            body=(*self.prologue, *reachable(out)),
         )
 
     def enter(self, function: low.Function) -> None:
@@ -437,8 +435,8 @@ class Literal:
     def count(self, value: Value) -> ex.Expr:
         """Return a number by which an address is moved: as in C, an unsigned one wraps."""
         found = scalar(value.type)
-        unsigned = found is not None and found.size == 8 and not found.signed
-        return self.convert(value, LONG).number if unsigned else value.number
+        wraps = found is not None and found.size == 8 and not found.signed
+        return (self.convert(value, LONG) if wraps else value).number
 
     def load(self, place: Variable) -> Value:
         """Return the value at a place."""

@@ -24,7 +24,7 @@ STORED = {
 }
 """Element in memory: its C type, and that of a vector of such elements."""
 STORED_SCALARS = {
-    **{name: SCALAR_SPELLING[name] for name in "f32 f64 i32 i64 u8 i8 u16 i16 u32".split()},
+    **{name: SCALAR_SPELLING[name] for name in "f32 f64 i32 i64 u8 i8 u16 i16 u32 u64".split()},
     "bf16": "float",
     "f16": "float",
 }

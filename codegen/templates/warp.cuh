@@ -80,6 +80,7 @@ DT_STORE(i8, int8_t, int8_t, )
 DT_STORE(i16, int16_t, int16_t, )
 DT_STORE(u16, uint16_t, uint16_t, )
 DT_STORE(u32, uint32_t, uint32_t, )
+DT_STORE(u64, uint64_t, uint64_t, )
 DT_STORE(bf16, uint16_t, float, dt_narrow_bf16)
 DT_STORE(f16, uint16_t, float, dt_narrow_f16)
 

@@ -131,6 +131,7 @@ class TokenMask:
         self._failed = False
         self._look_at = LAST  # tokens left when to look again for an end
         self._last: list[int] | None = None  # the tokens to the end, the next one last
+        self._longest = 0  # tokens of the longest end so far: a list's next item may need as many
         self._greedy, self._refused = greedy, False
         self._bound = False  # whether the next token is chosen under `_ceiling`
         self.ended = matcher.is_stopped()
@@ -207,7 +208,8 @@ class TokenMask:
     def _look(self) -> None:
         """See whether the answer must come to its end now, or when to look again."""
         way = None if self._matcher.is_accepting() else self._find_end()
-        gap = LAST if way is None else self.left - len(way) - 1 - SPARE
+        self._longest = max(self._longest, len(way or ()))
+        gap = LAST if way is None else self.left - self._longest - 1 - SPARE
         if gap <= 0:
             self._last = way
         # a look takes milliseconds: rarely where there was no end yet

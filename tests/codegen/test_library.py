@@ -70,7 +70,7 @@ def test_kernels_of_every_target_run_at_tile_edges(name, tmp_path):
 def test_index_describes_the_kernels(tmp_path):
     built = build_library(spec_of("axpy_bf16"), tmp_path)
     (entry,) = built.index.kernels
-    assert (entry.name, entry.family, entry.binding) == ("axpy_bf16", "axpy", {"W": "bf16"})
+    assert (entry.name, entry.family, entry.binding) == ("axpy_bf16", "mine.axpy", {"W": "bf16"})
     assert [p.kind for p in entry.params] == ["slot"] * 4 + ["sched", "thread", "thread"]
     assert entry.params[2] == KernelParam(name="x", type="ptr[bf16]", kind="slot")
     assert built.index.library == built.path.name

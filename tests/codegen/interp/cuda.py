@@ -44,6 +44,7 @@ SCALARS: dict[str, Any] = {
     "u16": U16,
     "i16": np.int16,
     "u32": np.uint32,
+    "u64": np.uint64,
 }
 
 

@@ -86,17 +86,17 @@ def test_slices_are_tuned_on_under_the_better_order():
 
 
 def test_slices_grow_from_those_that_are_good_in_their_own_order():
-    """K innermost: of 128, as the rules'; else of 384, which lies on the way from 512 only."""
+    """K innermost: of 256, as the rules'; else of 384, which lies on the way from 512 only."""
     elsewhere = {64: 3.0, 128: 2.5, 256: 1.5, 384: 0.8, 448: 1.0, 512: 1.2}
 
     def cost(case, panels, values):
         seconds = 1e-4 if values["grid_n"] == case.threads else 4e-4
         if ORDERS[values["order"]][-1] == "k":
-            return seconds * (1.0 if values["block_k"] == 128 else 2.0)
+            return seconds * (1.0 if values["block_k"] == 256 else 2.0)
         return seconds * elsewhere.get(values["block_k"], 1.6)
 
     one = task(points=(64,))
-    assert (one.default(64).order, one.default(64).slice.k) == ("mnk", 128)
+    assert (one.default(64).order, one.default(64).slice.k) == ("mnk", 256)
     (choice,) = Sandwich().search(one, Landscape(cost)).choices.values()
     assert (choice.program.order, choice.program.slice.k) == ("mkn", 384)
 

@@ -3,7 +3,8 @@
 Two loads of a model answer the same prompts in turns. `quoting`: questions behind passages that
 hold the answer, one at a time; only answers count that hold the gold span and repeat no 8 tokens in
 a row. Others: open questions, drawn answers, random words and lists by a JSON Schema, 1 to 16 at
-once.
+once. With `smollm2-draft` the model has the file's weights in bfloat16, and drafts come from the
+file in its own 4 bits, too.
 
     python benchmarks/speculation.py --json benchmarks/results/speculation.json
 """
@@ -34,7 +35,13 @@ from dovetail.tiny_world import LLAMA, corpus, prompts
 from generate_models import smollm2
 
 BARS = {"speculation_quoting_x": 1.4, "speculation_worst_x": 0.98}
-DRAFTS = {"method": "suffix"}
+LOOK_UP = {"speculative_config": {"method": "suffix"}}
+MODELS: tuple[tuple[str, Path | None, dict[str, Any]], ...] = (
+    ("tiny", LLAMA, {}),
+    ("smollm2", smollm2(), {}),
+    ("smollm2-draft", smollm2(), {"weight_dtype": "bf16"}),
+)
+"""What is asked, and how it is compiled; where that is not as the file is, the file drafts."""
 NGRAM = 8
 OPEN = (
     *("What is a good name for a small grey cat?", "Why is the sky blue?"),
@@ -195,16 +202,14 @@ def main(arguments: Sequence[str] | None = None) -> Report:
     config = {"rounds": options.rounds, "questions": options.questions}
     report = open_report("speculation", options, config, ("rounds", "questions"))
     with work_folder(options.work) as folder:
-        for name, source in (("tiny", LLAMA), ("smollm2", smollm2())):
+        for name, source, compiled in MODELS:
             if source is None or name not in options.models:
                 continue
-            path = folder / f"{name}.dove"
-            if not path.exists():
-                dovetail.compile(source, output=path, effort="none")
+            path = make(folder, name, source, compiled)
+            drafting = {"draft": str(make(folder, "smollm2", source, {}))} if compiled else LOOK_UP
             with ExitStack() as opened:
                 apps = [
-                    opened.enter_context(dovetail.load(path, speculative_config=config))
-                    for config in (None, DRAFTS)
+                    opened.enter_context(dovetail.load(path, **given)) for given in ({}, drafting)
                 ]
                 for work in works(name, apps[0], options):
                     row = compare(apps, work, options.rounds)
@@ -217,6 +222,14 @@ def main(arguments: Sequence[str] | None = None) -> Report:
         value = report.summary[key]
         print(f"{key}: {'met' if value is not None and value >= bar else 'missed'} ({bar})")
     return report
+
+
+def make(folder: Path, name: str, source: Path, options: dict[str, Any]) -> Path:
+    """Return a model's artifact, which is compiled by rules where there is none."""
+    path = folder / f"{name}.dove"
+    if not path.exists():
+        dovetail.compile(source, output=path, effort="none", **options)
+    return path
 
 
 def works(name: str, app: Any, options: argparse.Namespace) -> Iterator[Work]:
@@ -246,7 +259,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
     corpus_folder = os.environ.get("DOVETAIL_CORPUS", "../shared")
     parser.add_argument("--traces", type=Path, default=Path(corpus_folder) / "traces")
-    parser.add_argument("--models", nargs="+", default=["tiny", "smollm2"])
+    parser.add_argument("--models", nargs="+", default=[name for name, *_ in MODELS])
     parser.add_argument("--questions", type=int, default=16, help="that passages answer")
     parser.add_argument("--batches", type=parse_numbers, default=(1, 4, 16))
     parser.add_argument("--rounds", type=int, default=9)

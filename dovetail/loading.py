@@ -33,14 +33,15 @@ def build_missing(load: Callable[Given, Loaded]) -> Callable[Given, Loaded]:
 
     @functools.wraps(load)
     def build_and_load(*args: Given.args, **options: Given.kwargs) -> Loaded:
-        try:
-            return load(*args, **options)
-        except MissingKernelsError as missing:
-            from dovetail.compiler.shared_kernels import restore_kernels  # noqa: PLC0415
+        for _ in range(2):  # of the artifact, and of its draft model
+            try:
+                return load(*args, **options)
+            except MissingKernelsError as missing:
+                from dovetail.compiler.shared_kernels import restore_kernels  # noqa: PLC0415
 
-            count = f"{len(missing.kernels)} kernels for {missing.target}"
-            print(f"dovetail: building {count}, once on this machine", file=sys.stderr, flush=True)
-            restore_kernels(missing)
+                count = f"{len(missing.kernels)} kernels for {missing.target}"
+                print(f"dovetail: building {count}, once on this machine", file=sys.stderr)
+                restore_kernels(missing)
         return load(*args, **options)
 
     return build_and_load
@@ -49,19 +50,29 @@ def build_missing(load: Callable[Given, Loaded]) -> Callable[Given, Loaded]:
 def compile_first(
     load: Callable[Concatenate[str | os.PathLike[str], Given], Loaded],
 ) -> Callable[Concatenate[str | os.PathLike[str], Given], Loaded]:
-    """Return `load`, which takes a model directory, a GGUF file and an id of the hub, too."""
+    """Return `load`, which takes a model directory, a GGUF file and an id of the hub, too.
+
+    As does its `draft`.
+    """
 
     @functools.wraps(load)
     def find_and_load(
         path: str | os.PathLike[str], *args: Given.args, **options: Given.kwargs
     ) -> Loaded:
-        if not (Path(path) / "manifest.json").exists():
-            from dovetail.cli.model_cache import find_artifact, is_model  # noqa: PLC0415 - compiles
-
-            path = find_artifact(path, {}) if is_model(path) else path
-        return load(path, *args, **options)
+        if options.get("draft") is not None:
+            options["draft"] = str(_find(options["draft"]))  # type: ignore[arg-type]
+        return load(_find(path), *args, **options)
 
     return find_and_load  # type: ignore[return-value] # whose `path` has a name, too
+
+
+def _find(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
+    """Return an artifact as it is; of a model, that of the cache, which is compiled first."""
+    if (Path(path) / "manifest.json").exists():
+        return path
+    from dovetail.cli.model_cache import find_artifact, is_model  # noqa: PLC0415 - compiles
+
+    return find_artifact(path, {}) if is_model(path) else path
 
 
 load = compile_first(build_missing(app.load))

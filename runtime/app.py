@@ -33,6 +33,7 @@ from dovetail.runtime.flows.indexes import AppIndex, EmbedTexts
 from dovetail.runtime.flows.job import WorkflowJob
 from dovetail.runtime.flows.service import AnyWorkflow, FlowService, FlowSettings
 from dovetail.runtime.hosting.division import divide_cpu
+from dovetail.runtime.hosting.draft_fit import check_draft
 from dovetail.runtime.hosting.generator import Generator, Job, Prompt, as_list
 from dovetail.runtime.hosting.loop import EngineLoop
 from dovetail.runtime.hosting.open_engine import open_engine
@@ -104,8 +105,8 @@ def load(
             the device's memory, on the CPU what the artifact was compiled for.
         max_model_len: maximum tokens of a request, prompt and answer together.
         gpu_blocks: size of the device's KV pool in blocks of 16 tokens, default by its memory.
-        speculative_config: draft tokens that stood behind the same words before, such as
-            `{"method": "suffix", "num_speculative_tokens": 8}`. Answers stay the same.
+        speculative_config, draft: draft tokens, by `{"method": "suffix"}` what stood behind the
+            same words before, by an artifact what its small model thinks. Answers stay the same.
         max_waiting: refuse requests while this many wait, instead of what `settings` say.
         kv_file, kv_file_bytes: keep KV of what prompts begin with there, too, beyond the app's
             life, in 1 GiB by default. On the CPU alone; of one process at a time.
@@ -123,8 +124,8 @@ def load(
         ArtifactError: the artifact is damaged, too new, or does not fit this machine.
         CapacityError: there is not enough memory, or threads cannot be started.
         RequestError: an option has a wrong value.
-        SpecError: the processes of `plan` cannot share the model, or `max_...` is more than the
-            artifact was compiled for.
+        SpecError: the processes of `plan` cannot share the model, `draft` has another vocabulary,
+            or `max_...` is more than the artifact was compiled for.
         DeviceError: the device is not here, or the installed torch does not support it.
         RankError: a process could not be started.
     """
@@ -133,6 +134,7 @@ def load(
     options = EngineOptions(**engine).settle(hardware)
     artifact = open_artifact(path, hardware, check_weights=check_weights)
     meet(artifact.path, trust=trust, code=artifact.code)
+    check_draft(artifact, options, hardware, trust=trust)
     memory = None
     if workflows is not None and workflows.share is not None and artifact.models:
         threads = workflows.plan_searches(artifact).threads

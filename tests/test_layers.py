@@ -65,18 +65,18 @@ LINES = {
     "codegen": 18_100,
     "topology": 4_150,
     "ir": 10_300,
-    "runtime": 38_400,
+    "runtime": 38_950,
     "runtime/machine": 1_250,
-    "runtime/schedule": 3_550,
+    "runtime/schedule": 3_900,
     "runtime/child": 950,
     "runtime/text": 2_750,
     "runtime/native": 2_550,
     "runtime/group": 550,
-    "runtime/engine": 1_750,
+    "runtime/engine": 1_850,
     "runtime/index": 1_600,
     "runtime/embed": 2_800,
     "runtime/accel": 4_650,
-    "runtime/hosting": 1_700,
+    "runtime/hosting": 1_800,
     "runtime/retrieval": 1_650,
     "runtime/flows": 5_500,
     "runtime/server": 4_900,
@@ -184,9 +184,10 @@ def test_no_folder_grows_unnoticed(folder: str) -> None:
 
 
 def test_the_core_is_thin() -> None:
-    """The aim is 12,000 lines: attention's tables, recorded steps, masks and drafts came on top."""
+    """The aim is 12,000 lines: attention's tables, recorded steps, masks, drafts and the model
+    that makes some of these came on top."""
     assert {f"runtime/{room}" for room in ROOMS if (ROOT / "runtime" / room).is_dir()} < set(LINES)
-    assert sum(count_lines(f"runtime/{room}") for room in CORE) <= 13_850
+    assert sum(count_lines(f"runtime/{room}") for room in CORE) <= 14_300
 
 
 def test_no_class_of_the_runtime_is_named_as_another() -> None:

@@ -106,6 +106,11 @@ class EngineFlags:
         "JSON: draft tokens by looking them up in prompt and answer, as in "
         '{"method": "suffix", "num_speculative_tokens": 8}.',
     ] = None
+    draft: Annotated[
+        str | None,
+        "Small model with the same vocabulary, or its artifact: it drafts tokens that the model "
+        "verifies, several in a step.",
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -139,6 +139,7 @@ class Engine:
         self.spec, self.scheduler, self.executor = model, scheduler, executor
         self.grammars = Grammars(None, model.vocab_size, model.eos_token_ids)
         """With a tokenizer where the model has one: who opens the engine says so."""
+        self.draft_model: Executor | None = None
         self.recorder: StepRecorder | None = None
         self.watch: StepWatch | None = None
         self.waits = DeviceWaits()
@@ -209,6 +210,8 @@ class Engine:
         self.grammars.close()
         if self.scheduler.pool.file is not None:
             self.scheduler.pool.file.close()
+        if self.draft_model is not None:
+            self.draft_model.close()
         self.executor.close()
 
     # ---- the group ----

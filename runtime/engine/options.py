@@ -11,7 +11,13 @@ from dovetail.runtime.group.rank_options import RankOptions
 from dovetail.runtime.machine.devices import AUTO, CPU, choose_device, find_torch, parse_device
 from dovetail.runtime.native.deterministic import ACTIVATIONS
 from dovetail.runtime.schedule.device_limits import Wishes, check_counts
-from dovetail.runtime.schedule.plan import OFFLOADS, ON_CPU, Offload, SchedulerSettings
+from dovetail.runtime.schedule.plan import (
+    OFFLOADS,
+    ON_CPU,
+    Offload,
+    SchedulerSettings,
+    SpeculationSettings,
+)
 from dovetail.runtime.schedule.speculation import read_speculation
 from dovetail.topology.hardware import HardwareSpec
 
@@ -42,6 +48,7 @@ class EngineOptions(Wishes):
     kv_file: str | None = None
     kv_file_bytes: int = 1 << 30
     speculative_config: dict[str, Any] | str | None = None
+    draft: str | None = None
     spare_cpu: bool = False
 
     def __post_init__(self) -> None:
@@ -87,6 +94,8 @@ class EngineOptions(Wishes):
             settings = self.settings or ON_CPU
         waiting = settings.max_waiting if self.max_waiting is None else self.max_waiting
         drafts = read_speculation(self.speculative_config) or settings.speculation
+        if self.draft is not None and self.speculative_config is None:
+            drafts = drafts or SpeculationSettings()
         return replace(settings, max_waiting=waiting, speculation=drafts)
 
 
@@ -112,3 +121,4 @@ class EngineKeywords(TypedDict, total=False):
     kv_file: str | None
     kv_file_bytes: int
     speculative_config: dict[str, Any] | str | None
+    draft: str | None

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from msgspec import json
 
-from dovetail.ir.errors import DeviceError, RequestError, SpecError
-from dovetail.runtime.artifact import Artifact, ModelPart
+from dovetail.ir.errors import DeviceError, DovetailError, RequestError, SpecError
+from dovetail.runtime.artifact import Artifact, ModelPart, open_artifact
+from dovetail.runtime.engine.draft_model import add_draft_model
 from dovetail.runtime.engine.engine import Engine
 from dovetail.runtime.engine.executor import CpuExecutor, open_on_cpu
 from dovetail.runtime.engine.options import EngineOptions
@@ -36,6 +37,12 @@ def open_engine(
     engine = _open(artifact, part, hardware, options, board)
     spec = part.file.spec
     engine.grammars = Grammars(part.tokenizer, spec.vocab_size, spec.eos_token_ids)
+    if options.draft is not None:
+        try:
+            add_draft_model(engine, open_artifact(options.draft, hardware), hardware, options)
+        except DovetailError:
+            engine.close()
+            raise
     return engine
 
 

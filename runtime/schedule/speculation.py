@@ -2,44 +2,31 @@
 
 In: a planned step with decodes, what its requests have written, how long steps took. Out: the step
 with rows for drafted tokens: what stood behind the longest end of a request's text where it stood
-before, in the prompt or the answer, or what the request's grammar forces. A drafted token counts if
-it is the one that is chosen in its place, so tokens are the same with drafts and without, however
-they are chosen. A row is drafted where it raises the tokens that a second should bring, by the
-measured times of steps and by what came of the request's drafts.
+before, in the prompt or the answer, what the request's grammar forces, or what a draft model thinks
+where that is likelier to hold. A drafted token counts if it is the one that is chosen in its place,
+so tokens are the same with drafts and without, however they are chosen. A row is drafted where it
+raises the tokens that a second should bring, by the measured times of steps and by what came of the
+request's drafts.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections import Counter, deque
+import logging
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from weakref import WeakKeyDictionary
 
-from dovetail.ir.errors import RequestError
+from dovetail.ir.errors import DovetailError, RequestError
+from dovetail.runtime.schedule.draft_model import Drafter, Guess
+from dovetail.runtime.schedule.experience import FADE, FADE_ALL, MARGIN, HitRate, RowTimes
 from dovetail.runtime.schedule.plan import Batch, SpeculationSettings, StepPlan
 from dovetail.runtime.schedule.queue import RequestQueues
 from dovetail.runtime.schedule.request import Request
 from dovetail.runtime.schedule.suffix_automaton import SuffixAutomaton
 
-KEPT = 8
-"""Newest times of steps with a number of rows: their median counts."""
-FEW = 4
-"""Times from which they count."""
-STALE = 512
-"""Steps after which times do not count any more: texts have become longer or shorter."""
-REVIEW = 8
-"""Steps between two looks at the times."""
-EASE = 12
-"""Beyond the rows whose times are known, a step is expected to take twice as long with so many
-more, and as many again: little enough that it is tried."""
-MARGIN = 1.1
-"""More tokens a second by this factor are expected of a step with drafts."""
-PRIOR = 3.0
-"""Drafted tokens that count for as much as what is expected without any."""
-FADE, FADE_ALL = 0.95, 0.98
-"""What each drafted token leaves of what those before it count: of a request, of all."""
 FORCED = 0.9
 """Part of the tokens forced by grammars that should hold: others may spell the same text."""
 SHORT, LONG = 2, 31
@@ -47,12 +34,16 @@ SHORT, LONG = 2, 31
 SHARE = 0.005
 """Part of the time that looks after a request's first one take: where steps are short, most pass
 without."""
+FREE = 0.8
+"""A look costs nothing: it gives way only where its chance is below this part of the model's."""
 EARNED = 0.5
 """What looks may take, too: this part of the time that a drafted token saves which holds."""
 MOST_SAVED = 2e-4
 """Seconds that are kept for looks."""
 MOST_READ = 1 << 14
 """Last tokens of a prompt that are looked up."""
+
+log = logging.getLogger("dovetail")
 
 
 def read_speculation(config: Mapping[str, object] | str | None) -> SpeculationSettings | None:
@@ -81,21 +72,6 @@ def read_speculation(config: Mapping[str, object] | str | None) -> SpeculationSe
     return SpeculationSettings(most) if most else None
 
 
-class HitRate:
-    """Drafted tokens that were chosen, and those that were not; the newest ones count most."""
-
-    def __init__(self, fade: float) -> None:
-        self._fade, self._held, self._all = fade, 0.0, 0.0
-
-    def learn(self, held: bool) -> None:
-        """Take note of a drafted token."""
-        self._held, self._all = self._held * self._fade + held, self._all * self._fade + 1
-
-    def chance(self, expected: float) -> float:
-        """Return the part that holds, where `expected` is what one would think without any."""
-        return (self._held + PRIOR * expected) / (self._all + PRIOR)
-
-
 class Lookup:
     """The text of a request, what came of its drafts, the size of its last match (0: forced)."""
 
@@ -120,49 +96,6 @@ class Lookup:
         return found[: request.accepts(found)] if request.accepts is not None else found
 
 
-class RowTimes:
-    """Seconds of a step by its rows, from those of late."""
-
-    def __init__(self, most: int) -> None:
-        """`most`: rows of a step."""
-        self._most = most
-        self._seen: dict[int, deque[float]] = {}
-        self._newest: dict[int, int] = {}
-        self._steps = 0
-        self.line: list[float] = []
-        """Seconds by rows, from 0; empty while nothing is known."""
-
-    def learn(self, rows: int, seconds: float) -> None:
-        """Take note of a step; one of more rows than the most tells nothing."""
-        if rows > self._most:
-            return
-        self._steps += 1
-        seen = self._seen.setdefault(rows, deque(maxlen=KEPT))
-        if self._newest.get(rows, 0) < self._steps - STALE:
-            seen.clear()
-        seen.append(seconds)
-        self._newest[rows] = self._steps
-        if len(seen) <= FEW or self._steps % REVIEW == 0:
-            self._draw()
-
-    def _draw(self) -> None:
-        known = [
-            (rows, sorted(seen)[(len(seen) - 1) // 2])
-            for rows, seen in sorted(self._seen.items())
-            if len(seen) >= FEW and self._newest[rows] >= self._steps - STALE
-        ]
-        if not known:
-            self.line = []
-            return
-        line = [known[0][1]] * (known[0][0] + 1)
-        for (low, before), (high, after) in itertools.pairwise(known):
-            step = (after - before) / (high - low)
-            line += [before + step * (i + 1) for i in range(high - low)]
-        rows, seconds = known[-1]
-        more = range(1, self._most - rows + 1)
-        self.line = line + [seconds * (1 + i / (rows + EASE)) for i in more]
-
-
 class Speculation:
     """Drafts of all requests of a scheduler."""
 
@@ -173,6 +106,8 @@ class Speculation:
         """Of steps that only decode."""
         self._mixed = RowTimes(2 * rows)
         """Of those that read prompts, too."""
+        self.drafter: Drafter | None = None
+        """A draft model: who opens the engine has one."""
         self.counts: Counter[str] = Counter()
         """Drafts, their tokens, and those of them that were chosen, under vLLM's names."""
         self._last: tuple[RowTimes, tuple[int, ...], int, float] | None = None
@@ -203,17 +138,18 @@ class Speculation:
         self._before = members[0] if members else batch.prefill[0].request, now
         if last is not None and last[1] == members[: len(last[1])]:
             last[0].learn(last[2], now - last[3])
-        if not members or self._saved < 0:
+        looks = self._saved >= 0
+        if not members or not (looks or self.drafter):
             return plan
         times = self._mixed if batch.prefill else self.times
-        rows, drafted = batch.tokens, dict[int, int]()
+        rows, drafted, guessing = batch.tokens, dict[int, int](), 0.0
         if rows < len(times.line):
             known = len(self._lookups)
-            drafted = self._draft(batch, times.line, queues)
-            if len(self._lookups) == known:
-                self._saved += now - queues.clock()
+            drafted, guessing = self._draft(batch, times.line, queues, looks)
+            if looks and len(self._lookups) == known:
+                self._saved += now + guessing - queues.clock()
             self._earned = EARNED * times.line[rows] / len(members)
-        self._last = times, members, rows + sum(drafted.values()), now
+        self._last = times, members, rows + sum(drafted.values()), now + guessing
         if not drafted:
             return plan
         gpu, cpu = (
@@ -224,51 +160,82 @@ class Speculation:
 
     def learn(self, request: Request, *, held: bool) -> None:
         """Take note of a drafted token: whether it was the one that was chosen."""
+        self.counts["accepted_tokens"] += held
+        if self.drafter is not None and self.drafter.learn(request, held=held):
+            return
         lookup = self._lookups[request]
         self._hits[lookup.size].learn(held)
         if lookup.size:
             lookup.hits.learn(held)
-        self.counts["accepted_tokens"] += held
         self._earn(held * self._earned)
 
     def _earn(self, seconds: float) -> None:
         self._saved = min(self._saved + seconds, MOST_SAVED)
 
-    def _draft(self, batch: Batch, line: Sequence[float], queues: RequestQueues) -> dict[int, int]:
-        """Give requests their drafts; return how many tokens each got."""
+    def _draft(
+        self, batch: Batch, line: Sequence[float], queues: RequestQueues, looks: bool
+    ) -> tuple[dict[int, int], float]:
+        """Give requests their drafts; return how many tokens each got, the model's seconds."""
         members = (*batch.gpu_decode, *batch.cpu_decode)
-        gains: list[tuple[float, int]] = []  # tokens that a row should bring, and its request
-        found: dict[int, list[int]] = {}
+        found: dict[int, tuple[list[int], list[float]]] = {}  # and the chances that they hold
+        unsure: dict[Request, int] = {}
         for number in members:
             request = queues.requests[number]
             most = min(self._most, request.max_tokens - request.generated - 1)
             if most < 1:
                 continue
-            lookup = self._lookups.get(request)
-            if lookup is None:
-                lookup = self._lookups[request] = Lookup(request)
-            found[number] = lookup.draft(request, most)
-            usual = self._hits[lookup.size].chance(lookup.size / (lookup.size + 2) or FORCED)
-            gain, chance = 1.0, lookup.hits.chance(usual) if lookup.size else usual
-            for _ in found[number]:
-                gain *= chance
-                gains.append((gain, number))
-        gains.sort(reverse=True)
+            tokens, chance = self._look_up(request, most) if looks else ([], 0.0)
+            found[number] = tokens, [chance ** (i + 1) for i in range(len(tokens))]
+            if self.drafter and (not tokens or chance < FREE * self.drafter.chance(request)):
+                unsure[request] = most
         room = min(
             self._rows - len(members) - sum(chunk.places for chunk in batch.prefill),
             queues.limits.max_step_tokens - batch.tokens,
             len(line) - 1 - batch.tokens,
         )
-        chosen = gains[: _choose(gains[: max(0, room)], line[batch.tokens :], len(members))]
+        seconds = line[batch.tokens : batch.tokens + max(0, room) + 1]
+        guesses, guessing = self._guess(unsure, seconds, len(members), queues.answer_tokens)
+        found.update((number, (guess.tokens, guess.gains)) for number, guess in guesses.items())
+        gains = [(gain, number) for number, (_, chances) in found.items() for gain in chances]
+        gains.sort(reverse=True)
+        chosen = gains[: _choose(gains[: max(0, room)], seconds, len(members))]
         counts = Counter(number for _, number in chosen)
         given: dict[int, int] = {}
         for number, count in counts.items():
             request = queues.requests[number]
-            if tokens := found[number][: queues.room_for(request, count, spare=len(members))]:
+            have = queues.room_for(request, count, spare=len(members))
+            if tokens := found[number][0][:have]:
                 request.drafted, given[number] = tokens, len(tokens)
         self.counts["drafts"] += len(given)
         self.counts["draft_tokens"] += sum(given.values())
-        return given
+        return given, guessing
+
+    def _look_up(self, request: Request, most: int) -> tuple[list[int], float]:
+        """Return what may follow by the request's text or its grammar, and each token's chance."""
+        lookup = self._lookups.get(request)
+        if lookup is None:
+            lookup = self._lookups[request] = Lookup(request)
+        tokens = lookup.draft(request, most)
+        usual = self._hits[lookup.size].chance(lookup.size / (lookup.size + 2) or FORCED)
+        return tokens, lookup.hits.chance(usual) if lookup.size else usual
+
+    def _guess(
+        self,
+        wanted: Mapping[Request, int],
+        seconds: Sequence[float],
+        tokens: int,
+        usual: float | None,
+    ) -> tuple[Mapping[int, Guess], float]:
+        """Return what the draft model thinks, and its seconds; one that fails is left out."""
+        if not (self.drafter and wanted):
+            return {}, 0.0
+        try:
+            found = self.drafter.draft(wanted, seconds, tokens, usual or math.inf)
+        except DovetailError as error:
+            log.warning("the draft model is not used any more: %s", error)
+            self.drafter = None
+            return {}, 0.0
+        return found, self.drafter.spent
 
 
 def _choose(gains: Sequence[tuple[float, int]], seconds: Sequence[float], tokens: float) -> int:

@@ -35,7 +35,7 @@ from dovetail.runtime.engine import executor as cpu_executor
 from dovetail.runtime.engine.engine import Engine
 from dovetail.runtime.machine.seat import ENGINE_SLOT, SEARCH_SLOT, Board, Seat
 from dovetail.runtime.native import kv_parts
-from dovetail.runtime.schedule import neo
+from dovetail.runtime.schedule import neo, speculation
 from dovetail.runtime.schedule.cost_tables import AXES
 from dovetail.runtime.schedule.neo import NeoScheduler
 from dovetail.runtime.schedule.offload import OffloadVerdict
@@ -482,8 +482,12 @@ def test_devices_refuse_what_they_cannot_do(artifact: Path) -> None:
         load(artifact, device="cuda:7")
 
 
-@pytest.mark.parametrize("offload", ["off", "auto", "full"])
-def test_drafts_give_the_same_tokens_wherever_kv_lives(artifact: Path, offload: str) -> None:
+@pytest.mark.parametrize(
+    ("offload", "model"), [("off", False), ("auto", False), ("full", False), ("auto", True)]
+)
+def test_drafts_give_the_same_tokens_wherever_kv_lives(
+    artifact: Path, offload: str, model: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On a clock on which steps with drafts take no longer, so that all are tried."""
     prompts = [prompt * 2 for prompt in PROMPTS if len(prompt) < 60]
     asked = {**ASKED, "max_tokens": 60}
@@ -491,9 +495,20 @@ def test_drafts_give_the_same_tokens_wherever_kv_lives(artifact: Path, offload: 
         wanted = [done.token_ids for done in app.generate(prompts, **asked)]
     drafts = SpeculationSettings(num_speculative_tokens=6)
     pools = 20 if offload != "full" else 1, 60
-    with two_pools(artifact, *pools, offload=offload, speculation=drafts) as (app, plans):
+    given = {}
+    if model:  # its own, on the CPU alone
+        monkeypatch.setattr(speculation, "SHORT", 1000)
+        given["draft"] = str(artifact)
+    with two_pools(artifact, *pools, offload=offload, speculation=drafts, given=given) as (
+        app,
+        plans,
+    ):
         clock, scheduler = itertools.count(), app.engine.scheduler
         scheduler.clock = lambda: float(next(clock))
+        if model:  # of random weights, whose every token is unlikely
+            drafter = scheduler.speculation.drafter
+            read = drafter._read
+            drafter._read = lambda *batch: [(token, 0.0) for token, _ in read(*batch)]
         for some in (prompts[:1], prompts):
             found = [done.token_ids for done in app.generate(some, **asked)]
             assert found == wanted[: len(some)]

@@ -13,7 +13,7 @@ import pytest
 
 from dovetail.compiler.pipeline import compile_model
 from dovetail.runtime.app import App, load
-from dovetail.runtime.schedule import speculation
+from dovetail.runtime.schedule import experience, speculation
 from dovetail.tiny_world import LLAMA
 from tests.runtime.schedule.integrity import check_integrity
 
@@ -181,7 +181,7 @@ def test_rejected_rows_leave_no_trace(
 ) -> None:
     """The toy model answers wrongly as soon as one slot is; nearly no draft of its text holds."""
     monkeypatch.setattr(speculation, "SHORT", 1)
-    monkeypatch.setattr(speculation, "PRIOR", 1e9)  # no experience makes it give up
+    monkeypatch.setattr(experience, "PRIOR", 1e9)  # no experience makes it give up
     rng = random.Random(4)
     prompts = [[rng.randrange(9) for _ in range(rng.randint(1, 90))] for _ in range(14)]
     for blocks in (16, 64):

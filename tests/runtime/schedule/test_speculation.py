@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 from dovetail.ir.errors import RequestError
+from dovetail.runtime.schedule.experience import FEW, STALE, RowTimes
 from dovetail.runtime.schedule.kv_pool import KvPool
 from dovetail.runtime.schedule.plan import Limits, SchedulerSettings, SpeculationSettings
 from dovetail.runtime.schedule.predictor import Predictor
 from dovetail.runtime.schedule.request import Request, SamplingParams
 from dovetail.runtime.schedule.scheduler import Scheduler
-from dovetail.runtime.schedule.speculation import FEW, STALE, RowTimes, read_speculation
+from dovetail.runtime.schedule.speculation import read_speculation
 from tests.runtime.schedule.integrity import check_integrity
 
 TURN = [7, 8, 9, 4, 5, 6]

@@ -10,7 +10,8 @@ speeds, over the rules that were B's at the time, of what is chosen among them b
 - `winner`: the program that A's search found for the same cell, as it is;
 - `search`: B's own search; `best`: the fastest that was timed.
 
-`rules` and `winner` hold for the cells alone in which B timed that very program: `of` counts these.
+`rules` and `winner` hold for the cells alone in which B timed that program, if need be with another
+prefetch distance: `of` counts these.
 """
 
 from __future__ import annotations
@@ -18,13 +19,16 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common import Report, geometric_mean
+from rich.console import Console
+
+from common import WIDTH, Report, geometric_mean, rows_table
 from dovetail.codegen.targets import get_target
 from dovetail.compiler.measure import Candidate
 from dovetail.compiler.schedules import LINEAR, GemmOp
@@ -38,6 +42,7 @@ from dovetail.topology.values import CacheSpec, HardwareSpec, PuSpec
 RESULTS = Path(__file__).with_name("results")
 REPORTS = ("tuning.json", "xeon/tuning.json", "rivals.json")
 RULES, SEARCH = "default", "sandwich"
+CHOICES = ("rules", "prior", "winner", "search", "best")
 
 
 class Machine(NamedTuple):
@@ -175,7 +180,7 @@ def transfers(machines: Mapping[Machine, Cells]) -> Iterator[dict[str, Any]]:
                 "threads": a.threads,
                 "cells": cells,
             }
-            for name in ("rules", "prior", "winner", "search", "best"):
+            for name in CHOICES:
                 row[name] = geometric_mean(speeds[name])
                 row |= {f"{name}_of": len(speeds[name])} if len(speeds[name]) < cells else {}
             yield row
@@ -202,9 +207,28 @@ def _speeds(
             choices["winner"] = other.chosen.get(SEARCH)
         base = timed[cell.chosen[RULES]]
         for name, program in choices.items():
-            if program in timed:
-                found[name].append(timed[program] / base)
+            if known := program and find(timed, program):
+                found[name].append(timed[known] / base)
     return found
+
+
+def find(timed: Iterable[Program], program: Program) -> Program | None:
+    """Return the program among those timed, or what it is but for its prefetch distance."""
+    alike = [one for one in timed if replace(one, prefetch=program.prefetch) == program]
+    return program if program in alike else next(iter(alike), None)
+
+
+def brief(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row with short names of machines, and what its figures hold for beside them."""
+    shown = {f"{side} on": f"{row[f'{side}_on'].split()[0]} {row[f'{side}_commit'][:7]}"
+             for side in ("learnt", "applied")}  # fmt: skip
+    for name in ("dtype", "threads", "cells"):
+        shown[name] = row[name]
+    for name in CHOICES:
+        value = row[name]
+        of = f" of {row[f'{name}_of']}" if f"{name}_of" in row else ""
+        shown[name] = f"{value:.3f}{of}" if value else "unknown"
+    return shown
 
 
 def main() -> None:
@@ -218,8 +242,8 @@ def main() -> None:
     rows = list(transfers(read_reports(files)))
     kinds = {row["applied_on"] for row in rows}
     report = Report("leave_one_out", {"files": [file.name for file in files]}, rows)
-    report.summary = {"machines": len(kinds)}
-    report.print()
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
+    console.print(rows_table("leave one machine out", list(map(brief, rows))))
     if len(kinds) < 2:
         print("one kind of machine alone is on record: run tuning.py --resume on another")
     report.write(options.json)

@@ -48,13 +48,14 @@ class DietCode:
 
     samples: int = 4
     lessons: int = 8
-    batch: int = 32
+    batch: int = 64
     seed: int = 0
 
     def search(self, task: SearchTask, measurer: Measurer) -> Found:
-        """Return the program of the micro-kernel with the least predicted cost at each M.
+        """Return a program of the micro-kernels that were timed at each M.
 
-        None where nothing could be timed.
+        At a sampled M the fastest, at others that of least predicted cost; none where none was
+        right.
         """
         start, draw = measurer.now(), random.Random(self.seed)
         trials = Trials(task, measurer, start + task.seconds)
@@ -63,14 +64,16 @@ class DietCode:
         model = None
         for _ in range(self.lessons):
             for m in sampled:
-                trials.time(m, self._next(task, m, shared[m], trials, model, draw))
+                trials.time(m, self._next(task, m, list(shared[m]), trials, model, draw))
             model = learn(task, trials)
         picks: dict[int, Regions] = {m: () for m in task.points}
-        if model is not None:
-            for m in task.points:
-                costs = predict(task, m, shared[m], model)
-                known = [trials.found.get((m, p), c) for p, c in zip(shared[m], costs, strict=True)]
-                picks[m] = whole(task, m, shared[m][int(np.argmin(known))])
+        tuned = {shared[m][p] for (m, p), seconds in trials.found.items() if seconds < math.inf}
+        for m in task.points if tuned else ():
+            best = trials.fastest(m)
+            if best is None:
+                known = [instantiate(task, m, each) for each in sorted(tuned)]
+                best = known[int(np.argmin(predict(task, m, known, model)))]
+            picks[m] = whole(task, m, best)
         return Found(picks, trials.count, measurer.now() - start)
 
     def _next(
@@ -107,15 +110,20 @@ def shared_set(task: SearchTask) -> list[Shared]:
     ]
 
 
-def programs(task: SearchTask, m: int) -> list[Program]:
-    """Return the shared set's programs at one M, each once."""
-    found: dict[Program, None] = {}
+def programs(task: SearchTask, m: int) -> dict[Program, Shared]:
+    """Return the programs at one M that differ, and a micro-kernel of each."""
+    found: dict[Program, Shared] = {}
     for shared in shared_set(task):
-        scheme = occupying_scheme(task, m, shared.tile)
-        program = task.program(m, shared.tile, shared.slice, scheme, shared.order)
+        program = instantiate(task, m, shared)
         if task.allows(program):
-            found[program] = None
-    return list(found)
+            found.setdefault(program, shared)
+    return found
+
+
+def instantiate(task: SearchTask, m: int, shared: Shared) -> Program:
+    """Return a micro-kernel's program at one M."""
+    scheme = occupying_scheme(task, m, shared.tile)
+    return task.program(m, shared.tile, shared.slice, scheme, shared.order)
 
 
 def occupying_scheme(task: SearchTask, m: int, tile: MicroKernel) -> Scheme:

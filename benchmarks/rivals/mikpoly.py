@@ -28,6 +28,8 @@ LENGTHS = (512, 2048)
 """K that it is timed at."""
 MORE_TILES = 4
 """Tiles of rows that its second time has more than the first."""
+ROUNDS = 9
+"""Times of each, of which all shapes live."""
 CUTS = 2
 """How often a rectangle is cut, and each part again: two make patterns of up to four regions."""
 REGION_SECONDS = 2e-6
@@ -38,13 +40,19 @@ REGION_SECONDS = 2e-6
 class TileCost:
     """Seconds of a column of row tiles, one group of panels wide, as a plane.
 
-    weights: of 1, K, the number of tiles, and K times that.
+    weights: of 1, K, the number of tiles, and K times that. first: the fewest tiles timed.
     """
 
     weights: tuple[float, ...]
+    first: int = 1
 
     def seconds(self, tiles: int, k: int) -> float:
-        """Return the seconds of so many tiles of rows, a nanosecond where the plane has less."""
+        """Return the seconds of so many tiles of rows; fewer than were timed save their share."""
+        if tiles < self.first:
+            return max(self._plane(tiles, k), self._plane(self.first, k) * tiles / self.first)
+        return self._plane(tiles, k)
+
+    def _plane(self, tiles: int, k: int) -> float:
         terms = (1, k, tiles, k * tiles)
         return max(1e-9, sum(w * term for w, term in zip(self.weights, terms, strict=True)))
 
@@ -86,7 +94,8 @@ def learn(
     times: dict[MicroKernel, list[tuple[int, int, float]]] = defaultdict(list)
     count = 0
     for k in LENGTHS:
-        one = replace(task, op=replace(task.op, n=GROUP_COLUMNS, k=k), phase=alone)
+        op = replace(task.op, n=GROUP_COLUMNS, k=k)
+        one = replace(task, op=op, phase=alone, rounds=max(task.rounds, ROUNDS))
         trials = Trials(one, measurer, end)
         for m, cases in by_rows.items():
             problem = one.problem(m)
@@ -116,7 +125,8 @@ def fit(times: list[tuple[int, int, float]]) -> TileCost:
     terms = np.array([(1, k, tiles, k * tiles) for tiles, k, _ in times], np.float64)
     scale = terms.max(axis=0)
     weights, *_ = np.linalg.lstsq(terms / scale, np.array([s for *_, s in times]), rcond=None)
-    return TileCost(tuple(float(w) for w in weights / scale))
+    first = min(tiles for tiles, *_ in times)
+    return TileCost(tuple(float(w) for w in weights / scale), first)
 
 
 def polymerize(task: SearchTask, m: int, costs: Costs) -> Regions:

@@ -199,22 +199,22 @@ def machine_facts() -> dict[str, Any]:
 
 
 def earlier_rows(
-    path: Path | None, config: Mapping[str, Any], same: Sequence[str]
+    path: Path | None, config: Mapping[str, Any], same: Sequence[str], *, any_machine: bool = False
 ) -> list[dict[str, Any]]:
     """Return the rows of the report at `path`, none without one: a run that resumes keeps them.
 
-    Raises SystemExit where it is another machine's, or differs in one of the settings `same`.
+    any_machine: rows say which machine they are of. Raises SystemExit where it is another machine's
+    and they do not, or differs in one of the settings `same`.
     """
     if path is None or not path.exists():
         return []
     report = msgspec.json.decode(path.read_bytes())
     now = msgspec.json.decode(msgspec.json.encode(config))  # tuples are lists in the file
-    if report["machine"]["cpu"] != machine_facts()["cpu"] or any(
-        report["config"].get(name) != now[name] for name in same
-    ):
+    elsewhere = report["machine"]["cpu"] != machine_facts()["cpu"] and not any_machine
+    if elsewhere or any(report["config"].get(name) != now[name] for name in same):
         raise SystemExit(f"{path}: of another machine or setting; leave --resume away")
     rows: list[dict[str, Any]] = report["rows"]
-    return rows
+    return [{"machine": report["machine"]["cpu"], **row} for row in rows] if any_machine else rows
 
 
 @dataclass(slots=True)
@@ -266,12 +266,18 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
 
 
 def open_report(
-    benchmark: str, options: argparse.Namespace, config: dict[str, Any], same: Sequence[str]
+    benchmark: str,
+    options: argparse.Namespace,
+    config: dict[str, Any],
+    same: Sequence[str],
+    *,
+    any_machine: bool = False,
 ) -> Report:
     """Return a report, with the earlier rows where the run resumes one of the `same` settings."""
     if options.resume and options.json is None:
         raise SystemExit("--resume needs --json F")
-    rows = earlier_rows(options.json, config, same) if options.resume else []
+    kept = {"any_machine": any_machine}
+    rows = earlier_rows(options.json, config, same, **kept) if options.resume else []
     return Report(benchmark, config, rows)
 
 

@@ -31,6 +31,8 @@ PACKAGES = (
     "numpy",
 )
 """What the environment holds; torch must stay out, it slows every builder process down."""
+SPIN = 2000
+"""Turns that threads wait for work before they sleep: ours, and TVM's as well."""
 WORKER = Path(__file__).with_name("tuning_tvm.py")
 
 
@@ -99,9 +101,9 @@ def command(python: Path, verb: str, cell: Cell, *more: object) -> list[str]:
 
 
 def settings(cell: Cell) -> dict[str, str]:
-    """Return the worker's environment: TVM's threads, which sleep when idle."""
+    """Return the worker's environment: TVM's threads, which wait between calls as ours do."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    return {**kept, "TVM_NUM_THREADS": str(cell.threads), "TVM_THREAD_POOL_SPIN_COUNT": "0"}
+    return {**kept, "TVM_NUM_THREADS": str(cell.threads), "TVM_THREAD_POOL_SPIN_COUNT": str(SPIN)}
 
 
 def tune(python: Path, cell: Cell) -> Tuned:

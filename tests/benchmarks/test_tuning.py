@@ -20,7 +20,7 @@ import tuning
 from tvm_cells import TvmError
 
 SCRIPT = ROOT / "benchmarks" / "tuning.py"
-RIVALS = {"roller", "dietcode", "mikpoly", "default"}
+RIVALS = {"roller", "dietcode", "mikpoly", "ansor", "default"}
 ABLATIONS = {"no micro-kernel choice", "no polymerization", "no split-K", "no loop orders"}
 ABLATIONS |= {"no reuse"}
 WINDOWS = {f"window {sigma}" for sigma in (5, 10, 15, 20)}
@@ -30,16 +30,21 @@ WINDOWS = {f"window {sigma}" for sigma in (5, 10, 15, 20)}
 def test_policies_and_ablations_are_compared_and_a_run_is_resumed(tmp_path):
     file = tmp_path / "report.json"
     options = ["--quick", "--effort", "fast", "--shapes", "256x128", "--m", "1,5", "--threads", "1"]
-    options += ["--seconds", "1", "--json", file]
+    machine = tuning.machine_facts()["cpu"]
+    options += ["--seconds", "1", "--patience", "0", "--json", file]
     subprocess.run([sys.executable, SCRIPT, *options, "--parts", "policies"], check=True)
     policies = json.loads(file.read_text())["rows"]
     subprocess.run([sys.executable, SCRIPT, *options, "--resume"], check=True)
     report = json.loads(file.read_text())
     assert report["rows"][: len(policies)] == policies
-    assert report["summary"]["sandwich"].keys() == RIVALS
-    assert report["summary"]["ablations"].keys() == ABLATIONS | WINDOWS
+    summary = report["summary"][machine]
+    assert summary["sandwich"].keys() == RIVALS
+    assert summary["ablations"].keys() == ABLATIONS | WINDOWS
+    assert summary["policies_seconds_per_shape"].keys() == RIVALS | {"sandwich"}
     for row in report["rows"]:
-        assert row["gflops"] > 0 and (row["n"], row["k"]) == (256, 128)
+        assert row["machine"] == machine and row["commit"] and row["target"]
+        assert (row["n"], row["k"]) == (256, 128)
+        assert row["gflops"] > 0 if "absent" not in row else row["policy"] in RIVALS
         assert row["policy"] != "sandwich" or row["vs_sandwich"] == 1
     assert {row["m"] for row in report["rows"]} == {1, 5}
 
@@ -59,7 +64,7 @@ def test_each_part_of_the_search_is_switched_off_once():
 def test_cells_that_a_report_has_are_not_timed_again(monkeypatch):
     options = SimpleNamespace(
         threads=1, effort="fast", seconds=0.0, m=(1,), quick=False, json=None, trials=8,
-        long_trials=16, cells=len(tuning.CELLS), tvm_python=sys.executable,
+        long_trials=16, cells=len(tuning.CELLS), tvm_python=sys.executable, shapes=None,
     )  # fmt: skip
     first, second, *_, last = cells = list(tuning.cells(options))
     row = {
@@ -67,7 +72,8 @@ def test_cells_that_a_report_has_are_not_timed_again(monkeypatch):
         "policy": "MetaSchedule",
         "ratio": 1.0,
         "cost_ratio": 1.0,
-        "cost_ratio_of_searched": 1.0,
+        "machine": tuning.machine_facts()["cpu"],
+        "threads": 1,
     }
     report = SimpleNamespace(rows=[], summary={}, write=lambda path: None)
     asked = []
@@ -80,7 +86,9 @@ def test_cells_that_a_report_has_are_not_timed_again(monkeypatch):
 
     monkeypatch.setattr(tuning, "compare_with_tvm", compare)
     monkeypatch.setattr(tuning, "sandwich", lambda options: tuning.POLICIES["default"])
-    run = tuning.Run(SimpleNamespace(hardware=read_hardware()), None, options)
+    index = SimpleNamespace(target=tuning.host_target().name, compiler="cc")
+    setting = SimpleNamespace(hardware=read_hardware(), built=SimpleNamespace(index=index))
+    run = tuning.Run(setting, None, options)
     report.rows.append(compare(None, None, first, None, None))
     asked.clear()
     tuning.measure_tvm(run, report)
@@ -88,3 +96,47 @@ def test_cells_that_a_report_has_are_not_timed_again(monkeypatch):
     asked.clear()
     tuning.measure_tvm(run, report)
     assert asked == [second]
+
+
+def row(policy, m=1, **rest):
+    return {
+        "part": "policies", "policy": policy, "m": m, "dtype": "f32", "machine": "A",
+        "seconds_per_shape": 2.0, **rest,
+    }  # fmt: skip
+
+
+def test_a_cell_without_a_program_counts_as_absent_and_not_as_slow():
+    rows = [row("sandwich", vs_sandwich=1.0), row("sandwich", m=8, vs_sandwich=1.0)]
+    rows += [row("roller", vs_sandwich=0.5), row("roller", m=8, absent=True)]
+    rows += [row("sandwich", machine="B", vs_sandwich=1.0, seconds_per_shape=4.0)]
+    found = tuning.summarize([*rows, row("roller", machine="B", vs_sandwich=0.8)])
+    assert found["A"]["sandwich"] == {"roller": 2.0}
+    assert found["A"]["policies_absent"] == {"roller": 1}
+    assert found["A"]["sandwich_by_m"] == {"roller": {1: 2.0, 8: None}}
+    assert found["B"]["policies_least"] == {"roller": 1.25}
+    assert found["B"]["policies_seconds_per_shape"] == {"sandwich": 4.0, "roller": 2.0}
+
+
+def test_a_table_of_another_machine_is_searched_anew():
+    options = SimpleNamespace(threads=1, effort="fast", seconds=0.0, m=(1,), quick=False)
+    run = tuning.Run(SimpleNamespace(hardware=read_hardware()), None, options)
+    task = run.task((64, 64))
+    candidate = task.problem(1).candidate(task.default(1))
+    known = row(
+        "sandwich", n=64, k=64, threads=1, target=task.target.name, kernel=candidate.kernel,
+        schedule=list(candidate.schedule), trials=3, tuning_seconds=2.0,
+        machine=tuning.machine_facts()["cpu"],
+    )  # fmt: skip
+    found = tuning.known_search([known], "policies", task)
+    assert found.choices[1].program == task.default(1) and found.seconds == 2.0
+    for other in ({"machine": "B"}, {"dtype": "bf16"}, {"threads": 2}):
+        assert tuning.known_search([known | other], "policies", task) is None
+
+
+def test_cells_follow_the_shapes_and_rows_asked_for():
+    options = SimpleNamespace(
+        shapes=((576, 1536), (2048, 2048)), m=(8, 128), cells=3, threads=1, trials=50
+    )
+    cells = list(tuning.cells(options))
+    assert [(c.m, c.n, c.k) for c in cells] == [(8, 576, 1536), (128, 576, 1536), (8, 2048, 2048)]
+    assert {(c.trials, c.tuned) for c in cells} == {(50, 50)}

@@ -42,6 +42,7 @@ MODELS: tuple[tuple[str, Path | None, dict[str, Any]], ...] = (
     ("smollm2-draft", smollm2(), {"weight_dtype": "bf16"}),
 )
 """What is asked, and how it is compiled; where that is not as the file is, the file drafts."""
+WORKS = ("quoting", "open", "drawn", "words", "schema")
 NGRAM = 8
 OPEN = (
     *("What is a good name for a small grey cat?", "Why is the sky blue?"),
@@ -182,12 +183,12 @@ def quoting_tiny(count: int) -> Work:
 
 
 def other_works(
-    ask_one: Callable[[str], Any], vocabulary: int, batches: Sequence[int]
+    ask_one: Callable[[str], Any], vocabulary: int, options: argparse.Namespace
 ) -> Iterator[Work]:
     """Yield works whose answers quote nothing, or hardly anything."""
     rng = random.Random(26)
-    for batch in batches:
-        asked = [ask_one(OPEN[i % len(OPEN)]) for i in range(max(8, batch))]
+    for batch in options.batches:
+        asked = [ask_one(OPEN[i % len(OPEN)]) for i in range(max(options.prompts, batch))]
         words = [[rng.randrange(3, vocabulary) for _ in range(100)] for _ in asked]
         plain = {"max_tokens": 64, "ignore_eos": True}
         yield Work("open", batch, asked, {"max_tokens": 64})
@@ -212,6 +213,8 @@ def main(arguments: Sequence[str] | None = None) -> Report:
                     opened.enter_context(dovetail.load(path, **given)) for given in ({}, drafting)
                 ]
                 for work in works(name, apps[0], options):
+                    if work.name not in options.works:
+                        continue
                     row = compare(apps, work, options.rounds)
                     report.rows.append({"model": name, **row})
                     print(report.rows[-1], flush=True)
@@ -237,12 +240,10 @@ def works(name: str, app: Any, options: argparse.Namespace) -> Iterator[Work]:
     vocabulary = app.engine.spec.vocab_size
     if name == "tiny":
         yield quoting_tiny(options.questions)
-        yield from other_works(
-            lambda text: f"Question: {text}\nPassage:", vocabulary, options.batches
-        )
+        yield from other_works(lambda text: f"Question: {text}\nPassage:", vocabulary, options)
     else:
         yield quoting_smollm2(app, options.traces, options.questions)
-        yield from other_works(lambda text: chat(app, text), vocabulary, options.batches)
+        yield from other_works(lambda text: chat(app, text), vocabulary, options)
 
 
 def summarise(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -262,6 +263,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--models", nargs="+", default=[name for name, *_ in MODELS])
     parser.add_argument("--questions", type=int, default=16, help="that passages answer")
     parser.add_argument("--batches", type=parse_numbers, default=(1, 4, 16))
+    parser.add_argument("--works", nargs="+", default=WORKS, choices=WORKS)
+    parser.add_argument("--prompts", type=int, default=8, help="of each work beside quoting")
     parser.add_argument("--rounds", type=int, default=9)
     add_report_options(parser)
     add_work_option(parser)

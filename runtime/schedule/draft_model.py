@@ -21,7 +21,7 @@ from typing import TypeAlias
 from dovetail.runtime.schedule.experience import (
     FADE,
     FADE_ALL,
-    FEW,
+    FORGET,
     KEPT,
     MARGIN,
     HitRate,
@@ -84,6 +84,14 @@ class Guess:
     gains: list[float] = field(default_factory=list)
 
 
+class _Experience:
+    """What came of drafted tokens: of all, and by how sure the model was of them."""
+
+    def __init__(self) -> None:
+        self.all = HitRate(FADE_ALL)
+        self.sure = [HitRate(FADE_ALL) for _ in range(SURENESS)]
+
+
 class Drafter:
     """The draft model's view of all requests of a scheduler."""
 
@@ -95,15 +103,13 @@ class Drafter:
         self.spent = 0.0
         """Seconds that drafting took in the last step."""
         self._copies: dict[int, _Copy] = {}
-        self._hits = HitRate(FADE_ALL)
-        self._sure = [HitRate(FADE_ALL) for _ in range(SURENESS)]
-        self._times = RowTimes(min(limits.max_step_sequences, limits.max_step_tokens))
-        self._row_seconds: deque[float] = deque(maxlen=KEPT)  # of those of new texts
+        self._known = _Experience(), _Experience()  # of greedy answers, of drawn ones
+        self._forget_times()
         self._steps = 0
 
     def chance(self, request: Request) -> float:
         """Return the part of the request's next drafted tokens that should hold."""
-        copy, usual = self._copies.get(request.id), self._hits.chance(USUAL)
+        copy, usual = self._copies.get(request.id), self._of(request).all.chance(USUAL)
         return copy.hits.chance(usual) if copy else usual
 
     def draft(
@@ -130,24 +136,33 @@ class Drafter:
         copy = self._copies.get(request.id)
         if copy is None or not copy.sure:
             return False
-        for rate in (self._sure[copy.sure.pop(0)], copy.hits, self._hits):
+        known = self._of(request)
+        for rate in (known.sure[copy.sure.pop(0)], copy.hits, known.all):
             rate.learn(held)
         return True
 
     def warm(self) -> None:
-        """Read a text that nobody sees, so that weights are there and some times known."""
-        tokens = min(self.limits.max_context, self.limits.max_step_tokens, NEW_ROWS) - FEW - 1
+        """Read a text that nobody sees: its times, of a machine that loads, tell nothing."""
+        tokens = min(self.limits.max_context, self.limits.max_step_tokens, NEW_ROWS) - 1
         if tokens < 1:
             return
-        for token in (0, 1):  # the first text is slow
-            self._row_seconds.clear()
-            request = Request(-1, [token] * tokens, tokens, 1, SamplingParams(), Metrics(0.0))
-            guess = Guess(self._open(request), FEW, USUAL)
-            for _ in range(1 + FEW):
-                self._pass([guess], NEW_ROWS)
-            request.finish("stop")
-            self._drop_finished()
+        request = Request(-1, [0] * tokens, tokens, 1, SamplingParams(), Metrics(0.0))
+        guess = Guess(self._open(request), 2, USUAL)
+        for _ in range(2):
+            self._pass([guess], NEW_ROWS)
+        request.finish("stop")
+        self._drop_finished()
         self.pool.forget()
+        self._forget_times()
+
+    def _forget_times(self) -> None:
+        limits = self.limits
+        self._times = RowTimes(min(limits.max_step_sequences, limits.max_step_tokens))
+        self._row_seconds: deque[float] = deque(maxlen=KEPT)  # of those of new texts
+        self._doubt = 1.0  # what of the times of passes is believed, while these do not pay
+
+    def _of(self, request: Request) -> _Experience:
+        return self._known[request.params.temperature > 0]
 
     # ---- a step ----
 
@@ -173,7 +188,9 @@ class Drafter:
             if guess not in chosen:
                 guess.copy.hits.forget()
         if not chosen:
-            self._hits.forget()
+            for known in self._known:
+                known.all.forget()
+            self._doubt *= FORGET
             return ()
         reading = self._leave_new(chosen, seconds[0] - tokens / rate, usual)
         active = self._pass(reading, NEW_ROWS)
@@ -194,10 +211,9 @@ class Drafter:
         guesses = sorted(guesses, key=lambda guess: -guess.gain * guess.chance)
         best, rate = 0, bar * tokens / seconds[0]
         gain = ahead = 0.0
-        line = self._times.line
         for count, guess in enumerate(guesses[: self.limits.max_step_sequences], 1):
             gain, ahead = gain + guess.gain, ahead + guess.gain * guess.chance
-            each = line[min(count, len(line) - 1)] if line else 0.0  # unknown: it is tried
+            each = self._doubt * self._pass_seconds(count)
             more, chance, sum_ = gain, ahead / gain, tokens
             most = min(guess.most - len(guess.tokens), (len(seconds) - 1) // count)
             for passes in range(1, most + 1):
@@ -207,6 +223,10 @@ class Drafter:
                 if speed > rate:
                     best, rate = count, speed
         return guesses[:best], rate
+
+    def _pass_seconds(self, texts: int) -> float:
+        line = self._times.line
+        return line[min(texts, len(line) - 1)] if line else 0.0  # unknown: it is tried
 
     def _leave_new(self, chosen: Sequence[Guess], saved: float, usual: float) -> Sequence[Guess]:
         """Return them without texts that are new, where these take more time than they save.
@@ -274,10 +294,12 @@ class Drafter:
         batch, began = Batch(tuple(chunks), cpu_decode=tuple(decodes)), self._clock()
         found = self._read(batch, texts, self.pool.table)
         took = self._clock() - began
-        if not chunks:
-            self._times.learn(len(decodes), took)
-        elif batch.tokens > NEAR * len(texts):
+        if batch.tokens > NEAR * len(texts):
             self._row_seconds.append(took / batch.tokens)
+        else:  # a token of each text, or two where its draft held
+            usual = self._pass_seconds(len(texts))
+            self._doubt = min(1.0, took / usual) if usual and self._doubt < 1.0 else 1.0
+            self._times.learn(len(texts), took)
         for number, text in texts.items():
             text.computed += lengths[number]
             known = self._copies[number].known  # what it thought is for nobody else
@@ -295,7 +317,7 @@ class Drafter:
             return False
         probability = math.exp(min(0.0, logprob))
         kind = min(SURENESS - 1, int(SURENESS * probability))
-        guess.gain *= self._sure[kind].chance(probability)
+        guess.gain *= self._of(copy.request).sure[kind].chance(probability)
         guess.tokens, guess.gains = tokens, [*guess.gains, guess.gain]
         copy.sure.append(kind)
         copy.text.tokens.append(token)

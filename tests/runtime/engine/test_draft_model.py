@@ -130,7 +130,7 @@ def test_what_the_model_reads_is_what_requests_have(
             assert [list(d.token_ids) for d in done] == [answer(p, 60) for p in prompts[:n]]
         assert count(app, "accepted_tokens") > 60
         drafter = app.engine.scheduler.speculation.drafter
-        assert drafter._hits.chance(1.0) == 1.0, "a drafted token was wrong"
+        assert drafter._known[0].all.chance(1.0) == 1.0, "a drafted token was wrong"
         check_integrity(drafter.pool)
 
 

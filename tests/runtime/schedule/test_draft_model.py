@@ -146,6 +146,18 @@ def test_passes_that_cost_what_they_bring_are_tried_and_left() -> None:
     assert sum(rows > 1 for rows in replies.rows) < len(replies.rows) / 20
 
 
+def test_passes_that_took_long_once_are_tried_again() -> None:
+    replies = Replies(lambda rows: 1.0)
+    small = Small(replies)
+    small.seconds = lambda rows: 3.0
+    run(replies, replies.ask(150))
+    assert sum(rows > 1 for rows in replies.rows[-50:]) < 3
+    small.seconds = lambda rows: 0.1
+    replies.rows.clear()
+    run(replies, replies.ask(350))
+    assert len(replies.rows) < 250
+
+
 def test_it_is_left_out_where_it_is_wrong_and_tried_again() -> None:
     replies = Replies(lambda rows: 1.0)
     small = Small(replies)
@@ -159,6 +171,19 @@ def test_it_is_left_out_where_it_is_wrong_and_tried_again() -> None:
     for _ in range(3):
         run(replies, ask(replies, [4, 5, 6], 300))
     assert len(replies.rows) < 600
+
+
+def test_what_drawn_answers_did_says_nothing_of_greedy_ones() -> None:
+    """A token that is drawn is seldom the likeliest one, however right the model is."""
+    replies = Replies(lambda rows: 1.0)
+    drafter = Small(replies).drafter
+    drawn, greedy = (ask(replies, [7, 2, 3], temperature=heat) for heat in (1.0, 0.0))
+    usual = drafter.chance(greedy)
+    for _ in range(20):
+        assert drafter.draft({drawn: 1}, [1.0] * 9, 1) or drafter.chance(drawn) < 0.2
+        if not drafter.learn(drawn, held=False):
+            break
+    assert drafter.chance(drawn) < usual / 2 and drafter.chance(greedy) == usual
 
 
 def test_requests_of_a_batch_share_passes() -> None:

@@ -198,7 +198,7 @@ class CpuExecutor:
         n_kv: of this rank in the phase, by default in decode.
         """
         n_kv = n_kv or self.model.spec.n_kv_heads
-        return count_parts(shape.n_decode, n_kv, shape.longest_decode, threads, least)
+        return count_parts(shape.decoders, n_kv, shape.longest_decode, threads, least)
 
 
 def fit_service(service: ServicePlan, hardware: HardwareSpec) -> ServicePlan:

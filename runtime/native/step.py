@@ -36,13 +36,15 @@ class StepShape:
     A request is one of `outputs` for each of its rows, drafted ones too.
     Behind the rows of `outputs`, which get a token, lie those of `scored`: prompts, and positions
     of theirs whose logits score the next token. A prompt that ends here and that nothing follows is
-    one of them even without any.
+    one of them even without any. `decoders` counts the requests that decode, `longest_decode` the
+    tokens of the longest: how keys are cut goes by these, so that drafts do not change it.
     """
 
     n_tokens: int
     n_prefill: int
     n_decode: int
     prefill_tokens: int
+    decoders: int
     longest_decode: int
     outputs: tuple[Request, ...]
     scored: tuple[tuple[Request, range], ...] = ()
@@ -116,7 +118,7 @@ class StepBuffers:
                 outputs.append(request)
         prefill_tokens = row
         decodes = [requests[number] for number in (*batch.gpu_decode, *batch.cpu_decode)]
-        longest = self._put_decodes(decodes, table, sequence, row, len(outputs))
+        decoders, longest = self._put_decodes(decodes, table, sequence, row, len(outputs))
         outputs += decodes
         if score_rows:
             self.arrays["out_rows"][len(outputs) : len(outputs) + len(score_rows)] = score_rows
@@ -125,6 +127,7 @@ class StepBuffers:
             n_prefill=len(batch.prefill),
             n_decode=len(decodes),
             prefill_tokens=prefill_tokens,
+            decoders=decoders,
             longest_decode=longest,
             outputs=tuple(outputs),
             scored=tuple(scored),
@@ -153,14 +156,14 @@ class StepBuffers:
         sequence: int,
         row: int,
         output: int,
-    ) -> int:
-        """Write one row for each of `decodes`; return the tokens of the longest.
+    ) -> tuple[int, int]:
+        """Write one row for each of `decodes`; return the requests and the tokens of the longest.
 
         Where a request comes again its drafted tokens follow, each as a sequence of its own with
         the same blocks: all rows of a step are stored before any looks at them.
         """
-        before, ahead = None, 0
-        cells, tables, longest = self._cells, self.arrays["block_tables"], 0
+        before, ahead, decoders, longest = None, 0, 0, 0
+        cells, tables = self._cells, self.arrays["block_tables"]
         ids, positions, slots = cells["token_ids"], cells["positions"], cells["kv_slots"]
         lengths, out_rows = cells["seq_lengths"], cells["out_rows"]
         for number, request in enumerate(decodes):
@@ -173,8 +176,9 @@ class StepBuffers:
             slots[row + number] = int(blocks[index]) * KV_BLOCK + place
             lengths[sequence + number] = at + 1
             out_rows[output + number] = row + number
-            longest = max(longest, at + 1)
-        return longest
+            if not ahead:
+                decoders, longest = decoders + 1, max(longest, at + 1)
+        return decoders, longest
 
     def forward_addresses(self) -> dict[str, int]:
         """Return the forward tape's arguments that are the same in every step."""

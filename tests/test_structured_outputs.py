@@ -223,8 +223,8 @@ def test_a_form_that_cannot_be_followed_fails_alone(
     gate, find, open_mask = threading.Event(), TokenMask.find, masks.Grammars.open
     opened: list[TokenMask] = []
 
-    def mark(self: masks.Grammars, grammar: str, left: int, *, greedy: bool) -> TokenMask:
-        opened.append(open_mask(self, grammar, left, greedy=greedy))
+    def mark(self: masks.Grammars, grammar: str, left: int, tries: int | None) -> TokenMask:
+        opened.append(open_mask(self, grammar, left, tries))
         return opened[-1]
 
     def hang(self: TokenMask) -> None:

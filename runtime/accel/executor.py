@@ -291,10 +291,10 @@ class DeviceExecutor:
             sub_batch.attending = sub_batch.waited = 0.0
         return StepWaits(attending, waited, seconds - attending) if attending else None
 
-    def sample(self, filled: Filled) -> None:
+    def sample(self, filled: Filled, row: int | None = None) -> None:
         """Choose tokens from logits that the host changes; of others the device has chosen."""
         if any(request.ruled for request in filled.shape.outputs):
-            self.cpu.sample(filled)
+            self.cpu.sample(filled, row)
 
     @contextmanager
     def _working(self) -> Iterator[None]:

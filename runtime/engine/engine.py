@@ -97,8 +97,11 @@ class Executor(Protocol):
         Raises StepTooLarge where memory ran out, and nothing is lost.
         """
 
-    def sample(self, filled: Filled) -> None:
-        """Choose the tokens of a batch that was computed, from logits which the host may change."""
+    def sample(self, filled: Filled, row: int | None = None) -> None:
+        """Choose the tokens of a batch that was computed, from logits which the host may change.
+
+        row: of its request alone, by another random number, which holds for the step.
+        """
 
     def rest(self) -> None:
         """There is nothing to compute for now."""
@@ -143,7 +146,8 @@ class Engine:
         self.recorder: StepRecorder | None = None
         self.watch: StepWatch | None = None
         self.waits = DeviceWaits()
-        self._rules = Rules(model.eos_token_ids, self._fail)
+        drafts = scheduler.speculation is not None
+        self._rules = Rules(model.eos_token_ids, self._fail, drafts=drafts)
 
     def submit(
         self, prompt: Sequence[int], params: SamplingParams, priority: int = 0

@@ -10,7 +10,7 @@ import mmap
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,14 @@ PAGE = mmap.PAGESIZE
 
 Blocks: TypeAlias = "array[int] | npt.NDArray[np.int32]"
 """The blocks of a sequence in order, int32."""
+
+
+class Uniform(Protocol):
+    """Gives random numbers in [0, 1) for the tokens of requests."""
+
+    def __call__(self, request: Request, ahead: int, *, again: bool) -> float:
+        """Return the number of the token behind `ahead` drafted ones, or that of a second draw."""
+
 
 _Shape = tuple[type[np.generic], tuple[int, ...]]
 
@@ -93,6 +101,7 @@ class StepBuffers:
         self._forward = {name: addresses[name] for name in _FORWARD_ARRAYS} | tables | stride
         self._sample = {name: addresses[name] for name in _SAMPLE_ARRAYS} | stride
         self._sampled: tuple[Request, ...] = ()  # whose parameters lie in the arrays
+        self._again: set[int] = set()  # outputs that were drawn again
         self._iota = np.arange(spec.max_context, dtype=np.int32)
 
     def fill(
@@ -100,6 +109,7 @@ class StepBuffers:
     ) -> StepShape:
         """Write the arrays for `batch`; `table` gives the blocks of a request."""
         row, sequence = 0, 0
+        self._again.clear()
         outputs: list[Request] = []
         scored: list[tuple[Request, range]] = []
         score_rows: list[int] = []
@@ -196,22 +206,33 @@ class StepBuffers:
         }
 
     def sample_args(
-        self, shape: StepShape, uniform: Callable[[Request, int], float]
+        self, shape: StepShape, uniform: Uniform, row: int | None = None
     ) -> dict[str, int]:
         """Write the sampling parameters of the outputs and return the sample tape's arguments.
 
         Of rows that score, the tape takes the likeliest token: with its logit it gives their sum.
+        row: the one that is drawn again, alone; its second number holds until the next `fill`.
         """
-        if shape.outputs != self._sampled:  # else they are as they were in the last step
-            for row, request in enumerate(shape.outputs):
+        if row is not None:
+            self._again.add(row)
+        elif shape.outputs != self._sampled:  # else they are as they were in the last step
+            for place, request in enumerate(shape.outputs):
                 for name in _PARAMETERS:
-                    self.arrays[name][row] = getattr(request.params, name)
+                    self.arrays[name][place] = getattr(request.params, name)
             self._sampled = shape.outputs
         before, ahead = None, 0
-        for row, request in enumerate(shape.outputs):
+        for place, request in enumerate(shape.outputs):
             ahead, before = ahead + 1 if request is before else 0, request
-            if request.params.temperature > 0:
-                self._cells["uniform"][row] = uniform(request, ahead)
+            if request.params.temperature > 0 and row in (None, place):
+                again = place in self._again
+                self._cells["uniform"][place] = uniform(request, ahead, again=again)
+        if row is not None:
+            return {
+                name: found
+                if name == "logits_stride"
+                else found + row * self.arrays[name].strides[0]
+                for name, found in self._sample.items()
+            } | {"n_rows": 1}
         if shape.scored:
             self.arrays["temperature"][len(shape.outputs) : shape.n_out] = 0.0
         return {**self._sample, "n_rows": shape.n_out}

@@ -146,8 +146,7 @@ class Engine:
         self.recorder: StepRecorder | None = None
         self.watch: StepWatch | None = None
         self.waits = DeviceWaits()
-        drafts = scheduler.speculation is not None
-        self._rules = Rules(model.eos_token_ids, self._fail, drafts=drafts)
+        self._rules = Rules(model.eos_token_ids, self._fail)
 
     def submit(
         self, prompt: Sequence[int], params: SamplingParams, priority: int = 0
@@ -286,7 +285,10 @@ class Engine:
                 if shape.outputs or shape.scored:
                     with self._span("sample", rows=shape.n_out):
                         sample = partial(executor.sample, one)
-                        raw = self._rules.choose(shape, one.buffers, self.grammars, sample)
+                        drafts = self.scheduler.speculation is not None
+                        raw = self._rules.choose(
+                            shape, one.buffers, self.grammars, sample, drafts=drafts
+                        )
                         self._accept(shape, one.buffers, raw)
                 touched += shape.touched
         return touched

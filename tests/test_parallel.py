@@ -191,7 +191,7 @@ def test_any_number_of_processes_gives_the_same_scores(artifact: Callable[[str],
 
 def test_threads_share_the_heads_of_their_rank(artifact: Callable[[str], Path]) -> None:
     """Two of four KV heads leave half of four threads idle, if keys stay whole."""
-    shape = StepShape(1, 0, n_decode=1, prefill_tokens=0, longest_decode=200, outputs=())
+    shape = StepShape(1, 0, 1, prefill_tokens=0, decoders=1, longest_decode=200, outputs=())
     for processes, parts in ((1, 1), (2, 2)):
         with load(artifact("llama-4kv"), plan=plan(processes)) as app:
             assert app.engine.executor.kv_splits(shape, 4, PART_TOKENS) == parts

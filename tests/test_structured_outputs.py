@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 import re
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -139,6 +141,26 @@ def test_samples_differ_and_keep_the_form(app: App) -> None:
         check_person(done)
 
 
+def test_draws_under_a_form_come_as_often_as_their_odds(app: App) -> None:
+    """Each is tried without a mask, and drawn again under it where it is refused."""
+    (free,) = app.generate("a", max_tokens=1, logprobs=100)
+    assert free.logprobs is not None and app.tokenizer is not None
+    odds = {app.tokenizer.decode([token]): math.exp(odd) for token, odd in free.logprobs[0].top}
+    words = [" language", " was", " birthplace", " The"]
+    assert 0.2 < sum(odds[word] for word in words) < 0.6  # some draws are refused, some are not
+    asked = {"structured_outputs": {"choice": words}, "temperature": 1.0, "max_tokens": 300}
+    drawn: Counter[str] = Counter()
+    for seed in range(6):
+        done = app.generate("a", **asked, n=250, seed=seed)
+        drawn.update(app.tokenizer.decode(one.token_ids[:1]) for one in done)
+    count, whole = sum(drawn[word] for word in words), sum(odds[word] for word in words)
+    assert count > 1200  # others begin one of the words
+    for word in words:
+        wanted = odds[word] / whole
+        spread = math.sqrt(wanted * (1 - wanted) / count)
+        assert drawn[word] / count == pytest.approx(wanted, abs=4 * spread)
+
+
 @pytest.mark.parametrize(
     ("form", "shape"),
     [
@@ -223,8 +245,8 @@ def test_a_form_that_cannot_be_followed_fails_alone(
     gate, find, open_mask = threading.Event(), TokenMask.find, masks.Grammars.open
     opened: list[TokenMask] = []
 
-    def mark(self: masks.Grammars, grammar: str, left: int, *, greedy: bool) -> TokenMask:
-        opened.append(open_mask(self, grammar, left, greedy=greedy))
+    def mark(self: masks.Grammars, grammar: str, left: int, tries: int | None) -> TokenMask:
+        opened.append(open_mask(self, grammar, left, tries))
         return opened[-1]
 
     def hang(self: TokenMask) -> None:

@@ -291,10 +291,10 @@ class DeviceExecutor:
             sub_batch.attending = sub_batch.waited = 0.0
         return StepWaits(attending, waited, seconds - attending) if attending else None
 
-    def sample(self, filled: Filled) -> None:
+    def sample(self, filled: Filled, row: int | None = None) -> None:
         """Choose tokens from logits that the host changes; of others the device has chosen."""
         if any(request.ruled for request in filled.shape.outputs):
-            self.cpu.sample(filled)
+            self.cpu.sample(filled, row)
 
     @contextmanager
     def _working(self) -> Iterator[None]:
@@ -321,8 +321,9 @@ class DeviceExecutor:
     ) -> Filled:
         requests, cpu = scheduler.requests, self.cpu
         shape = sub_batch.fill(batch, requests, scheduler.pools)
-        longest = max((len(requests[n].tokens) for n in batch.cpu_decode), default=0)
-        there = replace(shape, n_decode=len(batch.cpu_decode), longest_decode=longest)
+        lengths = {n: len(requests[n].tokens) for n in batch.cpu_decode}
+        longest = max(lengths.values(), default=0)
+        there = replace(shape, decoders=len(lengths), longest_decode=longest)
         threads = cpu.model.decode.plan.threads
         sizes = BatchSizes(
             n_tokens=shape.n_tokens,

@@ -97,8 +97,11 @@ class Executor(Protocol):
         Raises StepTooLarge where memory ran out, and nothing is lost.
         """
 
-    def sample(self, filled: Filled) -> None:
-        """Choose the tokens of a batch that was computed, from logits which the host may change."""
+    def sample(self, filled: Filled, row: int | None = None) -> None:
+        """Choose the tokens of a batch that was computed, from logits which the host may change.
+
+        row: of its request alone, by another random number, which holds for the step.
+        """
 
     def rest(self) -> None:
         """There is nothing to compute for now."""
@@ -282,7 +285,10 @@ class Engine:
                 if shape.outputs or shape.scored:
                     with self._span("sample", rows=shape.n_out):
                         sample = partial(executor.sample, one)
-                        raw = self._rules.choose(shape, one.buffers, self.grammars, sample)
+                        drafts = self.scheduler.speculation is not None
+                        raw = self._rules.choose(
+                            shape, one.buffers, self.grammars, sample, drafts=drafts
+                        )
                         self._accept(shape, one.buffers, raw)
                 touched += shape.touched
         return touched

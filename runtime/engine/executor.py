@@ -144,10 +144,10 @@ class CpuExecutor:
         for one in filled:
             self.forward(one.shape)
 
-    def sample(self, filled: Filled) -> None:
+    def sample(self, filled: Filled, row: int | None = None) -> None:
         """Run the sample tape."""
-        args = filled.buffers.sample_args(filled.shape, draw_uniform)
-        rows = max(1, filled.shape.n_out)  # each is sampled by one thread
+        args = filled.buffers.sample_args(filled.shape, draw_uniform, row)
+        rows = max(1, args["n_rows"])  # each is sampled by one thread
         self.sampler.run(self.model.team, args, most=rows, usable=self._usable)
 
     def rest(self) -> None:
@@ -198,7 +198,7 @@ class CpuExecutor:
         n_kv: of this rank in the phase, by default in decode.
         """
         n_kv = n_kv or self.model.spec.n_kv_heads
-        return count_parts(shape.n_decode, n_kv, shape.longest_decode, threads, least)
+        return count_parts(shape.decoders, n_kv, shape.longest_decode, threads, least)
 
 
 def fit_service(service: ServicePlan, hardware: HardwareSpec) -> ServicePlan:

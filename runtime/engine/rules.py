@@ -15,8 +15,8 @@ from weakref import WeakKeyDictionary
 from dovetail.ir.errors import RequestError
 from dovetail.runtime.native.step import StepBuffers, StepShape
 from dovetail.runtime.schedule.logit_rules import LogitRules, Logits
-from dovetail.runtime.schedule.request import Request
-from dovetail.runtime.text.masks import Grammars, TokenMask
+from dovetail.runtime.schedule.request import Request, SamplingParams
+from dovetail.runtime.text.masks import TRIES, Grammars, TokenMask
 
 
 @dataclass(slots=True)
@@ -29,6 +29,17 @@ class _Walk:
     row: int
     ahead: int = 0  # drafted tokens before `row`
     fresh: bool = True  # whether nothing of `row` was changed yet
+
+    @property
+    def free(self) -> bool:
+        """Whether a token of the row is chosen as it is, which the grammar tries."""
+        mask = self.mask
+        return mask is not None and mask.found and not mask.due and not self.rules.more
+
+    @property
+    def draws(self) -> bool:
+        """Whether there is a choice but for the likeliest token."""
+        return self.request.params.temperature > 0 and not (self.mask and self.mask.forced)
 
     def restrict(self, logits: Logits) -> bool:
         """Change the row; return whether it was changed for the first time.
@@ -51,6 +62,7 @@ class _Walk:
             if not math.isfinite(logprob):
                 return False
             if self.mask is not None and not self.mask.take(token):
+                self.fresh = False
                 return True
             if self.ahead == len(drafted) or drafted[self.ahead] != token:
                 return False
@@ -74,23 +86,29 @@ class Rules:
         shape: StepShape,
         buffers: StepBuffers,
         grammars: Grammars,
-        sample: Callable[[], None],
+        sample: Callable[[int | None], None],
+        *,
+        drafts: bool,
     ) -> dict[int, Logits]:
-        """Have tokens chosen by `sample`; return the raw logits of changed rows that show them."""
+        """Have tokens chosen by `sample`; return the raw logits of changed rows that show them.
+
+        sample: of a row alone, by another random number, or of all. drafts: whether tokens that
+        grammars force are drafted.
+        """
         raw: dict[int, Logits] = {}
         walks = begun = self._begin(shape, grammars)
-        self._restrict(begun, buffers, raw)
-        sample()
+        self._restrict((walk for walk in begun if not walk.free), buffers, raw, sample)
+        sample(None)
         while walks := [
             walk for walk in walks if not walk.request.finished and walk.advance(buffers)
         ]:
             grammars.follow(walk.mask for walk in walks if walk.mask is not None)
-            if self._restrict(walks, buffers, raw):
-                sample()
+            if self._restrict(walks, buffers, raw, sample):
+                sample(None)
         left = [walk for walk in begun if walk.mask is not None and not walk.request.finished]
-        for walk in left:
+        for walk in left if drafts else ():
             assert walk.mask is not None
-            walk.request.forced = walk.mask.forced()
+            walk.request.forced = walk.mask.force()
         grammars.follow(walk.mask for walk in left if walk.mask is not None)
         return raw
 
@@ -106,11 +124,15 @@ class Rules:
         return walks
 
     def _restrict(
-        self, walks: Iterable[_Walk], buffers: StepBuffers, raw: dict[int, Logits]
+        self,
+        walks: Iterable[_Walk],
+        buffers: StepBuffers,
+        raw: dict[int, Logits],
+        sample: Callable[[int | None], None],
     ) -> bool:
         """Change the rows where walks stand; return whether tokens are still to be chosen.
 
-        The likeliest token instead of one that was refused is written at once.
+        Another token instead of one that was refused is chosen at once.
         """
         left = False
         for walk in walks:
@@ -120,6 +142,8 @@ class Rules:
             try:
                 if walk.restrict(logits):
                     left = True
+                elif walk.draws:
+                    sample(walk.row)
                 else:
                     buffers.choose_likeliest(walk.row)
             except RequestError as error:
@@ -132,10 +156,18 @@ class Rules:
         if found is None:
             params, mask = request.params, None
             if params.grammar:
-                left, greedy = request.max_tokens - request.generated, params.temperature == 0
-                mask = grammars.open(params.grammar, left, greedy=greedy)
+                left, tries = request.max_tokens - request.generated, _count_tries(params)
+                mask = grammars.open(params.grammar, left, tries)
                 request.accepts = mask.count_accepted
             prompt = request.tokens[: request.prompt_length]
             found = LogitRules(params, prompt, self._ends, mask), mask
             self._known[request] = found
         return found
+
+
+def _count_tries(params: SamplingParams) -> int | None:
+    """Return how many more choices than one are tried before the mask, None where none can be."""
+    if params.temperature == 0:
+        return TRIES
+    filters = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
+    return None if filters else 0

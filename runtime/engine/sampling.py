@@ -11,15 +11,15 @@ _WORD = (1 << 64) - 1
 _BELOW_ONE = float(np.nextafter(np.float32(1), np.float32(0)))
 
 
-def draw_uniform(request: Request, ahead: int = 0) -> float:
+def draw_uniform(request: Request, ahead: int = 0, *, again: bool = False) -> float:
     """Return a token's number in [0, 1): a function of (seed, sample index, its place) alone.
 
-    ahead: tokens between the request's newest one and the one that is drawn. Counter-based, so it
-    does not depend on which other requests share the batch.
+    ahead: tokens between the request's newest one and the one that is drawn. again: the number of a
+    second draw. Counter-based, so it does not depend on which other requests share the batch.
     """
     generator = np.random.Philox(
         key=np.array([request.seed & _WORD, request.index], np.uint64),
-        counter=np.array([request.generated + ahead, 0, 0, 0], np.uint64),
+        counter=np.array([request.generated + ahead, again, 0, 0], np.uint64),
     )
     return min(float(np.random.Generator(generator).random()), _BELOW_ONE)
 

@@ -11,7 +11,8 @@ from functools import lru_cache
 from dovetail.ir.model import MAX_KV_SPLITS
 
 PART_TOKENS = 64
-"""Keys below which a part is not worth its merge, where no schedule says otherwise."""
+"""Keys below which a part is not worth its merge, where no schedule says otherwise. Kernels cut no
+more, of each sequence by its own length: there is no need to count by the longest."""
 LONG_TOKENS = 256
 """Keys from which on a part is worth its merge for the sake of reading heads in one stretch.
 
@@ -40,9 +41,11 @@ def count_parts(
         longest: tokens of the longest sequence.
         threads: those that share the work.
         least: each sequence has at most one part more than the longest has stretches of so many
-            tokens; 0 = sequences stay whole.
+            tokens, up to `PART_TOKENS` than it has itself; 0 = sequences stay whole.
     """
-    most = min(MAX_KV_SPLITS, 1 + longest // least) if least else 1
+    most = MAX_KV_SPLITS if least else 1
+    if least > PART_TOKENS:
+        most = min(most, 1 + longest // least)
     return _count_parts(sequences, n_kv, most, min(most, longest // LONG_TOKENS), threads)
 
 

@@ -10,7 +10,7 @@ import mmap
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,14 @@ PAGE = mmap.PAGESIZE
 Blocks: TypeAlias = "array[int] | npt.NDArray[np.int32]"
 """The blocks of a sequence in order, int32."""
 
+
+class Uniform(Protocol):
+    """Gives random numbers in [0, 1) for the tokens of requests."""
+
+    def __call__(self, request: Request, ahead: int, *, again: bool) -> float:
+        """Return the number of the token behind `ahead` drafted ones, or that of a second draw."""
+
+
 _Shape = tuple[type[np.generic], tuple[int, ...]]
 
 
@@ -36,13 +44,15 @@ class StepShape:
     A request is one of `outputs` for each of its rows, drafted ones too.
     Behind the rows of `outputs`, which get a token, lie those of `scored`: prompts, and positions
     of theirs whose logits score the next token. A prompt that ends here and that nothing follows is
-    one of them even without any.
+    one of them even without any. `decoders` counts the requests that decode, `longest_decode` the
+    tokens of the longest: how keys are cut goes by these, so that drafts do not change it.
     """
 
     n_tokens: int
     n_prefill: int
     n_decode: int
     prefill_tokens: int
+    decoders: int
     longest_decode: int
     outputs: tuple[Request, ...]
     scored: tuple[tuple[Request, range], ...] = ()
@@ -91,6 +101,7 @@ class StepBuffers:
         self._forward = {name: addresses[name] for name in _FORWARD_ARRAYS} | tables | stride
         self._sample = {name: addresses[name] for name in _SAMPLE_ARRAYS} | stride
         self._sampled: tuple[Request, ...] = ()  # whose parameters lie in the arrays
+        self._again: set[int] = set()  # outputs that were drawn again
         self._iota = np.arange(spec.max_context, dtype=np.int32)
 
     def fill(
@@ -98,6 +109,7 @@ class StepBuffers:
     ) -> StepShape:
         """Write the arrays for `batch`; `table` gives the blocks of a request."""
         row, sequence = 0, 0
+        self._again.clear()
         outputs: list[Request] = []
         scored: list[tuple[Request, range]] = []
         score_rows: list[int] = []
@@ -116,7 +128,7 @@ class StepBuffers:
                 outputs.append(request)
         prefill_tokens = row
         decodes = [requests[number] for number in (*batch.gpu_decode, *batch.cpu_decode)]
-        longest = self._put_decodes(decodes, table, sequence, row, len(outputs))
+        decoders, longest = self._put_decodes(decodes, table, sequence, row, len(outputs))
         outputs += decodes
         if score_rows:
             self.arrays["out_rows"][len(outputs) : len(outputs) + len(score_rows)] = score_rows
@@ -125,6 +137,7 @@ class StepBuffers:
             n_prefill=len(batch.prefill),
             n_decode=len(decodes),
             prefill_tokens=prefill_tokens,
+            decoders=decoders,
             longest_decode=longest,
             outputs=tuple(outputs),
             scored=tuple(scored),
@@ -153,14 +166,14 @@ class StepBuffers:
         sequence: int,
         row: int,
         output: int,
-    ) -> int:
-        """Write one row for each of `decodes`; return the tokens of the longest.
+    ) -> tuple[int, int]:
+        """Write one row for each of `decodes`; return the requests and the tokens of the longest.
 
         Where a request comes again its drafted tokens follow, each as a sequence of its own with
         the same blocks: all rows of a step are stored before any looks at them.
         """
-        before, ahead = None, 0
-        cells, tables, longest = self._cells, self.arrays["block_tables"], 0
+        before, ahead, decoders, longest = None, 0, 0, 0
+        cells, tables = self._cells, self.arrays["block_tables"]
         ids, positions, slots = cells["token_ids"], cells["positions"], cells["kv_slots"]
         lengths, out_rows = cells["seq_lengths"], cells["out_rows"]
         for number, request in enumerate(decodes):
@@ -173,8 +186,9 @@ class StepBuffers:
             slots[row + number] = int(blocks[index]) * KV_BLOCK + place
             lengths[sequence + number] = at + 1
             out_rows[output + number] = row + number
-            longest = max(longest, at + 1)
-        return longest
+            if not ahead:
+                decoders, longest = decoders + 1, max(longest, at + 1)
+        return decoders, longest
 
     def forward_addresses(self) -> dict[str, int]:
         """Return the forward tape's arguments that are the same in every step."""
@@ -192,22 +206,33 @@ class StepBuffers:
         }
 
     def sample_args(
-        self, shape: StepShape, uniform: Callable[[Request, int], float]
+        self, shape: StepShape, uniform: Uniform, row: int | None = None
     ) -> dict[str, int]:
         """Write the sampling parameters of the outputs and return the sample tape's arguments.
 
         Of rows that score, the tape takes the likeliest token: with its logit it gives their sum.
+        row: the one that is drawn again, alone; its second number holds until the next `fill`.
         """
-        if shape.outputs != self._sampled:  # else they are as they were in the last step
-            for row, request in enumerate(shape.outputs):
+        if row is not None:
+            self._again.add(row)
+        elif shape.outputs != self._sampled:  # else they are as they were in the last step
+            for place, request in enumerate(shape.outputs):
                 for name in _PARAMETERS:
-                    self.arrays[name][row] = getattr(request.params, name)
+                    self.arrays[name][place] = getattr(request.params, name)
             self._sampled = shape.outputs
         before, ahead = None, 0
-        for row, request in enumerate(shape.outputs):
+        for place, request in enumerate(shape.outputs):
             ahead, before = ahead + 1 if request is before else 0, request
-            if request.params.temperature > 0:
-                self._cells["uniform"][row] = uniform(request, ahead)
+            if request.params.temperature > 0 and row in (None, place):
+                again = place in self._again
+                self._cells["uniform"][place] = uniform(request, ahead, again=again)
+        if row is not None:
+            return {
+                name: found
+                if name == "logits_stride"
+                else found + row * self.arrays[name].strides[0]
+                for name, found in self._sample.items()
+            } | {"n_rows": 1}
         if shape.scored:
             self.arrays["temperature"][len(shape.outputs) : shape.n_out] = 0.0
         return {**self._sample, "n_rows": shape.n_out}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -44,6 +45,12 @@ TRIED = 12
 """Letters that are tried one by one on the way to an end."""
 SPARE = 8
 """Tokens that are left when an answer has come to its end: the next one may need more."""
+TRIES = 4
+"""Likeliest tokens that a greedy choice tries before all that may come next are found: some 0.01 ms
+each, a mask takes up to 40 times as long."""
+QUICK = 1e-3
+"""Seconds that a mask took, up to which the next one is found at once where it is needed at once:
+sooner than another thread wakes up."""
 
 
 def _ceilings() -> npt.NDArray[np.float32]:
@@ -107,7 +114,9 @@ class TokenMask:
 
     The likeliest token of all is the likeliest of those that a grammar lets through, if it is one
     of them. That is known a hundred times sooner than the mask, so a greedy choice is tried without
-    it. A drawn one is not: `top_p` and others count what is let through alone.
+    it; then the token that the text forces, or the next ones. So is a drawn one: where it is
+    refused, another is drawn under the mask, and each comes as often as if the first one had been.
+    But `top_p`, `top_k` and `min_p` count what is let through alone: they need the mask.
     An answer that its limit would cut off comes to its end before, as far as one can be found: what
     is cut off has not the form that was asked for.
     """
@@ -118,10 +127,12 @@ class TokenMask:
         words: Vocabulary,
         wait: Callable[[TokenMask], None],
         left: int,
-        *,
-        greedy: bool,
+        tries: int | None,
     ) -> None:
-        """`wait` returns once `find` has run; it raises RequestError where it will not soon."""
+        """`wait` returns once `find` has run; it raises RequestError where it will not soon.
+
+        tries: more choices than one that are tried without a mask; None = none at all is.
+        """
         self._matcher, self._words, self._wait = matcher, words, wait
         self._bits = np.zeros(-(-words.size // WORD), np.int32)
         self._bytes = self._bits.view(np.uint8)
@@ -132,8 +143,11 @@ class TokenMask:
         self._look_at = LAST  # tokens left when to look again for an end
         self._last: list[int] | None = None  # the tokens to the end, the next one last
         self._longest = 0  # tokens of the longest end so far: a list's next item may need as many
-        self._greedy, self._refused = greedy, False
-        self._bound = False  # whether the next token is chosen under `_ceiling`
+        self._tries = tries
+        self._took = float("inf")  # seconds of the last mask
+        self._refused: list[int] = []  # choices of the next token
+        self.forced: list[int] = []  # once one is refused: the text that must come
+        self._bound = False  # whether the next token is chosen under the mask
         self.ended = matcher.is_stopped()
         self.left = left  # tokens that the request may still have
         self.found = not self.due
@@ -142,8 +156,14 @@ class TokenMask:
     @property
     def due(self) -> bool:
         """Whether `find` has to run before the next token is chosen."""
-        asked = self.ended or self._refused or not self._greedy or self._last is not None
-        return asked or self.left <= self._look_at
+        return self._binds or self.left <= self._look_at
+
+    @property
+    def _binds(self) -> bool:
+        """Whether the next token is chosen under the mask."""
+        if self._tries is None or self.ended or self._last is not None:
+            return True
+        return len(self._refused) > self._tries and not self.forced
 
     def apply(self, logits: Logits) -> None:
         """Exclude from a row [vocab] what the grammar does not let through, if `due`.
@@ -156,22 +176,34 @@ class TokenMask:
             raise RequestError(f"{TOO_MUCH}: {shorten(self._matcher.get_error())}")
         if self._bound:
             np.minimum(logits, self._row, out=logits)
+        elif self.forced:
+            kept = logits[self.forced[0]]
+            logits.fill(EXCLUDED)
+            logits[self.forced[0]] = kept
+        elif self._refused:
+            logits[self._refused[-1]] = EXCLUDED
 
     def take(self, token: int) -> bool:
-        """Consume the token that was chosen; False where the mask must be applied first."""
-        if not self._bound and self._matcher.validate_tokens([token]) != 1:
-            self._refused, self.found = True, False
+        """Consume the token that was chosen; False where `apply` must come first."""
+        if self._bound:
+            self._matcher.consume_token(token)
+        elif self._matcher.try_consume_tokens([token]) != 1:
+            if not self._refused:
+                self.forced = self._matcher.compute_ff_tokens()
+            self._refused.append(token)
+            if self._binds and self._took < QUICK and self.left > self._look_at:
+                self._bind()
+            self.found = self._bound or not self.due
             return False
-        self._matcher.consume_token(token)
         self.ended = self._matcher.is_stopped()
         self.left -= 1
-        self._refused = self._bound = False
+        self._refused, self.forced, self._bound = [], [], False
         if self._last is None and self.left <= self._look_at and self._matcher.is_accepting():
             self._look()  # which ends at once
         self.found = not self.due
         return True
 
-    def forced(self) -> list[int]:
+    def force(self) -> list[int]:
         """Return tokens of the text that must come next; asked between `take` and `find`."""
         return self._matcher.compute_ff_tokens() if self._last is None else []
 
@@ -187,20 +219,21 @@ class TokenMask:
         """See whether an end is near, and find what may come next where that is `due`."""
         if self._last is None and self.left <= self._look_at and not self.ended:
             self._look()
-        if self._refused or self.ended or not self._greedy or self._last is not None:
+        if self._binds:
             self._bind()
-        self._failed = self._matcher.is_error()
         self.found = True
 
     def _bind(self) -> None:
+        begun = time.perf_counter()
         self._fill(self._matcher, self._bits)
+        self._took = time.perf_counter() - begun
         if self._last is not None:
             self._bytes[:] = self._words.ends if not self._last else _only(self._bytes, self._last)
         bits = self._bytes.tobytes()
         if bits != self._expanded:  # within a text they seldom change
             np.take(_CEILINGS, self._bytes, axis=0, out=self._ceiling, mode="clip")
             self._expanded = bits
-        self._bound = True
+        self._bound, self._failed = True, self._matcher.is_error()
 
     def _fill(self, matcher: LLMatcher, bits: npt.NDArray[np.int32]) -> None:
         matcher.unsafe_compute_mask_ptr(int(bits.ctypes.data), bits.nbytes)
@@ -304,13 +337,13 @@ class Grammars:
 
     # ---- on the engine's thread ----
 
-    def open(self, grammar: str, left: int, *, greedy: bool) -> TokenMask:
+    def open(self, grammar: str, left: int, tries: int | None) -> TokenMask:
         """Return the mask of a new request; waits for a grammar that is still being read.
 
-        left: tokens that the request may have.
+        left: tokens that the request may have. tries: as of `TokenMask`.
         """
         matcher = self.read(grammar).result().deep_copy()
-        mask = TokenMask(matcher, self._words, self._wait, left, greedy=greedy)
+        mask = TokenMask(matcher, self._words, self._wait, left, tries)
         self.follow([mask])
         return mask
 

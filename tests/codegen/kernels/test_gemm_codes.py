@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import itertools
 from functools import cache
@@ -18,6 +19,7 @@ from dovetail.compiler.schedules import (
     SILU,
     GemmOp,
     built_tiles,
+    default_row,
     gemm_requests,
     make_schedule,
     micro_kernels,
@@ -27,6 +29,7 @@ from dovetail.ir.block_format import BlockFormat
 from dovetail.ir.formats import FORMATS, is_quantised
 from dovetail.ir.schedule import SCHEDULE_VALUES
 from dovetail.runtime.machine import abi
+from dovetail.topology.hardware import read_hardware
 from tests.blocks import random_blocks, round_activations
 from tests.codegen.interpret import interpret
 from tests.codegen.kernels.gemm_problem import slot
@@ -63,7 +66,13 @@ class Product:
             return [*head, c, c.shape[1]]
         return [*head, self.r, self.r.shape[1], c, c.shape[1], partial, PARTIAL]
 
-    def check(self, call, kernel: str, **schedule: int) -> None:
+    def first(self, m: int) -> Product:
+        """Return the product of the first rows alone."""
+        fewer = copy.copy(self)
+        fewer.m, fewer.a, fewer.r = m, self.a[:m], self.r[:m]
+        return fewer
+
+    def check(self, call, kernel: str, **schedule: int) -> np.ndarray:
         c = np.full((self.m + 1, self.n + 5), GUARD)
         partial = np.empty(PARTIAL, np.float32)
         second = reduce_kernel(self.kind, self.op.dtype, make_schedule(**schedule))
@@ -75,6 +84,7 @@ class Product:
         wanted, bound = self.wanted(floats=schedule["m_tile"] < 0)
         error = np.abs(c[: self.m, : self.n] - wanted)
         assert (error <= bound).all(), (self.op, schedule, (error / bound).max())
+        return c[: self.m, : self.n]
 
     def wanted(self, *, floats: bool) -> tuple[np.ndarray, np.ndarray]:
         a = self.a[:, : self.k]
@@ -131,6 +141,16 @@ def library(kind: str, name: str) -> ctypes.CDLL:
     )
 
 
+def native(kind: str, name: str):
+    def call(kernel, values, schedule, tid, threads) -> None:
+        slots = (abi.Slot * len(values))(*(slot(v) for v in values))
+        row = (ctypes.c_int64 * abi.SCHEDULE_LENGTH)(*schedule)
+        entry = library(kind, name)[f"dt_entry_{kernel}"]
+        entry(slots, row, ctypes.c_int64(tid), ctypes.c_int64(threads))
+
+    return call
+
+
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
@@ -142,14 +162,7 @@ def library(kind: str, name: str) -> ctypes.CDLL:
 )
 def test_natively_in_every_tile_and_order(name: str, kind: str) -> None:
     """Heights, ragged columns, slices of K in each order, K shared by threads, grids of rows."""
-    target, unit = host_target(), FORMATS[name].unit
-
-    def call(kernel, values, schedule, tid, threads) -> None:
-        slots = (abi.Slot * len(values))(*(slot(v) for v in values))
-        row = (ctypes.c_int64 * abi.SCHEDULE_LENGTH)(*schedule)
-        entry = library(kind, name)[f"dt_entry_{kernel}"]
-        entry(slots, row, ctypes.c_int64(tid), ctypes.c_int64(threads))
-
+    target, unit, call = host_target(), FORMATS[name].unit, native(kind, name)
     for tile in micro_kernels(kind, target, name):
         for n in (16 * tile.panels, 16 * tile.panels + 17):
             for m in (tile.rows, 2 * tile.rows + 1):
@@ -164,6 +177,27 @@ def test_natively_in_every_tile_and_order(name: str, kind: str) -> None:
                         product.check(call, kernel, m_tile=rows, **cut)
                     if kind == LINEAR:
                         product.check(call, kernel, m_tile=rows, grid_k=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("q4_32", LINEAR),
+        *(pytest.param(name, LINEAR, marks=pytest.mark.long) for name in ("q4_32m", "q8_32")),
+        pytest.param("q4_32", SILU, marks=pytest.mark.long),
+    ],
+)
+def test_a_row_has_the_same_bits_beside_others(name: str, kind: str) -> None:
+    """By the rules' schedules, whose tiles differ; both near float64 of the same rounded rows."""
+    target, machine, call = host_target(), read_hardware(), native(kind, name)
+    whole = Product(kind, 17, 69, 18 * FORMATS[name].unit, name)
+    found = {}
+    for m in (1, 2, 3, 5, 8, 16, 17):
+        row = default_row(whole.op, target, m, 2, machine)
+        schedule = dict(zip(SCHEDULE_VALUES, row.schedule, strict=True))
+        found[m] = whole.first(m).check(call, row.kernel, **schedule)
+    for m, rows in found.items():
+        assert (rows == found[17][:m]).all()
 
 
 @pytest.mark.parametrize("name", NAMES)

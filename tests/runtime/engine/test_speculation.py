@@ -18,7 +18,6 @@ from dovetail.tiny_world import LLAMA
 from tests.runtime.schedule.integrity import check_integrity
 
 DRAFTS = {"method": "suffix", "num_speculative_tokens": 8}
-TIE = 0.05  # of log probabilities
 _draw = random.Random(26)
 PROMPTS = [[_draw.randrange(2, 90) for _ in range(n)] * 2 for n in (9, 30, 1, 17, 50, 8)]
 FORM = {
@@ -130,26 +129,21 @@ def test_what_a_schema_forces_takes_fewer_steps(
     assert steps[1] < 0.8 * steps[0]
 
 
-def test_other_loads_differ_where_two_tokens_are_nearly_as_likely(
+def test_drafts_for_a_request_alone_change_no_bit_of_other_loads(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    """The tie rule: a step of several rows rounds otherwise, with int4 weights most of all."""
+    """Rows round and sum alike however many there are; int4 weights would show each other bit."""
     path = tmp_path_factory.mktemp("ties") / "int4.dove"
     limits = {"max_step_tokens": 64, "max_step_sequences": 32, "max_context": 256}
     compile_model(LLAMA, output=path, effort="none", weight_dtype="int4", **limits)
     asked = {"max_tokens": 60, "ignore_eos": True, "logprobs": 5}
     found = []
     for drafts in (False, True):
-        with open_app(path, drafts) as app:
-            found.append([app.generate(prompt, **asked)[0] for prompt in PROMPTS])
+        with open_app(path, drafts, threads=2) as app:
+            done = [app.generate(prompt, **asked)[0] for prompt in PROMPTS]
+            found.append([(one.token_ids, one.logprobs) for one in done])
             assert not drafts or count(app, "accepted_tokens") > 50
-    for plain, drafted in zip(*found, strict=True):
-        assert plain.logprobs is not None and drafted.logprobs is not None
-        for one, other in zip(plain.logprobs, drafted.logprobs, strict=True):
-            if one.token_id != other.token_id:
-                assert dict(one.top)[other.token_id] > one.logprob - TIE
-                break
-            assert other.logprob == pytest.approx(one.logprob, abs=TIE)
+    assert found[0] == found[1]
 
 
 def count_steps(path: Path, drafts: bool, **asked: Any) -> int:

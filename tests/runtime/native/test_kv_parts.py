@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.resources import files
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,9 +16,13 @@ def test_one_thread_or_enough_sequences_leave_them_whole() -> None:
         count_parts(1, 1, 4096, 1) == count_parts(8, 1, 4096, 8) == count_parts(33, 8, 64, 8) == 1
     )
     assert count_parts(3, 1, 4096, 2) == 2 and count_parts(8, 1, 4096, 64) == 8
-    assert count_parts(1, 1, PART_TOKENS - 1, 64) == 1
-    assert count_parts(1, 1, 2 * PART_TOKENS, 64) == 3
     assert count_parts(1, 1, 4096, 64, 1024) == 5 and count_parts(1, 1, 4096, 64, 0) == 1
+
+
+def test_short_sequences_are_cut_by_the_kernel_whatever_stands_beside_them() -> None:
+    assert count_parts(1, 1, 1, 64) == count_parts(1, 1, 4096, 64) == MAX_KV_SPLITS
+    text = (files("dovetail.codegen") / "kernels" / "attention_decode.dk").read_text()
+    assert f"// {PART_TOKENS}, kv_splits)" in text
 
 
 def test_long_parts_are_dealt_with_all_their_heads() -> None:
@@ -44,7 +50,8 @@ def test_fewer_parts_would_leave_threads_without_work(
     sequences: int, n_kv: int, longest: int, threads: int, least: int
 ) -> None:
     parts = count_parts(sequences, n_kv, longest, threads, least)
-    assert 1 <= parts <= min(MAX_KV_SPLITS, 1 + longest // least if least else 1)
+    most = MAX_KV_SPLITS if 0 < least <= PART_TOKENS else 1 + longest // least if least else 1
+    assert 1 <= parts <= min(MAX_KV_SPLITS, most)
     long = longest >= parts * LONG_TOKENS
     shares = [n for n in range(1, n_kv + 1) if n_kv % n == 0] if long else [n_kv]
 

@@ -50,6 +50,7 @@ def server(artifacts: dict[str, Path], tmp_path_factory: pytest.TempPathFactory)
             passages, encoder, entry, IndexRequest(output=folder / "idx"), lambda *_: None
         )
     flags = ("--workflow", "multistep", "--index", folder / "idx")
+    flags += ("--speculative-config", '{"method": "suffix"}')
     with serving(*artifacts.values(), *flags, log=folder / "log") as live:
         yield live
 
@@ -226,7 +227,8 @@ def watch(page: Page) -> None:
         "() => [Number(document.querySelector('#dashboard').dataset.readings),"
         " [...document.querySelectorAll('.tile .value[data-metric]')].map(t => ({...t.dataset}))]"
     )
-    assert {"num_requests_running", "kv_pool_usage_ratio"} <= {tile["metric"] for tile in tiles}
+    shown = {"num_requests_running", "kv_pool_usage_ratio", "spec_decode_num_accepted_tokens_total"}
+    assert shown <= {tile["metric"] for tile in tiles}
     for tile in tiles:
         assert float(tile["value"]) == pytest.approx(read_figure(seen[count - 1], tile)), tile
     canvas = page.locator(".timeline canvas")

@@ -61,12 +61,8 @@ def add_draft_model(
 
 
 def _options(engine: Engine, context: int, options: EngineOptions) -> EngineOptions:
-    plan = replace(
-        engine.executor.service,
-        processes=1,
-        prefill_processes=0,
-        kv_blocks=blocks_for(MOST_TOKENS),
-    )
+    blocks, service = blocks_for(MOST_TOKENS), engine.executor.service
+    plan = replace(service, processes=1, prefill_processes=0, kv_blocks=blocks)
     return EngineOptions(
         plan=plan,
         threads=options.threads,

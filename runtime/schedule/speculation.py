@@ -116,10 +116,8 @@ class Speculation:
         self._hits = [HitRate(FADE_ALL) for _ in range(LONG.bit_length() + 1)]
         """By the size of the match: 1, 2 to 3, 4 to 7 tokens and so on."""
         self.share = SHARE
-        self._saved, self._earned = (
-            0.0,
-            0.0,
-        )  # seconds for looks, none below 0; by a token that holds
+        self._saved = 0.0  # seconds for looks, none below 0
+        self._earned = 0.0  # by a token that holds
         self._before: tuple[int, float] | None = None  # a request of the last step, when it began
 
     def extend(self, plan: StepPlan, queues: RequestQueues) -> StepPlan:

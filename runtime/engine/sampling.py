@@ -11,11 +11,11 @@ _WORD = (1 << 64) - 1
 _BELOW_ONE = float(np.nextafter(np.float32(1), np.float32(0)))
 
 
-def draw_uniform(request: Request, ahead: int = 0, *, again: bool = False) -> float:
+def draw_uniform(request: Request, ahead: int = 0, again: int = 0) -> float:
     """Return a token's number in [0, 1): a function of (seed, sample index, its place) alone.
 
-    ahead: tokens between the request's newest one and the one that is drawn. again: the number of a
-    second draw. Counter-based, so it does not depend on which other requests share the batch.
+    ahead: tokens between the request's newest one and the one that is drawn. again: 1 for a second
+    draw. Counter-based, so it does not depend on which other requests share the batch.
     """
     generator = np.random.Philox(
         key=np.array([request.seed & _WORD, request.index], np.uint64),

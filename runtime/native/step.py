@@ -10,7 +10,7 @@ import mmap
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -25,14 +25,6 @@ PAGE = mmap.PAGESIZE
 
 Blocks: TypeAlias = "array[int] | npt.NDArray[np.int32]"
 """The blocks of a sequence in order, int32."""
-
-
-class Uniform(Protocol):
-    """Gives random numbers in [0, 1) for the tokens of requests."""
-
-    def __call__(self, request: Request, ahead: int, *, again: bool) -> float:
-        """Return the number of the token behind `ahead` drafted ones, or that of a second draw."""
-
 
 _Shape = tuple[type[np.generic], tuple[int, ...]]
 
@@ -206,7 +198,10 @@ class StepBuffers:
         }
 
     def sample_args(
-        self, shape: StepShape, uniform: Uniform, row: int | None = None
+        self,
+        shape: StepShape,
+        uniform: Callable[[Request, int, int], float],
+        row: int | None = None,
     ) -> dict[str, int]:
         """Write the sampling parameters of the outputs and return the sample tape's arguments.
 
@@ -224,15 +219,11 @@ class StepBuffers:
         for place, request in enumerate(shape.outputs):
             ahead, before = ahead + 1 if request is before else 0, request
             if request.params.temperature > 0 and row in (None, place):
-                again = place in self._again
-                self._cells["uniform"][place] = uniform(request, ahead, again=again)
+                again = int(place in self._again)
+                self._cells["uniform"][place] = uniform(request, ahead, again)
         if row is not None:
-            return {
-                name: found
-                if name == "logits_stride"
-                else found + row * self.arrays[name].strides[0]
-                for name, found in self._sample.items()
-            } | {"n_rows": 1}
+            skipped = {name: row * self.arrays[name].strides[0] for name in _SAMPLE_ARRAYS}
+            return {n: at + skipped.get(n, 0) for n, at in self._sample.items()} | {"n_rows": 1}
         if shape.scored:
             self.arrays["temperature"][len(shape.outputs) : shape.n_out] = 0.0
         return {**self._sample, "n_rows": shape.n_out}

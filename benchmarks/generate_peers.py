@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -267,11 +267,20 @@ PEERS = {
 }
 
 
-def installed_peers(names: list[str]) -> list[str]:
+class Optional(Protocol):
+    """What may be absent. missing: names what lacks for it, nothing where it is there."""
+
+    @property
+    def missing(self) -> Callable[[], str]:
+        """Return what names it."""
+        ...
+
+
+def installed_peers(names: Iterable[str], peers: Mapping[str, Optional] = PEERS) -> list[str]:
     """Return those of the peers asked for that this machine has; say which are absent."""
     found = []
     for name in names:
-        if missing := PEERS[name].missing():
+        if missing := peers[name].missing():
             print(f"{name} is absent: {missing} is not installed", flush=True)
         else:
             found.append(name)

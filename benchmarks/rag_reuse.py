@@ -1,6 +1,6 @@
 """How many tokens of prompts are read again, by the order in which prompts show their documents.
 
-Counted, not timed: the prompts of one-shot over the passages and questions of `rag_real.py`, one
+Counted, not timed: the prompts of one-shot over the passages and questions of `rag_parts.py`, one
 after the other, into a KV cache that forgets nothing. The orders:
 
     nearest    that of the search
@@ -34,7 +34,7 @@ from dovetail.runtime.retrieval.folder import open_index
 from dovetail.runtime.schedule.kv_pool import hash_blocks
 from dovetail.workflows import one_shot
 from hotpot import embed_texts
-from rag_real import DIFFERENT, TOPK, ZIPF, Parts, build_parts, pick_questions
+from rag_parts import BF16, DIFFERENT, TOPK, ZIPF, Parts, build_parts, pick_questions
 
 COUNTS = (48, 500)
 SEEDS = 3
@@ -78,7 +78,7 @@ def count_tokens(openings: Sequence[Opening], order: str, tokenize: Tokenize) ->
 def measure_reuse(parts: Parts) -> list[dict[str, Any]]:
     """Return a row for each set of questions: parts of tokens read again, and the gain by these."""
     node = next(n for n in one_shot().workflow().nodes.values() if isinstance(n, Generation))
-    with load(parts.app) as app:
+    with load(parts.apps[BF16]) as app:
         assert app.tokenizer is not None, "the model has one"
         found, tokenize = find_documents(parts, app), app.tokenizer.encode
     openings = {

@@ -42,14 +42,3 @@ def test_an_order_is_counted_by_the_blocks_that_prompts_before_have_left(reuse: 
     later = opening("one", 1, 2), opening("two", 3, 2), opening("three", 2, 4)
     assert saved("arranged", *later) == 0, "nobody began with the one that all show"
     assert saved("foreseen", *later) == 2
-
-
-def test_questions_are_made_about_what_passages_begin_with(reuse: Any) -> None:
-    texts = [f"Title {number}: words: more" for number in range(300)]
-    made = list(importlib.import_module("rag_real").make_questions(texts))
-    assert len(made) == len(set(made)) == 600 and all(": " not in one for one in made)
-    for kind in (reuse.ZIPF, reuse.DIFFERENT):
-        picked = reuse.pick_questions(made, kind, 100, seed=1)
-        assert len(picked) == 100 and set(picked) <= set(made)
-        assert (len(set(picked)) == 100) == (kind == reuse.DIFFERENT)
-        assert picked == reuse.pick_questions(made, kind, 100, seed=1)

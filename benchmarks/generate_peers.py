@@ -267,7 +267,7 @@ PEERS = {
 }
 
 
-class Optional(Protocol):
+class MayLack(Protocol):
     """What may be absent. missing: names what lacks for it, nothing where it is there."""
 
     @property
@@ -276,7 +276,7 @@ class Optional(Protocol):
         ...
 
 
-def installed_peers(names: Iterable[str], peers: Mapping[str, Optional] = PEERS) -> list[str]:
+def installed_peers(names: Iterable[str], peers: Mapping[str, MayLack] = PEERS) -> list[str]:
     """Return those of the peers asked for that this machine has; say which are absent."""
     found = []
     for name in names:

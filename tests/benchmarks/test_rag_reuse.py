@@ -42,3 +42,23 @@ def test_an_order_is_counted_by_the_blocks_that_prompts_before_have_left(reuse: 
     later = opening("one", 1, 2), opening("two", 3, 2), opening("three", 2, 4)
     assert saved("arranged", *later) == 0, "nobody began with the one that all show"
     assert saved("foreseen", *later) == 2
+
+
+def test_a_knowledge_tree_drops_the_leaf_that_was_wanted_least(reuse: Any) -> None:
+    tree = reuse.KnowledgeTree(4)
+    a, b, c, d, e = (bytes([n]) for n in range(5))
+    assert [tree.take([a, b]), tree.take([a, b]), tree.take([a, c])] == [0, 2, 1]
+    assert tree.take([d]) == 0, "there is room for a fourth"
+    assert tree.take([e]) == 0, "c or d goes, a has a block behind it"
+    assert tree.take([a, b]) == 2
+    assert tree.take([a, b, *map(bytes, ([7], [8], [9]))]) == 2, "more than there is room for"
+    assert tree.take([a, b, bytes([7]), bytes([8])]) == 4
+
+
+def test_with_room_for_all_the_pool_and_the_tree_read_the_same_again(reuse: Any) -> None:
+    prompts = [
+        [number // 3 % 7, *range(5 * KV_BLOCK), *[number % 4] * KV_BLOCK] for number in range(60)
+    ]
+    found = reuse.read_again(prompts, 1.0)
+    assert found["pool"] == found["tree"] > 0.5
+    assert reuse.read_again(prompts, 0.3)["tree"] < found["tree"]

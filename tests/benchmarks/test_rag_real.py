@@ -58,7 +58,7 @@ def test_questions_by_zipf_come_as_often_as_their_rank_says(bench: Any) -> None:
 
 
 TEXTS = [
-    f"Town {n}: It lies by river number {n}. Its walls are {n} feet high. Few people know it."
+    f"Town {n}: It lies by river number {n}. Its walls are {n} feet high. Few people know of it."
     for n in range(3)
 ]
 
@@ -195,7 +195,8 @@ def run_plan(bench: Any, plan: Any) -> list[dict[str, Any]]:
         cell = left[0]
         peer = cell["column"].partition(":")[2]
         applied = {"split": 3, "stop": 1} if cell["column"] == "full" else {}
-        rows.append({**row("", RATES.get(peer, 4.0)), **cell, "applied": applied})
+        made = row("", RATES.get(peer, 4.0), again=9.0)
+        rows.append({**made, **cell, "applied": applied})
     return rows
 
 

@@ -21,6 +21,8 @@ from common import timed_region
 from generate_workers import Work, peak_bytes, reset_peak
 from llamacpp import BENCH, Batched, find_programs, parse_batched, run_measured
 
+CONVERTS = ("transformers", "accelerate")
+"""What writes a GGUF file's weights in another format."""
 TRIES = 4
 """Runs of `llama-batched-bench` until one prints its figures: at times it ends before its log."""
 
@@ -263,7 +265,7 @@ def programs_missing() -> str:
 PEERS = {
     "llamacpp": Peer(LlamaCpp, programs_missing),
     "openvino": Peer(OpenVino, modules_missing("openvino_genai", "openvino_tokenizers")),
-    "vllm": Peer(Vllm, modules_missing("vllm"), "-bf16", write_bfloat16),
+    "vllm": Peer(Vllm, modules_missing("vllm", *CONVERTS), "-bf16", write_bfloat16),
 }
 
 

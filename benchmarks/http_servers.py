@@ -21,7 +21,7 @@ from urllib.error import URLError
 
 from dovetail.cli.serve_client import ask_model
 from dovetail.cli.serve_load import Target
-from generate_peers import modules_missing, programs_missing
+from generate_peers import CONVERTS, modules_missing, programs_missing
 from llamacpp import SERVER, find_programs
 
 PATH = "/v1/completions"
@@ -120,8 +120,8 @@ def vllm_python() -> str:
 def vllm_missing() -> str:
     """Name what lacks for vLLM's server."""
     if not (named := os.environ.get(VLLM)):
-        return modules_missing("vllm")()
-    return "" if Path(named).is_file() else f"{named} (in {VLLM})"
+        return modules_missing("vllm", *CONVERTS)()
+    return modules_missing(*CONVERTS)() if Path(named).is_file() else f"{named} (in {VLLM})"
 
 
 @dataclass(frozen=True, slots=True)

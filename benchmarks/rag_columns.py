@@ -289,7 +289,7 @@ async def ask_rival(
         return rule(costs, catalog, patience=None)
 
     with tempfile.TemporaryDirectory() as folder, patch.object(service, "Wavefront", make_control):
-        file = {"kv_file": Path(folder) / "kv", "kv_file_bytes": KV_FILE_BYTES}
+        file = {"kv_file": str(Path(folder) / "kv"), "kv_file_bytes": KV_FILE_BYTES}
         settings = WavefrontSettings(patience=None)
         async with ask_ours(parts, path, workflows, settings, **(file if keeps else {})) as asked:
             yield asked

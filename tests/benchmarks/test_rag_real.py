@@ -314,7 +314,8 @@ def test_vllm_is_where_its_variable_says(
     monkeypatch.setenv("DOVETAIL_VLLM", str(tmp_path / "python"))
     assert "DOVETAIL_VLLM" in servers.vllm_missing()
     (tmp_path / "python").touch()
-    assert not servers.vllm_missing() and servers.vllm_python() == str(tmp_path / "python")
+    assert "DOVETAIL_VLLM" not in servers.vllm_missing()
+    assert servers.vllm_python() == str(tmp_path / "python")
 
 
 def test_what_peers_read_for_a_width_of_weights(bench: Any) -> None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -21,6 +21,8 @@ from common import timed_region
 from generate_workers import Work, peak_bytes, reset_peak
 from llamacpp import BENCH, Batched, find_programs, parse_batched, run_measured
 
+CONVERTS = ("transformers", "accelerate")
+"""What writes a GGUF file's weights in another format."""
 TRIES = 4
 """Runs of `llama-batched-bench` until one prints its figures: at times it ends before its log."""
 
@@ -263,15 +265,24 @@ def programs_missing() -> str:
 PEERS = {
     "llamacpp": Peer(LlamaCpp, programs_missing),
     "openvino": Peer(OpenVino, modules_missing("openvino_genai", "openvino_tokenizers")),
-    "vllm": Peer(Vllm, modules_missing("vllm"), "-bf16", write_bfloat16),
+    "vllm": Peer(Vllm, modules_missing("vllm", *CONVERTS), "-bf16", write_bfloat16),
 }
 
 
-def installed_peers(names: list[str]) -> list[str]:
+class MayLack(Protocol):
+    """What may be absent. missing: names what lacks for it, nothing where it is there."""
+
+    @property
+    def missing(self) -> Callable[[], str]:
+        """Return what names it."""
+        ...
+
+
+def installed_peers(names: Iterable[str], peers: Mapping[str, MayLack] = PEERS) -> list[str]:
     """Return those of the peers asked for that this machine has; say which are absent."""
     found = []
     for name in names:
-        if missing := PEERS[name].missing():
+        if missing := peers[name].missing():
             print(f"{name} is absent: {missing} is not installed", flush=True)
         else:
             found.append(name)

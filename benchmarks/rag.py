@@ -4,13 +4,14 @@
 `cpu`: 1M x 384, IVF1024, searched here by faiss on one thread, beside an *emulated* H100 that takes
 its time and replies by script. All planes of a scale meet the same engine, scans and questions.
 `tiny`: the bundled world on the real engine, `App.run` beside LangGraph with our nodes.
-`real`: real passages, models and servers by the wall clock, see `rag_real.py`; the short form is
-`--workflow one-shot --seeds 1`, the whole takes hours and goes on with `--resume`.
+`real`: real passages, models and servers by the wall clock, see `rag_real.py`; `--quick` tries it
+out, the whole goes on with `--resume` after `--limit` seconds, and vLLM wants `DOVETAIL_VLLM`, the
+Python that has it.
 
     python benchmarks/rag.py --scale simulated --json benchmarks/results/rag_simulated.json --resume
     python benchmarks/rag.py --scale cpu --json benchmarks/results/rag_cpu.json
     python benchmarks/rag.py --scale tiny --requests 16 --json benchmarks/results/rag_tiny.json
-    python benchmarks/rag.py --scale real --workflow one-shot --seeds 1 --work DIR --json FILE
+    python benchmarks/rag.py --scale real --limit 7000 --work DIR --json FILE --resume
 """
 
 from __future__ import annotations
@@ -318,6 +319,8 @@ def main(arguments: Sequence[str] | None = None) -> Report:
         "vectors": options.vectors,
         "slo": SLO,
     }
+    if options.scale == "real":
+        config |= {name: getattr(options, name) for name in ("count", "passages", "quick")}
     if options.scale == "cpu":
         config["index_over_cache"] = _index_over_cache(options.vectors)
     report = open_report("rag", options, config, tuple(config))
@@ -372,10 +375,11 @@ def _run_tiny(options: argparse.Namespace, report: Report) -> Report:
 
 
 def _run_real(options: argparse.Namespace, report: Report) -> Report:
-    from rag_real import measure_real
+    from rag_real import measure_real, print_real
 
     measure_real(options, report)
-    report.print()
+    report.write(options.json)
+    print_real(report)
     return report
 
 
@@ -399,7 +403,7 @@ STAGES = {"simulated": simulated_stage, "cpu": cpu_stage}
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
     parser.add_argument("--scale", choices=(*STAGES, "tiny", "real"), default="simulated")
-    parser.add_argument("--only", nargs="+", default=(), choices=GROUPS, help="groups of cells")
+    parser.add_argument("--only", nargs="+", default=(), help="groups of cells of the scale")
     parser.add_argument("--workflow", nargs="+", help="only cells of these, mixes as a+b")
     parser.add_argument("--nprobe", nargs="+", type=int, help="only cells of so many clusters")
     parser.add_argument("--requests", type=int, default=16, help="of scale tiny")
@@ -410,14 +414,19 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     real = parser.add_argument_group("of scale real")
     corpus = Path(os.environ.get("DOVETAIL_CORPUS", "../shared"))
     real.add_argument("--traces", type=Path, default=corpus / "traces")
-    real.add_argument("--columns", nargs="+", default=["stack", "served", "plain", "full"])
-    real.add_argument("--count", type=int, default=100, help="questions of a cell")
-    real.add_argument("--seeds", type=int, default=3)
-    real.add_argument("--threads", type=int, default=os.cpu_count(), help="of llama.cpp")
-    real.add_argument("--latency", action="store_true", help="also at 0.7 of the stack's rate")
+    real.add_argument("--peers", nargs="+", default=["llamacpp", "vllm", "openvino"])
+    real.add_argument("--count", type=int, default=48, help="questions of a cell")
+    real.add_argument("--seeds", type=int, default=3, help="of main")
+    real.add_argument("--passages", type=int, default=0, help="beyond the real ones: variations")
+    real.add_argument("--quick", action="store_true", help="8 questions, one workflow, one try")
     add_work_option(real)
     add_report_options(parser)
     options = parser.parse_args(arguments)
+    groups = tuple(GROUPS)
+    if options.scale == "real":
+        from rag_real import GROUPS as groups
+    if not set(options.only) <= set(groups):
+        parser.error(f"--only takes {', '.join(groups)}")
     options.seconds = options.seconds or SECONDS[options.scale]
     return options
 

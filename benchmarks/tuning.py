@@ -5,9 +5,10 @@ Run `python benchmarks/tuning.py --json F`; `--parts` picks some of policies, ab
 ablations, one cell of TVM's. All policies choose among the same micro-kernels with the same
 measuring; what they chose is then timed in turns. A rival without a program for a cell has a row
 that is `absent`. Each ablation switches one part of ours off (micro-kernel choice, thread grids,
-split-K, loop orders, reuse) or changes its window. Tuning costs are wall seconds, told per shape
-searched, which is one M of one weight. MetaSchedule's tuning (minutes per cell, 2 to 5 at 200
-trials) is kept in the cache directory. `--quick` takes one shape, few M and no MetaSchedule.
+split-K, loop orders, reuse, prefetch distances) or changes its window. Tuning costs are wall
+seconds, told per shape searched, which is one M of one weight. MetaSchedule's tuning (minutes per
+cell, 2 to 5 at 200 trials) is kept in the cache directory. `--quick` takes one shape, few M and no
+MetaSchedule.
 """
 
 from __future__ import annotations
@@ -154,6 +155,7 @@ def ablations(options: argparse.Namespace) -> dict[str, Searcher]:
         "no split-K": replace(whole, split_k=False),
         "no loop orders": replace(whole, orders=False),
         "no reuse": replace(whole, reuse=False),
+        "no prefetch distances": replace(whole, distances=False),
         **{f"window {sigma}": replace(whole, window=sigma) for sigma in WINDOWS},
     }
 

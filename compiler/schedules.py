@@ -31,9 +31,9 @@ GATED = (SILU, GEGLU)
 DECODER_KINDS = (LINEAR, SILU)
 DOT_ROWS = 16
 """Rows from which a product is bound by arithmetic, and rounding activations to bfloat16 pays."""
-SPREAD_PREFETCH, FAR_PREFETCH = -1, -2
+SPREAD_PREFETCH, FAR_PREFETCH = -1, -4096
 """`prefetch` values: fetch the next slice of weights, each row tile its share of it, into the first
-cache; into the second, from which weights then come into the first ahead of their use."""
+cache; into the second, from which weights come into the first 4 KiB ahead of their use."""
 SINGLE_PREFETCH = 2048
 """Bytes that weights are fetched ahead where one tile takes all rows: they pass once, and what is
 not there in time is waited for (measured: 512 to 4096, rows of 768 to 4096)."""
@@ -70,6 +70,9 @@ PANEL_COUNTS = dict.fromkeys(GATED, (2, 4)) | dict.fromkeys((LINEAR, *ACTIVATED)
 hold no more accumulators than 14 x 2, and would take the C compiler more time than all others."""
 QUANTISED_PANELS = dict.fromkeys(GATED, (2,)) | dict.fromkeys((LINEAR, *ACTIVATED), (1, 2))
 """Those of quantised weights, of which a vector at a time has integer sums."""
+QUANTISED_ROWS = 12
+"""The most rows of theirs: sums and accumulators of more leave no registers for codes (of 13 rows
+on AVX-512 each takes up to 1.7 times as long, measured)."""
 SCALAR_ROWS = dict.fromkeys(((kind, 2) for kind in GATED), 1) | dict.fromkeys(
     ((kind, 1) for kind in (LINEAR, *ACTIVATED)), 2
 )
@@ -191,10 +194,11 @@ def _fitting_tiles(
     kind: str, lanes: int, registers: int, quantised: bool
 ) -> tuple[MicroKernel, ...]:
     counts = QUANTISED_PANELS if quantised else PANEL_COUNTS
+    most = QUANTISED_ROWS if quantised else MOST_ROWS[kind]
     return tuple(
         tile
         for panels in counts[kind]
-        for rows in range(1, MOST_ROWS[kind] + 1)
+        for rows in range(1, most + 1)
         if _fits(kind, tile := MicroKernel(rows, panels), lanes, registers, quantised)
     )
 
@@ -318,7 +322,8 @@ def rule_tiles(op: GemmOp, target: Target) -> tuple[MicroKernel, ...]:
 
     Of each number of panels the tallest that the registers hold, best first by the traffic of a
     multiply-add: rows share a load of weights, columns one of activations. Widening 16 bits takes
-    a register more; with one vector of float columns, loads would outnumber multiply-adds.
+    a register more; with one vector of float columns, loads would outnumber multiply-adds. Codes,
+    which each tile of rows unpacks anew, take the tallest first.
     """
     spare = target.registers - int(_size(op) == 2)
     quantised = is_quantised(op.dtype)
@@ -328,6 +333,8 @@ def rule_tiles(op: GemmOp, target: Target) -> tuple[MicroKernel, ...]:
         if quantised or target.lanes == 1 or tile.panels * PANEL >= 2 * target.lanes
     }
     best = [tile for tile in tallest.values() if not _beaten(tile, tallest.values())]
+    if is_quantised(op.dtype):
+        return tuple(sorted(best, key=lambda tile: -tile.rows))
     return tuple(sorted(best, key=lambda tile: 1 / tile.rows + 1 / (tile.panels * PANEL)))
 
 

@@ -21,9 +21,9 @@ m_tile: rows per micro-kernel call; below 0, as many, and bfloat16 weights are m
 same instructions at any M. block_m, block_k, block_n: the computation slice, in rows, values of K
 and groups of the micro-kernel's panels (0 = whole), which rows pass through one by one; so block_n
 = 1 is panels outside, rows inside. grid_*: the thread grid (their product <= threads); prefetch:
-bytes ahead in the weight stream, 0 = none, -n = the first n-th of the next group of panels, each
-row tile fetching its share (-1 and up to 3 row tiles: into the second cache, and the first shortly
-before use). order: which of `ORDERS` the loops over slices are nested in. In decode
+bytes ahead in the weight stream, 0 = none, -1 = the next slice of weights into the first cache,
+each row tile fetching its share, -n = that into the second, and from there into the first n bytes
+before use. order: which of `ORDERS` the loops over slices are nested in. In decode
 attention block_k is the fewest keys that a part of a sequence may have (0 = sequences stay whole).
 """
 ORDERS = ("mkn", "mnk", "nmk", "nkm")

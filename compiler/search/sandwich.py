@@ -26,6 +26,9 @@ from dovetail.compiler.search.policy import (
 from dovetail.compiler.search.space import PREFETCHES, WHOLE, Program, Scheme, Slice
 from dovetail.ir.schedule import ORDERS
 
+RIVAL_DISTANCES = 2
+"""How many distances, the best program's best, other panel counts are tried with."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sandwich:
@@ -36,7 +39,7 @@ class Sandwich:
     model. growing: micro-kernels whose slices grow, of the ones within `slack` of the best.
     threshold: a slice that differs less from the average of the last `settled` ones is fixed for
     larger M. Switched off for ablations: the choice of micro-kernels, of polymerization schemes,
-    split-K, orders of the slices' loops, reuse.
+    split-K, orders of the slices' loops, reuse, prefetch distances.
     """
 
     window: int = 16
@@ -50,6 +53,7 @@ class Sandwich:
     split_k: bool = True
     orders: bool = True
     reuse: bool = True
+    distances: bool = True
     model: CostModel = field(default_factory=CostModel)
 
     def search(self, task: SearchTask, measurer: Measurer) -> SearchResult:
@@ -108,12 +112,15 @@ class Sandwich:
         first = [task.program(m, tile, part, scheme, o) for tile in tiles for part, o in seeds]
         first = self.model.best(task, m, dict.fromkeys(first), self.breadth)
         bench.time((bench.default, *first))
+        if self.distances:  # before slices grow: of few rows they gain most, in few trials
+            self._vary_prefetch(bench)
         if fixed is None:
             grown = self._fast_start(bench, self._promising(bench))
             self._finetune(bench, grown)
             if self.orders:
                 self._vary_orders(bench)
-        self._vary_prefetch(bench)
+        if self.distances:
+            self._vary_prefetch(bench)
 
     def _promising(self, bench: Bench) -> list[MicroKernel]:
         """Return the micro-kernels within `slack` of the best, best first."""
@@ -178,9 +185,17 @@ class Sandwich:
         drive(growths, cost)
 
     def _vary_prefetch(self, bench: Bench) -> None:
-        """Try all prefetch distances for the best programs."""
-        best = sorted(bench.found, key=bench.cost)[:2]
-        bench.time(replace(p, prefetch=prefetch) for p in best for prefetch in PREFETCHES)
+        """Try all prefetch distances for the best program, the best of them for its rivals.
+
+        These are the best of other panel counts, which are other numbers of streams to fetch.
+        """
+        best, *others = sorted(dict.fromkeys((bench.default, *bench.found)), key=bench.cost)
+        ladder = [replace(best, prefetch=prefetch) for prefetch in PREFETCHES]
+        bench.time(ladder)
+        nearest = sorted(dict.fromkeys((best, *ladder)), key=bench.cost)[:RIVAL_DISTANCES]
+        rivals = {p.tile.panels: p for p in reversed(others)}
+        rivals.pop(best.tile.panels, None)
+        bench.time(replace(p, prefetch=d.prefetch) for p in rivals.values() for d in nearest)
 
 
 def _unit(tile: MicroKernel) -> Slice:

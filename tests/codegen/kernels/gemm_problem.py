@@ -6,11 +6,12 @@ import ctypes
 import itertools
 import platform
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
 import numpy as np
+import pytest
 
 from dovetail.codegen.catalog import load_kernel_module
 from dovetail.codegen.library import LibrarySpec, build_library
@@ -80,6 +81,20 @@ def pack(weight: np.ndarray, dtype: str) -> np.ndarray:
 
 def rounded(weight: np.ndarray, dtype: str) -> np.ndarray:
     return widen_bf16(narrow_bf16(weight)) if dtype == "bf16" else weight
+
+
+def listen(monkeypatch: pytest.MonkeyPatch, target: str) -> dict[int, list[int]]:
+    """Return the lines that interpreted kernels of a target ask for from now on, by cache level."""
+    asked: dict[int, list[int]] = {1: [], 2: []}
+    intrinsics = TARGETS[target].intrinsics
+    hints = {
+        "__builtin_prefetch": lambda at, *_: asked[1].append(at.offset // 64),
+        "_mm_prefetch": lambda at, *_: asked[2].append(at.offset // 64),
+    }
+    heard = {name: replace(intrinsics[name], meaning=meaning) for name, meaning in hints.items()}
+    listening = replace(TARGETS[target], intrinsics={**intrinsics, **heard})
+    monkeypatch.setitem(TARGETS, target, listening)
+    return asked
 
 
 @dataclass

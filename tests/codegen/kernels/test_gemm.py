@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -30,6 +29,7 @@ from tests.codegen.kernels.gemm_problem import (
     Problem,
     entry,
     kernel_names,
+    listen,
     sizes,
     tile_of,
 )
@@ -124,13 +124,7 @@ def test_the_last_weights_fetch_the_first_of_what_follows(
     monkeypatch: pytest.MonkeyPatch, dtype: str, k: int, schedule: dict[str, int]
 ) -> None:
     name, panels, ahead = "x86-64-avx512", 2, 1024
-    target, asked = TARGETS[name], list[int]()
-
-    hint = replace(
-        target.intrinsics["__builtin_prefetch"], meaning=lambda at: asked.append(at.offset // 64)
-    )
-    listening = replace(target, intrinsics={**target.intrinsics, "__builtin_prefetch": hint})
-    monkeypatch.setitem(TARGETS, name, listening)
+    target, asked = TARGETS[name], listen(monkeypatch, name)[1]
     tile = built_tiles(LINEAR, target)[panels]
     kernel = kernel_name(LINEAR, dtype, tile)
     problem = Problem(1, 2 * panels * 16, k, dtype)
@@ -144,6 +138,28 @@ def test_the_last_weights_fetch_the_first_of_what_follows(
         for line in (*range(first, lines), *range(panels * lines, panels * lines + first - alone))
     ]
     assert sorted(asked) == sorted(wanted)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_weights_wait_in_the_second_cache_and_come_into_the_first_as_far_ahead_as_told(
+    monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    """Two groups: of each all lines from 256 bytes on, while the second one is asked for."""
+    name, panels, k, near = "x86-64-avx512", 2, 64, 256
+    asked = listen(monkeypatch, name)
+    kernel = kernel_name(LINEAR, dtype, built_tiles(LINEAR, TARGETS[name])[panels])
+    problem = Problem(1, 2 * panels * 16, k, dtype)
+    schedule = {"m_tile": 1, "block_n": 1}
+    got = problem.interpret(name, kernel, prefetch=-near, **schedule)
+    problem.assert_right(got, name)
+    lines = FORMATS[dtype].panel_bytes(k) // 64
+    soon = [p * lines + n + near // 64 for p in range(2 * panels) for n in range(lines)]
+    assert sorted(asked[1]) == sorted(soon)
+    assert sorted(asked[2]) == [panels * lines + n for n in range(2 * panels * lines)]
+    asked[1].clear()
+    asked[2].clear()
+    problem.interpret(name, kernel, prefetch=SPREAD_PREFETCH, **schedule)
+    assert asked[1] and not asked[2]
 
 
 EVERYWHERE = [*kernel_names(LINEAR, TEXTS), *kernel_names(SILU, TEXTS)]

@@ -32,7 +32,7 @@ from dovetail.runtime.machine import abi
 from dovetail.topology.hardware import read_hardware
 from tests.blocks import random_blocks, round_activations
 from tests.codegen.interpret import interpret
-from tests.codegen.kernels.gemm_problem import slot
+from tests.codegen.kernels.gemm_problem import listen, slot
 from tests.shares import in_turns, share
 
 NAMES = [name for name in FORMATS if is_quantised(name)]
@@ -133,6 +133,26 @@ def test_interpreted_on_every_target(target: str, name: str, kind: str) -> None:
         product.check(interpreter(target, name), kernel, m_tile=m_tile, block_n=1)
 
 
+@pytest.mark.parametrize("name", ["q4_32", "q8_32"])
+def test_codes_wait_in_the_second_cache_and_come_into_the_first_as_far_ahead_as_told(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    target, near = "x86-64-avx512", 576
+    asked = listen(monkeypatch, target)
+    product = Product(LINEAR, 1, 64, 4 * FORMATS[name].unit, name)
+    kernel = product.op.kernel(TARGETS[target], built_tiles(LINEAR, TARGETS[target], name)[2])
+    schedule = {"m_tile": 1, "block_n": 1}
+    product.check(interpreter(target, name), kernel, prefetch=-near, **schedule)
+    panel = FORMATS[name].panel_bytes(product.k)
+    for first in range(0, 4 * panel, panel):
+        assert set(range((first + near) // 64, (first + panel) // 64)) <= set(asked[1])
+    assert set(range(2 * panel // 64, 4 * panel // 64)) <= set(asked[2])
+    assert min(asked[2]) >= 2 * panel // 64
+    asked[2].clear()
+    product.check(interpreter(target, name), kernel, prefetch=-1, **schedule)
+    assert not asked[2]
+
+
 @cache
 def library(kind: str, name: str) -> ctypes.CDLL:
     requests = gemm_requests([name], host_target(), [kind])
@@ -170,7 +190,7 @@ def test_natively_in_every_tile_and_order(name: str, kind: str) -> None:
                 kernel = product.op.kernel(target, tile)
                 for sign in (1, -1):
                     rows = sign * tile.rows
-                    product.check(call, kernel, m_tile=rows, block_n=1, grid_n=2, prefetch=-1)
+                    product.check(call, kernel, m_tile=rows, block_n=1, grid_n=2, prefetch=-1024)
                     product.check(call, kernel, m_tile=rows, block_m=2, grid_m=2, prefetch=512)
                     for order in range(4) if kind == LINEAR else ():
                         cut = {"block_k": unit, "order": order, "block_n": 1}

@@ -11,7 +11,7 @@ from tests.codegen.kernels.gemm_problem import NATIVE, Problem, kernel_names
 from tests.shares import pick
 
 ODD_SIZES = (1, 2, 3, 5, 7, 13, 15, 16, 17, 31, 32, 33, 61, 97, 127, 128, 131)
-PREFETCHES = (0, 64, 1024, 4096, -1, -2)
+PREFETCHES = (0, 64, 1024, 4096, -1, -256)
 DEFAULT_CASES, ALL_CASES = 100, 2000
 
 

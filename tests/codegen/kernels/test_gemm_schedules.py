@@ -163,7 +163,7 @@ def test_bits_of_rounded_rows_depend_on_nothing(target: str, kind: str) -> None:
         some.m = m
         schedule = {"block_m": 48 * block, "block_n": block, "block_k": 64 * block, "order": 1}
         got = some.run(
-            target, name, threads, m_tile=-9, grid_n=threads, prefetch=-block, **schedule
+            target, name, threads, m_tile=-9, grid_n=threads, prefetch=-512 * block, **schedule
         )
         assert (got.view(np.uint32) == reference[:m].view(np.uint32)).all()
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dovetail.compiler.schedules import SILU
+from dovetail.compiler.schedules import FAR_PREFETCH, SILU, SPREAD_PREFETCH
 from dovetail.compiler.search.policy import CANDIDATE_GAIN, DEFAULT, LEAST_GAIN, MEASURED, REUSED
 from dovetail.compiler.search.rows import make_rows
 from dovetail.compiler.search.sandwich import Sandwich
@@ -110,6 +110,21 @@ def test_it_takes_the_prefetch_distance_that_pays(ahead):
     assert choice.program.prefetch == ahead
 
 
+def test_distances_are_tried_before_slices_grow_and_with_other_tiles():
+    """Of two tiles the one that is worse by the rules' distance is best by its own."""
+
+    def cost(case, panels, values):
+        own = values["prefetch"] == -1024 and panels == 3
+        return bowl(case, panels, values) / (9 if own else 4 if values["prefetch"] == -1024 else 1)
+
+    one, land = task(points=(64,)), Landscape(cost)
+    (choice,) = Sandwich().search(one, land).choices.values()
+    assert (choice.program.prefetch, choice.program.tile.panels) == (-1024, 3)
+    slices = [candidate.schedule[2] for _, candidate in land.asked]
+    grown = next(i for i, size in enumerate(slices) if size not in {0, one.default(64).slice.k})
+    assert {c.schedule[7] for _, c in land.asked[:grown]} == set(PREFETCHES)
+
+
 def test_few_programs_are_timed_before_slices_grow():
     """As many as `breadth` says, and the default."""
 
@@ -158,6 +173,9 @@ def test_ablations_leave_out_their_part():
     Sandwich(polymerization=False).search(one, land)
     grids = {candidate.schedule[3:6] for _, candidate in land.asked}
     assert grids == {(1, 2, 1)}
+    land = Landscape()
+    Sandwich(distances=False).search(replace(one, points=(64,)), land)
+    assert {c.schedule[7] for _, c in land.asked} <= {SPREAD_PREFETCH, FAR_PREFETCH}
 
 
 def test_all_micro_kernels_are_tried_until_the_window_is_full():

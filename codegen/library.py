@@ -145,14 +145,14 @@ def _index(
 
 def _build_device_library(spec: LibrarySpec, cache: Path | None) -> BuiltLibrary:
     """Return the module of an accelerator; it has neither thread team nor tvm-ffi wrappers."""
-    text = _device_text(spec, cache_directory() if cache is None else cache)
+    text = device_text(spec, cache_directory() if cache is None else cache)
     path = compile_cuda(spec.name, text.source, spec.target, cache)
     compiler = find_cuda_compiler()
     index = _index(spec.target, compiler, path.name, CUDA_SOURCE_NAME, text.kernels)
     return BuiltLibrary(path, text.source, index)
 
 
-def _device_text(spec: LibrarySpec, cache: Path) -> DeviceText:
+def device_text(spec: LibrarySpec, cache: Path) -> DeviceText:
     """Return the text of a module; remembered unless it has kernel files of the user."""
 
     def generate() -> DeviceText:

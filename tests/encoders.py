@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from scipy.special import ndtr
 
 SMALL: dict[str, Any] = {
@@ -40,7 +41,7 @@ def make_encoder(
     family: str, *, seed: int = 0, head: str = "Model", dtype: str = "float32", **overrides: Any
 ) -> Any:
     """Return a transformers model: seeded weights of std 0.1, norms near 1, biases not zero."""
-    import torch
+    torch = pytest.importorskip("torch")
     import transformers
 
     config = getattr(transformers, f"{STEMS[family]}Config")(**{**SMALL, **overrides})
@@ -80,7 +81,7 @@ def last_rows(model: Any, texts: Sequence[np.ndarray]) -> list[np.ndarray]:
 
     On one thread: these models are so small that others would only wait for each other.
     """
-    import torch
+    torch = pytest.importorskip("torch")
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 SMALL: dict[str, Any] = {
@@ -22,7 +24,7 @@ SMALL: dict[str, Any] = {
 
 def make_model(family: str, *, seed: int = 0, dtype: str = "float32", **overrides: Any) -> Any:
     """Return a transformers model: seeded weights of std 0.08, norms near 1, biases not zero."""
-    import torch
+    torch = pytest.importorskip("torch")
     import transformers
 
     classes = {

@@ -95,7 +95,7 @@ def compiled(model: Any, folder: Path, **options: Any) -> App:
 
 def reference_logits(model: Any, tokens: Sequence[int]) -> npt.NDArray[np.float64]:
     """Return the float64 logits after each token."""
-    import torch
+    torch = pytest.importorskip("torch")
 
     with torch.no_grad():
         return np.asarray(model(torch.tensor([list(tokens)])).logits[0].double())
@@ -103,7 +103,7 @@ def reference_logits(model: Any, tokens: Sequence[int]) -> npt.NDArray[np.float6
 
 def load_exact(folder: Path) -> Any:
     """Return the saved model in float64; casting the model itself would round its rope tables."""
-    import torch
+    torch = pytest.importorskip("torch")
     import transformers
 
     return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()

@@ -39,7 +39,7 @@ SMOLLM2_CONFIG = {
 
 def references(path: Path, config: Any, wide: str = "float64") -> tuple[Any, Any]:
     """Return transformers' model of a file's dequantised weights, in `wide` and in float32."""
-    import torch
+    torch = pytest.importorskip("torch")
     import transformers
 
     state = {name: torch.tensor(values) for name, values in reference_state(path).items()}

@@ -50,7 +50,7 @@ def mixed(name: str) -> str:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A GGUF file of many formats, and transformers' model of its dequantised weights."""
-    import torch
+    torch = pytest.importorskip("torch")
 
     folder = tmp_path_factory.mktemp("mixed")
     made = make_model("llama", tie_word_embeddings=False, **SHAPE)

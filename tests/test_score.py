@@ -30,7 +30,7 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def exact() -> Iterator[Any]:
-    import torch
+    torch = pytest.importorskip("torch")
     import transformers
 
     model = transformers.AutoModelForCausalLM.from_pretrained(LLAMA, dtype=torch.float64).eval()

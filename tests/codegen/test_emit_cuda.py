@@ -14,7 +14,7 @@ from dovetail.ir.diagnostics import Source
 from dovetail.ir.errors import ScheduleError
 from dovetail.ir.high.parse import parse_high
 from tests.codegen.interpret import interpret
-from tests.codegen.warp_host import WarpLibrary
+from tests.codegen.warp_host import warp_library
 
 CUDA = DEVICE_TARGETS["cuda"]
 TEXT = """
@@ -36,9 +36,15 @@ def turn(x: ptr[f32], out: ptr[f32], tid: thread, nth: thread):
 """
 
 
+UNIT = parse_high(Source("test.dk", TEXT))
+
+
+def request(name: str, **binding: int) -> KernelRequest:
+    return KernelRequest("test", name, binding, name)
+
+
 def kernel(name: str, **binding: int) -> KernelSpec:
-    request = KernelRequest("test", name, binding, name)
-    return lower_request(request, CUDA, parse_high(Source("test.dk", TEXT)))
+    return lower_request(request(name, **binding), CUDA, UNIT)
 
 
 def text_of(spec: KernelSpec) -> str:
@@ -70,7 +76,7 @@ def test_scalar_stores_are_done_by_one_lane() -> None:
 
 
 def test_kernels_without_thread_parameters_run_on_the_first_warp_only() -> None:
-    library = WarpLibrary([kernel("bump")])
+    library = warp_library([request("bump")], {"test": UNIT})
     p, q = np.zeros(5, np.float32), np.zeros(5, np.int64)
     for tid in range(4):
         library.call("bump", (5, p, q), tid, 4)
@@ -83,7 +89,7 @@ def test_kernels_without_thread_parameters_run_on_the_first_warp_only() -> None:
 def test_lanes_read_what_others_wrote_to_a_shared_array(way: str) -> None:
     spec = kernel("turn")
     x, out = np.arange(192, dtype=np.float32), np.zeros(192, np.float32)
-    library = WarpLibrary([spec])
+    library = warp_library([request("turn")], {"test": UNIT})
     for tid in range(2):
         if way == "compiled":
             library.call("turn", (x, out), tid, 2)

@@ -1,42 +1,57 @@
 """The text of the cuda target run on this machine's CPU: other header, same kernels.
 
-In: lowered kernels. Out: a library whose `dt_cuda_<kernel>` runs one warp, here a struct of 32
+In: kernel requests. Out: a library whose `dt_cuda_<kernel>` runs one warp, here a struct of 32
 floats per vector, and `WarpLibrary.call`, which runs it on numpy arrays.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock
 
-from dovetail.codegen.emit import KernelSpec
-from dovetail.codegen.emit_cuda import emit_cuda
-from dovetail.codegen.targets import ALL_TARGETS, host_target
+from dovetail.codegen.catalog import KernelRequest
+from dovetail.codegen.library import DeviceText, LibrarySpec, device_text
+from dovetail.codegen.targets import DEVICE_TARGETS, host_target
 from dovetail.codegen.toolchain import BuildSpec, TranslationUnit, compile_shared
+from dovetail.ir.cache import cache_directory
+from dovetail.ir.high.nodes import Unit
 
 HEADER = "warp_host.h"
 C_TYPES = {"f32": ctypes.c_float, "f64": ctypes.c_double, "i64": ctypes.c_int64}
 FLAGS = ("-O0", "-std=c++17", f'-DDT_WARP_HEADER="{HEADER}"', "-w")
 
 
+def warp_library(
+    requests: Iterable[KernelRequest], modules: Mapping[str, Unit] | None = None
+) -> WarpLibrary:
+    """Return the library of kernels, of which a process lowers none that another has lowered."""
+    cache = cache_directory()
+    cache.mkdir(parents=True, exist_ok=True)
+    target, kernels = DEVICE_TARGETS["cuda"], tuple(requests)
+    spec = LibrarySpec(target=target, kernels=kernels, name="warp", modules=modules or {})
+    with FileLock(cache / "warp.lock"):
+        text = device_text(spec, cache)
+    return WarpLibrary(text)
+
+
 class WarpLibrary:
     """CUDA C++ text compiled as plain C++."""
 
-    def __init__(self, kernels: Sequence[KernelSpec], cache: Path | None = None) -> None:
-        text = emit_cuda("warp", ALL_TARGETS["cuda"], tuple(kernels))
+    def __init__(self, text: DeviceText) -> None:
         header = Path(__file__).with_name(HEADER).read_text(encoding="utf-8")
         spec = BuildSpec(
             name="warp",
             target=host_target(),
-            files=(("kernels.cpp", text), (HEADER, header)),
+            files=(("kernels.cpp", text.source), (HEADER, header)),
             units=(TranslationUnit("kernels.cpp", FLAGS),),
         )
-        self._library = ctypes.CDLL(str(compile_shared(spec, cache)))
-        self.kernels = {k.entry.name: k.entry for k in kernels}
+        self._library = ctypes.CDLL(str(compile_shared(spec)))
+        self.kernels = {entry.name: entry for entry in text.kernels}
 
     def call(self, kernel: str, slots: Sequence[Any], tid: int, nth: int) -> None:
         """Run warp `tid` of `nth` on the operands, `thread` parameters left out."""

@@ -15,6 +15,7 @@ from dovetail.compiler.database import TuningDatabase
 from dovetail.compiler.memory import Memory
 from dovetail.compiler.replay import ReplayTimes, measure_choice
 from dovetail.ir.artifact import FileEntry, Manifest
+from dovetail.ir.cache import cache_directory
 from dovetail.ir.plans import MEASURED, SIMULATED, PlanChoice
 from dovetail.ir.tuning import RecordSet
 from dovetail.topology.hardware import read_hardware
@@ -29,15 +30,11 @@ BUSY = msgspec.structs.replace(QUIET, others=(1.0,))
 # ---- schedules ----
 
 
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The one thing that the caches of all tests share: generated C text, which takes seconds."""
-    return tmp_path_factory.mktemp("texts")
-
-
 @pytest.fixture
-def landscape(tmp_path: Path, texts: Path, monkeypatch: pytest.MonkeyPatch) -> Landscape:
-    """A made-up machine that is measured instead of this one."""
+def landscape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Landscape:
+    """A made-up machine that is measured instead of this one; only texts are there already."""
+    texts = cache_directory() / "text"
+    texts.mkdir(parents=True, exist_ok=True)
     (tmp_path / "text").symlink_to(texts)
     found = Landscape()
     monkeypatch.setattr(choose._Session, "_open", lambda session, part, stack: found)

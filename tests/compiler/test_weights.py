@@ -101,7 +101,7 @@ def test_tied_head_is_stored_once(tmp_path):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("weight_dtype", [None, "f32", "bf16"])
 def test_dtypes(dtype, weight_dtype, tmp_path):
-    import torch
+    torch = pytest.importorskip("torch")
 
     path = save_model(tmp_path / "m", "llama", dtype=dtype)
     spec, entries, _ = pack(path, tmp_path / "w", weight_dtype=weight_dtype)
@@ -143,7 +143,7 @@ def test_offsets_and_hashes(tmp_path, monkeypatch):
 
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1))
 def test_conversions(values):
-    import torch
+    torch = pytest.importorskip("torch")
 
     wide = np.array(values, np.float32)
     torch_bits = torch.from_numpy(wide.copy()).to(torch.bfloat16).view(torch.uint16).numpy()
@@ -155,7 +155,7 @@ def test_conversions(values):
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_weights_that_are_not_finite(dtype, value, tmp_path):
-    import torch
+    torch = pytest.importorskip("torch")
 
     model = make_model("llama", dtype=dtype)
     with torch.no_grad():

@@ -13,6 +13,8 @@ import pytest
 from numpy.typing import NDArray
 from sklearn.feature_extraction.text import TfidfVectorizer
 
+pytest.importorskip("torch")
+
 from dovetail.compiler.pipeline import compile_model
 from dovetail.ir.ragraph import RAGraph
 from dovetail.ir.workflow import Embedding, Generation, Retrieval

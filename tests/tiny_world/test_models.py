@@ -8,8 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from tokenizers import Tokenizer
+
+pytest.importorskip("torch")
+
+import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dovetail.compiler.pipeline import compile_model

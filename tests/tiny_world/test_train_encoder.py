@@ -4,6 +4,10 @@ import argparse
 import random
 from pathlib import Path
 
+import pytest
+
+pytest.importorskip("torch")
+
 import torch
 
 from dovetail.tiny_world.encoder import Encoder

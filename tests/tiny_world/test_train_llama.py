@@ -6,8 +6,11 @@ import random
 from pathlib import Path
 
 import pytest
-import torch
 from tokenizers import Tokenizer
+
+pytest.importorskip("torch")
+
+import torch
 
 from dovetail.tiny_world import LLAMA, corpus
 from dovetail.tiny_world.prompts import ASSISTANT, END, USER

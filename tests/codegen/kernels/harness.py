@@ -26,7 +26,7 @@ from dovetail.codegen.catalog import (
     resolve_imports,
 )
 from dovetail.codegen.isa.target import Target
-from dovetail.codegen.library import LibrarySpec, build_library, lower_request
+from dovetail.codegen.library import LibrarySpec, build_library
 from dovetail.codegen.lower import lower
 from dovetail.codegen.targets import (
     ALL_TARGETS,
@@ -43,7 +43,7 @@ from dovetail.runtime.machine import abi
 from tests.codegen.float_targets import FLOAT_TARGETS
 from tests.codegen.gpu_kernels import GpuKernels
 from tests.codegen.interpret import interpret
-from tests.codegen.warp_host import WarpLibrary
+from tests.codegen.warp_host import warp_library
 
 PROBES = """
 import gelu
@@ -151,7 +151,7 @@ def probe_unit() -> Unit:
 def warp_runner() -> Runner:
     """Return the runner of the target cuda on this CPU, as plain C++: a warp is 32 floats."""
     target = DEVICE_TARGETS["cuda"]
-    library = WarpLibrary([lower_request(request, target) for request in requests(target)])
+    library = warp_library(requests(target))
 
     def call(kernel: str, slots: tuple[Any, ...], tid: int, nth: int) -> None:
         library.call(kernel, slots, tid, nth)

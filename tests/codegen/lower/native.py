@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 
 from dovetail.codegen.catalog import KernelRequest
-from dovetail.codegen.library import lower_request
 from dovetail.codegen.lower import lower
 from dovetail.codegen.targets import DEVICE_TARGETS, TARGETS, host_features, runs_on
 from dovetail.ir.diagnostics import Source
@@ -20,7 +19,7 @@ from dovetail.ir.low.nodes import Unit
 from dovetail.ir.low.parse import parse_low
 from dovetail.ir.low.print import print_low
 from tests.codegen.float_targets import FLOAT_TARGETS
-from tests.codegen.warp_host import WarpLibrary
+from tests.codegen.warp_host import warp_library
 
 HEAD = """#include <stddef.h>
 #include <stdint.h>
@@ -66,18 +65,18 @@ def library(text, target, binding):
 
 
 @cache
-def warp_library(text, target, binding):
+def device_library(text, binding):
     """The same for a device target: a warp is a CPU thread."""
     unit = parse_high(Source("test.dk", text))
     kernels = [f.name for f in unit.functions if f.kind == "kernel"]
     requests = [KernelRequest("test", name, dict(binding), name) for name in kernels]
-    return WarpLibrary([lower_request(r, DEVICE_TARGETS[target], unit) for r in requests])
+    return warp_library(requests, {"test": unit})
 
 
 def run(text, kernel, target, *args, **binding):
     """Call `kernel` with arrays (by address), ints (i64) and floats (f32)."""
     if target in DEVICE_TARGETS:
-        warp_library(text, target, tuple(sorted(binding.items()))).call(kernel, args, 0, 1)
+        device_library(text, tuple(sorted(binding.items()))).call(kernel, args, 0, 1)
         return
     loaded = library(text, target, tuple(sorted(binding.items())))
     getattr(loaded, kernel)(*(_argument(a) for a in args))

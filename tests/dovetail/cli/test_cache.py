@@ -34,7 +34,8 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     find_artifact(LLAMA, {})  # so that its kernels are there
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DOVETAIL_CACHE", str(cache))
-        subprocess.run(["cp", "-r", str(built / "kernels"), str(built / "text"), cache], check=True)
+        subprocess.run(["cp", "-r", str(built / "kernels"), cache], check=True)
+        (cache / "text").mkdir()
         find_artifact(LLAMA, {})
         for name in (
             "models/encoder-0123456789abcdef.dove/manifest.json",

@@ -8,9 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+pytest.importorskip("torch")
+
+import torch
 
 from dovetail.ir.model import KV_BLOCK, ModelSpec, RopeSpec
 from dovetail.runtime.accel import attention_choice

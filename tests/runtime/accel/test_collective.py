@@ -13,13 +13,12 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from dovetail.ir.errors import RankError
-
-pytest.importorskip("torch", reason="torch is not installed: pip install 'dovetail[gpu]'")
+pytest.importorskip("torch")
 
 import torch
 import torch.distributed as dist
 
+from dovetail.ir.errors import RankError
 from dovetail.runtime.accel import collective as torch_collective
 from dovetail.runtime.accel.collective import TorchCollective, open_store
 from dovetail.runtime.native.collective import own_columns

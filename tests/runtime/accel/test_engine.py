@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+
+pytest.importorskip("torch")
+
+import torch
 
 from dovetail.cli.inspection import inspect_artifact
 from dovetail.ir.cache import cache_directory

@@ -13,28 +13,28 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from dovetail.codegen.catalog import device_kernels  # noqa: E402
-from dovetail.codegen.library import lower_request  # noqa: E402
-from dovetail.codegen.targets import DEVICE_TARGETS  # noqa: E402
-from dovetail.compiler.pipeline import compile_model  # noqa: E402
-from dovetail.ir.errors import DeviceError  # noqa: E402
-from dovetail.ir.formats import FORMATS  # noqa: E402
-from dovetail.runtime.accel.device import TorchDevice  # noqa: E402
-from dovetail.runtime.accel.generated import (  # noqa: E402
+import torch
+
+from dovetail.codegen.catalog import device_kernels
+from dovetail.compiler.pipeline import compile_model
+from dovetail.ir.errors import DeviceError
+from dovetail.ir.formats import FORMATS
+from dovetail.runtime.accel.device import TorchDevice
+from dovetail.runtime.accel.generated import (
     GeneratedProducts,
     find_operands,
 )
-from dovetail.runtime.accel.skinny import gemm_skinny, register_module  # noqa: E402
-from dovetail.runtime.accel.weights import load_weights  # noqa: E402
-from dovetail.runtime.artifact import open_artifact  # noqa: E402
-from dovetail.runtime.native.polymerize import GpuSpec  # noqa: E402
-from dovetail.runtime.native.weights import Weights  # noqa: E402
-from dovetail.topology.hardware import read_hardware  # noqa: E402
-from tests.blocks import random_blocks  # noqa: E402
-from tests.codegen.warp_host import WarpLibrary  # noqa: E402
-from tests.models import save_model  # noqa: E402
+from dovetail.runtime.accel.skinny import gemm_skinny, register_module
+from dovetail.runtime.accel.weights import load_weights
+from dovetail.runtime.artifact import open_artifact
+from dovetail.runtime.native.polymerize import GpuSpec
+from dovetail.runtime.native.weights import Weights
+from dovetail.topology.hardware import read_hardware
+from tests.blocks import random_blocks
+from tests.codegen.warp_host import WarpLibrary, warp_library
+from tests.models import save_model
 
 CPU = torch.device("cpu")
 H100 = GpuSpec(132, 1.75e9, 3.35e12)
@@ -44,8 +44,7 @@ BLOCKS = {"q": ("q4_32m", "packed"), "gate_up": ("q8_32", "packed_pair")}
 
 @cache
 def module() -> WarpLibrary:
-    requests = device_kernels(["q4_32m", "q8_32"])
-    return WarpLibrary([lower_request(request, DEVICE_TARGETS["cuda"]) for request in requests])
+    return warp_library(device_kernels(["q4_32m", "q8_32"]))
 
 
 class Stored:
@@ -231,8 +230,7 @@ def test_weights_of_an_artifact(tmp_path: Path) -> None:
     assert {"layers.0.gate_up", "layers.1.down", "layers.0.o", "head"} <= found.keys()
     assert kinds <= {"q4_32", "q8_32", "f32"} and kinds & {"q4_32", "q8_32"}
     wanted = [r for r in device_kernels(kinds) if r.name.endswith("_f32")]
-    lib = WarpLibrary([lower_request(request, DEVICE_TARGETS["cuda"]) for request in wanted])
-    products = GeneratedProducts(lib, H100, found, tmp_path, CPU, torch.float32)
+    products = GeneratedProducts(warp_library(wanted), H100, found, tmp_path, CPU, torch.float32)
     products.choose(lambda name, x: x @ tensors[name].T, (2,), lambda *_: 0.0)
     for name, operand in found.items():
         x = torch.randn(2, operand.k)

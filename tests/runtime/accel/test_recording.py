@@ -9,6 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
+pytest.importorskip("torch")
+
 from dovetail.runtime.accel.sub_batch import ATTENTION, DEVICE, LINK
 from tests.runtime.accel.engines import ASKED, PROMPTS, make_artifact, two_pools
 from tests.timelines import check_timeline

@@ -13,6 +13,8 @@ from unittest.mock import patch
 
 import pytest
 
+pytest.importorskip("torch")
+
 from dovetail.ir.errors import CapacityError
 from dovetail.runtime.accel import executor
 from dovetail.runtime.accel.executor import DeviceExecutor

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+pytest.importorskip("torch")
+
 from dovetail.ir.formats import FORMATS
 from dovetail.ir.model import PANEL, WeightEntry
 from dovetail.runtime.accel.weights import unpack_rows

@@ -37,6 +37,7 @@ def app(path: Path) -> Iterator[App]:
 
 
 def test_texts_equal_transformers(app: App) -> None:
+    pytest.importorskip("torch")
     import tokenizers
     import transformers
 
@@ -59,7 +60,7 @@ def test_a_prompt_goes_before_each_text(app: App) -> None:
 
 
 def test_documents_are_ranked_as_by_transformers(tmp_path: Path) -> None:
-    import torch
+    torch = pytest.importorskip("torch")
     import transformers
 
     where = tmp_path / "ranker"

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'dovetail[ray]'")
+pytest.importorskip("torch", reason="torch is not installed: pip install 'dovetail[gpu]'")
+
 from dovetail.ir.errors import RankError, SpecError
 from dovetail.runtime.app import App, load
 from dovetail.runtime.group.rank_options import RankOptions
 from tests.processes import running
 from tests.runtime.accel.engines import ASKED, PROMPTS, check_blocks, make_artifact
 from tests.runtime.accel.test_group import HEADS, answers, ranks
-
-pytest.importorskip("ray", reason="Ray is not installed: pip install 'dovetail[ray]'")
-pytest.importorskip("torch", reason="torch is not installed: pip install 'dovetail[gpu]'")
 
 FAST_DEATH = {"health_check_period_ms": 500, "health_check_failure_threshold": 4}
 RESOURCE = "dovetail-rank"

@@ -162,7 +162,7 @@ def test_a_text_longer_than_a_pass_has_one_of_its_own(folder: Path) -> None:
 def test_classifiers_give_the_logits_of_pairs(
     folder: Path, family: str, rows: int, options: dict
 ) -> None:
-    import torch
+    torch = pytest.importorskip("torch")
 
     where, texts = folder / f"{family}-labels", random_texts((3, 20, 100))
     options = {"num_labels": 3, **({"type_vocab_size": rows} if rows else {}), **options}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("faiss")
+pytest.importorskip("torch")
 
 from msgspec.structs import replace
 

@@ -8,7 +8,7 @@ from threading import Event
 import numpy as np
 import pytest
 
-pytest.importorskip("faiss")
+pytest.importorskip("torch")
 
 from dovetail.ir.errors import DeviceError, SpecError
 from dovetail.runtime.accel.lists import TorchLists

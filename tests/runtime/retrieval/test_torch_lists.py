@@ -8,12 +8,12 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-pytest.importorskip("faiss")
+pytest.importorskip("torch")
 
+import torch
 from msgspec.structs import replace
 
 from dovetail.ir.errors import CapacityError, DeviceError, SpecError

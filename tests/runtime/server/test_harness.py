@@ -86,7 +86,7 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def logprobs() -> Iterator[Logprobs]:
     """Log probabilities after each token, in float64."""
-    import torch
+    torch = pytest.importorskip("torch")
     import transformers
 
     model = transformers.AutoModelForCausalLM.from_pretrained(LLAMA, dtype=torch.float64).eval()

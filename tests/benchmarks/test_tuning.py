@@ -22,7 +22,7 @@ from tvm_cells import TvmError
 SCRIPT = ROOT / "benchmarks" / "tuning.py"
 RIVALS = {"roller", "dietcode", "mikpoly", "ansor", "default"}
 ABLATIONS = {"no micro-kernel choice", "no polymerization", "no split-K", "no loop orders"}
-ABLATIONS |= {"no reuse"}
+ABLATIONS |= {"no reuse", "no prefetch distances"}
 WINDOWS = {f"window {sigma}" for sigma in (5, 10, 15, 20)}
 
 

@@ -8,13 +8,14 @@ has them, else this one is asked.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.error import URLError
@@ -29,6 +30,8 @@ HOST = "127.0.0.1"
 SERVE = "from dovetail.cli import main; main()"
 START_SECONDS = 600.0
 """Within these a peer's server must be ready."""
+END_SECONDS = 20.0
+"""Within these it ends by itself when it is asked to."""
 VLLM = "DOVETAIL_VLLM"
 KV_GIB = 2
 """Memory for keys and values, of peers that have to be told."""
@@ -98,6 +101,7 @@ def serve_vllm(model: Path, threads: int, slots: int, context: int) -> Iterator[
     cpus = sorted(os.sched_getaffinity(0))[:threads]
     environment = {"VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cpus))}
     environment["VLLM_CPU_KVCACHE_SPACE"] = str(KV_GIB)
+    environment["OMP_NUM_THREADS"] = str(threads)  # a benchmark may have set one
     with _polled(command, environment) as found:
         yield found
 
@@ -163,6 +167,7 @@ def _polled(
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env={**os.environ, **(environment or {})},
+        start_new_session=True,  # its own processes end with it
     )
     try:
         while not _healthy(port):
@@ -172,6 +177,10 @@ def _polled(
         yield Listening(HOST, port, process.pid, time.perf_counter() - start)
     finally:
         process.terminate()
+        with suppress(subprocess.TimeoutExpired):  # vLLM may hang while it ends
+            process.wait(END_SECONDS)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 

@@ -34,9 +34,10 @@ DOT_ROWS = 16
 SPREAD_PREFETCH, FAR_PREFETCH = -1, -4096
 """`prefetch` values: fetch the next slice of weights, each row tile its share of it, into the first
 cache; into the second, from which weights come into the first 4 KiB ahead of their use."""
-SINGLE_PREFETCH = 2048
-"""Bytes that weights are fetched ahead where one tile takes all rows: they pass once, and what is
-not there in time is waited for (measured: 512 to 4096, rows of 768 to 4096)."""
+SINGLE_PREFETCH = -1024
+"""Where one tile takes all rows, weights pass once, and what is not there in time is waited for:
+they come into the second cache a group of panels ahead, into the first 1 KiB ahead (measured: 512
+to 2048; past the second cache, 1 to 4 KiB ahead)."""
 K_UNIT = 64
 """Step of the slice along K, in values: whole cache lines of activations (Sandwich: b_K is aligned
 with the line); shorter slices pass C through the caches more often than they are worth."""

@@ -29,8 +29,8 @@ from dovetail.ir.model import PANEL, SPLIT_K_ELEMENTS
 from dovetail.ir.schedule import ORDERS, SCHEDULE_VALUES
 
 PREFETCHES = (
-    *(0, 256, 512, 1024, SINGLE_PREFETCH, 4096),
-    *(SPREAD_PREFETCH, -1024, -2048, FAR_PREFETCH, -8192),
+    *(0, 256, 512, 1024, 2048, 4096),
+    *(SPREAD_PREFETCH, SINGLE_PREFETCH, -2048, FAR_PREFETCH, -8192),
 )
 """Distances that are tried: what waits for memory, and how far it is, no formula tells."""
 

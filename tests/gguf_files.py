@@ -28,6 +28,7 @@ def smollm2() -> Path:
 
 def read_state(directory: Path) -> dict[str, np.ndarray]:
     """Return the float32 tensors of a saved model by their Hugging Face names."""
+    pytest.importorskip("torch")
     from safetensors.torch import load_file
 
     state = load_file(directory / "model.safetensors")

@@ -234,6 +234,7 @@ def test_inspect_shows_workflows_and_indexes(work: Path) -> None:
 
 
 def test_inspect_shows_how_the_memory_of_a_gpu_would_be_divided(work: Path) -> None:
+    pytest.importorskip("torch")
     asked = "inspect", work / "app.dove", "--gpu", "torch:cpu", "--rate", "20"
     text = dovetail(*asked).out
     for words in ("memory of the GPU", "20 workflows/s", "measured on torch:cpu", "chosen"):

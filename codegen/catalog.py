@@ -96,6 +96,10 @@ TILES = _TILES | {
     for alike in ("decode_attention_rows", "packed_attention")  # the first has the same bits
 }
 """(family, instruction set) to tile sizes that fill the registers; others keep their defaults."""
+PAIR_TILES = {"DOT": 1, "KT": 8, "RV": 2, "STRIPS": 6, "RT": 8, "DV": 2}
+"""The same of attention of prompts whose products are of bfloat16 pairs."""
+PROMPTS = ("prefill_attention", "decode_attention_rows")
+"""Families of attention of prompts, and of decodes with its bits."""
 
 
 FIXED_HEAD_DIMS = (64, 80, 96, 128, 256)
@@ -125,10 +129,14 @@ LEAST_DOT_GROUP = {"bf16": 3, "f16": 5}
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """What decode attention is specialised on: head_dim, and query heads per KV head."""
+    """What attention is specialised on: head_dim, and query heads per KV head.
+
+    rounded: whether the model's products round activations, so that attention of prompts may.
+    """
 
     head_dim: int
     group: int
+    rounded: bool = False
 
 
 @lru_cache
@@ -180,6 +188,8 @@ def kernel_request(
     if family == "decode_attention" and heads and (tiles := fixed_tiles(target, dtype, heads)):
         name = f"{family}_{dtype}_{heads.head_dim}x{heads.group}"
         return KernelRequest(module, family, binding | tiles, name)
+    if family in PROMPTS and heads and pairs_prompts(target, heads):
+        return KernelRequest(module, family, binding | PAIR_TILES, f"{family}_{dtype}_pairs")
     return KernelRequest(module, family, binding, f"{family}_{dtype}")
 
 
@@ -234,6 +244,11 @@ def multiplies_pairs(target: Target, dtype: str, heads: HeadShape) -> bool:
     return fits and heads.group >= LEAST_DOT_GROUP.get(dtype, math.inf)
 
 
+def pairs_prompts(target: Target, heads: HeadShape) -> bool:
+    """Return whether attention of prompts rounds what it multiplies to bfloat16, for its pairs."""
+    return target.bf16_dot and heads.rounded and heads.head_dim % (2 * target.lanes) == 0
+
+
 def model_kernels(spec: Spec, target: Target) -> tuple[KernelRequest, ...]:
     """Return everything but GEMM that the tapes of a model call."""
     if isinstance(spec, EncoderSpec):
@@ -269,8 +284,9 @@ ENCODER_FAMILIES = (
 
 
 def head_shape(spec: ModelSpec) -> HeadShape:
-    """Return the shape that decode attention of a model is made for."""
-    return HeadShape(spec.head_dim, spec.n_heads // spec.n_kv_heads)
+    """Return the shape that attention of a model is made for."""
+    group, rounded = spec.n_heads // spec.n_kv_heads, spec.weight_dtype != "f32"
+    return HeadShape(spec.head_dim, group, rounded)
 
 
 ROW_TYPES = ("f32", "bf16", "f16")

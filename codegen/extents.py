@@ -82,6 +82,7 @@ HEADS = (
     ("n_q", "n_kv >= 1 && n_q >= 1 && n_q % n_kv == 0", "be a multiple of n_kv, both at least 1"),
     ("hd", "hd >= 16 && hd <= 256 && hd % 16 == 0", "be a multiple of 16, at most 256"),
 )
+PAIRS = ("hd", "DOT == 0 || hd % 32 == 0", "be a multiple of 32, whose products are of pairs")
 DECODES = (
     *HEADS,
     ("n_prefill", "n_prefill >= 0", "be at least 0"),  # rows and tables begin behind
@@ -91,10 +92,10 @@ DECODES = (
 SPLITS = (("kv_splits", "kv_splits >= 1", "be at least 1"),)
 LIMITS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "rope_store": (*HEADS, ("rot", "rot >= 0 && rot <= hd && rot % 2 == 0", "be even, at most hd")),
-    "prefill_attention": HEADS,
+    "prefill_attention": (*HEADS, PAIRS),
     "decode_attention": (*DECODES, *SPLITS),
     "decode_attention_merge": (*DECODES, *SPLITS),
-    "decode_attention_rows": DECODES,
+    "decode_attention_rows": (*DECODES, PAIRS),
     "rope_rows": (
         ("n_heads", "n_heads >= 1", "be at least 1"),
         ("hd", "hd >= 0 && hd % 2 == 0", "be even"),

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from dovetail.codegen.catalog import KernelRequest, kernel_request, weight_binding
+from dovetail.codegen.catalog import KernelRequest, head_shape, kernel_request, weight_binding
 from dovetail.codegen.isa.target import Target
 from dovetail.ir.block_format import GROUP, QUAD, BlockFormat
 from dovetail.ir.encoder import EncoderSpec, Spec
@@ -299,7 +299,8 @@ def gemm_kernels(
 
 def deterministic_kernels(spec: ModelSpec, target: Target) -> tuple[KernelRequest, ...]:
     """Return the kernels that `dovetail.runtime.native.deterministic` puts into tables at load."""
-    return (kernel_request("decode_attention_rows", target, spec.kv_dtype),)
+    heads = head_shape(spec)
+    return (kernel_request("decode_attention_rows", target, spec.kv_dtype, heads),)
 
 
 def make_schedule(**values: int) -> tuple[int, ...]:

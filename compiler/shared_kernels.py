@@ -19,9 +19,11 @@ from dovetail.codegen.catalog import (
     DTYPE_PARAMETER,
     ENCODER_FAMILIES,
     KERNELS,
+    PROMPTS,
     HeadShape,
     KernelRequest,
     kernel_request,
+    pairs_prompts,
 )
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.library import ABI, BuiltLibrary, LibrarySpec, build_library
@@ -49,6 +51,8 @@ FEWER = {"embed": ("f32", "bf16", "f16"), "embed_sum": ("f32", "bf16")}
 """Families that take fewer: quantised rows are packed, an encoder's words are floats."""
 COMMON_HEADS = {64: (1, 2, 3, 4, 7, 8), 80: (1,), 96: (1, 3), 128: range(1, 9), 256: (1, 2, 4)}
 COMMON_KV = ("f32", "bf16")
+ROUNDED = HeadShape(64, 1, rounded=True)
+"""Heads for which attention of prompts rounds; its kernels take any such ones."""
 """head_dim to the query heads per KV head that decode attention is unrolled for beforehand, and the
 KV dtypes.
 
@@ -83,6 +87,8 @@ def _others(target: Target) -> Iterator[KernelRequest]:
         for dtype in FEWER.get(family, known):
             yield kernel_request(family, target, dtype)
     for dtype in COMMON_KV:
+        if pairs_prompts(target, ROUNDED):
+            yield from (kernel_request(family, target, dtype, ROUNDED) for family in PROMPTS)
         for size, groups in COMMON_HEADS.items():
             for group in groups:
                 request = kernel_request("decode_attention", target, dtype, HeadShape(size, group))

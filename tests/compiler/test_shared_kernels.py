@@ -84,7 +84,8 @@ def test_an_artifact_of_rules_carries_no_library_and_may_move(machine):
 
 
 def test_a_second_model_needs_no_compiler(machine):
-    other = save_model(machine / "other", "llama", intermediate_size=160, tie_word_embeddings=True)
+    sizes = {"intermediate_size": 160, "head_dim": 32, "tie_word_embeddings": True}
+    other = save_model(machine / "other", "llama", **sizes)
     (part,) = open_artifact(machine / "a.dove", read_hardware()).models.values()
     report = compile_model(
         other,

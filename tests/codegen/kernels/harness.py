@@ -18,11 +18,14 @@ import numpy as np
 from dovetail.codegen.catalog import (
     DTYPE_PARAMETER,
     KERNELS,
+    PROMPTS,
     STANDALONE,
+    HeadShape,
     KernelRequest,
     device_kernels,
     kernel_request,
     load_kernel_module,
+    pairs_prompts,
     resolve_imports,
 )
 from dovetail.codegen.isa.target import Target
@@ -138,7 +141,16 @@ def requests(target: Target) -> tuple[KernelRequest, ...]:
         for dtype in ACTIVATIONS.get(family) or DTYPES.get(DTYPE_PARAMETER.get(family, ""), (None,))
     )
     probes = [f.name for f in probe_unit().functions if f.kind == "kernel"]
-    return (*catalogued, *(KernelRequest("probes", name, {}, name) for name in probes))
+    named = (KernelRequest("probes", name, {}, name) for name in probes)
+    return (*catalogued, *pair_requests(target), *named)
+
+
+def pair_requests(target: Target) -> tuple[KernelRequest, ...]:
+    """Return attention of prompts that multiplies bfloat16 pairs, where the target does."""
+    heads = HeadShape(32, 1, rounded=True)
+    if not pairs_prompts(target, heads):
+        return ()
+    return tuple(kernel_request(f, target, kv, heads) for f in PROMPTS for kv in DTYPES["KV"])
 
 
 @cache
@@ -176,10 +188,13 @@ def gpu_runner() -> Runner:
 @cache
 def native_runner(name: str) -> Runner:
     """Return the runner of a library compiled for the target `name`, built once."""
-    target = TARGETS[name]
-    spec = LibrarySpec(target=target, kernels=requests(target), modules={"probes": probe_unit()})
-    built = build_library(spec)
-    library = ctypes.CDLL(str(built.path))
+    return compiled_runner(TARGETS[name], requests(TARGETS[name]))
+
+
+def compiled_runner(target: Target, kernels: tuple[KernelRequest, ...]) -> Runner:
+    """Return the runner of a library of these kernels, for a target of this machine."""
+    spec = LibrarySpec(target=target, kernels=kernels, modules={"probes": probe_unit()})
+    library = ctypes.CDLL(str(build_library(spec).path))
 
     def call(kernel: str, slots: tuple[Any, ...], tid: int, nth: int) -> None:
         entry = library[f"dt_entry_{kernel}"]
@@ -189,7 +204,7 @@ def native_runner(name: str) -> Runner:
         schedule = (ctypes.c_int64 * abi.SCHEDULE_LENGTH)()
         entry(ctypes.addressof(packed), ctypes.addressof(schedule), tid, nth)
 
-    return Runner(name, target.lanes, call)
+    return Runner(target.name, target.lanes, call)
 
 
 def pack(value: Any) -> Slot:

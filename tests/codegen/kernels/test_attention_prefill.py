@@ -1,12 +1,24 @@
 from __future__ import annotations
 
 import itertools
+import platform
+from functools import cache
 
 import numpy as np
 import pytest
 
-from tests.codegen.kernels.harness import Runner
+from dovetail.codegen.catalog import PROMPTS, HeadShape, kernel_request
+from dovetail.codegen.targets import TARGETS, host_features, runs_on
+from tests.codegen.kernels.harness import (
+    Runner,
+    compiled_runner,
+    interpreted_runner,
+    pair_requests,
+)
 from tests.codegen.kernels.reference import attention, paged
+
+ROUNDED = 2e-2
+"""How far from float64 attention may be whose products round to bfloat16."""
 
 
 def check(
@@ -19,6 +31,7 @@ def check(
     window: int = 0,
     nth: int = 1,
     kernel: str = "prefill_attention",
+    bound: float = 2e-5,
 ) -> None:
     """Sequences with the given new rows, seeing the given key counts, against float64."""
     n_q, n_kv = heads
@@ -31,12 +44,12 @@ def check(
     scale = 1 / np.sqrt(hd)
     tables = (starts, np.array(lengths, np.int32), pool.tables, pool.tables.shape[1])
     args = (len(rows), n_q, n_kv, hd, scale, window, q, ldq, *tables, pool.k, pool.v, out, ldo)
-    run(f"{kernel}_{kv}", *args, nth=nth)
+    run(f"{kernel}_{kv}" + "_pairs" * (bound == ROUNDED), *args, nth=nth)
     for s, (first, last) in enumerate(itertools.pairwise(starts)):
         query = q[first:last, : n_q * hd].reshape(-1, n_q, hd)
         want = attention(query, pool.keys[s], pool.values[s], scale, window)
         got = out[first:last, : n_q * hd].reshape(want.shape)
-        np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
+        np.testing.assert_allclose(got, want, rtol=bound, atol=bound)
     assert (out[:2] == 7).all()
     assert (out[:, n_q * hd :] == 7).all()
 
@@ -88,9 +101,14 @@ def test_large_scores_do_not_overflow(native: Runner) -> None:
 @pytest.mark.parametrize("window", [0, 30, 64, 70])
 def test_bits_do_not_depend_on_how_a_prompt_is_cut(native: Runner, kv: str, window: int) -> None:
     """Whole, in chunks, or a token at a time by the kernel for decodes of deterministic loads."""
+    check_cuts(native, kv, window, 2e-5)
+
+
+def check_cuts(native: Runner, kv: str, window: int, bound: float) -> None:
+    """The same bits for each way to cut a prompt; kv: the end of the kernels' names, too."""
     n, n_q, n_kv, hd = 150, 6, 2, 32
     rng = np.random.default_rng(window)
-    pool = paged(rng, [n, n], n_kv, hd, kv)
+    pool = paged(rng, [n, n], n_kv, hd, kv.partition("_")[0])
     ldq = (n_q + 2 * n_kv) * hd
     q = rng.standard_normal((n, ldq)).astype(np.float32)
     heads = (n_q, n_kv, hd, hd**-0.5, window)
@@ -115,7 +133,7 @@ def test_bits_do_not_depend_on_how_a_prompt_is_cut(native: Runner, kv: str, wind
         decode(position, tokens)
     query = q[:, : n_q * hd].reshape(n, n_q, hd)
     want = attention(query, pool.keys[0], pool.values[0], hd**-0.5, window).reshape(whole.shape)
-    np.testing.assert_allclose(whole, want, rtol=2e-5, atol=2e-5)
+    np.testing.assert_allclose(whole, want, rtol=bound, atol=bound)
     assert whole.tobytes() == chunks.tobytes() == tokens.tobytes()
 
 
@@ -137,3 +155,59 @@ def test_a_decode_without_keys_gives_zeros(native: Runner) -> None:
 def test_small_shapes_in_every_target(interpreted: Runner) -> None:
     check(interpreted, "f32", (2, 1), 16, [2, 1], [3, 17], 4)
     check(interpreted, "bf16", (1, 1), 16, [2], [2])
+
+
+# ---- products of bfloat16 pairs ----
+
+PAIRED = TARGETS["x86-64-avx512bf16"]
+
+
+@cache
+def paired() -> Runner:
+    """Return kernels that multiply pairs, compiled."""
+    if not runs_on(PAIRED, platform.machine(), host_features()):
+        pytest.skip("this CPU has no dot products of bfloat16 pairs")
+    return compiled_runner(PAIRED, pair_requests(PAIRED))
+
+
+@pytest.mark.parametrize("kv", ["f32", "bf16", "f16"])
+@pytest.mark.parametrize("hd", [32, 64, 96, 128, 256])
+@pytest.mark.parametrize("window", [0, 21])
+def test_pairs_of_each_head_dim_and_dtype(kv: str, hd: int, window: int) -> None:
+    rows, lengths = [33, 1, 70], [33, 65, 131]
+    check(paired(), kv, (6, 2), hd, rows, lengths, window, nth=2, bound=ROUNDED)
+
+
+def test_pairs_of_every_length_around_blocks() -> None:
+    for n in (1, 2, 3, 15, 16, 17, 31, 33, 47, 63, 64, 65, 95, 97, 129, 191, 193):
+        check(paired(), "f32", (3, 1), 32, [n], [n], nth=1 + n % 3, bound=ROUNDED)
+        check(paired(), "bf16", (2, 2), 32, [(n + 1) // 2], [n], nth=1 + n % 3, bound=ROUNDED)
+
+
+@pytest.mark.parametrize("kv", ["f32", "bf16"])
+@pytest.mark.parametrize("window", [0, 30, 65])
+def test_bits_of_pairs_do_not_depend_on_how_a_prompt_is_cut(kv: str, window: int) -> None:
+    check_cuts(paired(), f"{kv}_pairs", window, ROUNDED)
+
+
+def test_small_shapes_of_pairs_as_their_text_says() -> None:
+    run = interpreted_runner(PAIRED.name)
+    check(run, "f32", (2, 1), 32, [2, 1], [3, 17], 4, bound=ROUNDED)
+    check(run, "bf16", (1, 1), 32, [2], [2], bound=ROUNDED)
+
+
+@pytest.mark.parametrize(
+    ("target", "head_dim", "rounded", "pairs"),
+    [
+        *(("x86-64-avx512bf16", 64, True, True), ("x86-64-avx512bf16", 64, False, False)),
+        *(("x86-64-avx512bf16", 80, True, False), ("x86-64-avx512", 64, True, False)),
+        ("x86-64-amx", 64, True, False),  # its dot products take two cycles
+    ],
+)
+def test_pairs_are_multiplied_where_products_round(
+    target: str, head_dim: int, rounded: bool, pairs: bool
+) -> None:
+    for family in PROMPTS:
+        found = kernel_request(family, TARGETS[target], "f32", HeadShape(head_dim, 1, rounded))
+        assert found.binding.get("DOT", 0) == pairs
+        assert found.name == f"{family}_f32{'_pairs' * pairs}"

@@ -62,7 +62,7 @@ CORE = ("native", "schedule", "engine", "accel", "child", "group")
 LINES = {
     "dovetail": 7_600,
     "compiler": 15_900,
-    "codegen": 18_120,
+    "codegen": 18_250,
     "topology": 4_150,
     "ir": 10_300,
     "runtime": 39_000,

@@ -335,7 +335,7 @@ class Engine:
     def _accept(self, shape: StepShape, buffers: StepBuffers, raw: Mapping[int, Logits]) -> None:
         """Hand the tokens that were chosen to their requests.
 
-        `raw`: the model's logits of rows that were changed; log probabilities are always theirs.
+        `raw`: the model's logits of changed rows; log probabilities are always those of raw ones.
         """
         if shape.scored:
             self._score(shape, buffers)
@@ -353,7 +353,8 @@ class Engine:
             if request.params.logprobs is not None:
                 logits = raw.get(row, buffers.logits(row))
                 top = top_logprobs(logits, request.params.logprobs)
-                chosen = logprob_of(logits, token) if row in raw else logprob
+                # that of a row with rules is the same whether its mask was found in time or not
+                chosen = logprob_of(logits, token) if request.ruled else logprob
                 request.logprobs.append(TokenLogprob(token, chosen, top))
             self.scheduler.append(request, token, now)
             if request.drafted and not self.scheduler.confirm(request, token):

@@ -96,8 +96,6 @@ TILES = _TILES | {
     for alike in ("decode_attention_rows", "packed_attention")  # the first has the same bits
 }
 """(family, instruction set) to tile sizes that fill the registers; others keep their defaults."""
-PAIR_TILES = {"DOT": 1, "KT": 8, "RV": 2, "STRIPS": 6, "RT": 8, "DV": 2}
-"""The same of attention of prompts whose products are of bfloat16 pairs."""
 PROMPTS = ("prefill_attention", "decode_attention_rows")
 """Families of attention of prompts, and of decodes with its bits."""
 
@@ -189,7 +187,7 @@ def kernel_request(
         name = f"{family}_{dtype}_{heads.head_dim}x{heads.group}"
         return KernelRequest(module, family, binding | tiles, name)
     if family in PROMPTS and heads and pairs_prompts(target, heads):
-        return KernelRequest(module, family, binding | PAIR_TILES, f"{family}_{dtype}_pairs")
+        return KernelRequest(module, family, binding | {"DOT": 1}, f"{family}_{dtype}_pairs")
     return KernelRequest(module, family, binding, f"{family}_{dtype}")
 
 

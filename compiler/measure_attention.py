@@ -23,9 +23,10 @@ from dovetail.runtime.machine.memory import allocate
 from dovetail.runtime.native.kv_parts import count_parts
 from dovetail.runtime.native.tape import Team
 
-EXACT, ROUNDED = 2e-5, 2e-3
+EXACT, ROUNDED, SINGLE = 2e-5, 2e-3, 2e-2
 """How far a right kernel may be from float64, whose keys and values are as stored and of size one:
-where it computes in float32, and where it rounds to pairs of bfloat16, over the fewest keys.
+where it computes in float32, and where it rounds to pairs of bfloat16, over the fewest keys, or over
+a single one.
 """
 Array = npt.NDArray[np.float32]
 
@@ -39,8 +40,11 @@ def tolerance(keys: int, least: int) -> float:
     """Return how far from float64 attention over `keys` may be that rounds from `least` keys on.
 
     0 = never. Errors of single keys even out, as the root of their number; what a key that is left
-    out costs falls as their number, so nothing wider would notice it.
+    out costs falls as their number, so nothing wider would notice it. In a prompt (1) the rows that
+    see few keys notice it.
     """
+    if least == 1:
+        return SINGLE
     return ROUNDED * math.sqrt(least / keys) if 0 < least <= keys else EXACT
 
 

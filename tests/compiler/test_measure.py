@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import tempfile
 from pathlib import Path
@@ -12,9 +13,9 @@ from typing import ClassVar
 import msgspec
 import pytest
 
-from dovetail.codegen.catalog import KernelRequest
+from dovetail.codegen.catalog import HeadShape, KernelRequest, kernel_request
 from dovetail.codegen.library import BuiltLibrary, LibrarySpec, build_library
-from dovetail.codegen.targets import host_target
+from dovetail.codegen.targets import TARGETS, host_features, host_target, runs_on
 from dovetail.compiler import measure
 from dovetail.compiler.measure import (
     MARK_BYTES,
@@ -247,6 +248,26 @@ def test_only_products_that_are_rounded_may_be_further_from_float64():
     assert tolerance(4096, 0) == tolerance(511, 512) == EXACT
     assert tolerance(512, 512) == ROUNDED
     assert tolerance(2048, 512) == ROUNDED / 2
+
+
+def test_attention_of_prompts_that_rounds_is_right(tmp_path):
+    target = TARGETS["x86-64-avx512bf16"]
+    if not runs_on(target, platform.machine(), host_features()):
+        pytest.skip("this CPU has no dot products of bfloat16 pairs")
+    exact, rounds = (
+        kernel_request("prefill_attention", target, "f32", HeadShape(64, 3, rounded))
+        for rounded in (False, True)
+    )
+    library = build_library(LibrarySpec(target, (exact, rounds), name="both", tvm_ffi=False))
+    some = [Candidate(request.name, SCHEDULE) for request in (exact, rounds)]
+    with Meter(library.path, library.index, pool_bytes=1 << 20) as meter:
+        for rows, context in ((64, 64), (256, 1024)):
+            case = AttentionCase(
+                kind="prefill_attention", n_q=6, n_kv=2, head_dim=64, rows=rows, context=context,
+                dtype="f32", threads=1,
+            )  # fmt: skip
+            found = meter.measure(case, some, rounds=2, seconds=5)
+            assert [m.status for m in found] == ["ok", "ok"]
 
 
 def test_a_library_that_cannot_be_loaded_is_an_error(built):

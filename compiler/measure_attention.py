@@ -25,8 +25,8 @@ from dovetail.runtime.native.tape import Team
 
 EXACT, ROUNDED, SINGLE = 2e-5, 2e-3, 2e-2
 """How far a right kernel may be from float64, whose keys and values are as stored and of size one:
-where it computes in float32, and where it rounds to pairs of bfloat16, over the fewest keys, or over
-a single one.
+where it computes in float32, and where it rounds to pairs of bfloat16, over the fewest keys, or
+over a single one.
 """
 Array = npt.NDArray[np.float32]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import re
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,8 @@ def read_corpus(path: str | Path, words: int = PASSAGE_WORDS) -> list[Passage]:
     """Return the passages of a file, or of all files of a folder in the order of their names.
 
     Args:
-        path: *.jsonl, *.json, *.md, *.txt (each also with .gz), or a folder that has some.
+        path: *.jsonl, *.json, *.md, *.txt (each also with .gz), or a folder that has some; hidden
+            files and folders do not count.
         words: of a passage of Markdown or text at most.
 
     Raises:
@@ -39,7 +41,7 @@ def read_corpus(path: str | Path, words: int = PASSAGE_WORDS) -> list[Passage]:
     root = Path(path)
     if not root.exists():
         raise SpecError(f"{root} does not exist; give a corpus: a file or a folder")
-    files = [root] if root.is_file() else sorted(f for f in root.rglob("*") if _kind(f))
+    files = [root] if root.is_file() else sorted(f for f in visible_files(root) if _kind(f))
     found: list[Passage] = []
     keys: set[str] = set()
     for file in files:
@@ -47,11 +49,24 @@ def read_corpus(path: str | Path, words: int = PASSAGE_WORDS) -> list[Passage]:
         if reader is None:
             raise SpecError(f"{file}: unknown file type; name it " + ", ".join(READERS))
         name = file.name if file == root else str(file.relative_to(root))
-        for passage in reader(file, _read(file), words):
-            found.append(_with_key(passage, f"{name}:{len(found)}", keys, file))
+        for number, passage in enumerate(reader(file, _read(file), words)):
+            found.append(_with_key(passage, f"{name}:{number}", keys, file))
     if not found:
         raise SpecError(f"{root} holds no passages; give " + ", ".join(READERS) + " with text")
     return found
+
+
+def visible_files(folder: Path) -> Iterator[Path]:
+    """Yield the files of a folder, but for hidden ones and those of hidden folders, as of git."""
+    for path in folder.rglob("*"):
+        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        if not hidden and path.is_file():
+            yield path
+
+
+def unread_kinds(corpus: Path) -> Counter[str]:
+    """Return the endings of the files of a folder that `read_corpus` leaves out, and how many."""
+    return Counter(f.suffix or f.name for f in visible_files(corpus) if not _kind(f))
 
 
 def _kind(file: Path) -> str:
@@ -65,7 +80,9 @@ def _read(file: Path) -> str:
         data = file.read_bytes()
         return (gzip.decompress(data) if file.suffix == ".gz" else data).decode("utf-8-sig")
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise SpecError(f"{file}: cannot be read as UTF-8 text ({error})") from None
+        raise SpecError(
+            f"{file}: cannot be read as UTF-8 text ({error}); convert it, or take it out"
+        ) from None
 
 
 def _with_key(passage: Passage, default: str, keys: set[str], file: Path) -> Passage:
@@ -81,7 +98,7 @@ def _with_key(passage: Passage, default: str, keys: set[str], file: Path) -> Pas
 
 
 def _read_lines(file: Path, text: str, _words: int) -> Iterator[Passage]:
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):  # other separators may stand in texts
         if line.strip():
             yield _read_record(_decode(line, f"{file}:{number}"), f"{file}:{number}")
 

@@ -58,6 +58,7 @@ def index_build_command(
 
     try:
         passages = read_corpus(corpus, words)
+        tell_unread(corpus)
         found = find_model(embedder)
         if not (found / "manifest.json").is_file():
             _check_family(found)
@@ -93,6 +94,18 @@ def describe_index(report: IndexReport) -> str:
         f"{report.embedder}; {kind}, {report.codes}, {report.metric}, {show_bytes(report.bytes)}"
         f"{long if report.divided else ''}"
     )
+
+
+def tell_unread(corpus: Path) -> None:
+    """Say so where files of a folder are no corpus, such as PDF."""
+    from dovetail.compiler.corpus import READERS, unread_kinds
+
+    if kinds := unread_kinds(corpus):
+        named = ", ".join(kind for kind, _ in kinds.most_common(5))
+        tell(
+            f"{kinds.total()} files are left out ({named}): only {', '.join(READERS)} are read; "
+            "convert others to Markdown or text"
+        )
 
 
 def warn_of_unknown(app: App, passages: Sequence[Passage]) -> None:

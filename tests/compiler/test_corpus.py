@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.compiler.corpus import _cut, read_corpus
+from dovetail.compiler.corpus import _cut, read_corpus, unread_kinds
 from dovetail.ir.errors import SpecError
 
 MARKDOWN = """before any heading
@@ -33,6 +34,9 @@ def test_files_of_a_folder_become_passages_with_keys_of_their_own(tmp_path: Path
     (tmp_path / "a.md").write_text(MARKDOWN)
     (tmp_path / "deep" / "b.txt").write_text("a note")
     (tmp_path / "ignored.pdf").write_bytes(b"%PDF")
+    for hidden in (tmp_path / ".git" / "head.txt", tmp_path / "deep" / ".draft.md"):
+        hidden.parent.mkdir(exist_ok=True)
+        hidden.write_text("not to be found")
     lines = '{"_id": 7, "contents": "seven", "title": "S", "year": 1990}\n\n{"text": "eight"}\n'
     (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
     (tmp_path / "d.json").write_text('{"T": ["one. ", "two."], "U": "three"}')
@@ -43,12 +47,26 @@ def test_files_of_a_folder_become_passages_with_keys_of_their_own(tmp_path: Path
         ("a.md:1", "Kitchen", "one two", {}),
         ("a.md:2", "Kitchen > Knives", "```\n# no heading\n```\nsharp", {}),
         ("7", "S", "seven", {"year": 1990}),
-        ("c.jsonl.gz:4", "", "eight", {}),
-        ("d.json:5", "T", "one. two.", {}),
-        ("d.json:6", "U", "three", {}),
-        ("deep/b.txt:7", "b", "a note", {}),
-        ("e.json:8", "", "t", {"tags": ["x"]}),
+        ("c.jsonl.gz:1", "", "eight", {}),
+        ("d.json:0", "T", "one. two.", {}),
+        ("d.json:1", "U", "three", {}),
+        ("deep/b.txt:0", "b", "a note", {}),
+        ("e.json:0", "", "t", {"tags": ["x"]}),
     ]
+
+
+def test_separators_of_unicode_end_no_line_of_json(tmp_path: Path) -> None:
+    texts = ["a\u2028b", "c\x85d", "e"]
+    lines = [json.dumps({"text": text}, ensure_ascii=False) for text in texts]
+    (tmp_path / "a.jsonl").write_text("\r\n".join(lines), encoding="utf-8", newline="")
+    assert [p.text for p in read_corpus(tmp_path)] == texts
+
+
+def test_files_that_are_left_out_are_counted_by_their_endings(tmp_path: Path) -> None:
+    for name in ("a.md", "b.pdf", "c.pdf", "d.html", ".e.pdf"):
+        (tmp_path / name).write_text("text")
+    assert unread_kinds(tmp_path) == {".pdf": 2, ".html": 1}
+    assert not unread_kinds(tmp_path / "a.md")
 
 
 @given(

@@ -143,6 +143,7 @@ class Artifact:
 class _Version(msgspec.Struct):
     format_major: int
     command: tuple[str, ...] = ()
+    kind: str = ""
 
 
 def damaged(artifact: Path, file: str, problem: str) -> ArtifactError:
@@ -214,6 +215,8 @@ class ArtifactReader:
             )
         data = self._bytes("manifest.json", self.path / "manifest.json")
         version = self._decode("manifest.json", data, _Version)
+        if version.kind == "index":
+            raise ArtifactError(f"{self.path} is an index, not an artifact; give it by --index")
         if version.format_major != FORMAT_MAJOR:
             command = shlex.join(version.command) or f"dovetail compile MODEL -o {self.path}"
             raise ArtifactError(

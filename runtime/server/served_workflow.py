@@ -5,6 +5,7 @@ In: graphs, indexes and the served models. Out: `ServedWorkflow`s.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ from dovetail.runtime.index.manifest import read_manifest
 from dovetail.runtime.server.edge import encode
 from dovetail.runtime.server.errors import ApiError
 from dovetail.runtime.server.models import Models, ServedModel
+
+log = logging.getLogger("dovetail.server")
 
 
 @dataclass(frozen=True)
@@ -74,9 +77,10 @@ def add_workflows(
     """Return the workflows of artifacts, and `graphs`, which the first model that generates runs.
 
     These search `indexes`, their queries being embedded by its own encoder, else by the first model
-    that embeds. A graph stands in for an artifact's of the same name. Raises SpecError where no
-    model generates or two ids are the same, WorkflowError where a graph lacks its index or a model,
-    and what `App.add_index` and `App.workflows` do.
+    that embeds. A graph stands in for an artifact's of the same name; an artifact's that cannot run
+    is left out with a warning. Raises SpecError where no model generates or two ids are the same,
+    WorkflowError where a graph lacks its index or a model, and what `App.add_index` and
+    `App.workflows` do.
     """
     model = next((model for model in models if "generate" in model.skills), None)
     if model is not None:
@@ -93,7 +97,11 @@ def add_workflows(
         for name, workflow in served.app.workflows.items():
             if name in found or any(name == other.id for other in models):
                 raise SpecError(f"two models or workflows have the id {name!r}")
-            served.app.flows.prepare(workflow)
+            try:
+                served.app.flows.check(workflow)
+            except WorkflowError as error:
+                log.warning("%s; it is not served", error)
+                continue
             found[name] = ServedWorkflow(name, served, workflow)
     return found
 
@@ -105,11 +113,7 @@ def _add_indexes(
     for path in indexes:
         embed = None
         if embedder is not None and embedder is not model:
-            embed = partial(embedder.app.embed, prompt=_query_prompt(path), wait=True)
+            made = read_manifest(path).embedder
+            prompt = made.query_prompt if made else ""
+            embed = partial(embedder.app.embed, prompt=prompt, wait=True)
         model.app.add_index(path, nprobe=nprobe, embed=embed)
-
-
-def _query_prompt(index: Path) -> str:
-    """Return what goes before queries of an index."""
-    embedder = read_manifest(index).embedder
-    return embedder.query_prompt if embedder else ""

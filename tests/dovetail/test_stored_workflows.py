@@ -259,6 +259,27 @@ def test_a_server_offers_them_without_flags(app: App) -> None:
     assert answer.strip().startswith(ANSWER)
 
 
+def test_a_workflow_of_an_artifact_that_cannot_run_is_not_served(
+    work: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    graph = RAGraph("lost")
+    graph.add_retrieval("search", query="input", output="docs", index="gone")
+    graph.add_edge(START, "search")
+    graph.add_edge("search", END)
+    with load(work / "app.dove") as app:
+        app.add_workflow(graph)
+        served = add_workflows(Models([ServedModel("app", app)]), [], [], None)
+    assert set(served) == {"one-shot", "twice", "plain"}
+    assert "'lost': node 'search': no index 'gone'" in caplog.text
+
+
+@pytest.mark.parametrize("verb", ["verify", "inspect"])
+def test_an_index_is_not_taken_for_an_artifact(work: Path, verb: str) -> None:
+    told = dovetail(verb, work / "idx")
+    assert "is an index, not an artifact" in told.out + told.err and told.code
+    assert "dovetail compile" not in told.out + told.err
+
+
 @pytest.mark.parametrize("name", ["graph/twice.py", "graph/one-shot.json"])
 def test_changed_workflows_are_refused(work: Path, tmp_path: Path, name: str) -> None:
     copy = shutil.copytree(work / "app.dove", tmp_path / "app.dove")

@@ -6,13 +6,14 @@ there; LangGraph runs it as it is, and `from_langgraph` finds the node in it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Unpack
 
 from dovetail.ir.errors import WorkflowError
-from dovetail.ir.options import SamplingOptions, check_names
-from dovetail.ir.workflow import Embedding, Function, Generation, Node, Retrieval, State
+from dovetail.ir.options import SamplingOptions
+from dovetail.ir.ragraph import make_generation
+from dovetail.ir.workflow import Embedding, Function, Node, PromptMessage, Retrieval, State
 from dovetail.runtime.flows.services import Services, perform
 from dovetail.runtime.flows.workflow_run import Call
 
@@ -35,21 +36,20 @@ class Bound:
                     f"the node that writes {self.node.output!r} has no services to run with; "
                     "bind it with services=..., or import the graph and run it here"
                 )
-            return {self.node.output: self.node.function(state)}
+            return {self.node.output: self.node.call(state)}
         return {self.node.output: perform(Call(self.node, 0, state, {}), self.services)}
 
 
 def generation(
     *,
-    prompt: str,
+    prompt: str | Sequence[PromptMessage | Mapping[str, str]],
     output: str = "answer",
     services: Services | None = None,
     model: str | None = None,
     **options: Unpack[SamplingOptions],
 ) -> Bound:
     """Bind a generation; see `RAGraph.add_generation`."""
-    check_names("a generation", options, SamplingOptions.__annotations__, WorkflowError)
-    return Bound(Generation(output, prompt, output, options, model), services)
+    return Bound(make_generation(output, prompt, output, model, options), services)
 
 
 def retrieval(

@@ -98,3 +98,8 @@ class LengthError(RequestError):
 
 class WorkflowError(DovetailError):
     """A workflow is malformed or a node failed; names the node."""
+
+
+def describe_error(error: BaseException) -> str:
+    """Return what an error says, with its kind where it is none of ours."""
+    return str(error) if isinstance(error, DovetailError) else f"{type(error).__name__}: {error}"

@@ -44,6 +44,8 @@ class RAGraph:
         """
         if max_steps < 1:
             raise WorkflowError(f"workflow {name!r}: max_steps must be at least 1, not {max_steps}")
+        if isinstance(inputs, str):
+            raise WorkflowError(f"workflow {name!r}: inputs is a list of names, as [{inputs!r}]")
         self.name, self.inputs, self.max_steps = name, tuple(inputs), max_steps
         self._nodes: dict[wf.Name, wf.Node] = {}
         self._edges: dict[wf.Place, list[wf.Edge]] = {}
@@ -66,12 +68,7 @@ class RAGraph:
 
         Raises WorkflowError for an option that there is not.
         """
-        names = SamplingOptions.__annotations__
-        check_names(f"the generation {node!r}", options, names, WorkflowError)
-        schema = options.get("schema")
-        if schema is not None and hasattr(schema, "model_json_schema"):  # files hold it as it is
-            options["schema"] = schema.model_json_schema()
-        self.add_node(wf.Generation(node, _read_prompt(node, prompt), output, options, model))
+        self.add_node(make_generation(node, prompt, output, model, options))
 
     def add_retrieval(
         self,
@@ -109,7 +106,7 @@ class RAGraph:
     def add_function(
         self, node: wf.Name, function: Callable[[wf.State], object], output: str
     ) -> None:
-        """Add a call of `function` with the state (a mapping it must not change)."""
+        """Add a call of `function`, also an async one, with the state (not to be changed)."""
         self.add_node(wf.Function(node, function, output))
 
     def add_edge(
@@ -173,10 +170,14 @@ class RAGraph:
             raise WorkflowError(f"node {node.name!r}: a node is named by a number or a text")
         if node.name in self._nodes:
             raise WorkflowError(f"node {node.name!r} is there already")
-        if not node.output.isidentifier():
+        if not isinstance(node.output, str) or not node.output.isidentifier():
             raise WorkflowError(f"node {node.name!r}: output {node.output!r} is no plain name")
-        if isinstance(node, wf.Retrieval) and node.topk < 1:
-            raise WorkflowError(f"node {node.name!r}: topk must be at least 1, not {node.topk}")
+        if isinstance(node, wf.Function) and not callable(node.function):
+            raise WorkflowError(f"node {node.name!r}: {node.function!r} is no function")
+        if isinstance(node, wf.Retrieval) and not (isinstance(node.topk, int) and node.topk > 0):
+            raise WorkflowError(
+                f"node {node.name!r}: topk is a whole number of at least 1, not {node.topk!r}"
+            )
         if isinstance(node, wf.Retrieval) and node.order not in ("nearest", wf.ANY_ORDER):
             raise WorkflowError(f"node {node.name!r}: order is nearest or any, not {node.order!r}")
         try:
@@ -259,6 +260,22 @@ class RAGraph:
             for target in targets(edge, self._nodes)
         )
         return graph
+
+
+def make_generation(
+    node: wf.Name,
+    prompt: str | Sequence[wf.PromptMessage | Mapping[str, str]],
+    output: str,
+    model: str | None,
+    options: SamplingOptions,
+) -> wf.Generation:
+    """Return a generation as `RAGraph.add_generation` is given it; raises as that does."""
+    names = SamplingOptions.__annotations__
+    check_names(f"the generation {node!r}", options, names, WorkflowError)
+    schema = options.get("schema")
+    if schema is not None and hasattr(schema, "model_json_schema"):  # files hold it as it is
+        options = {**options, "schema": schema.model_json_schema()}
+    return wf.Generation(node, _read_prompt(node, prompt), output, options, model)
 
 
 def _read_prompt(

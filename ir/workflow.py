@@ -6,6 +6,7 @@ there are, where edges may lead, and what a node has to wait for.
 
 from __future__ import annotations
 
+import asyncio
 import string
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -125,6 +126,11 @@ class Function:
         """Nothing by name: it gets all there is."""
         return ()
 
+    def call(self, state: State) -> object:
+        """Return what it writes; an `async def` runs in an event loop of its own."""
+        value = self.function(state)
+        return asyncio.run(value) if asyncio.iscoroutine(value) else value
+
 
 Node: TypeAlias = Generation | Retrieval | Embedding | Function
 
@@ -196,9 +202,9 @@ class Edge:
             assert self.target is not None
             return (self.target,)
         chosen = self.choose(state)
-        if isinstance(chosen, str | int | Terminal):
-            return (chosen,)
-        return tuple(dict.fromkeys(chosen))
+        if isinstance(chosen, Iterable) and not isinstance(chosen, str):
+            return tuple(dict.fromkeys(chosen))
+        return (chosen,)
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ from dovetail.runtime.flows.generations import Generations
 from dovetail.runtime.flows.indexes import EmbedTexts, Indexes
 from dovetail.runtime.flows.job import WorkflowJob
 from dovetail.runtime.flows.recorder import FlowRecorder
-from dovetail.runtime.flows.retrievals import EmbeddingThread, Retrievals
+from dovetail.runtime.flows.retrievals import EmbeddingThreads, Retrievals
 from dovetail.runtime.flows.workflow_run import WorkflowRun
 from dovetail.runtime.hosting.generator import Generator
 from dovetail.runtime.retrieval.hot import HotSets
@@ -110,7 +110,7 @@ class Session:
         self._retrievals = Retrievals(
             executors.worker, executors.indexes, executors.hot, self.told, self._scanned, self._soon
         )
-        self._embedding = EmbeddingThread(self.told, self._embedded)
+        self._embedding = EmbeddingThreads(self.told, self._embedded)
         self._functions = ThreadPoolExecutor(FUNCTIONS, "dovetail-function")
         self._do: dict[type, Callable[[Any], None]] = {
             Generate: self.generations.begin,
@@ -148,7 +148,7 @@ class Session:
                 self._do[type(order)](order)
         self._retrievals.probe(probes)
 
-    def end(self, error: Exception) -> None:
+    def end(self, error: BaseException) -> None:
         """Fail what is under way; messages to come are not heard."""
         self._over = True
         for number in tuple(self._jobs):
@@ -298,7 +298,7 @@ class Driver:
                 message()
                 if self._session is not None and (self._inbox.empty() or taken % MESSAGES == 0):
                     self._session.cycle()
-            except Exception as error:
+            except BaseException as error:  # nobody else would tell those who wait
                 log.exception("workflows failed by a fault of the program")
                 self._leave(error)
         self._end()
@@ -317,11 +317,10 @@ class Driver:
             if self._session is None:
                 self._session = Session(self._executors, self._make_control(), self._inbox.put)
             self._session.begin(run, job)
-        except DovetailError as error:
-            job.fail(error)
         except Exception as error:
             job.fail(error)
-            raise
+            if not isinstance(error, DovetailError):
+                raise
 
     def _cancel(self, job: WorkflowJob) -> None:
         self._inbox.put(lambda: self._drop(job))
@@ -330,7 +329,7 @@ class Driver:
         if self._session is not None:
             self._session.drop(job)
 
-    def _leave(self, error: Exception) -> None:
+    def _leave(self, error: BaseException) -> None:
         """Fail what is under way; what comes later is served by another session."""
         session, self._session = self._session, None
         if session is not None:
@@ -345,6 +344,6 @@ def call_function(order: Invoke) -> Report:
     node = order.call.node
     assert isinstance(node, Function)
     try:
-        return Finished(order.job, node.function(order.call.state))
-    except Exception as error:
+        return Finished(order.job, node.call(order.call.state))
+    except BaseException as error:  # also sys.exit(): nobody else tells of it
         return Failed(order.job, as_ours(error))

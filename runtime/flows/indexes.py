@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import msgspec
 import numpy as np
 
-from dovetail.ir.errors import DovetailError, RequestError, SpecError, WorkflowError
+from dovetail.ir.errors import DovetailError, RequestError, SpecError, WorkflowError, describe_error
 from dovetail.ir.index_file import EarlyEnd, Passage
 from dovetail.ir.workflow import Retrieval
 from dovetail.runtime.child.framing import MAX_MESSAGE
@@ -37,8 +37,11 @@ EmbedTexts: TypeAlias = Callable[[list[str]], Rows]
 """Texts -> a float32 row for each."""
 CutText: TypeAlias = Callable[[str, str], Sequence[str]]
 NewDocument: TypeAlias = Passage | Mapping[str, Any]
-"""A document with `key` and `text`, and `title` and `metadata` where it has them."""
+"""A document with `key` and `text`, and `title` and `metadata` where it has them.
 
+Other fields of a mapping become metadata, as those of a line of a corpus do."""
+
+PARTS = ("key", "text", "title", "metadata")
 MEND = "give the encoder that the index was built with: in the artifact, or `embed=` of add_index"
 ALIKE = 0.8
 """Likeness of a passage's vector made here and the stored one at least, codes being lossy."""
@@ -93,6 +96,19 @@ class BoundIndex:
                     f"index {self.name!r} was made with another encoder than this one, which makes "
                     f"other vectors of its passages; {MEND}"
                 )
+
+
+def embed_checked(embed: EmbedTexts, texts: list[str]) -> Rows:
+    """Return a row for each text by a function of users; SpecError whatever else it does."""
+    try:
+        rows = np.ascontiguousarray(embed(texts), np.float32)
+        if rows.ndim != 2 or len(rows) != len(texts):
+            raise SpecError(f"`embed=` gave values of shape {rows.shape} for {len(texts)} texts")
+    except DovetailError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise SpecError(f"`embed=` failed: {describe_error(error)}") from error
+    return rows
 
 
 class Indexes:
@@ -162,7 +178,7 @@ class AppIndex:
         Args:
             documents: to add, each with a key of its own.
             vectors: of these, float32 [n, d]; by default the app's encoder makes them.
-            remove: keys or ids; those that are not there are passed over.
+            remove: keys or ids, or one key; those that are not there are passed over.
 
         Raises:
             RequestError: a document is none, two have one key, or it is too much for one change.
@@ -170,11 +186,13 @@ class AppIndex:
             WorkflowError: there is no such index any more.
             DeviceError: the worker could not make the change; nothing has changed.
         """
-        passages, gone = tuple(map(_read, documents)), tuple(remove)
+        passages = tuple(map(_read, documents))
+        gone = (remove,) if isinstance(remove, str) else tuple(remove)
         if len({passage.key for passage in passages}) < len(passages):
             raise RequestError("two of the documents to add have the same key")
         if vectors is None and (cut := self._find().cut) is not None:
-            parts, long = divide(passages, cut)
+            before = self._find().opened.passage_prompt
+            parts, long = divide(passages, lambda text, head: cut(text, before + head))
             passages = tuple(parts)
             if long:
                 log.warning("%d documents are longer than the encoder reads: each was cut up", long)
@@ -219,8 +237,13 @@ def _read(document: NewDocument) -> Passage:
     if isinstance(document, Passage):
         return document
     try:
-        return msgspec.convert(document, Passage)
-    except msgspec.ValidationError as error:
+        other = dict(msgspec.convert(document, dict[str, Any]))
+        fields = {name: other.pop(name) for name in PARTS if name in other}
+        fields["metadata"] = {**other, **fields.get("metadata", {})}
+        passage = msgspec.convert(fields, Passage)
+        msgspec.json.encode((passage.key, passage.title, passage.text))  # may hold half a surrogate
+        return passage
+    except (msgspec.ValidationError, TypeError, ValueError) as error:
         raise RequestError(
             f"a document has `key` and `text`, `title` and `metadata`: {error}"
         ) from None

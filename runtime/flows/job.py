@@ -119,7 +119,7 @@ class WorkflowJob:
         self._result.set_result(WorkflowResult(state, timeline, self.seconds, graph, notes))
         self._close()
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         """Raise `error` where somebody waits."""
         self._result.set_exception(error)
         self._close()

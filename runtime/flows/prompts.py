@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from dovetail.ir.errors import DovetailError, LengthError, WorkflowError
+from dovetail.ir.errors import LengthError, WorkflowError, describe_error
 from dovetail.ir.workflow import (
     Embedding,
     Generation,
@@ -75,9 +75,7 @@ def naming(node: Node) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        ours = isinstance(error, DovetailError)
-        what = str(error) if ours else f"{type(error).__name__}: {error}"
-        raise WorkflowError(f"node {node.name!r} failed: {what}") from error
+        raise WorkflowError(f"node {node.name!r} failed: {describe_error(error)}") from error
 
 
 @dataclass(frozen=True, slots=True)

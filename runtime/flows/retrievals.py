@@ -162,36 +162,38 @@ class Retrievals:
         self._tell(Failed(order.job, error))
 
 
-class EmbeddingThread:
-    """One thread that embeds all that waits, texts for one encoder in one batch."""
+class EmbeddingThreads:
+    """A thread for each encoder, so that one which hangs holds up no other; texts go in batches."""
 
     def __init__(
         self,
         tell: Callable[[Report], None],
         draw: Callable[[Sequence[Embed], float, float], None],
     ) -> None:
-        """`tell` and `draw` (a batch, its start and end) are called on the thread."""
+        """`tell` and `draw` (a batch, its start and end) are called on the threads."""
         self._tell, self._draw = tell, draw
-        self._waiting: SimpleQueue[tuple[Embed, EmbedTexts]] = SimpleQueue()
-        self._pool = ThreadPoolExecutor(1, "dovetail-embedding")
+        self._lanes: dict[EmbedTexts, tuple[SimpleQueue[Embed], ThreadPoolExecutor]] = {}
 
     def put(self, order: Embed, embed: EmbedTexts) -> None:
         """Have the text of an order embedded."""
-        self._waiting.put((order, embed))
-        self._pool.submit(self._embed_waiting)
+        if embed not in self._lanes:
+            self._lanes[embed] = SimpleQueue(), ThreadPoolExecutor(1, "dovetail-embedding")
+        waiting, pool = self._lanes[embed]
+        waiting.put(order)
+        pool.submit(self._embed_waiting, waiting, embed)
 
     def close(self) -> None:
-        """End the thread after the batch under way; what waits is left."""
-        self._pool.shutdown(cancel_futures=True)
+        """Leave what waits; batches under way may end."""
+        for _, pool in self._lanes.values():
+            pool.shutdown(wait=False, cancel_futures=True)
 
-    def _embed_waiting(self) -> None:
+    def _embed_waiting(self, waiting: SimpleQueue[Embed], embed: EmbedTexts) -> None:
         """Embed what waits: nothing where a call before took all."""
-        by_encoder: dict[EmbedTexts, list[Embed]] = defaultdict(list)
+        orders: list[Embed] = []
         with suppress(Empty):
-            for _ in range(BATCH):
-                order, embed = self._waiting.get_nowait()
-                by_encoder[embed].append(order)
-        for embed, orders in by_encoder.items():
+            while len(orders) < BATCH:
+                orders.append(waiting.get_nowait())
+        if orders:
             self._run(orders, embed)
 
     def _run(self, orders: Sequence[Embed], embed: EmbedTexts) -> None:

@@ -42,6 +42,7 @@ from dovetail.runtime.flows.indexes import (
     CutText,
     EmbedTexts,
     Indexes,
+    embed_checked,
 )
 from dovetail.runtime.flows.job import WorkflowJob
 from dovetail.runtime.flows.prompts import check_inputs
@@ -193,8 +194,8 @@ class FlowService:
         embed: EmbedTexts | None = None,
     ) -> None:
         """Open an index in the worker and measure it; see `App.add_index`."""
-        if nprobe is not None and nprobe < 1:
-            raise SpecError(f"nprobe must be at least 1, not {nprobe}")
+        if nprobe is not None and not (isinstance(nprobe, int) and nprobe > 0):
+            raise SpecError(f"nprobe must be a whole number of at least 1, not {nprobe!r}")
         folder = Path(path).resolve()
         called = folder.name if name is None else name
         manifest = read_manifest(folder)
@@ -207,7 +208,8 @@ class FlowService:
         documents = open_documents(folder / DOCUMENTS, folder / OFFSETS)
         probed = min(nprobe or choose_probes(len(opened.sizes)), len(opened.sizes))
         prompts = opened.query_prompt, opened.passage_prompt
-        asked, added = (embed or partial(self._embed, prompt=prompt) for prompt in prompts)
+        own = partial(embed_checked, embed) if embed else None
+        asked, added = (own or partial(self._embed, prompt=prompt) for prompt in prompts)
         if embed is None and self._cut is None:
             raise SpecError(f"there is no encoder for queries of index {called!r}; {MEND}")
         cut = None if embed else self._cut
@@ -229,7 +231,7 @@ class FlowService:
         return AppIndex(self._find_index(name).name, self._open, self.worker)
 
     def check(self, workflow: Workflow) -> None:
-        """Raise a WorkflowError that names the first node which cannot run with what there is."""
+        """Raise a WorkflowError that names the first node which cannot run; make ready the rest."""
         if self._checked.get(workflow.name) is workflow:
             return
         generates, find = self._executors.generator is not None, self._find_index
@@ -237,19 +239,6 @@ class FlowService:
             workflow, self._models, generates=generates, find_index=find, prepare=self._prepare
         )
         self._checked[workflow.name] = workflow
-
-    def prepare(self, workflow: Workflow) -> None:
-        """Have ready what the prompts of a workflow and the forms of its replies need.
-
-        It takes time once, which an event loop and the driver's thread have not. Raises as `check`.
-        """
-        nodes = [node for node in workflow.nodes.values() if isinstance(node, Generation)]
-        only = replace(workflow, nodes={node.name: node for node in nodes})
-        generates = self._executors.generator is not None
-        find = self._find_index
-        check_workflow(
-            only, self._models, generates=generates, find_index=find, prepare=self._prepare
-        )
 
     def _prepare(self, node: Generation) -> None:
         if (generator := self._executors.generator) is not None:

@@ -51,5 +51,5 @@ _DO: dict[type, Callable[[Any, Services], object]] = {
     Generation: lambda call, services: services.generate(read_text(call), call.node),
     Retrieval: _retrieve,
     Embedding: lambda call, services: services.embed(read_text(call), call.node),
-    Function: lambda call, services: call.node.function(call.state),
+    Function: lambda call, services: call.node.call(call.state),
 }

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from dovetail.ir.errors import WorkflowError
+from dovetail.ir.errors import WorkflowError, describe_error
 from dovetail.ir.workflow import (
     END,
     START,
@@ -158,7 +158,7 @@ class WorkflowRun:
     def _send(self, source: Place, round_: int, state: Stamped) -> None:
         """Pass a state on along all edges that leave `source`."""
         order = self.workflow.order
-        for target in self._next(source, state):
+        for target in tuple(self._next(source, state)) or (END,):  # chosen nothing: it ends there
             later = round_ + (order[target] <= order[source])
             self._arrive((later, target), state)
 
@@ -167,10 +167,10 @@ class WorkflowRun:
         for edge in self.workflow.edges[source]:
             try:
                 found = edge.next(plain)
-            except Exception as error:
+            except (Exception, SystemExit) as error:  # sys.exit() would end the thread of all runs
                 raise WorkflowError(
                     f"workflow {self.workflow.name!r}: the choice after node {source!r} failed: "
-                    f"{type(error).__name__}: {error}"
+                    f"{describe_error(error)}"
                 ) from error
             for target in found:
                 allowed = self.workflow.order if edge.targets is None else edge.targets

@@ -54,6 +54,18 @@ def one_shot() -> Any:
     return builder
 
 
+def test_a_bound_generation_takes_messages_as_a_graph_does() -> None:
+    builder = start()
+    prompt = [{"role": "user", "content": "{input}?"}]
+    builder.add_node("say", bound.generation(prompt=prompt, max_tokens=7))
+    builder.add_edge(START, "say")
+    builder.add_edge("say", END)
+    ours = RAGraph("ours")
+    ours.add_generation("say", prompt=prompt, max_tokens=7)
+    imported = from_langgraph(builder.compile()).workflow().nodes["say"]
+    assert imported == ours._nodes["say"]
+
+
 def looped() -> Any:
     """Search and read until there were three rounds, then answer."""
     builder = start()

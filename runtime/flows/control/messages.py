@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
-from dovetail.ir.errors import DovetailError
+from dovetail.ir.errors import DovetailError, describe_error
 from dovetail.ir.live_graph import LiveGraph, Rewrite
 from dovetail.ir.workflow import Generation, Name, Retrieval
 from dovetail.runtime.flows.workflow_run import Call
@@ -256,11 +256,9 @@ class Failed:
     error: DovetailError
 
 
-def as_ours(error: Exception) -> DovetailError:
+def as_ours(error: BaseException) -> DovetailError:
     """Return an error of users' code or values as one for users."""
-    if isinstance(error, DovetailError):
-        return error
-    return DovetailError(f"{type(error).__name__}: {error}")
+    return error if isinstance(error, DovetailError) else DovetailError(describe_error(error))
 
 
 Report: TypeAlias = Progressed | Finished | Probed | Scanned | Failed

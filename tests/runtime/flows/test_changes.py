@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -61,6 +63,30 @@ def test_what_is_added_is_found_and_what_is_removed_is_not(app: App) -> None:
     after = keys(app.run(search(topk=COUNT), QUERY).outputs["docs"])
     assert len(after) == COUNT - len({*nearest, keys(found)[-1]})
     assert not {"new", "other", *nearest} & set(after)
+
+
+def test_other_fields_are_metadata_and_a_text_is_one_key(app: App) -> None:
+    index = app.index()
+    index.add([{"key": "new", "text": "w1 w2 w3", "year": 1990, "metadata": {"tag": "x"}}])
+    graph = search(filters={"year": 1990, "tag": "x"})
+    assert keys(app.run(graph, QUERY).outputs["docs"]) == ["new"]
+    index.remove("new")
+    assert keys(app.run(graph, QUERY).outputs["docs"]) == []
+
+
+def test_half_a_surrogate_is_refused_and_what_goes_before_a_passage_takes_room(app: App) -> None:
+    index, behind = app.index(), list[str]()
+
+    def cut(text: str, before: str) -> list[str]:
+        behind.append(before)
+        return [text]
+
+    opened = msgspec.structs.replace(index._find().opened, passage_prompt="passage: ")
+    app.flows._open.add(replace(index._find(), cut=cut, opened=opened))
+    with pytest.raises(RequestError, match="surrogate"):
+        index.add([passage("new", "half \ud800")])
+    index.add([{**passage("new"), "title": "T"}])
+    assert behind == ["passage: T: "]
 
 
 @pytest.mark.parametrize("name", GRAPHS)

@@ -199,6 +199,34 @@ def test_a_function_that_fails_ends_its_request_alone(app: App) -> None:
             assert job.result().outputs["n"] == 1
 
 
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
+def test_a_function_that_would_end_the_program_ends_its_request(
+    app: App, error: BaseException
+) -> None:
+    def leave(state: object) -> object:
+        raise error
+
+    job = app.submit_workflow(only_function(leave), {"input": "w1"})
+    with pytest.raises(WorkflowError, match=f"node 'f' failed: {type(error).__name__}"):
+        job.result(timeout=60)
+
+
+def test_a_function_may_be_async(app: App) -> None:
+    async def add(state: dict[str, str]) -> str:
+        await asyncio.sleep(0)
+        return state["input"] + "!"
+
+    assert app.run(only_function(add), {"input": "w1"}).outputs["n"] == "w1!"
+
+
+def only_function(function: Callable[..., object]) -> RAGraph:
+    g = RAGraph("only-function")
+    g.add_function("f", function, "n")
+    g.add_edge(START, "f")
+    g.add_edge("f", END)
+    return g
+
+
 def test_what_cannot_run_is_told_before_it_begins(app: App, folder: Path) -> None:
     chain = workflows.one_shot(topk=1, answer="{docs} {input}")
     with pytest.raises(WorkflowError, match=r"no workflow 'x'; there are: none; add one"):
@@ -279,6 +307,73 @@ def test_an_index_needs_the_encoder_that_it_was_built_with(app: App, folder: Pat
         other = replace(index, embed_passages=wrong)
         with pytest.raises(SpecError, match="'idx' was made with another encoder"):
             other.check_encoder(app.flows.worker, same=True)
+
+
+def one_search(index: str) -> RAGraph:
+    g = RAGraph(f"search-{index}")
+    g.add_retrieval("search", query="input", output="docs", topk=2, index=index)
+    g.add_edge(START, "search")
+    g.add_edge("search", END)
+    return g
+
+
+def leave(texts: list[str]) -> Any:
+    raise SystemExit(1)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda texts: 1 / 0, "ZeroDivisionError"),
+        (lambda texts: None, "shape"),
+        (lambda texts: [], "shape"),
+        (lambda texts: embed(texts)[0], "shape"),
+        (lambda texts: ["no numbers" for _ in texts], "could not convert"),
+        (leave, "SystemExit"),
+    ],
+)
+def test_an_encoder_of_users_may_give_lists_and_fails_by_name(
+    app: App, folder: Path, wrong: Callable[[list[str]], Any], said: str
+) -> None:
+    now: list[Callable[[list[str]], Any]] = [lambda texts: embed(texts).tolist()]
+
+    def own(texts: list[str]) -> Any:
+        return now[0](texts)
+
+    app.add_index(folder, name="own", embed=own)
+    graph = one_search("own")
+    assert len(app.run(graph, question(1)).outputs["docs"]) == 2
+    now[0] = wrong
+    beside = app.submit_workflow(failing("divide"), {"input": "w5"})
+    with pytest.raises(WorkflowError, match=rf"node 'search' failed: `embed=` .*{said}"):
+        app.submit_workflow(graph, question(1)).result(timeout=60)
+    with pytest.raises(SpecError, match=rf"`embed=` .*{said}"):
+        app.index("own").add([{"key": "new", "text": "w1"}])
+    assert beside.result().outputs["n"] == 1
+
+
+def test_an_encoder_that_hangs_holds_up_no_other_index_nor_the_end(
+    open_app: Callable[..., App], folder: Path
+) -> None:
+    app, hangs, goes_on = open_app(), threading.Event(), threading.Event()
+
+    def own(texts: list[str]) -> Any:
+        if hangs.is_set():
+            goes_on.wait(300)
+        return embed(texts)
+
+    app.add_index(folder, name="own", embed=own)
+    hangs.set()
+    try:
+        waits = app.submit_workflow(one_search("own"), question(1))
+        found = app.submit_workflow(one_search("idx"), question(1)).result(timeout=60)
+        assert len(found.outputs["docs"]) == 2 and not waits.finished
+        app.close()
+        with pytest.raises(RequestError, match="was closed"):
+            waits.result(timeout=60)
+        assert not goes_on.is_set()
+    finally:
+        goes_on.set()
 
 
 def test_parts_of_a_long_document_come_and_go_under_its_key(app: App) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -179,7 +180,8 @@ def outcome(run: Callable[[], object]) -> tuple[object, str | None]:
     [
         (lambda state: "nowhere", "the choice after node 'a' gave 'nowhere'"),
         (lambda state: START, "the choice after node 'a' gave START"),
-        (lambda state: None, "the choice after node 'a' failed: TypeError"),
+        (lambda state: None, "the choice after node 'a' gave None"),
+        (lambda state: sys.exit(3), "the choice after node 'a' failed: SystemExit: 3"),
         (lambda state: state["none"], "the choice after node 'a' failed: KeyError"),
         (lambda state: [["b"]], "the choice after node 'a' failed: TypeError"),
     ],
@@ -189,6 +191,12 @@ def test_wrong_choices_name_the_node(choose: Any, said: str) -> None:
     g.add_edge("a", choose)
     with pytest.raises(WorkflowError, match=said):
         run_in_order(g.workflow(), {"input": 0}, call)
+
+
+def test_a_run_ends_with_its_state_where_nothing_is_chosen() -> None:
+    g = graph("ab", (START, "a"), ("b", END))
+    g.add_edge("a", lambda state: [])
+    assert run_in_order(g.workflow(), {"input": 0}, call)["input"] == 0
 
 
 def test_a_value_read_before_it_is_written_names_the_node() -> None:

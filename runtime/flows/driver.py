@@ -11,7 +11,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any, get_args
@@ -65,8 +64,6 @@ SCAN_SECONDS = (
     *(1.0, 2.0, 5.0, 10.0),
 )
 """Bounds between which retrieval sub-stages are counted."""
-FUNCTIONS = 64
-"""Functions of nodes that run side by side."""
 ROOM_SECONDS = 0.05
 """Between two looks at whether the engine has room again for generations it refused."""
 MESSAGES = 64
@@ -111,7 +108,6 @@ class Session:
             executors.worker, executors.indexes, executors.hot, self.told, self._scanned, self._soon
         )
         self._embedding = EmbeddingThreads(self.told, self._embedded)
-        self._functions = ThreadPoolExecutor(FUNCTIONS, "dovetail-function")
         self._do: dict[type, Callable[[Any], None]] = {
             Generate: self.generations.begin,
             Embed: self._embed,
@@ -154,7 +150,6 @@ class Session:
         for number in tuple(self._jobs):
             self._forget(number).fail(error)
         self._embedding.close()
-        self._functions.shutdown(wait=False, cancel_futures=True)  # those that run may end
 
     # ---- messages ----
 
@@ -208,7 +203,10 @@ class Session:
         self._embedding.put(order, embed)
 
     def _invoke(self, order: Invoke) -> None:
-        self._functions.submit(lambda: self.told(call_function(order)))
+        def run() -> None:  # one that hangs holds up neither others nor the end of the program
+            self.told(call_function(order))
+
+        threading.Thread(target=run, name="dovetail-function", daemon=True).start()
 
     def _cancel(self, order: Cancel) -> None:
         """Free what a generation holds; other work ends by itself, and nobody is told of it."""

@@ -5,10 +5,11 @@ In: orders to embed, probe, scan and copy. Out: reports to the control plane; sp
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -172,29 +173,30 @@ class EmbeddingThreads:
     ) -> None:
         """`tell` and `draw` (a batch, its start and end) are called on the threads."""
         self._tell, self._draw = tell, draw
-        self._lanes: dict[EmbedTexts, tuple[SimpleQueue[Embed], ThreadPoolExecutor]] = {}
+        self._lanes: dict[EmbedTexts, SimpleQueue[Embed | None]] = {}
+        self._closed = False
 
     def put(self, order: Embed, embed: EmbedTexts) -> None:
         """Have the text of an order embedded."""
         if embed not in self._lanes:
-            self._lanes[embed] = SimpleQueue(), ThreadPoolExecutor(1, "dovetail-embedding")
-        waiting, pool = self._lanes[embed]
-        waiting.put(order)
-        pool.submit(self._embed_waiting, waiting, embed)
+            lane = self._lanes[embed] = SimpleQueue()
+            threading.Thread(target=self._serve, args=(lane, embed), daemon=True).start()
+        self._lanes[embed].put(order)
 
     def close(self) -> None:
         """Leave what waits; batches under way may end."""
-        for _, pool in self._lanes.values():
-            pool.shutdown(wait=False, cancel_futures=True)
+        self._closed = True
+        for lane in self._lanes.values():
+            lane.put(None)
 
-    def _embed_waiting(self, waiting: SimpleQueue[Embed], embed: EmbedTexts) -> None:
-        """Embed what waits: nothing where a call before took all."""
-        orders: list[Embed] = []
-        with suppress(Empty):
-            while len(orders) < BATCH:
-                orders.append(waiting.get_nowait())
-        if orders:
-            self._run(orders, embed)
+    def _serve(self, lane: SimpleQueue[Embed | None], embed: EmbedTexts) -> None:
+        while not self._closed:
+            taken = [lane.get()]
+            with suppress(Empty):
+                while len(taken) < BATCH:
+                    taken.append(lane.get_nowait())
+            if not self._closed:
+                self._run([order for order in taken if order is not None], embed)
 
     def _run(self, orders: Sequence[Embed], embed: EmbedTexts) -> None:
         """Embed texts together, and those of a batch that fails one by one."""

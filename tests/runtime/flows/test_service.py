@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -225,6 +227,32 @@ def only_function(function: Callable[..., object]) -> RAGraph:
     g.add_edge(START, "f")
     g.add_edge("f", END)
     return g
+
+
+HANGS = """
+from threading import Event
+from dovetail.ir.workflow import Function
+from dovetail.runtime.flows.control.messages import Embed, Invoke, Source
+from dovetail.runtime.flows.driver import Executors, Session
+from dovetail.runtime.flows.indexes import Indexes
+from dovetail.runtime.flows.workflow_run import Call
+
+begun, for_ever = [Event(), Event()], Event()
+def hang(at):
+    begun[at].set()
+    for_ever.wait()
+session = Session(Executors(None, None, None, Indexes(), None), None, print)
+call = Call(Function("f", lambda _: hang(0), "n"), 0, {}, {})
+session._invoke(Invoke(1, Source(1, "f", 0), call))
+session._embedding.put(Embed(2, Source(1, "e", 0), "w1"), lambda texts: hang(1))
+for event in begun:
+    event.wait()
+session.end(RuntimeError())
+"""
+
+
+def test_what_hangs_does_not_keep_the_program_from_ending() -> None:
+    subprocess.run([sys.executable, "-c", HANGS], check=True, timeout=120)
 
 
 def test_what_cannot_run_is_told_before_it_begins(app: App, folder: Path) -> None:

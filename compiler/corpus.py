@@ -31,8 +31,7 @@ def read_corpus(path: str | Path, words: int = PASSAGE_WORDS) -> list[Passage]:
     """Return the passages of a file, or of all files of a folder in the order of their names.
 
     Args:
-        path: *.jsonl, *.json, *.md, *.txt (each also with .gz), or a folder that has some; hidden
-            files and folders do not count.
+        path: *.jsonl, *.json, *.md, *.txt (also with .gz), or a folder of them, hidden ones apart.
         words: of a passage of Markdown or text at most.
 
     Raises:
@@ -59,8 +58,8 @@ def read_corpus(path: str | Path, words: int = PASSAGE_WORDS) -> list[Passage]:
 def visible_files(folder: Path) -> Iterator[Path]:
     """Yield the files of a folder, but for hidden ones and those of hidden folders, as of git."""
     for path in folder.rglob("*"):
-        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        if not hidden and path.is_file():
+        parts = path.relative_to(folder).parts
+        if path.is_file() and not any(part.startswith(".") for part in parts):
             yield path
 
 

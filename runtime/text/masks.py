@@ -60,12 +60,16 @@ def _ceilings() -> npt.NDArray[np.float32]:
 _CEILINGS = _ceilings()
 
 
+PLAIN = 3.0
+"""What a letter costs on the way to the end of an answer that ends or parts nothing."""
+
+
 def _costs() -> npt.NDArray[np.float64]:
     """Return what each letter costs on the way to the end of an answer: of JSON what ends is cheap.
 
     What opens something, parts of characters and white space come last.
     """
-    costs = np.full(256, 3.0)
+    costs = np.full(256, PLAIN)
     costs[128:] = 50.0
     for cost, letters in ((0, b'"}]'), (1, b",:"), (2, b"0123456789"), (100, b"{[\\")):
         costs[list(letters)] = cost
@@ -77,7 +81,7 @@ _COSTS = _costs()
 AGAIN = 2.0
 """What a letter costs more each time, until a text begins or ends."""
 REFUSED = 1.0
-"""What a letter costs more that may not come yet: those that may are found sooner next time."""
+"""What a plain letter costs more that may not come yet: those that may are found sooner then."""
 
 Bits: TypeAlias = npt.NDArray[np.uint8]
 """A mask: a bit for each token."""
@@ -281,7 +285,8 @@ class TokenMask:
         for letter in cost.argsort(kind="stable").tolist():
             if letters[letter] >= 0 and matcher.validate_tokens([int(letters[letter])]) == 1:
                 return int(letter)
-            cost[letter] += REFUSED
+            if _COSTS[letter] >= PLAIN:
+                cost[letter] += REFUSED
         return None
 
 

@@ -6,6 +6,7 @@ In: stored bytes of rows, uint8 [rows][bytes]. Out: `Blocks` of the format in `F
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,14 @@ FORM_OF_KIND: dict[str, BlockFormat] = {
     "Q4_K": BlockFormat(4, 32, nested=True, minimum=True),
     "Q5_K": BlockFormat(5, 32, nested=True, minimum=True),
     "Q6_K": BlockFormat(6, 16, nested=True),
+    "Q3_K": BlockFormat(6, 16, nested=True),
+    "IQ4_NL": BlockFormat(8, 32),
 }
-"""Type of a GGUF tensor -> the format that holds the same values."""
+"""Type of a GGUF tensor -> the format that holds the same values; the last two get wider in it."""
+IQ4_NL = np.array(
+    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8
+).view(np.uint8)
+"""What the codes of that type stand for."""
 
 
 def read_blocks(kind: str, rows: Bytes) -> Blocks:
@@ -111,6 +118,23 @@ def _read_q6_k(rows: Bytes) -> Blocks:
     )
 
 
+def _read_q3_k(rows: Bytes) -> Blocks:
+    """Q3_K: the third bits, pairs of bits, scales of 6 bits, a scale of these."""
+    blocks = _split(rows, 110)
+    count, pairs = len(rows), np.arange(0, 8, 2, dtype=np.uint8).reshape(4, 1)
+    low = blocks[:, :, 32:96].reshape(count, -1, 2, 1, 32) >> pairs & 3
+    high = blocks[:, :, None, :32] >> np.arange(8, dtype=np.uint8).reshape(8, 1) & 1
+    codes = low.reshape(high.shape) + (high << 2) + 28  # 3 bits are around 4, 6 bits around 32
+    upper = (blocks[:, :, None, 104:108] >> pairs & 3).reshape(count, -1, 16)
+    steps = (_nibbles(blocks[:, :, 96:104]) | upper << 4).reshape(count, -1).view(np.int8) - 32
+    return Blocks(codes.reshape(count, -1), _halves(blocks, 108), steps=steps)
+
+
+def _read_iq4_nl(rows: Bytes) -> Blocks:
+    blocks = _read_legacy(rows, upper=False, minimum=False)
+    return replace(blocks, codes=IQ4_NL[blocks.codes])
+
+
 _READERS: dict[str, Callable[[Bytes], Blocks]] = {
     "Q8_0": _read_q8_0,
     "Q4_0": lambda rows: _read_legacy(rows, upper=False, minimum=False),
@@ -120,4 +144,6 @@ _READERS: dict[str, Callable[[Bytes], Blocks]] = {
     "Q4_K": lambda rows: _read_k(rows, upper=False),
     "Q5_K": lambda rows: _read_k(rows, upper=True),
     "Q6_K": _read_q6_k,
+    "Q3_K": _read_q3_k,
+    "IQ4_NL": _read_iq4_nl,
 }

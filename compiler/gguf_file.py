@@ -259,7 +259,8 @@ def _locate(path: Path, entry: _Entry, base: int, size: int, alignment: int) -> 
     where = f"{path}: tensor {entry.name}"
     if entry.kind not in KINDS:
         known = ", ".join(kind.name for kind in KINDS.values())
-        raise SpecError(f"{where} is of type {name_kind(entry.kind)}; supported: {known}")
+        said = f"of type {name_kind(entry.kind)}, which is not supported; take a file of {known}"
+        raise SpecError(f"{where} is {said}")
     kind = KINDS[entry.kind]
     if entry.shape[-1] % kind.values:
         raise SpecError(f"{where}: rows of {entry.shape[-1]} values are no blocks of {kind.values}")

@@ -136,7 +136,7 @@ def test_a_file_is_served_from_the_cache(
 
 
 def test_what_is_neither_is_not_served(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="nor a GGUF file"):
+    with pytest.raises(SpecError, match="there is no file or directory"):
         find_artifact(tmp_path / "none", {})
 
 

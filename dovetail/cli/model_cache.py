@@ -78,10 +78,7 @@ def find_artifact(given: str | os.PathLike[str], options: Mapping[str, object]) 
 
     model = find_model(given)
     if not is_model(model):
-        raise SpecError(
-            f"{model} is neither an artifact (manifest.json), nor a model directory (config.json), "
-            "nor a GGUF file, nor the name of a model at the hub (org/name)"
-        )
+        raise SpecError(_tell_no_model(model))
     artifact = _folder() / f"{name_model(model)}-{_key(model, options)}.dove"
     if _fits(tuned := _tuned(artifact)):
         return _mark_used(tuned)
@@ -93,6 +90,21 @@ def find_artifact(given: str | os.PathLike[str], options: Mapping[str, object]) 
             if CompileChild(command, artifact).wait():
                 raise DovetailError(f"{given} could not be compiled; see the lines above")
     return _mark_used(artifact)
+
+
+def _tell_no_model(path: Path) -> str:
+    """Return why a path is no model, and what to give instead."""
+    if not path.exists():
+        return (
+            f"there is no file or directory {path}; give an artifact, a model directory, a GGUF "
+            "file, or the name of a model at the hub (org/name)"
+        )
+    if files := sorted(path.glob("*.gguf")):
+        return f"{path} is a directory with {len(files)} GGUF files; give one, such as {files[0]}"
+    return (
+        f"{path} is neither an artifact (manifest.json), nor a model directory (config.json), "
+        "nor a GGUF file"
+    )
 
 
 def _mark_used(artifact: Path) -> Path:

@@ -193,8 +193,9 @@ def _read_prompts(texts: list[str], ids: list[str]) -> list[Prompt]:
         raise SpecError(NO_PROMPT)
     try:
         text = sys.stdin.read()
-    except UnicodeDecodeError as error:
-        raise SpecError(f"standard input is not UTF-8 text: {error.reason}") from None
+        text.encode()  # where the locale lets other bytes pass, as surrogates
+    except UnicodeError:
+        raise SpecError("standard input is not UTF-8 text") from None
     if not text.strip():
         raise SpecError(NO_PROMPT)
     return [text.removesuffix("\n")]

@@ -1,4 +1,4 @@
-"""Blocks of GGUF files become our own without a second rounding, and no larger."""
+"""Blocks of GGUF files become our own without a second rounding, most no larger."""
 
 import gguf
 import numpy as np
@@ -7,7 +7,9 @@ import pytest
 from dovetail.compiler.gguf_blocks import FORM_OF_KIND, read_blocks
 
 SCALES = {"Q8_0": (0,), "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2)}
-SCALES |= {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+SCALES |= {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q3_K": (108,), "IQ4_NL": (0,)}
+WIDER = {"Q3_K": 1.97, "IQ4_NL": 1.89}
+"""Their codes stand for values that take more bits."""
 
 
 @pytest.mark.parametrize("kind", FORM_OF_KIND)
@@ -25,4 +27,4 @@ def test_values_are_those_of_the_file(kind: str) -> None:
     assert np.array_equal(form.values(blocks), wanted)
     packed = form.pack(read_blocks(kind, stored[:16]))
     assert np.array_equal(form.unpack(packed, 16, 3 * values), wanted[:16])
-    assert packed.nbytes <= 1.05 * stored[:16].nbytes
+    assert packed.nbytes <= 1.05 * WIDER.get(kind, 1) * stored[:16].nbytes

@@ -65,7 +65,7 @@ def test_rows_of_every_type(kind, family, tmp_path):
             np.testing.assert_array_equal(info.dtype.widen(got), rows)
 
 
-@pytest.mark.parametrize("kind", ["Q4_K", "Q5_K", "Q6_K"])
+@pytest.mark.parametrize("kind", ["Q4_K", "Q5_K", "Q6_K", "Q3_K"])
 def test_k_quants(kind, tmp_path):
     folder = save_model(tmp_path / "m", "llama", **WIDE)
     number = gguf.GGMLQuantizationType[kind]

@@ -181,8 +181,16 @@ def test_standard_input_is_a_prompt(artifact: Path) -> None:
     )
     assert (piped.returncode, piped.stdout) == (0, given.out) and " tokens/s" in piped.stderr
     for wrong in (b"", b" \n", b"\xff\xfe"):
-        ended = subprocess.run(command, input=wrong, capture_output=True, check=False)
-        assert ended.returncode == 2 and ended.stderr.count(b"dovetail: ") == 1
+        for locale in ("C.UTF-8", "C"):  # the second one reads such bytes as surrogates
+            ended = subprocess.run(
+                command,
+                input=wrong,
+                capture_output=True,
+                check=False,
+                env={**os.environ, "LC_ALL": locale},
+            )
+            assert ended.returncode == 2 and ended.stderr.count(b"dovetail: ") == 1
+            assert (b"is not UTF-8" in ended.stderr) == (wrong == b"\xff\xfe")
 
 
 def test_an_empty_answer_is_explained(artifact: Path) -> None:
@@ -205,10 +213,18 @@ def test_a_model_without_a_template_continues_texts(model: Path, tmp_path: Path)
 
 
 def test_what_is_no_model_is_told(tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "none.gguf"):
+    files = tmp_path / "files"
+    files.mkdir()
+    for name in ("b.gguf", "a.gguf"):
+        (files / name).touch()
+    for path, why in (
+        (tmp_path, "is neither an artifact"),
+        (tmp_path / "none.gguf", f"there is no file or directory {tmp_path}/none.gguf"),
+        (files, f"is a directory with 2 GGUF files; give one, such as {files}/a.gguf"),
+    ):
         result = dovetail("run", path, "-p", "x")
         assert_one_sentence(result)
-        assert "neither an artifact" in result.err
+        assert why in result.err
 
 
 def test_an_artifact_takes_no_options_of_a_compile(artifact: Path) -> None:

@@ -16,17 +16,11 @@ from typing import NamedTuple, Protocol, TypeAlias
 import msgspec
 
 from dovetail.ir.artifact import ServicePlan
-from dovetail.ir.errors import (
-    CapacityError,
-    DeviceError,
-    DovetailError,
-    RankError,
-    RequestError,
-)
+from dovetail.ir.errors import CapacityError, DeviceError, DovetailError, RankError, RequestError
 from dovetail.ir.model import ModelSpec
 from dovetail.runtime.engine.recorder import StepRecorder
 from dovetail.runtime.engine.rules import Rules
-from dovetail.runtime.engine.sampling import logprob_of, score_token, top_logprobs
+from dovetail.runtime.engine.sampling import log_sum, score_token, top_logprobs
 from dovetail.runtime.engine.step_watch import StepWatch
 from dovetail.runtime.group.ranks import START_SECONDS, Group
 from dovetail.runtime.native.forward import ForwardModel
@@ -352,9 +346,10 @@ class Engine:
                 continue
             if request.params.logprobs is not None:
                 logits = raw.get(row, buffers.logits(row))
-                top = top_logprobs(logits, request.params.logprobs)
                 # that of a row with rules is the same whether its mask was found in time or not
-                chosen = logprob_of(logits, token) if request.ruled else logprob
+                total = log_sum(logits) if request.ruled else float(logits[token]) - logprob
+                top = top_logprobs(logits, request.params.logprobs, total)
+                chosen = float(logits[token]) - total
                 request.logprobs.append(TokenLogprob(token, chosen, top))
             self.scheduler.append(request, token, now)
             if request.drafted and not self.scheduler.confirm(request, token):

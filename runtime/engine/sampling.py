@@ -24,32 +24,25 @@ def draw_uniform(request: Request, ahead: int = 0, again: int = 0) -> float:
     return min(float(np.random.Generator(generator).random()), _BELOW_ONE)
 
 
-def top_logprobs(logits: npt.NDArray[np.float32], count: int) -> tuple[tuple[int, float], ...]:
-    """Return the `count` most likely (token id, log softmax) of one row [vocab], best first."""
-    total = _log_sum(logits.astype(np.float64)) if count else 0.0
-    return _top(logits, count, total)
-
-
 def score_token(
-    logits: npt.NDArray[np.float32], token: int, count: int, log_sum: float
+    logits: npt.NDArray[np.float32], token: int, count: int, total: float
 ) -> TokenLogprob:
     """Return what a row [vocab] says of `token`, and its `count` most likely ones.
 
-    log_sum: the logarithm of the sum of e**logit.
+    total: the row's `log_sum`.
     """
     rank = 1 + int(np.count_nonzero(logits > logits[token]))
-    logprob = float(logits[token]) - log_sum
-    return TokenLogprob(token, logprob, _top(logits, count, log_sum), rank)
+    logprob = float(logits[token]) - total
+    return TokenLogprob(token, logprob, top_logprobs(logits, count, total), rank)
 
 
-def logprob_of(logits: npt.NDArray[np.float32], token: int) -> float:
-    """Return the log softmax of one token of a row [vocab]."""
-    return float(logits[token]) - _log_sum(logits.astype(np.float64))
-
-
-def _top(
-    logits: npt.NDArray[np.float32], count: int, log_sum: float
+def top_logprobs(
+    logits: npt.NDArray[np.float32], count: int, total: float
 ) -> tuple[tuple[int, float], ...]:
+    """Return the `count` most likely (token id, log softmax) of one row [vocab], best first.
+
+    total: the row's `log_sum`.
+    """
     count = min(count, len(logits))
     if count == 0:
         return ()
@@ -58,9 +51,11 @@ def _top(
     else:
         best = np.argpartition(logits, -count)[-count:]
         best = best[np.lexsort((best, -logits[best]))]
-    return tuple((int(i), float(logits[i]) - log_sum) for i in best)
+    return tuple((int(i), float(logits[i]) - total) for i in best)
 
 
-def _log_sum(wide: npt.NDArray[np.float64]) -> float:
+def log_sum(logits: npt.NDArray[np.float32]) -> float:
+    """Return the logarithm of the sum of e**logit of one row [vocab]."""
+    wide = logits.astype(np.float64)
     peak = float(wide.max())
     return peak + float(np.log(np.exp(wide - peak).sum()))

@@ -74,10 +74,7 @@ CLIENT_GONE = 499
 
 ENDPOINTS: tuple[tuple[Endpoint, Handler], ...] = (
     (Endpoint("POST", "/v1/chat/completions", ChatRequest, ChatReply, streams=True), chat),
-    (
-        Endpoint("POST", "/v1/responses", ResponsesRequest, ResponsesReply, streams=True),
-        responses,
-    ),
+    (Endpoint("POST", "/v1/responses", ResponsesRequest, ResponsesReply, streams=True), responses),
     (Endpoint("POST", "/v1/messages", MessagesRequest, BlockReply, streams=True), messages),
     (Endpoint("POST", "/v1/messages/count_tokens", CountRequest, InputTokens), count_tokens),
     (Endpoint("POST", "/v1/completions", CompletionRequest, TextReply, streams=True), completions),

@@ -21,14 +21,9 @@ from dovetail.runtime.hosting.generator import Job
 from dovetail.runtime.schedule.request import Chunk
 from dovetail.runtime.schedule.structured import StructuredOutputs
 from dovetail.runtime.server.context import ServerContext
-from dovetail.runtime.server.errors import FINAL, ApiError
+from dovetail.runtime.server.errors import FINAL, ApiError, decode_error
 from dovetail.runtime.server.forms import read_form
-from dovetail.runtime.server.generation import (
-    Asked,
-    check_context,
-    check_wishes,
-    read_request,
-)
+from dovetail.runtime.server.generation import Asked, check_context, check_wishes, read_request
 from dovetail.runtime.server.models import ServedModel
 from dovetail.runtime.server.schema import ChatRequest
 from dovetail.runtime.text.answers import Answer, AnswerParser, Part
@@ -38,6 +33,7 @@ from dovetail.runtime.text.tools import (
     call_grammar,
     frame,
     read_offer,
+    text_of,
     write_mark,
 )
 
@@ -93,7 +89,7 @@ def make_chat(**fields: Any) -> ChatRequest:
     try:
         return msgspec.convert(known, ChatRequest)
     except msgspec.ValidationError as error:
-        raise ApiError(400, f"the request is wrong: {error}", param="messages") from None
+        raise ApiError(400, decode_error(error).message, param="messages") from None
 
 
 @contextmanager
@@ -120,6 +116,8 @@ async def converse(
         options={**(body.chat_template_kwargs or {}), **options},
         last=body.truncate_prompt_tokens,
     )
+    if body.continue_final_message:
+        text = _open_end(text, text_of(messages[-1]))
     begun = model.style.begins_thinking(text)
     param, form = _find_form(model, body, offer, begun=begun)
     read = partial(_read, model, body, text, kind, form, offer)
@@ -135,9 +133,21 @@ def check_chat(server: ServerContext, body: ChatRequest) -> ServedModel:
     check_wishes(body, {"prompt_logprobs": body.prompt_logprobs})
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "`top_logprobs` needs `logprobs: true`", param="top_logprobs")
+    if body.continue_final_message and body.add_generation_prompt:
+        message = "`continue_final_message` needs `add_generation_prompt: false`"
+        raise ApiError(400, message, param="continue_final_message")
     if body.max_tokens == 0:
         raise ApiError(400, "`max_tokens` must be at least 1", param="max_tokens")
     return model
+
+
+def _open_end(text: str, said: str) -> str:
+    """Return a prompt without what closes its last message, which says `said`."""
+    found = said if said in text else said.strip()  # a template may strip it
+    if not found or found not in text:
+        message = "the chat template does not show the last message, which is to be continued"
+        raise ApiError(400, message, param="continue_final_message", headers=FINAL)
+    return text[: text.rindex(found) + len(found)]
 
 
 def _read_offer(body: ChatRequest) -> Offer | None:

@@ -113,12 +113,8 @@ async def _read_body(request: Request, most: int) -> bytearray:
 
 
 def _too_large(most: int) -> ApiError:
-    return ApiError(
-        413,
-        f"the body may have {most} bytes",
-        code="body_too_large",
-        headers=CLOSE,
-    )
+    said = f"the body has more than {most} bytes, the limit of this server"
+    return ApiError(413, said, code="body_too_large", headers=CLOSE)
 
 
 @asynccontextmanager

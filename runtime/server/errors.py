@@ -138,7 +138,8 @@ def tell(error: Exception) -> ApiError:
     return ApiError(500, "the server met a fault of its own; its log tells more")
 
 
-_PLACE = re.compile(r"^(.*) - at `\$\.?(.*)`$", re.DOTALL)
+_PLACE = re.compile(r"^(.*) - at `(?:key` in `)?\$\.?(.*?)(?:\[\.\.\.\])?`$", re.DOTALL)
+_MISSING = re.compile(r"^Object missing required field `(.*)`$")
 
 
 def decode_error(error: Exception) -> ApiError:
@@ -149,6 +150,10 @@ def decode_error(error: Exception) -> ApiError:
     if isinstance(error, msgspec.ValidationError):
         match = _PLACE.match(text)
         reason, place = match.groups() if match else (text, "")
+        if missing := _MISSING.match(reason):
+            place = f"{place}.{missing[1]}".lstrip(".")
+            return ApiError(400, f"the required field `{place}` is missing", param=place)
+        reason = reason.replace("Invalid enum value", "This server does not take")
         said = f"{reason} in `{place}`" if place else reason
-        return ApiError(400, said.replace("Object", "the request"), param=place or None)
+        return ApiError(400, said, param=place or None)
     return ApiError(400, f"the body is not valid JSON: {text}", code="invalid_json")

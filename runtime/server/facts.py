@@ -11,6 +11,7 @@ from starlette.responses import Response
 from dovetail.runtime.server.context import ServerContext
 from dovetail.runtime.server.edge import JsonReply
 from dovetail.runtime.server.errors import ApiError
+from dovetail.runtime.server.generation import check_tokens
 from dovetail.runtime.server.models import ServedModel
 from dovetail.runtime.server.replies import Health, ModelCard, ModelList, Text, Tokens, Version
 from dovetail.runtime.server.schema import DetokenizeRequest, TokenizeRequest
@@ -51,6 +52,7 @@ async def detokenize(server: ServerContext, request: Request) -> Response:
     """Turn token ids to text."""
     body = await server.read(request, DetokenizeRequest)
     served = server.find(body.model, "generate")
+    check_tokens(served, "tokens", body.tokens)
     text = await server.aside(request, partial(served.tokenizer.decode, body.tokens))
     return JsonReply(Text(prompt=text))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from dovetail.ir.errors import RequestError
+from dovetail.ir.errors import LengthError, RequestError
 from dovetail.runtime.schedule.structured import StructuredOutputs, read_structured, write_schema
 from dovetail.runtime.server.errors import FINAL, ApiError
 from dovetail.runtime.server.schema import GenerationRequest, ResponseFormat
@@ -19,9 +19,11 @@ GUIDED = ("json", "regex", "choice", "grammar")
 
 @contextmanager
 def naming(param: str) -> Iterator[None]:
-    """Make what is wrong in the body the fault of a field."""
+    """Make what is wrong in the body the fault of a field; a text that is too long says its own."""
     try:
         yield
+    except LengthError:
+        raise
     except RequestError as error:
         raise ApiError(400, str(error), param=param, headers=FINAL) from None
 

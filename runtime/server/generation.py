@@ -186,14 +186,15 @@ def _read_options(
     asked = {name: getattr(body, name) for name in PASSED} | own
     named = {name: value for name, value in asked.items() if value is not None}
     for name in TOKEN_LISTS:
-        _check_tokens(model, name, named.get(name, ()))
+        check_tokens(model, name, named.get(name, ()))
     if (body.min_tokens or 0) > max_tokens:
         message = f"`min_tokens` must be at most {max_tokens}, the tokens that the answer may have"
         raise ApiError(400, message, param="min_tokens")
     return {**model.sampling, **named, "max_tokens": max_tokens}
 
 
-def _check_tokens(model: ServedModel, name: str, tokens: Iterable[str | int]) -> None:
+def check_tokens(model: ServedModel, name: str, tokens: Iterable[str | int]) -> None:
+    """Raise ApiError where a field names a token that the model has not."""
     assert model.file is not None
     size = model.file.spec.vocab_size
     if wrong := [token for token in tokens if int(token) >= size]:
@@ -204,7 +205,7 @@ def _check_tokens(model: ServedModel, name: str, tokens: Iterable[str | int]) ->
 def check_context(
     model: ServedModel, prompts: Sequence[Prompt], *, param: str, answer: bool = True
 ) -> None:
-    """Raise ApiError where a prompt is empty or leaves no token for an answer, if there is one."""
+    """Raise ApiError where a prompt is empty, has no token left for an answer, or unknown ones."""
     for prompt in prompts:
         if not prompt:
             raise ApiError(400, "the prompt is empty; give at least one token", param=param)
@@ -214,6 +215,7 @@ def check_context(
                 f"{model.context}, one of them for the answer; shorten it"
             )
             raise too_long(said, param=param)
+        check_tokens(model, param, (max(prompt),))
 
 
 def include_usage(body: GenerationRequest) -> bool:

@@ -112,7 +112,11 @@ def _lists(
 
 
 def _rivals(tokenizer: Tokenizer, one: TokenLogprob, top: int) -> dict[str, float]:
-    return {_written(tokenizer.spell(token)): _finite(logprob) for token, logprob in one.top[:top]}
+    """Return the likeliest tokens, and the one that was chosen where it is none of these."""
+    found: dict[str, float] = {}
+    for token, logprob in (*one.top[:top], (one.token_id, one.logprob)):
+        found.setdefault(_written(tokenizer.spell(token)), _finite(logprob))
+    return found
 
 
 def _letters(tokenizer: Tokenizer, token: int) -> int:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -39,17 +38,9 @@ STOPS = {"length": "max_tokens"}
 async def messages(server: ServerContext, request: Request) -> Response:
     """Answer a conversation."""
     body = await server.read(request, MessagesRequest)
-    found = await _converse(
-        server,
-        request,
-        body,
-        max_tokens=body.max_tokens,
-        temperature=body.temperature,
-        top_p=body.top_p,
-        top_k=body.top_k,
-        stop=body.stop_sequences or None,
-        stream=body.stream,
-    )
+    same = ("max_tokens", "temperature", "top_p", "top_k", "stream")
+    fields = {name: getattr(body, name) for name in same}
+    found = await _converse(server, request, body, stop=body.stop_sequences or None, **fields)
     if body.stream:
         return server.stream(_events(server, found, body), _fail)
     return await found.asked.respond(server, request, partial(_reply, found, body), None)
@@ -81,6 +72,8 @@ def _translate(body: CountRequest) -> dict[str, Any]:
         told.append({"role": "system", "content": said})
     for place, message in enumerate(body.messages):
         told += _read_message(message, f"messages[{place}]")
+    last = told[-1]
+    begun = last.get("role") == "assistant" and "tool_calls" not in last and bool(last["content"])
     choice = body.tool_choice
     names = {"auto": "auto", "any": "required", "none": "none"}
     wish: object = names.get(choice.type) if choice else None
@@ -100,6 +93,8 @@ def _translate(body: CountRequest) -> dict[str, Any]:
     return {
         "model": body.model,
         "messages": told,
+        "add_generation_prompt": not begun,
+        "continue_final_message": begun,
         "tools": tools,
         "tool_choice": wish,
         "parallel_tool_calls": not (choice and choice.disable_parallel_tool_use),
@@ -123,13 +118,9 @@ def _read_message(message: BlockMessage, place: str) -> list[dict[str, Any]]:
             function = {"name": block.name, "arguments": json.dumps(block.input or {})}
             calls.append({"id": block.id, "type": "function", "function": function})
         elif block.type == "tool_result":
-            results.append(
-                {
-                    "role": "tool",
-                    "tool_call_id": block.tool_use_id or "",
-                    "content": _read_result(block, where),
-                }
-            )
+            said = _read_result(block, where)
+            called = {"role": "tool", "tool_call_id": block.tool_use_id or ""}
+            results.append({**called, "content": said})
         elif block.type != "redacted_thinking":
             said = f"blocks of type {block.type!r} are not supported"
             raise ApiError(400, said, param=f"{where}.type", headers=FINAL)
@@ -142,7 +133,7 @@ def _read_message(message: BlockMessage, place: str) -> list[dict[str, Any]]:
 def _read_result(block: Block, where: str) -> str:
     if isinstance(block.content, str) or block.content is None:
         return block.content or ""
-    return _join(msgspec.convert(block.content, list[Block]), f"{where}.content")
+    return _join(block.content, f"{where}.content")
 
 
 def _join(blocks: Sequence[Block], where: str) -> str:
@@ -171,7 +162,7 @@ def _reply(
         for call in answer.calls
     ]
     called = len(answer.calls)
-    ended = _end(found, body, one.finish_reason, calls=called, last=one.token_ids[-1:])
+    ended = _end(found, body, one.finish_reason, calls=called, ids=one.token_ids)
     return BlockReply(
         id=found.asked.id,
         model=found.asked.model.id,
@@ -183,14 +174,16 @@ def _reply(
 
 
 def _end(
-    found: Conversation, body: MessagesRequest, reason: str, *, calls: int, last: Sequence[int]
+    found: Conversation, body: MessagesRequest, reason: str, *, calls: int, ids: Sequence[int]
 ) -> tuple[str, str | None]:
-    """Return why an answer ended, and the stop text that ended it: known where there is one."""
-    stops, ends = body.stop_sequences or [], found.asked.model.app.end_tokens
+    """Return why an answer of these tokens ended, and the stop text in them that ended it."""
+    stops, model = body.stop_sequences or [], found.asked.model
     if reason != "stop":
         return STOPS.get(reason, "end_turn"), None
-    if stops and not (last and last[0] in ends):
-        return "stop_sequence", stops[0] if len(stops) == 1 else None
+    if stops and not (ids and ids[-1] in model.app.end_tokens):
+        written = model.tokenizer.decode(ids)
+        held = (stop for stop in stops if stop in written)
+        return "stop_sequence", min(held, key=written.index, default=None)
     return "tool_use" if calls else "end_turn", None
 
 
@@ -269,15 +262,15 @@ async def _events(
             usage=BlockUsage(input_tokens=len(asked.prompts[0]), output_tokens=0),
         )
         yield named_event("message_start", {"type": "message_start", "message": begun})
-        reason, last, calls = "stop", tuple[int, ...](), 0
+        reason, calls = "stop", 0
         async for piece, parts in found.parts(server, jobs):
-            reason, last = piece.finish_reason or reason, piece.token_ids[-1:] or last
+            reason = piece.finish_reason or reason
             calls += sum(isinstance(part, CallBegin) for part in parts)
             for told in writer.take(parts):
                 yield named_event(told["type"], told)
         for told in writer.end():
             yield named_event(told["type"], told)
-        reason, stop = _end(found, body, reason, calls=calls, last=last)
+        reason, stop = _end(found, body, reason, calls=calls, ids=jobs[0].request.output)
         delta = {"stop_reason": reason, "stop_sequence": stop}
         usage = _usage(asked.usage_of(jobs))
         end = {"type": "message_delta", "delta": delta, "usage": usage}

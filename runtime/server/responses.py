@@ -15,11 +15,13 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from dovetail.ir.errors import RequestError
 from dovetail.runtime.schedule.request import Completion
 from dovetail.runtime.server.context import ServerContext
 from dovetail.runtime.server.conversation import Conversation, converse, make_chat, renaming
 from dovetail.runtime.server.edge import named_event
 from dovetail.runtime.server.errors import FINAL, ApiError
+from dovetail.runtime.server.forms import naming
 from dovetail.runtime.server.generation import new_id
 from dovetail.runtime.server.items import (
     FunctionCallItem,
@@ -93,9 +95,11 @@ def _read_items(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             said = f"items of type {kind!r} are not supported"
             raise ApiError(400, said, param=f"input[{place}].type", headers=FINAL)
         try:
-            message = read(item)
+            with naming(f"input[{place}]"):
+                message = read(item)
         except (KeyError, TypeError, AttributeError) as error:
-            said = f"the item is no {kind}: {error} is missing or wrong"
+            lacks = f": {error} is missing" if isinstance(error, KeyError) else ""
+            said = f"the item is not a {kind} as the API has it{lacks}"
             raise ApiError(400, said, param=f"input[{place}]", headers=FINAL) from None
         last = messages[-1] if messages else {}
         if message["role"] == last.get("role") == "assistant" and not (
@@ -112,15 +116,18 @@ def _read_items(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _read_message(item: Mapping[str, Any]) -> dict[str, Any]:
     content = item["content"]
     if not isinstance(content, str):
-        content = [{"type": _PARTS[part["type"]], "text": _part_text(part)} for part in content]
+        content = [{"type": "text", "text": _part_text(part)} for part in content]
     return {"role": item["role"], "content": content}
 
 
-_PARTS = dict.fromkeys(("input_text", "output_text", "text", "refusal"), "text")
+_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 
 
 def _part_text(part: Mapping[str, Any]) -> str:
-    return str(part["refusal"] if part["type"] == "refusal" else part["text"])
+    kind = part["type"]
+    if kind not in _PARTS:
+        raise RequestError(f"parts of type {kind!r} are not supported; texts are")
+    return str(part[_PARTS[kind]])
 
 
 def _read_call(item: Mapping[str, Any]) -> dict[str, Any]:
@@ -343,10 +350,5 @@ def _usage(usage: Usage, reasoning: int) -> ResponsesUsage:
 def _fail(error: ApiError) -> bytes:
     """Return the event of an error in a stream; the official client raises on its `error`."""
     told = error.reply.error
-    return named_event(
-        "error",
-        {
-            **{"type": "error", "code": told.code, "message": told.message, "param": told.param},
-            **{"sequence_number": 0, "error": told},
-        },
-    )
+    same = {name: getattr(told, name) for name in ("code", "message", "param")}
+    return named_event("error", {"type": "error", **same, "sequence_number": 0, "error": told})

@@ -118,6 +118,7 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
@@ -175,7 +176,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     name: str | None = None
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
-    content: str | list[dict[str, Any]] | None = None
+    content: str | list[Block] | None = None
 
 
 class BlockMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -304,8 +305,5 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool = False
 
 
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "chat_template": (),
-    "suffix": ("",),
-}
+NEUTRAL: dict[str, tuple[Any, ...]] = {"chat_template": (), "suffix": ("",)}
 """Fields that are read but can do nothing here, and the values that ask for nothing."""

@@ -14,6 +14,7 @@ from dovetail.runtime.server.completions import as_inputs
 from dovetail.runtime.server.context import ServerContext
 from dovetail.runtime.server.edge import JsonReply, present
 from dovetail.runtime.server.errors import FINAL, ApiError
+from dovetail.runtime.server.forms import naming
 from dovetail.runtime.server.generation import new_id
 from dovetail.runtime.server.models import ServedModel
 from dovetail.runtime.server.replies import (
@@ -37,7 +38,8 @@ async def embeddings(server: ServerContext, request: Request) -> Response:
         raise ApiError(400, message, param="dimensions", headers=FINAL)
     inputs = as_inputs(body.input, param="input")
     async with present(request.receive):
-        rows, tokens = await _embed(model, inputs, body.prompt_name)
+        with naming("input"):
+            rows, tokens = await _embed(model, inputs, body.prompt_name)
     server.metrics.embed(model, len(inputs), tokens)
     base = body.encoding_format == "base64"
     data = [

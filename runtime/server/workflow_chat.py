@@ -48,10 +48,7 @@ async def chat_with(
     usage = include_usage(body)
     if body.stream:
         return server.stream(_events(server, served, inputs, head, read if usage else None))
-    async with (
-        present(request.receive),
-        running(server, served, inputs, "messages") as job,
-    ):
+    async with present(request.receive), running(server, served, inputs, "messages") as job:
         text = served.answer(await job)
     choice = ChatChoice(
         index=0, message=ChatMessage(content=text), logprobs=None, finish_reason="stop"

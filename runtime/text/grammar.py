@@ -39,7 +39,10 @@ TOKEN = "<[3]>"
 """Any token of the vocabulary that grammars are tried with."""
 _OPTIONAL = re.compile(r"[?*]|\{0?,|\|\)|\(\|")
 _TOKENS = re.compile(r"<\[\d+\]>")
-_PLACE = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
+_PLACE = re.compile(
+    r"^at \d+\(\d+\): (failed to compile JSON schema: )?|(?<=regex parse error):.*?\nerror(?=: )",
+    re.DOTALL,
+)
 _UNKNOWN = re.compile(r"Unimplemented keys: \[(.*?)\]", re.DOTALL)
 
 
@@ -168,12 +171,7 @@ def _write(form: StructuredOutputs) -> str:
     if not form.around:
         return inner
     return json.dumps(
-        {
-            "grammars": [
-                {"lark_grammar": form.around},
-                {"name": ANSWER, "lark_grammar": inner},
-            ]
-        },
+        {"grammars": [{"lark_grammar": form.around}, {"name": ANSWER, "lark_grammar": inner}]},
         ensure_ascii=False,
     )
 

@@ -25,3 +25,13 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tool_call_id: str | UnsetType = UNSET
     reasoning_content: str | UnsetType | None = UNSET
     reasoning: str | UnsetType | None = UNSET
+
+    def __post_init__(self) -> None:
+        """Raise ValueError where it says nothing at all, or holds a call of no function."""
+        beside = self.tool_calls or self.reasoning_content or self.reasoning
+        if self.content is None and not beside:
+            raise ValueError("a message without calls of tools must have `content`")
+        for call in self.tool_calls or ():
+            function = call.get("function")
+            if not (isinstance(function, dict) and isinstance(function.get("name"), str)):
+                raise ValueError("a call must have `function` with `name` and `arguments`")

@@ -18,28 +18,23 @@ from typing import TypeAlias
 from dovetail.ir.errors import ArtifactError, DeviceError, DovetailError, RequestError
 from dovetail.runtime.child.child import Child, ChildLate, ChildLost
 from dovetail.runtime.child.supervisor import CLOSED
+from dovetail.runtime.machine.cpu_time import process_seconds
 from dovetail.runtime.schedule.structured import StructuredOutputs
-from dovetail.runtime.text.template_worker import (
-    Render,
-    Rendered,
-    RenderLimits,
-    Teach,
-    TryForm,
-)
+from dovetail.runtime.text.template_worker import Render, Rendered, RenderLimits, Teach, TryForm
 
 MODULE = "dovetail.runtime.text.template_worker"
 SOON = 0.1
 """Seconds in which the first process is done with nearly all that is asked; they take 1 ms."""
 DEADLINE = 1.0
-"""Seconds that a conversation or a grammar may take."""
+"""CPU seconds that a conversation or a grammar may take."""
+DEADLINES = 5
+"""How often the second process is waited for so long: on a busy machine it gets little of a CPU."""
 MEMORY = 256 << 20
 """Bytes that it may take."""
 NICE = 10
 """Of the second process: what burns its deadline there takes a tenth of a CPU from others."""
 LEARN_SECONDS = 20.0
-"""In which a process begins and learns a template that nobody has learnt before."""
-AGAIN_SECONDS = 5.0
-"""In which the next one does."""
+"""In which a process begins and learns a template; a nice one takes long on a busy machine."""
 MAX_CONVERSATION = 16 << 20
 """Bytes of what is rendered at once."""
 FIRST_FORM = TryForm(StructuredOutputs(json_object=True))
@@ -130,12 +125,12 @@ class _RenderProcess:
         if isinstance(order, Teach):
             return self._learn(child, order, LEARN_SECONDS) or ""
         if isinstance(order, TryForm) and FORMS not in self._known:
-            self._ask(child, FIRST_FORM, AGAIN_SECONDS)
+            self._ask(child, FIRST_FORM, LEARN_SECONDS)
             self._known.add(FORMS)
         if job.teach is not None and job.teach.key not in self._known:
-            if wrong := self._learn(child, job.teach, AGAIN_SECONDS):
+            if wrong := self._learn(child, job.teach, LEARN_SECONDS):
                 return wrong
-        found = self._ask(child, order, self._seconds)
+        found = self._wait(child, order)
         if found.full:
             return _refuse(order, f"it takes more than {MEMORY >> 20} MiB of memory")
         if found.error is not None:
@@ -156,7 +151,19 @@ class _RenderProcess:
         self._known.clear()
         return child
 
-    def _ask(self, child: Child, order: Order, seconds: float) -> Rendered:
+    def _wait(self, child: Child, order: Order) -> Rendered:
+        """Return the answer; ChildLate once the process has used its time, or had its chances."""
+        begun, sent = process_seconds(child.pid), False
+        for _ in range(DEADLINES if self._beyond is None else 1):
+            try:
+                return self._ask(child, None if sent else order, self._seconds)
+            except ChildLate:
+                sent = True
+            if process_seconds(child.pid) - begun >= 0.9 * self._seconds:  # it is counted roughly
+                break
+        raise ChildLate
+
+    def _ask(self, child: Child, order: Order | None, seconds: float) -> Rendered:
         found = child.ask(order, Rendered, seconds)
         if found.full:
             self._end()

@@ -110,9 +110,7 @@ def _read_tool(place: int, tool: Mapping[str, Any]) -> Tool:
         )
     schema = function.get("parameters") or {"type": "object", "properties": {}}
     return Tool(
-        name,
-        write_schema(f"{where}.function.parameters", schema),
-        bool(function.get("strict")),
+        name, write_schema(f"{where}.function.parameters", schema), bool(function.get("strict"))
     )
 
 
@@ -179,10 +177,11 @@ class ChatStyle:
         first = plain[0] if plain and plain[0]["role"] == "system" else None
         if first is None:
             return [{"role": "system", "content": prelude}, *plain], {}
-        return [{**first, "content": f"{_text(first)}\n\n{prelude}"}, *plain[1:]], {}
+        return [{**first, "content": f"{text_of(first)}\n\n{prelude}"}, *plain[1:]], {}
 
 
-def _text(message: Mapping[str, Any]) -> str:
+def text_of(message: Mapping[str, Any]) -> str:
+    """Return what a message says, its parts as lines."""
     content = message.get("content") or ""
     return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
 
@@ -192,7 +191,7 @@ def _plain(message: Mapping[str, Any]) -> Mapping[str, Any]:
     if message["role"] == "tool":
         name = message.get("name")
         of = f" of {name}" if name else ""
-        return {"role": "user", "content": f"Result{of}: {_text(message)}"}
+        return {"role": "user", "content": f"Result{of}: {text_of(message)}"}
     calls = message.get("tool_calls")
     if not calls:
         return message
@@ -202,7 +201,7 @@ def _plain(message: Mapping[str, Any]) -> Mapping[str, Any]:
         for call in calls
     ]
     written = said[0] if len(said) == 1 else f"[{', '.join(said)}]"
-    return {"role": "assistant", "content": "\n".join(filter(None, (_text(message), written)))}
+    return {"role": "assistant", "content": "\n".join(filter(None, (text_of(message), written)))}
 
 
 def _arguments(function: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dovetail.runtime.engine.sampling import draw_uniform, top_logprobs
+from dovetail.runtime.engine.sampling import draw_uniform, log_sum, top_logprobs
 from dovetail.runtime.schedule.request import Metrics, Request, SamplingParams
 
 
@@ -35,8 +35,8 @@ def test_top_logprobs_equal_a_log_softmax() -> None:
     wide = logits.astype(np.float64)
     expected = wide - np.log(np.exp(wide - wide.max()).sum()) - wide.max()
     best = np.argsort(-expected)[:7]
-    got = top_logprobs(logits, 7)
+    got = top_logprobs(logits, 7, log_sum(logits))
     assert [token for token, _ in got] == best.tolist()
     np.testing.assert_allclose([value for _, value in got], expected[best], rtol=1e-12)
-    assert top_logprobs(logits, 0) == ()
-    assert len(top_logprobs(logits[:3], 10)) == 3
+    assert top_logprobs(logits, 0, 0.0) == ()
+    assert len(top_logprobs(logits[:3], 10, 0.0)) == 3

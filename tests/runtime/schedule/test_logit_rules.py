@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dovetail.ir.errors import RequestError
 from dovetail.runtime.app import load
-from dovetail.runtime.engine.sampling import top_logprobs
+from dovetail.runtime.engine.sampling import log_sum, top_logprobs
 from dovetail.runtime.schedule.logit_rules import LogitRules
 from dovetail.runtime.schedule.request import SamplingParams
 
@@ -116,7 +116,9 @@ def test_an_engine_chooses_from_changed_logits_and_tells_the_models_own(
         for place, (likely, _) in enumerate(shown.top):
             raw[likely] = np.float32(-0.1) * np.float32(place)
         assert token == int(np.argmax(reference(raw, prompt, answer, params)))
-        assert dict(top_logprobs(raw, 97))[token] == pytest.approx(shown.logprob, abs=1e-5)
+        assert dict(top_logprobs(raw, 97, log_sum(raw)))[token] == pytest.approx(
+            shown.logprob, abs=1e-5
+        )
     ends = {*ENDS, *params.stop_token_ids}
     assert not ends & set(found.token_ids[: params.min_tokens])
     assert (found.token_ids[-1] in ends) == (found.finish_reason == "stop")

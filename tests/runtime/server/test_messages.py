@@ -116,9 +116,30 @@ def test_ends_have_their_reasons(claude: Any) -> None:
     assert (cut.stop_reason, cut.usage.output_tokens) == ("max_tokens", 2)
     stopped = ask(claude, PROMPT, stop_sequences=[" capital"])
     assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", " capital")
+    for stream in (False, True):
+        fields: Any = {"stop_sequences": ["nowhere", "capital", "Zorvia"], "stream": stream}
+        reply = ask(claude, PROMPT, **fields)
+        ends = [event.delta for event in reply if event.type == "message_delta"] if stream else []
+        end = ends[0] if stream else reply
+        assert (end.stop_reason, end.stop_sequence) == ("stop_sequence", "capital")
     assert ask(claude, PROMPT, stop_sequences=["nowhere"]).stop_reason == "end_turn"
     started = ask(claude, SUM, tools=BLOCKS, max_tokens=36)
     assert (started.stop_reason, started.content[0].input) == ("max_tokens", {})
+
+
+def test_an_answer_that_was_begun_goes_on(claude: Any) -> None:
+    whole = ask(claude, PROMPT).content[0].text
+    begun = whole[: whole.index("capital") + len("capital")]
+    talk = [{"role": "user", "content": PROMPT}, {"role": "assistant", "content": begun}]
+    assert begun + ask(claude, talk).content[0].text == whole
+
+
+@pytest.mark.parametrize("part", [{"text": "a"}, {"type": "text", "text": 5}, 5], ids=str)
+def test_results_that_are_no_blocks_are_refused(live: Live, part: Any) -> None:
+    content = [{"type": "tool_result", "tool_use_id": "a", "content": [part]}]
+    body = {"messages": [{"role": "user", "content": content}], "max_tokens": 1}
+    reply = http.post(f"{live.v1}/messages", json=body)
+    assert reply.status_code == 400, reply.text
 
 
 def test_forms_are_asked_for_by_the_output(claude: Any) -> None:

@@ -32,7 +32,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"presence_penalty": 2.5}, "presence_penalty"),
     ({"frequency_penalty": -3}, "frequency_penalty"),
     ({"logit_bias": {"768": 1}}, "logit_bias"),
-    ({"logit_bias": {"5": 101}}, "logit_bias[...]"),
+    ({"logit_bias": {"5": 101}}, "logit_bias"),
+    ({"logit_bias": {"five": 1}}, "logit_bias"),
     ({"extra_body": {"repetition_penalty": 0}}, "repetition_penalty"),
     ({"extra_body": {"repetition_penalty": 1e-300}}, "repetition_penalty"),
     ({"extra_body": {"allowed_token_ids": []}}, "allowed_token_ids"),
@@ -50,6 +51,14 @@ WRONG_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "messages"),
     ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+    ({"messages": [{"role": "user"}]}, "messages[0]"),
+    ({"messages": [*MESSAGES, {"role": "assistant", "content": None}]}, "messages[1]"),
+    (
+        {"messages": [*MESSAGES, {"role": "assistant", "tool_calls": [{"id": "a"}]}]},
+        "messages[1]",
+    ),
+    ({"messages": [{"content": "a"}]}, "messages[0].role"),
+    ({"extra_body": {"continue_final_message": True}}, "continue_final_message"),
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"extra_body": {"chat_template": "{{ 1 }}"}}, "chat_template"),
@@ -58,6 +67,7 @@ WRONG_TEXT: list[tuple[dict[str, Any], str]] = [
     ({"prompt": ""}, "prompt"),
     ({"prompt": []}, "prompt"),
     ({"prompt": ["a", 5]}, "prompt"),
+    ({"prompt": [5, 768]}, "prompt"),
     ({"logprobs": 101}, "logprobs"),
     ({"logprobs": 1, "echo": True, "stream": True}, "logprobs"),
     ({"best_of": 3}, "best_of"),
@@ -82,6 +92,31 @@ def test_wrong_completions_are_refused_by_name(
     call = client.completions.create
     error = refused(call, **{"model": "llama", "prompt": PROMPT, **fields})
     assert (error.status_code, error.param) == (400, param), error.message
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("completions", {}, "prompt"),
+        ("chat/completions", {}, "messages"),
+        ("messages", {"messages": MESSAGES}, "max_tokens"),
+        ("embeddings", {"model": "encoder"}, "input"),
+        ("embeddings", {"input": [[5], []]}, "input"),
+        ("embeddings", {"input": [5, 1 << 20]}, "input"),
+    ],
+)
+def test_the_field_that_is_missing_or_wrong_is_named(
+    live: Live, path: str, body: dict[str, Any], param: str
+) -> None:
+    reply = http.post(f"{live.v1}/{path}", json=body)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (400, param), error
+    assert "Object" not in error["message"]
+
+
+def test_ids_that_are_none_of_the_models_have_no_text(live: Live) -> None:
+    reply = http.post(f"{live.url}/detokenize", json={"tokens": [5, 768]})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "tokens")
 
 
 def test_unknown_models_and_paths_are_not_found(client: openai.OpenAI, live: Live) -> None:

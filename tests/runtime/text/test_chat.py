@@ -107,6 +107,8 @@ def test_texts_far_too_long_are_not_rendered() -> None:
         [{"content": "a"}],
         [{"role": "king", "content": "a"}],
         [{"role": "user", "content": 5}],
+        [{"role": "user"}],
+        [{"role": "assistant", "tool_calls": [{"id": "a"}]}],
         [{"role": "user", "content": [{"type": "image"}]}],
         [object()],
         ["Hello"],

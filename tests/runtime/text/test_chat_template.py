@@ -124,6 +124,21 @@ def test_a_template_that_takes_too_much_is_refused_and_others_are_served(
         assert honest.render(HELLO) == HELLO[0].content
 
 
+def test_a_busy_machine_does_not_cost_a_conversation_its_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The process is said to have had no CPU time, so that it has all its chances."""
+    process = "dovetail.runtime.text.template_process"
+    for name, value in {"SOON": 1e-3, "DEADLINE": 1e-2, "DEADLINES": 10**9}.items():
+        monkeypatch.setattr(f"{process}.{name}", value)
+    monkeypatch.setattr(f"{process}.process_seconds", lambda pid: 0.0)
+    monkeypatch.setattr("dovetail.runtime.text.chat_template.SHARED", Renderer())
+    long = "{% for i in range(999) %}{% for j in range(999) %}{% endfor %}{% endfor %}done"
+    template = ChatTemplate(long, {})
+    assert template.render(HELLO) == "done"
+    template.close()
+
+
 def test_others_do_not_wait_for_a_conversation_that_burns_its_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

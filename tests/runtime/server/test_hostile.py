@@ -101,7 +101,7 @@ BODIES: dict[str, tuple[str, bytes, int]] = {
     "a long text to embed": (EMBED, msgspec.json.encode({"input": "word " * (MIB // 10)}), 200),
     "1,000 stop texts": (TEXT, text(stop=["x"] * 1000), 400),
     "a long stop text": (TEXT, text(stop="x" * MIB), 400),
-    "ids to decode beyond the vocabulary": ("/detokenize", b'{"tokens": [4000000000]}', 200),
+    "ids to decode beyond the vocabulary": ("/detokenize", b'{"tokens": [2000000000]}', 400),
 }
 
 

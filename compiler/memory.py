@@ -28,13 +28,7 @@ from dovetail.ir.files import write_whole
 from dovetail.ir.tuning import HardwareKey
 from dovetail.topology.hardware import HardwareSpec
 
-PACKAGES = (
-    dovetail.codegen,
-    dovetail.compiler,
-    dovetail.ir,
-    dovetail.runtime,
-    dovetail.topology,
-)
+PACKAGES = (dovetail.codegen, dovetail.compiler, dovetail.ir, dovetail.runtime, dovetail.topology)
 """Whose sources a compile, and what it measures, depend on."""
 A = TypeVar("A", bound=msgspec.Struct)
 

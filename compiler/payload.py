@@ -58,11 +58,7 @@ def make_payload(
 
     def uses(count: int) -> tuple[GemmUse, ...]:
         return tuple(
-            GemmUse(
-                gemm=gemm,
-                calls=times,
-                sizes=rows if gemm.op == "head" else steps,
-            )
+            GemmUse(gemm=gemm, calls=times, sizes=rows if gemm.op == "head" else steps)
             for gemm, times in count_gemms(spec, count).items()
         )
 
@@ -76,11 +72,7 @@ def make_encoder_payload(spec: EncoderSpec, max_step_tokens: int) -> Payload:
     texts = dict.fromkeys((1, 4, 16), 1 / 3)
     return Payload(
         tuple(
-            GemmUse(
-                gemm=gemm,
-                calls=times,
-                sizes=texts if gemm.op in HEADS else sizes,
-            )
+            GemmUse(gemm=gemm, calls=times, sizes=texts if gemm.op in HEADS else sizes)
             for gemm, times in count_gemms(spec).items()
         )
     )

@@ -63,11 +63,6 @@ def call(name: str, *args: Expr) -> Expr:
     return Call(name=name, args=args)
 
 
-def clamp(value: Expr, low: int, high_: int) -> Expr:
-    """Return an integer held between two numbers."""
-    return call("max", call("min", value, num(high_)), num(low))
-
-
 @dataclass(frozen=True, slots=True)
 class Address:
     """`base + at`: a pointer expression to elements of a type, and a number of elements."""

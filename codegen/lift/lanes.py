@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.codegen.lift.emit import VL, Address, Writer, call, cast, num, op, pick
+from dovetail.codegen.lift.emit import VL, Address, Writer, call, cast, num, op
 from dovetail.codegen.lift.types import refuse
 from dovetail.ir.expr import Binary, Call, Expr, Float, Int, Name, Type, Unary
 
@@ -80,8 +80,7 @@ class Lanes:
 
     def clear(self, to: Address, count: int) -> None:
         """Write zeros."""
-        zero: Expr = Float(value=0.0) if to.elem in ("f32", "f64") else num(0)
-        self.w.loop(count, lambda i: self.w.set(to.item(i), zero))
+        self.w.loop(count, lambda i: self.w.set(to.item(i), zero_of(to.elem)))
 
     def saturate(self, to: Address, source: Address, count: int) -> None:
         """Write lanes, held in the range of narrower ones."""
@@ -106,6 +105,29 @@ class Lanes:
         if to.elem == "f16":
             to, source = to.read_as("u16"), source.read_as("u16")
         self.w.loop(count, lambda i: self.w.set(to.item(i), source.item(i)))
+
+    def joined(self, low: Address, top: Address, count: int) -> Address:
+        """Return a vector of two halves of `count` lanes."""
+        out = self.new(low.elem, 2 * count)
+        self.move(out, low, count)
+        self.move(out.moved(count), top, count)
+        return out
+
+    def dots(
+        self, count: int, acc: Address, a: Address, b: Address, fixed: int | None = None
+    ) -> Address:
+        """Return acc + dot products of the neighbours of its lanes' size; fixed: those of b."""
+        each = SIZES[acc.elem] // SIZES[a.elem]
+
+        def lane(i: Expr) -> Expr:
+            made: Expr = acc.item(i)
+            for k in range(each):
+                j = op("+", op("*", i, each), k)
+                other = j if fixed is None else num(each * fixed + k)
+                made = op("+", made, op("*", a.item(j), b.item(other)))
+            return made
+
+        return self.each(acc.elem, count, lane)
 
     def spread(self, value: Expr, elem: str, count: int) -> Address:
         """Return a vector with one number in all lanes."""
@@ -148,6 +170,11 @@ def halves(at: Address, index: Expr) -> Expr:
     return call("load", at.moved(index).pointer()) if at.elem == "f16" else at.item(index)
 
 
+def zero_of(elem: str) -> Expr:
+    """Return 0 as a lane has it."""
+    return Float(value=0.0) if elem in ("f32", "f64") else num(0)
+
+
 def minus(value: Expr) -> Expr:
     """Return -value."""
     return Unary(op="-", operand=value)
@@ -168,11 +195,6 @@ def saturate(value: Expr, elem: str) -> Expr:
 def wide(value: Expr) -> Expr:
     """Return a lane as i64."""
     return cast("i64", value)
-
-
-def shift_left(a: Expr, n: Expr, bits: int) -> Expr:
-    """Return a shift that gives 0 from the width on."""
-    return pick(less(n, bits), op("<<", a, n), num(0))
 
 
 def integer_at(value: Arg) -> int:

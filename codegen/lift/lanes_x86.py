@@ -7,26 +7,19 @@ a name. Out: the rule that writes it, or None.
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
+from dovetail.codegen.lift import x86_lanes
 from dovetail.codegen.lift.emit import Address, cast, num, op, pick
-from dovetail.codegen.lift.lanes import Lanes, Made, Rule, less
-from dovetail.codegen.lift.x86_lanes import (
-    BITS,
-    FUSED,
-    LANEWISE,
-    bitwise,
-    cast_register,
-    conversion,
-    float_binary,
-    fused_floats,
-    lanewise,
-    mask_of,
-)
+from dovetail.codegen.lift.lanes import Lanes, Made, Rule, less, zero_of
+from dovetail.codegen.lift.x86_moves import MOVES
 from dovetail.codegen.lift.x86_named import SPECIAL
 from dovetail.codegen.lift.x86_shape import ELEMENTS, INT, PLAIN, VOID, Handler, Shape, vec
-from dovetail.codegen.lift.x86_table import HANDLERS
-from dovetail.ir.expr import Expr, Float, NamedType
+from dovetail.codegen.lift.x86_whole import WHOLE
+from dovetail.ir.expr import Expr, NamedType
+
+HANDLERS = MOVES | WHOLE
 
 NAME = re.compile(
     r"_mm(256|512|)_(maskz_|mask_|)([a-z0-9]+?(?:_[a-z0-9]+)*?)_?"
@@ -45,11 +38,10 @@ def x86_rule(name: str) -> Rule | None:
     width, masked, operation, suffix, to_mask = found.groups()
     bits = int(width or 128)
     elem = ELEMENTS.get(suffix or "", "u8")
-    handler = _handler(operation, suffix or "", elem, to_mask)
+    handler = _handler(operation, suffix or "", to_mask)
     if handler is None:
         return None
     shape = Shape(bits, elem, suffix or "")
-    result = elem
 
     def rule(lanes: Lanes, args: list[Any]) -> Made:
         if masked:
@@ -60,7 +52,7 @@ def x86_rule(name: str) -> Rule | None:
         if made is None:
             return VOID, None
         if isinstance(made, Address):
-            return vec(bits, _result_element(operation, result)), made
+            return vec(bits, _result_element(operation, elem)), made
         return _number_type(elem, operation), made
 
     return rule
@@ -92,20 +84,21 @@ def _masked(
 
     if "store" in operation:
         to, value = args[0].read_as(shape.elem), rest[0].read_as(shape.elem)
-        held = lanes.w.temporary(cast("i64", args[1]), "i64", "mask")
 
         def put(i: Expr) -> None:
             with lanes.w.inside() as inner:
                 lanes.w.set(to.item(i), value.item(i))
-            lanes.w.branch(less(op("&", op(">>", held, i), num(1)), 0, "!="), inner, ())
+            lanes.w.branch(chosen(i), inner, ())
 
         lanes.w.loop(shape.count, put)
         return VOID, None
+    if operation in x86_lanes.FUSED and source is not None:
+        rest = [source, *rest]  # it is a factor, too
     if "load" in operation:
         made = rest[0].read_as(shape.elem)
     else:
         made = handler(lanes, shape, rest).read_as(shape.elem)
-    zero: Expr = Float(value=0.0) if shape.elem in ("f32", "f64") else num(0)
+    zero = zero_of(shape.elem)
     kept = source.read_as(shape.elem) if source is not None else None
     out = lanes.each(
         shape.elem,
@@ -115,22 +108,23 @@ def _masked(
     return vec(shape.bits, shape.elem), out
 
 
-def _handler(operation: str, suffix: str, elem: str, to_mask: str | None) -> Handler | None:
+def _handler(operation: str, suffix: str, to_mask: str | None) -> Handler | None:
     if to_mask:
-        return mask_of(operation)
+        return partial(x86_lanes.mask_of, operation) if x86_lanes.makes_mask(operation) else None
     for key in (f"{operation}_{suffix}", operation):
         if key in HANDLERS:
             return HANDLERS[key]
     if suffix in ("ps", "pd") and operation in PLAIN:
-        return float_binary(operation)
-    if operation in FUSED:
-        return fused_floats(operation)
-    if operation in LANEWISE and suffix[:2] == "ep":
-        return lanewise(LANEWISE[operation])
-    if operation in BITS and (suffix[:2] == "si" or suffix in ("ps", "pd", "epi32", "epi64")):
-        return bitwise(operation)
-    if re.fullmatch(r"cvtep[iu]\d+", operation) or re.fullmatch(r"cvtt?p[sdh]", operation):
-        return conversion(operation, suffix)
+        return partial(x86_lanes.float_binary, operation)
+    if operation in x86_lanes.FUSED:
+        return partial(x86_lanes.fused_floats, operation)
+    if operation in x86_lanes.LANEWISE and suffix[:2] == "ep":
+        return partial(x86_lanes.lanewise, operation)
+    bits = suffix[:2] == "si" or suffix in ("ps", "pd", "epi32", "epi64")
+    if operation in x86_lanes.BITS and bits:
+        return partial(x86_lanes.bitwise, operation)
+    if re.fullmatch(r"cvtep[iu]\d+|cvtt?p[sdh]", operation):
+        return partial(x86_lanes.conversion, operation, suffix)
     if re.fullmatch(r"cast(ps|pd|si)\d*(_p[sd]|_si\d+)?|castps|castsi\d+|castpd", operation):
-        return cast_register
+        return x86_lanes.cast_register
     return None

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cache
 
 from dovetail.codegen.lift.lanes import Rule
-from dovetail.codegen.lift.lanes_neon import neon_rule
 from dovetail.codegen.lift.lanes_x86 import x86_rule
+from dovetail.codegen.lift.neon_ops import neon_rule
 
 
 @cache

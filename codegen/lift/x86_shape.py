@@ -10,11 +10,7 @@ from dovetail.codegen.lift.lanes import SIZES, Lanes
 from dovetail.ir.expr import NamedType
 
 VOID = NamedType(name="void")
-
-
 INT = NamedType(name="int")
-
-
 ELEMENTS = {
     **{f"ep{s}{b}": f"{'i' if s == 'i' else 'u'}{b}" for s in "iu" for b in (8, 16, 32)},
     "epi64": "i64",
@@ -27,8 +23,6 @@ ELEMENTS = {
     "sd": "f64",
     **dict.fromkeys(("si128", "si256", "si512", "si64", "si32", "si16", "i128"), "u8"),
 }
-
-
 PLAIN = {"add": "vadd", "sub": "vsub", "mul": "vmul", "div": "vdiv", "min": "vmin", "max": "vmax"}
 
 
@@ -41,12 +35,21 @@ Handler = Callable[[Lanes, "Shape", list[Any]], Any]
 
 
 class Shape:
-    """Width and element of an instruction, and how many lanes that makes."""
+    """Width and element of an instruction, and how many lanes that makes.
+
+    integer: the element, its bits as an integer if it is a float. plain: bytes, unless of floats.
+    """
 
     def __init__(self, bits: int, elem: str, suffix: str) -> None:
         self.bits, self.elem, self.suffix = bits, elem, suffix
         self.count = bits // 8 // SIZES[elem]
+        self.integer = {"f32": "i32", "f64": "i64"}.get(elem, elem)
+        self.plain = {"ps": "f32", "pd": "f64"}.get(suffix, "u8")
 
     def read(self, args: list[Any], elem: str | None = None) -> list[Address]:
         """Return the vectors among the arguments, counted in an element."""
         return [a.read_as(elem or self.elem) for a in args if isinstance(a, Address)]
+
+    def counted(self, elem: str) -> int:
+        """Return how many of an element a register has."""
+        return self.bits // 8 // SIZES[elem]

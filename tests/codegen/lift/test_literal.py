@@ -145,6 +145,19 @@ def test_constructs_compute_what_gcc_computes(name):
         np.testing.assert_allclose(y, golden[f"{name}.{seed}.y"], rtol=2e-6, atol=1e-6)
 
 
+def test_a_product_and_sum_under_a_mask_keeps_its_first_factor():
+    text = """void f(const float *x, const unsigned char *u, float *y, int *z) {
+        unsigned char mask = u[0];
+        __m512 a = _mm512_loadu_ps(x), b = _mm512_loadu_ps(x + 16), c = _mm512_loadu_ps(x + 32);
+        _mm512_storeu_ps(y, _mm512_mask_fmadd_ps(a, mask | 0x5a00, b, c));
+    }"""
+    arrays = arguments(0)
+    y, _ = called(lifted_library(text, "generic"), 0)
+    a, b, c = arrays[0][:16], arrays[0][16:32], arrays[0][32:48]
+    chosen = (int(arrays[1][0]) | 0x5A00) >> np.arange(16) & 1
+    np.testing.assert_allclose(y[:16], np.where(chosen, a * b + c, a), rtol=2e-6)
+
+
 def test_what_returns_a_value_stores_it():
     pieces = Pieces()
     pieces.add(Source("k.c", "float f(const float *x, int n) { return x[n] + 1.0f; }"))

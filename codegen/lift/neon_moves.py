@@ -1,0 +1,178 @@
+"""NEON operations that move lanes: loads, stores, parts of registers, shuffles.
+
+In: what tells operations of a kind apart, the shape and the arguments. Out: a new vector, or
+nothing for stores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from dovetail.codegen.lift.emit import Address, cast, num, op, pick
+from dovetail.codegen.lift.lanes import SIZES, WORKS_IN, Lanes, Made, halves, integer_at, less
+from dovetail.codegen.lift.neon_shape import Handler, Shape, scalar_type, vec
+from dovetail.codegen.lift.types import refuse
+from dovetail.ir.expr import Expr
+
+Picks = Callable[[int, int], list[int]]
+"""Of a shuffle: lanes of a register, which result -> places in a and b, one behind the other."""
+
+
+# ---- memory ----
+
+
+def _load(lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
+    if shape.form == "_lane":
+        lane = halves(args[0].read_as(shape.elem), num(0))
+        return shape.same(_set_lane(lanes, shape, [lane, *args[1:]]))
+    source = args[0].read_as(shape.elem)
+    if shape.form == "_dup":
+        kept = lanes.w.temporary(source.item(), WORKS_IN.get(shape.elem, shape.elem))
+        return shape.same(lanes.spread(kept, shape.elem, shape.count))
+    out = lanes.new(shape.elem, shape.count * shape.group)
+    for k in range(shape.group):
+        lanes.move(out.moved(k * shape.count), source.moved(k * shape.count), shape.count)
+    return shape.grouped(), out
+
+
+def _load_apart(ways: int, lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
+    """Return registers to which elements are dealt out: vld2, vld4."""
+    shape.group = ways
+    if shape.form == "_lane":
+        raise refuse("a load of one lane into several vectors")
+    source = args[0].read_as(shape.elem)
+    step = 0 if shape.form == "_dup" else ways
+    out = lanes.new(shape.elem, shape.count * ways)
+    for k in range(ways):
+        lanes.deal(out.moved(k * shape.count), source.moved(k), shape.count, step)
+    return shape.grouped(), out
+
+
+def _store(lanes: Lanes, shape: Shape, args: list[Any]) -> None:
+    to, source = args[0].read_as(shape.elem), args[1].read_as(shape.elem)
+    if shape.form == "_lane":
+        lanes.move(to, source.moved(integer_at(args[2])), 1)
+        return
+    for k in range(shape.group):
+        lanes.move(to.moved(k * shape.count), source.moved(k * shape.count), shape.count)
+
+
+# ---- lanes and halves ----
+
+
+def _dup(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
+    if shape.form in ("_lane", "_laneq"):
+        lane = halves(args[0].read_as(shape.elem), num(integer_at(args[1])))
+        args = [lanes.w.temporary(lane, WORKS_IN.get(shape.elem, shape.elem), "lane")]
+    return lanes.spread(args[0], shape.elem, shape.count)
+
+
+def _half(upper: int, lanes: Lanes, shape: Shape, args: list[Any]) -> Any:
+    return args[0].read_as(shape.elem).moved(8 // SIZES[shape.elem] * upper)
+
+
+def _get_lane(lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
+    made = halves(args[0].read_as(shape.elem), num(integer_at(args[1])))
+    kind = WORKS_IN.get(shape.elem)
+    return scalar_type(shape.kind), cast(kind, made) if kind else made
+
+
+def _set_lane(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
+    out = lanes.new(shape.elem, shape.count)
+    lanes.move(out, args[1].read_as(shape.elem), shape.count)
+    lanes.put(out, num(integer_at(args[2])), args[0])
+    return out
+
+
+def _combine(lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
+    a, b = (v.read_as(shape.elem) for v in args)
+    count = 8 // SIZES[shape.elem]
+    return vec(shape.kind, 2 * count), lanes.joined(a, b, count)
+
+
+def _create(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
+    return lanes.listed("i64", [args[0]]).read_as(shape.elem)
+
+
+def _reinterpret(lanes: Lanes, shape: Shape, args: list[Any]) -> Any:
+    return args[0].read_as(shape.elem)
+
+
+# ---- shuffles ----
+
+
+def _both(lanes: Lanes, shape: Shape, args: list[Any]) -> list[Expr]:
+    """Return the lanes of two vectors, one behind the other."""
+    return [v.read_as(shape.elem).item(k) for v in args[:2] for k in range(shape.count)]
+
+
+def _ext(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
+    n = integer_at(args[2])
+    return lanes.listed(shape.elem, _both(lanes, shape, args)[n : n + shape.count])
+
+
+def _shuffle(picks: Picks, part: int, lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
+    listed = _both(lanes, shape, args)
+    return shape.same(lanes.listed(shape.elem, [listed[k] for k in picks(shape.count, part)]))
+
+
+def _shuffle_pair(picks: Picks, lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
+    listed = _both(lanes, shape, args)
+    shape.group = 2
+    picked = [listed[k] for part in (0, 1) for k in picks(shape.count, part)]
+    return shape.grouped(), lanes.listed(shape.elem, picked)
+
+
+SHUFFLES: dict[str, Picks] = {
+    "zip": lambda n, part: [k // 2 + part * n // 2 + (k % 2) * n for k in range(n)],
+    "uzp": lambda n, part: [2 * k + part for k in range(n)],
+    "trn": lambda n, part: [(k & ~1) + part + (k % 2) * n for k in range(n)],
+}
+
+
+def _reverse(block: int, lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
+    a, size = args[0].read_as(shape.elem), block // 8 // SIZES[shape.elem]
+    picked = [a.item(k // size * size + size - 1 - k % size) for k in range(shape.count)]
+    return lanes.listed(shape.elem, picked)
+
+
+def _table(size: int, lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
+    a, at = args[0].read_as(shape.elem), args[1].read_as("u8")
+    return lanes.each(
+        shape.elem,
+        shape.count,
+        lambda i: pick(
+            less(at.item(i), size),
+            op("+", a.item(cast("i64", at.item(i))), 0),
+            cast("i32", num(0)),
+        ),
+    )
+
+
+MOVES: dict[str, Handler] = {
+    "ld1": _load,
+    **{f"ld{ways}": partial(_load_apart, ways) for ways in (2, 3, 4)},
+    "st1": _store,
+    **dict.fromkeys(("dup", "mov"), _dup),
+    "get_low": partial(_half, 0),
+    "get_high": partial(_half, 1),
+    "get": _get_lane,
+    "set": _set_lane,
+    "combine": _combine,
+    "create": _create,
+    "reinterpret": _reinterpret,
+    "ext": _ext,
+    **{name: partial(_shuffle_pair, picks) for name, picks in SHUFFLES.items()},
+    **{
+        f"{name}{part + 1}": partial(_shuffle, picks, part)
+        for name, picks in SHUFFLES.items()
+        for part in (0, 1)
+    },
+    **{f"rev{block}": partial(_reverse, block) for block in (16, 32, 64)},
+    "qtbl1": partial(_table, 16),
+    "qtbl2": partial(_table, 32),
+    "qtbl4": partial(_table, 64),
+}
+"""Operations by their names."""

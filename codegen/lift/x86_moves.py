@@ -1,0 +1,331 @@
+"""x86 operations that move lanes: loads, stores, shuffles, parts of registers.
+
+In: what tells operations of a kind apart, the shape and the arguments. Out: a new vector, or
+nothing for stores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from dovetail.codegen.lift.emit import Address, call, cast, num, op, pick
+from dovetail.codegen.lift.lanes import (
+    SIZES,
+    WORKS_IN,
+    Lanes,
+    Made,
+    integer_at,
+    less,
+    saturate,
+    zero_of,
+)
+from dovetail.codegen.lift.x86_lanes import padded_register
+from dovetail.codegen.lift.x86_shape import INT, Handler, Shape, vec
+from dovetail.ir.expr import Expr, NamedType
+
+Source = Callable[[int, int, int], tuple[int, int]]
+"""Of a fixed shuffle: lane, lanes, control -> which vector, which lane."""
+
+
+# ---- memory, and vectors of given lanes ----
+
+
+def _store(lanes: Lanes, shape: Shape, args: list[Any]) -> None:
+    bits = {"si16": 16, "si32": 32, "si64": 64, "ss": 32, "sd": 64}.get(shape.suffix, shape.bits)
+    elem = {"ss": "f32", "sd": "f64"}.get(shape.suffix, shape.elem)
+    to, source = args[0].read_as(elem), args[1].read_as(elem)
+    lanes.move(to, source, bits // 8 // SIZES[elem])
+
+
+def _store_half(first: int, lanes: Lanes, shape: Shape, args: list[Any]) -> None:
+    lanes.move(args[0].read_as("u8"), args[1].read_as("u8").moved(first), 8)
+
+
+def _load(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
+    out = lanes.new(shape.elem, shape.count)
+    lanes.move(out, args[0].read_as(shape.elem), shape.count)
+    return out
+
+
+def _load_part(size: int, lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
+    out = lanes.new("u8", 16)
+    lanes.clear(out, 16)
+    lanes.move(out, args[0].read_as("u8"), size)
+    elem = {"ss": "f32", "ps": "f32", "sd": "f64", "pd": "f64"}.get(shape.suffix, "u8")
+    return vec(128, elem), out.read_as(elem)
+
+
+def _set1(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
+    return lanes.spread(args[0], shape.elem, shape.count)
+
+
+def _zero(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
+    return lanes.spread(zero_of(shape.elem), shape.elem, shape.count)
+
+
+def _set(order: int, lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
+    return lanes.listed(shape.elem, args[::order])
+
+
+def _first_lane(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
+    source = args[0].read_as(shape.elem)
+    held = lanes.w.temporary(source.item(), WORKS_IN.get(shape.elem, shape.elem))
+    return lanes.spread(held, shape.elem, shape.count)
+
+
+# ---- shuffles ----
+
+
+def _permuted(
+    elem: str | None, source: Source, lanes: Lanes, shape: Shape, args: list[Any]
+) -> Address:
+    kind = elem or shape.elem
+    vectors = shape.read(args, kind)
+    control = integer_at(args[-1]) if not isinstance(args[-1], Address) else 0
+    count = shape.counted(kind)
+    picked = [source(i, count, control) for i in range(count)]
+    made = lanes.listed(kind, [vectors[v % len(vectors)].item(j) for v, j in picked])
+    return made.read_as(shape.elem)
+
+
+def _fields(i: int, n: int, control: int) -> tuple[int, int]:
+    return 0, (i & ~3) + (control >> (2 * (i & 3)) & 3)
+
+
+def _blocks(i: int, n: int, control: int) -> tuple[int, int]:
+    block, blocks = i // 2, n // 2
+    field = control >> (2 * block) & 3 if blocks == 4 else control >> block & 1
+    return (0 if block < blocks // 2 else 1), 2 * field + i % 2
+
+
+SHUFFLES: dict[str, Source] = {
+    "epi32": _fields,
+    "pd": lambda i, n, c: (i % 2, (i & ~1) + (c >> i & 1)),
+}
+"""The shuffle by an immediate of an element; others take two lanes of each vector."""
+
+
+def _shuffle(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
+    if shape.suffix == "epi8":
+        return _shuffle_bytes(lanes, shape, args)
+    source = SHUFFLES.get(
+        shape.suffix, lambda i, n, c: ((i & 3) // 2, (i & ~3) + (c >> (2 * (i & 3)) & 3))
+    )
+    return _permuted(None, source, lanes, shape, args)
+
+
+def _shuffle_bytes(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
+    a, b = shape.read(args, "u8")
+    return lanes.each(
+        "u8",
+        shape.count,
+        lambda i: pick(
+            less(op("&", b.item(i), num(128)), 0, "!="),
+            cast("i32", num(0)),
+            op("+", a.item(op("+", op("&", i, num(-16)), op("&", b.item(i), num(15)))), 0),
+        ),
+    )
+
+
+def _unpack(high_half: int, lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
+    a, b = shape.read(args)
+    block = 16 // SIZES[shape.elem]
+    picked = []
+    for i in range(shape.count):
+        base, j = i // block * block, i % block
+        at = base + high_half * block // 2 + j // 2
+        picked.append((b if j % 2 else a).item(at))
+    return lanes.listed(shape.elem, picked)
+
+
+def _permutexvar(index: int, lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
+    at, a = args[index].read_as(shape.integer), args[1 - index].read_as(shape.elem)
+    return lanes.each(
+        shape.elem, shape.count, lambda i: a.item(op("&", at.item(i), num(shape.count - 1)))
+    )
+
+
+def _permute_two(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
+    a, b = args[0].read_as(shape.elem), args[2].read_as(shape.elem)
+    at, last = args[1].read_as(shape.integer), shape.count - 1
+
+    def lane(i: Expr) -> Expr:
+        index = op("&", at.item(i), num(last))
+        other = less(op("&", at.item(i), num(shape.count)), 0, "!=")
+        return pick(other, b.item(index), a.item(index))
+
+    return lanes.each(shape.elem, shape.count, lane)
+
+
+def _alignr(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
+    a, b, n = args[0].read_as("u8"), args[1].read_as("u8"), integer_at(args[2])
+    values: list[Expr] = []
+    for i in range(shape.bits // 8):
+        base, j = i & ~15, (i & 15) + n
+        values.append(b.item(base + j) if j < 16 else a.item(base + j - 16) if j < 32 else num(0))
+    return lanes.listed("u8", values)
+
+
+def _byte_shift(sign: int, lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
+    a, n = args[0].read_as("u8"), integer_at(args[1])
+    values: list[Expr] = []
+    for i in range(shape.bits // 8):
+        j = (i & 15) + sign * n
+        values.append(a.item((i & ~15) + j) if 0 <= j < 16 else num(0))
+    return lanes.listed("u8", values)
+
+
+# ---- narrower lanes ----
+
+
+def _pack(narrower: dict[str, str], lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
+    wide = "i" + shape.elem[1:]
+    narrow, block = narrower[wide], 16 // SIZES[wide]
+    a, b = shape.read(args, wide)
+    out = lanes.new(narrow, shape.counted(narrow))
+    for base in range(0, shape.count, block):
+        for half, source in enumerate((a, b)):
+            to = out.moved(2 * base + half * block)
+            lanes.saturate(to, source.moved(base), block)
+    return vec(shape.bits, narrow), out
+
+
+def _narrowed_lanes(source: str, lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
+    a, count = args[0].read_as(source), shape.counted(source)
+    made = lanes.each(shape.elem, count, lambda i: saturate(a.item(i), shape.elem))
+    return vec(max(128, count * SIZES[shape.elem] * 8), "u8"), padded_register(lanes, made, count)
+
+
+def _halves_to(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
+    a = args[0].read_as("f16")
+    return lanes.floats(shape.count, lambda load: load_halves(load, a))
+
+
+def load_halves(load: Any, a: Address) -> Expr:
+    """Return the load of halves for a vector of a group, given the load of floats."""
+    made = load(Address(a.base, "f32", a.at))  # keeps the step; elements are halves
+    return call("vload", Address(made.args[0], "f16").pointer(), made.args[1])
+
+
+def to_halves(lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
+    """Return f32 lanes as halves."""
+    a = args[0].read_as("f32")
+    made = lanes.each("f16", shape.count, a.item)
+    padded = padded_register(lanes, made.read_as("u16"), shape.count)
+    return vec(max(128, 16 * shape.count), "u8"), padded.read_as("u8")
+
+
+# ---- parts of registers ----
+
+
+def _extract(lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
+    elem = {"i8": "u8", "i16": "u16", "f32": "i32"}.get(shape.elem, shape.elem)
+    made = args[0].read_as(elem).item(integer_at(args[1]))
+    if elem == "i64":
+        return NamedType(name="long long"), cast("i64", made)
+    return INT, cast("i32", made)
+
+
+def _insert(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
+    out = _load(lanes, shape, args)
+    lanes.put(out, num(integer_at(args[2]) % shape.count), args[1])
+    return out
+
+
+def _part(bits: int, lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
+    """Return 128 or 256 bits."""
+    size = bits // 8 // SIZES[shape.plain]
+    at = integer_at(args[1]) if len(args) > 1 else 0
+    return vec(bits, shape.plain), args[0].read_as(shape.plain).moved(at * size)
+
+
+def _insert_part(bits: int, lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
+    elem = shape.plain
+    total, size = shape.counted(elem), bits // 8 // SIZES[elem]
+    out = lanes.new(elem, total)
+    lanes.move(out, args[0].read_as(elem), total)
+    lanes.move(out.moved(integer_at(args[2]) * size), args[1].read_as(elem), size)
+    return vec(shape.bits, elem), out
+
+
+def _repeat(bits: int, lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
+    """Return 128 or 256 bits repeated, from a register or from memory."""
+    elem = shape.plain
+    size, source = bits // 8 // SIZES[elem], args[0].read_as(elem)
+    out = lanes.new(elem, shape.counted(elem))
+    for i in range(shape.bits // bits):
+        lanes.move(out.moved(i * size), source, size)
+    return vec(shape.bits, elem), out
+
+
+def joined(lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
+    """Return a register of two halves, the upper one first."""
+    top, low = args
+    out = lanes.joined(low, top.read_as(low.elem), shape.bits // 16 // SIZES[low.elem])
+    return vec(shape.bits, low.elem if low.elem in ("f32", "f64") else "u8"), out
+
+
+def _permute2(lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
+    elem = "f32" if shape.suffix == "ps" else "u8"
+    half, control = 16 // SIZES[elem], integer_at(args[2])
+    out = lanes.new(elem, 2 * half)
+    for i in range(2):
+        field = control >> (4 * i) & 15
+        if field & 8:
+            lanes.clear(out.moved(i * half), half)
+        else:
+            source = args[field >> 1 & 1].read_as(elem).moved((field & 1) * half)
+            lanes.move(out.moved(i * half), source, half)
+    return vec(shape.bits, elem), out
+
+
+_QUARTERS, _HALVES = ("32x4", "64x2"), ("64x4", "32x8")
+MOVES: dict[str, Handler] = {
+    **dict.fromkeys(("loadu", "load", "lddqu", "stream_load", "maskload"), _load),
+    **dict.fromkeys(("storeu", "store", "stream"), _store),
+    **dict.fromkeys(("storel", "storel_pi"), partial(_store_half, 0)),
+    **dict.fromkeys(("storeh", "storeh_pi"), partial(_store_half, 8)),
+    **dict.fromkeys(("loadl", "load_sd", "loadu_si64"), partial(_load_part, 8)),
+    **dict.fromkeys(("load_ss", "loadu_si32"), partial(_load_part, 4)),
+    "loadu_si16": partial(_load_part, 2),
+    **dict.fromkeys(("set1", "set_ps1"), _set1),
+    **dict.fromkeys(("setzero", "undefined"), _zero),
+    "setr": partial(_set, 1),
+    "set": partial(_set, -1),
+    "permute": partial(_permuted, None, _fields),
+    "permute4x64": partial(_permuted, "i64", _fields),
+    "shuffle_epi32": partial(_permuted, "i32", _fields),
+    **dict.fromkeys(("shuffle_i32x4", "shuffle_f32x4"), partial(_permuted, "i64", _blocks)),
+    "movehdup": partial(_permuted, "f32", lambda i, n, c: (0, (i & ~1) + 1)),
+    "moveldup": partial(_permuted, "f32", lambda i, n, c: (0, i & ~1)),
+    "movehl": partial(_permuted, "f32", lambda i, n, c: (1, i + 2) if i < 2 else (0, i)),
+    "movelh": partial(_permuted, "f32", lambda i, n, c: (0, i) if i < 2 else (1, i - 2)),
+    "shuffle": _shuffle,
+    "unpacklo": partial(_unpack, 0),
+    "unpackhi": partial(_unpack, 1),
+    "permutex2var": _permute_two,
+    "permutexvar": partial(_permutexvar, 0),
+    "permutevar8x32": partial(_permutexvar, 1),
+    "alignr": _alignr,
+    **dict.fromkeys(("srli_si128", "bsrli"), partial(_byte_shift, 1)),
+    **dict.fromkeys(("slli_si128", "bslli"), partial(_byte_shift, -1)),
+    "packs": partial(_pack, {"i16": "i8", "i32": "i16"}),
+    "packus": partial(_pack, {"i16": "u8", "i32": "u16"}),
+    "cvtsepi32": partial(_narrowed_lanes, "i32"),
+    "cvtsepi16": partial(_narrowed_lanes, "i16"),
+    "cvtph": _halves_to,
+    "extract": _extract,
+    "insert": _insert,
+    **{f"extract{k}{s}": partial(_part, 128) for k in "fi" for s in ("128", *_QUARTERS)},
+    **{f"extract{k}{s}": partial(_part, 256) for k in "fi" for s in _HALVES},
+    **{f"insert{k}{s}": partial(_insert_part, 128) for k in "fi" for s in ("128", *_QUARTERS)},
+    **{f"insert{k}{s}": partial(_insert_part, 256) for k in "fi" for s in _HALVES},
+    **{f"broadcast_{k}{s}": partial(_repeat, 128) for k in "fi" for s in _QUARTERS},
+    **{f"broadcast_{k}{s}": partial(_repeat, 256) for k in "fi" for s in _HALVES},
+    **dict.fromkeys(("broadcastsi128", "broadcast_ps", "broadcast_pd"), partial(_repeat, 128)),
+    **{f"broadcast{of}": _first_lane for of in ("b", "w", "d", "q", "ss", "sd", "_ss", "_sd")},
+    **dict.fromkeys(("permute2f128", "permute2x128"), _permute2),
+}
+"""Operations by their names, those of an element alone before it."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dovetail.codegen.lift.emit import Address, Writer, call, cast, negated, num, op
-from dovetail.codegen.lift.lanes import Lanes
+from dovetail.codegen.lift.lanes import Lanes, zero_of
 from dovetail.codegen.lift.layout import (
     Layout,
     element_of,
@@ -39,7 +39,6 @@ from dovetail.codegen.lift.literal_values import (
     narrowed,
     reachable,
     returns,
-    zero,
 )
 from dovetail.codegen.lift.types import Names, refuse
 from dovetail.ir import expr as ex
@@ -201,7 +200,7 @@ class Literal:
         if found is not None and name not in self.addressed:
             kind = value_of(element_of(found))
             made = Variable(type_, self.names.declare(name, kind))
-            start = self.convert(value, type_).number if value else zero(kind)
+            start = self.convert(value, type_).number if value else zero_of(kind)
             self.w.set(ex.Name(id=made.name), start, kind)
         elif isinstance(type_, ex.PointerType) and name not in self.addressed:
             elem = pointee_element(type_.of)
@@ -513,7 +512,7 @@ class Literal:
         if value.at is not None:
             return ex.Binary(op="!=", left=value.at.pointer(), right=ex.Name(id="null"))
         found = scalar(value.type)
-        zero: ex.Expr = ex.Float(value=0.0) if found and found.floating else num(0)
+        zero = zero_of("f32" if found and found.floating else "i32")
         return ex.Binary(op="!=", left=value.number, right=zero)
 
     def convert(self, value: Value, type_: ex.Type) -> Value:
@@ -550,7 +549,7 @@ class Literal:
         if isinstance(made, ex.Int) and not source.floating and holds(elem, made.value):
             return Value(type_, made)
         if wanted.name == "_Bool":
-            zero: ex.Expr = ex.Float(value=0.0) if source.floating else num(0)
+            zero = zero_of("f32" if source.floating else "i32")
             return Value(type_, cast("i32", ex.Binary(op="!=", left=made, right=zero)))
         if elem in NARROW and not (had == elem and not isinstance(made, ex.Int)):
             return Value(type_, cast("i32", cast(elem, made)))

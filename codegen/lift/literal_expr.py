@@ -9,12 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from dovetail.codegen.lift.emit import Address, call, cast, negated, num, op, pick
-from dovetail.codegen.lift.layout import (
-    element_of,
-    pointee_element,
-    value_of,
-    vector_element,
-)
+from dovetail.codegen.lift.lanes import zero_of
+from dovetail.codegen.lift.layout import element_of, pointee_element, value_of, vector_element
 from dovetail.codegen.lift.literal_values import (
     ASIDE,
     BYTES,
@@ -30,7 +26,6 @@ from dovetail.codegen.lift.literal_values import (
     is_integer,
     memory_element,
     narrowed,
-    zero,
 )
 from dovetail.codegen.lift.rules import find_rule
 from dovetail.codegen.lift.types import LIMITS, MATH, NAMES, refuse
@@ -202,7 +197,7 @@ def _ternary(self: Literal, expr: ex.Ternary) -> Any:
         if elem:
             raise refuse("a choice of addresses that does something")
         made = ex.Name(id=self.names.fresh("chosen", kind))
-        self.w.set(made, zero(kind), kind)
+        self.w.set(made, zero_of(kind), kind)
         first.append(high.Assign(target=made, value=a))
         second.append(high.Assign(target=made, value=b))
         self.w.branch(cond, first, second)

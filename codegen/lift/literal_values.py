@@ -8,11 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.codegen.lift.emit import Address, cast, num
-from dovetail.codegen.lift.layout import (
-    pointee_element,
-    vector_element,
-)
+from dovetail.codegen.lift.emit import Address, cast
+from dovetail.codegen.lift.lanes import SIZES, WORKS_IN
+from dovetail.codegen.lift.layout import pointee_element, vector_element
 from dovetail.codegen.lift.types import refuse
 from dovetail.ir import expr as ex
 from dovetail.ir.high import nodes as high
@@ -87,9 +85,8 @@ COMPARISONS |= {"_MM_FROUND_TO_POS_INF": 2, "_MM_FROUND_TO_ZERO": 3, "_MM_FROUND
 """Numbers that the headers of x86 name."""
 DOUBLES = {"M_PI": math.pi, "M_SQRT1_2": math.sqrt(0.5), "M_SQRT2": math.sqrt(2), "M_E": math.e}
 DOUBLES |= {"M_LN2": math.log(2), "M_LOG2E": 1 / math.log(2), "M_2_SQRTPI": 2 / math.sqrt(math.pi)}
-BYTES = {"i8": 1, "u8": 1, "i16": 2, "u16": 2, "f16": 2, "bf16": 2, "i32": 4, "u32": 4, "f32": 4}
-BYTES |= {"i64": 8, "u64": 8, "f64": 8}
-NARROW = ("i8", "u8", "i16", "u16")
+BYTES = SIZES | {"bf16": 2}
+NARROW = tuple(WORKS_IN)
 RANGE = {
     "i8": (-128, 127),
     "u8": (0, 255),
@@ -106,11 +103,6 @@ def holds(elem: str, value: int) -> bool:
     """Whether an element type holds a number."""
     low_, high_ = RANGE[elem]
     return low_ <= value <= high_
-
-
-def zero(kind: str) -> ex.Expr:
-    """Return 0 of a type."""
-    return ex.Float(value=0.0) if kind in ("f32", "f64") else num(0)
 
 
 def narrowed(value: ex.Expr, elem: str) -> ex.Expr:

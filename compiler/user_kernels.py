@@ -16,6 +16,7 @@ from dovetail.codegen.catalog import KernelRequest, kernel_request
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.library import LibrarySpec
 from dovetail.codegen.lift.unroll import CHOICES, TUNABLE, UNROLL, unroll_vectors
+from dovetail.codegen.lower.pointers import written_pointers
 from dovetail.codegen.user_file import (
     Around,
     is_high,
@@ -31,7 +32,7 @@ from dovetail.compiler.schedules import make_schedule
 from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.diagnostics import Source
 from dovetail.ir.errors import SpecError
-from dovetail.ir.expr import Index, Name, NamedType, PointerType
+from dovetail.ir.expr import Name, NamedType, PointerType
 from dovetail.ir.high import nodes as high
 from dovetail.ir.high.parse import parse_high
 from dovetail.ir.high.print import print_high
@@ -122,13 +123,11 @@ def _pick(source: Source, around: Around, op: str) -> high.Unit:
     """Return a unit whose last function is the kernel of a file that is meant for an operator."""
     if is_high(source):
         unit = read_unit(source, around)
-        names = kernel_names(unit)
-        chosen = _only(names, op, source)
-        kept = tuple(f for f in unit.functions if f.kind != "kernel")
-        return high.Unit(functions=(*kept, unit.function(chosen)))
-    chosen = _only(tuple(read_pieces(source, around).own), op, source)
-    unit = read_unit(source, around, (chosen,))
-    kept = tuple(f for f in unit.functions if f.name != chosen)
+        chosen, others = _only(kernel_names(unit), op, source), set(kernel_names(unit))
+    else:
+        chosen = _only(tuple(read_pieces(source, around).own), op, source)
+        unit, others = read_unit(source, around, (chosen,)), {chosen}
+    kept = tuple(f for f in unit.functions if f.name not in others)
     return high.Unit(functions=(*kept, unit.function(chosen)))
 
 
@@ -195,7 +194,7 @@ def _arguments(kernel: high.Function, op: RowOp, file: str) -> tuple[list[str], 
 
     The array that is written is `out`; the others are found by their names, then by their order.
     """
-    written = _written(kernel)
+    written = written_pointers(kernel.body)
     arrays = [p for p in kernel.params if isinstance(p.type, PointerType)]
     outs = [p.name for p in arrays if p.name in written]
     reads = [p.name for p in arrays if p.name not in written]
@@ -234,24 +233,6 @@ def _arguments(kernel: high.Function, op: RowOp, file: str) -> tuple[list[str], 
         return f"{slot} + t * ld{slot[0]}" if slot in rows else slot
 
     return [place(p.name) for p in kernel.params], in_place
-
-
-def _written(kernel: high.Function) -> set[str]:
-    """Return the names that a kernel stores through."""
-    found: set[str] = set()
-    for node in kernel.walk():
-        roots = []
-        if isinstance(node, high.Assign) and isinstance(node.target, Index):
-            roots = [node.target.base]
-        if isinstance(node, high.ExprStmt) and getattr(node.expr, "name", "") in STORES:
-            roots = [node.expr.args[0]]  # type: ignore[attr-defined]
-        for root in roots:
-            names = [n.id for n in root.walk() if isinstance(n, Name)]
-            found |= set(names[:1])
-    return found
-
-
-STORES = ("store", "vstore")
 
 
 def _variants(default: KernelRequest, kernel: high.Function) -> tuple[KernelRequest, ...]:

@@ -7,8 +7,9 @@ still be reached by work under way, so that joins see the same state whatever is
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
+
+import networkx as nx  # type: ignore[import-untyped]
 
 from dovetail.ir.workflow import END, START, Edge, Name, Place, targets
 
@@ -26,11 +27,11 @@ def order_places(names: Sequence[Name], edges: Edges) -> dict[Place, int]:
         source: {target for edge in found if not _open(edge) for target in targets(edge, names)}
         for source, found in edges.items()
     }
-    hidden = set(names) - set(_leave(START, known, names))
+    hidden = set(names) - set(_leave(known, names))
     for source, found in edges.items():
         if any(map(_open, found)):
             known[source] |= hidden
-    ranked = _leave(START, known, names)[::-1]
+    ranked = _leave(known, names)[::-1]
     return {place: rank for rank, place in enumerate((*ranked, END))}
 
 
@@ -39,60 +40,34 @@ def _open(edge: Edge) -> bool:
     return edge.choose is not None and edge.targets is None
 
 
-def _leave(start: Place, known: Mapping[Place, Set[Place]], names: Sequence[Name]) -> list[Place]:
-    """Return places in the order in which a depth-first walk from `start` leaves them for good.
+def _leave(known: Mapping[Place, Set[Place]], names: Sequence[Name]) -> list[Place]:
+    """Return places in the order in which a depth-first walk from START leaves them for good.
 
     Children that were added later are walked first: reversed, the order has them last. Not END.
     """
-
-    def children(place: Place) -> Iterator[Place]:
-        following = known.get(place, frozenset())
-        return (name for name in reversed(names) if name in following)
-
-    seen = {start}
-    left: list[Place] = []
-    stack = [(start, children(start))]
-    while stack:
-        place, rest = stack[-1]
-        following = next((p for p in rest if p not in seen), None)
-        if following is None:
-            left.append(place)
-            stack.pop()
-        else:
-            seen.add(following)
-            stack.append((following, children(following)))
-    return left
+    walked = nx.DiGraph()
+    walked.add_node(START)
+    for place, following in known.items():
+        walked.add_edges_from((place, name) for name in reversed(names) if name in following)
+    return list(nx.dfs_postorder_nodes(walked, START))
 
 
 def count_loops(
     names: Sequence[Name], edges: Edges, order: Mapping[Place, int]
 ) -> dict[Place, dict[Place, int]]:
     """Return for each place the places one can get to from it, and through how many loops."""
-    steps = {
-        source: {
-            target: int(order[target] <= order[source])
-            for edge in found
-            for target in targets(edge, names)
-            if target in order
-        }
+    ways = nx.DiGraph()
+    ways.add_nodes_from(order)
+    ways.add_weighted_edges_from(
+        (source, target, int(order[target] <= order[source]))
         for source, found in edges.items()
-    }
-    return {place: _reach(place, steps) for place in order}
-
-
-def _reach(start: Place, steps: Mapping[Place, Mapping[Place, int]]) -> dict[Place, int]:
-    """Return the fewest loops to each place: breadth first, steps through no loop before others."""
-    found: dict[Place, int] = {}
-    waiting: deque[tuple[Place, int]] = deque()
-
-    def spread(place: Place, loops: int) -> None:
-        for following, more in steps.get(place, {}).items():
-            (waiting.append if more else waiting.appendleft)((following, loops + more))
-
-    spread(start, 0)
-    while waiting:
-        place, loops = waiting.popleft()
-        if place not in found:
-            found[place] = loops
-            spread(place, loops)
-    return found
+        for edge in found
+        for target in targets(edge, names)
+        if target in order
+    )
+    far = dict(nx.all_pairs_dijkstra_path_length(ways))
+    away: dict[Place, dict[Place, int]] = {place: {} for place in order}
+    for place, following, loops in ways.edges.data("weight"):
+        for other, more in far[following].items():
+            away[place][other] = min(loops + more, away[place].get(other, loops + more))
+    return away

@@ -12,7 +12,7 @@ import os
 import weakref
 from collections import abc
 from contextlib import ExitStack, aclosing, asynccontextmanager, contextmanager
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
@@ -21,14 +21,13 @@ from dovetail.ir.files import hold
 from dovetail.ir.options import ChatOptions, GenerateOptions, check_names
 from dovetail.ir.ragraph import RAGraph
 from dovetail.ir.workflow import Workflow
+from dovetail.runtime.app_parts import open_parts
 from dovetail.runtime.artifact import Artifact, open_artifact
-from dovetail.runtime.embed.open import open_encoders
 from dovetail.runtime.embed.settings import EmbeddingSettings
 from dovetail.runtime.embed.texts import Embeddings, EmbedOptions, Ranked, TextOrIds
 from dovetail.runtime.engine.engine import Engine
 from dovetail.runtime.engine.options import EngineKeywords, EngineOptions
 from dovetail.runtime.flows.events import WorkflowResult
-from dovetail.runtime.flows.gpu_memory import take_share
 from dovetail.runtime.flows.indexes import AppIndex, EmbedTexts
 from dovetail.runtime.flows.job import WorkflowJob
 from dovetail.runtime.flows.service import AnyWorkflow, FlowService, FlowSettings
@@ -36,8 +35,6 @@ from dovetail.runtime.hosting.division import divide_cpu
 from dovetail.runtime.hosting.draft_fit import check_draft
 from dovetail.runtime.hosting.generator import Generator, Job, Prompt, as_list
 from dovetail.runtime.hosting.loop import EngineLoop
-from dovetail.runtime.hosting.open_engine import open_engine
-from dovetail.runtime.hosting.process import EngineProcess
 from dovetail.runtime.hosting.wire import Ask
 from dovetail.runtime.machine.devices import CPU
 from dovetail.runtime.machine.seat import Board
@@ -52,7 +49,6 @@ from dovetail.runtime.text.chat import (
     Delta,
     explain_empty,
 )
-from dovetail.runtime.text.tokenizer import Tokenizer
 from dovetail.runtime.timeline import MAX_EVENTS, Timeline
 from dovetail.topology.hardware import read_hardware
 
@@ -135,40 +131,14 @@ def load(
     artifact = open_artifact(path, hardware, check_weights=check_weights)
     meet(artifact.path, trust=trust, code=artifact.code)
     check_draft(artifact, options, hardware, trust=trust)
-    memory = None
-    if workflows is not None and workflows.share is not None and artifact.models:
-        threads = workflows.plan_searches(artifact).threads
-        memory, options = take_share(workflows.share, options, artifact, threads)
-        if memory is not None:
-            workflows = replace(workflows, cluster_bytes=memory.cluster_bytes)
+    settings, memory, options = (workflows or FlowSettings()).share_gpu(artifact, options)
     board = divide_cpu(artifact, options, hardware)
-    part = next(iter(artifact.models.values()), None)
-    generator, process = None, None
-    with ExitStack() as opened:  # all parts are opened, or none
-        if part is not None and apart:  # it opens while the encoders do
-            process = EngineProcess(artifact.path, options, board)
-            opened.callback(process.close)
-        embeddings = open_encoders(
-            artifact,
-            hardware,
-            plan=options.plan,
-            threads=options.threads,
-            settings=embedding,
-            apart=apart,
-            device=engine.get("device", CPU),  # encoders run on all that `auto` finds
-            board=board,
-        )
-        opened.callback(embeddings.close)
-        if part is not None:
-            if process is not None:
-                process.wait()
-            host = process or EngineLoop(open_engine(artifact, hardware, options, board))
-            tokenizer = Tokenizer(part.tokenizer) if part.tokenizer else None
-            context = options.bound_context(part.file.spec.max_context)
-            generator = Generator(host, tokenizer, artifact.path, context, part.folder)
-        opened.pop_all()
+    device = engine.get("device", CPU)
+    generator, embeddings = open_parts(
+        artifact, hardware, options, board, embedding, device=device, apart=apart
+    )
     gpu = _gpu_of(options)
-    return App(artifact, generator, embeddings, workflows, gpu, memory, trust=trust, board=board)
+    return App(artifact, generator, embeddings, settings, gpu, memory, trust=trust, board=board)
 
 
 def _gpu_of(options: EngineOptions) -> str | None:
@@ -196,9 +166,9 @@ class App:
         self.artifact, self.embeddings = artifact, embeddings
         self.tokenizer = generator.tokenizer if generator else None
         self._generator = generator
-        settings = workflows or FlowSettings()
         embed = partial(embeddings.embed, wait=True)
         cut = embeddings.divide if embeddings.embeds else None
+        settings = workflows or FlowSettings()
         self.flows = FlowService(
             generator, embed, settings, artifact, gpu, cut=cut, trust=trust, board=board
         )

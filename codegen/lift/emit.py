@@ -156,5 +156,8 @@ class Writer:
 
 
 def negated(cond: Expr) -> Expr:
-    """Return `not cond`."""
+    """Return the condition that holds where `cond` does not; `==` and `!=` are turned round."""
+    turned = {"==": "!=", "!=": "=="}
+    if isinstance(cond, Binary) and cond.op in turned:
+        return Binary(op=turned[cond.op], left=cond.left, right=cond.right)
     return Unary(op="!", operand=cond)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dovetail.codegen.lift.emit import negated
 from dovetail.codegen.lift.loops import advance, counted
 from dovetail.codegen.lift.scalar import Scalars, common, convert
 from dovetail.codegen.lift.strips import Strips
@@ -222,14 +223,6 @@ class Statements:
             return (high.Return(),)
         wanted = value_type(self.function.returns)
         return (high.Return(value=self.scalars.value(stmt.value, wanted)),)
-
-
-def negated(cond: ex.Expr) -> ex.Expr:
-    """Return the condition that holds where `cond` does not; `==` and `!=` are turned round."""
-    turned = {"==": "!=", "!=": "=="}
-    if isinstance(cond, ex.Binary) and cond.op in turned:
-        return ex.Binary(op=turned[cond.op], left=cond.left, right=cond.right)
-    return ex.Unary(op="!", operand=cond)
 
 
 def _fit(value: ex.Expr, found: str, wanted: str) -> ex.Expr:

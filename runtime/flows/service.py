@@ -23,6 +23,7 @@ from dovetail.ir.place import find_searches
 from dovetail.ir.ragraph import RAGraph
 from dovetail.ir.workflow import Generation, Workflow
 from dovetail.runtime.artifact import Artifact
+from dovetail.runtime.engine.options import EngineOptions
 from dovetail.runtime.engine.tally import Histogram
 from dovetail.runtime.flows.checks import check_workflow
 from dovetail.runtime.flows.control.costs import StageCosts
@@ -34,7 +35,7 @@ from dovetail.runtime.flows.control.wavefront import Wavefront
 from dovetail.runtime.flows.costs import UNKNOWN_SCAN, UNKNOWN_STEP, measure_scan, measure_step
 from dovetail.runtime.flows.driver import Driver, Executors
 from dovetail.runtime.flows.generations import prepare_generation
-from dovetail.runtime.flows.gpu_memory import GpuShare
+from dovetail.runtime.flows.gpu_memory import GpuShare, take_share
 from dovetail.runtime.flows.indexes import (
     MEND,
     AppIndex,
@@ -57,6 +58,7 @@ from dovetail.runtime.machine.seat import Board
 from dovetail.runtime.machine.trust import meet
 from dovetail.runtime.native.encoder import Rows
 from dovetail.runtime.retrieval.hot import HotSets, HotStatistics
+from dovetail.runtime.retrieval.memory_plan import GpuMemoryPlan
 from dovetail.runtime.retrieval.process import RetrievalProcess
 from dovetail.runtime.timeline import Timeline
 
@@ -103,6 +105,20 @@ class FlowSettings:
             log.warning("searches are planned for CPUs that this process may not use")
         most = len(cpus or allowed)
         return PhasePlan(threads=self.threads or min(planned.threads, most), cpus=cpus)
+
+    def share_gpu(
+        self, artifact: Artifact, options: EngineOptions
+    ) -> tuple[FlowSettings, GpuMemoryPlan | None, EngineOptions]:
+        """Return settings and options with their parts of a GPU's memory, and how it is divided.
+
+        Raises as `take_share`; nothing changes where `share` is None.
+        """
+        if self.share is None or not artifact.models:
+            return self, None, options
+        threads = self.plan_searches(artifact).threads
+        memory, options = take_share(self.share, options, artifact, threads)
+        kept = self.cluster_bytes if memory is None else memory.cluster_bytes
+        return replace(self, cluster_bytes=kept), memory, options
 
 
 class FlowService:

@@ -12,7 +12,6 @@ import os
 import weakref
 from collections import abc
 from contextlib import ExitStack, aclosing, asynccontextmanager, contextmanager
-from dataclasses import fields
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
@@ -21,8 +20,8 @@ from dovetail.ir.files import hold
 from dovetail.ir.options import ChatOptions, GenerateOptions, check_names
 from dovetail.ir.ragraph import RAGraph
 from dovetail.ir.workflow import Workflow
-from dovetail.runtime.app_parts import open_parts
 from dovetail.runtime.artifact import Artifact, open_artifact
+from dovetail.runtime.embed.open import open_encoders
 from dovetail.runtime.embed.settings import EmbeddingSettings
 from dovetail.runtime.embed.texts import Embeddings, EmbedOptions, Ranked, TextOrIds
 from dovetail.runtime.engine.engine import Engine
@@ -35,6 +34,8 @@ from dovetail.runtime.hosting.division import divide_cpu
 from dovetail.runtime.hosting.draft_fit import check_draft
 from dovetail.runtime.hosting.generator import Generator, Job, Prompt, as_list
 from dovetail.runtime.hosting.loop import EngineLoop
+from dovetail.runtime.hosting.open_engine import open_engine
+from dovetail.runtime.hosting.process import EngineProcess
 from dovetail.runtime.hosting.wire import Ask
 from dovetail.runtime.machine.devices import CPU
 from dovetail.runtime.machine.seat import Board
@@ -42,15 +43,10 @@ from dovetail.runtime.machine.trust import meet
 from dovetail.runtime.native.encoder import Rows
 from dovetail.runtime.retrieval.memory_plan import GpuMemoryPlan
 from dovetail.runtime.schedule.request import Chunk, Completion, Score
-from dovetail.runtime.text.chat import (
-    AnswerReader,
-    ChatCompletion,
-    ChatPrompts,
-    Delta,
-    explain_empty,
-)
+from dovetail.runtime.text.chat import AnswerReader, ChatCompletion, ChatPrompts, Delta
+from dovetail.runtime.text.tokenizer import Tokenizer
 from dovetail.runtime.timeline import MAX_EVENTS, Timeline
-from dovetail.topology.hardware import read_hardware
+from dovetail.topology.hardware import HardwareSpec, read_hardware
 
 if TYPE_CHECKING:
     from dovetail.runtime.text.chat_template import ChatTemplate
@@ -133,12 +129,50 @@ def load(
     check_draft(artifact, options, hardware, trust=trust)
     settings, memory, options = (workflows or FlowSettings()).share_gpu(artifact, options)
     board = divide_cpu(artifact, options, hardware)
-    device = engine.get("device", CPU)
-    generator, embeddings = open_parts(
+    device = engine.get("device", CPU)  # encoders run on all that `auto` finds
+    generator, embeddings = _open_parts(
         artifact, hardware, options, board, embedding, device=device, apart=apart
     )
     gpu = _gpu_of(options)
     return App(artifact, generator, embeddings, settings, gpu, memory, trust=trust, board=board)
+
+
+def _open_parts(
+    artifact: Artifact,
+    hardware: HardwareSpec,
+    options: EngineOptions,
+    board: Board | None,
+    embedding: EmbeddingSettings | None,
+    *,
+    device: str,
+    apart: bool,
+) -> tuple[Generator | None, Embeddings]:
+    """Return what generates, if the artifact has a model that does, and what embeds; or neither."""
+    generator, process = None, None
+    with ExitStack() as opened:
+        if apart and artifact.models:  # it opens while the encoders do
+            process = EngineProcess(artifact.path, options, board)
+            opened.callback(process.close)
+        embeddings = open_encoders(
+            artifact,
+            hardware,
+            plan=options.plan,
+            threads=options.threads,
+            settings=embedding,
+            apart=apart,
+            device=device,
+            board=board,
+        )
+        opened.callback(embeddings.close)
+        for part in artifact.models.values():  # one at most
+            if process is not None:
+                process.wait()
+            host = process or EngineLoop(open_engine(artifact, hardware, options, board))
+            tokenizer = Tokenizer(part.tokenizer) if part.tokenizer else None
+            context = options.bound_context(part.file.spec.max_context)
+            generator = Generator(host, tokenizer, artifact.path, context, part.folder)
+        opened.pop_all()
+    return generator, embeddings
 
 
 def _gpu_of(options: EngineOptions) -> str | None:
@@ -247,14 +281,7 @@ class App:
         ask = self._read(as_list(prompts), options)
         with self._started(ask) as jobs:
             found = [job.result().prompt_logprobs or () for job in jobs]
-        return [
-            Score(
-                token_ids=tuple(tokens),
-                logprobs=tuple(one.logprob if one else None for one in each),
-                top=tuple(one.top if one else () for one in each),
-            )
-            for tokens, each in zip(ask.prompts, found, strict=True)
-        ]
+        return list(map(Score.of, ask.prompts, found))
 
     def stream(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> abc.Iterator[Chunk]:
         """Yield the completion of one prompt piece by piece; options as for `generate`, n = 1.
@@ -359,14 +386,14 @@ class App:
         """
         ask, notes = self._read_chat(messages, options)
         with self._started(ask) as (job,):
-            return self._answer(job.result(), notes)
+            return ChatCompletion.of(job.result(), notes, self.end_tokens)
 
     async def achat(self, messages: Messages, **options: Unpack[ChatOptions]) -> ChatCompletion:
         """As `chat`, in an event loop. A task that is cancelled ends its request."""
         # on a thread, for it waits for the template's process
         ask, notes = await asyncio.to_thread(self._read_chat, messages, options)
         async with self._astarted(ask) as (job,):
-            return self._answer(await job, notes)
+            return ChatCompletion.of(await job, notes, self.end_tokens)
 
     def chat_stream(
         self, messages: Messages, **options: Unpack[ChatOptions]
@@ -395,11 +422,6 @@ class App:
         prompt = prompts.fit(messages, room, options.pop("chat_template_kwargs", None))
         options["max_tokens"] = prompts.context if given is None else given
         return self._read([prompt.ids], options, single=True), prompt.notes
-
-    def _answer(self, found: Completion, notes: tuple[str, ...]) -> ChatCompletion:
-        empty = explain_empty(found.text, found.token_ids, found.finish_reason, self.end_tokens)
-        same = {field.name: getattr(found, field.name) for field in fields(found)}
-        return ChatCompletion(**same, notes=notes + empty)
 
     # ---- texts to vectors ----
 

@@ -14,7 +14,7 @@ import msgspec
 from dovetail.runtime.app import App
 from dovetail.runtime.hosting.generator import Prompt
 from dovetail.runtime.schedule.request import Completion
-from dovetail.runtime.text.chat import AnswerReader, Delta, explain_empty
+from dovetail.runtime.text.chat import AnswerReader, ChatCompletion, Delta
 from dovetail.runtime.text.messages import Message
 
 
@@ -76,9 +76,8 @@ class Asker:
             ids = show_ids(chunk.token_ids) + " "
             yield reader.read(chunk if self.app.tokenizer else replace(chunk, text=ids))
 
-    def _result(self, prompt: Prompt, found: Completion, notes: tuple[str, ...]) -> RunResult:
-        ends = self.app.end_tokens
-        empty = explain_empty(found.text, found.token_ids, found.finish_reason, ends)
+    def _result(self, prompt: Prompt, completion: Completion, notes: tuple[str, ...]) -> RunResult:
+        found = ChatCompletion.of(completion, notes, self.app.end_tokens)
         return RunResult(
             prompt=prompt,
             text=found.text,
@@ -86,7 +85,7 @@ class Asker:
             finish_reason=found.finish_reason,
             first_token_seconds=found.metrics.ttft,
             decode_tokens_per_second=found.decode_rate,
-            notes=notes + empty,
+            notes=found.notes,
         )
 
 

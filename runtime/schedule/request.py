@@ -368,6 +368,12 @@ class Score:
     logprobs: tuple[float | None, ...]
     top: tuple[tuple[tuple[int, float], ...], ...] = ()
 
+    @classmethod
+    def of(cls, tokens: Sequence[int], found: Sequence[TokenLogprob | None]) -> Score:
+        """Return the score of a prompt from what was noted of each of its tokens."""
+        logprobs = tuple(one.logprob if one else None for one in found)
+        return cls(tuple(tokens), logprobs, tuple(one.top if one else () for one in found))
+
     @property
     def sum(self) -> float:
         """The log probability of all tokens after the first."""

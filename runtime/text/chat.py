@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,13 @@ class ChatCompletion(Completion):
     """An answer. `notes` say, a sentence each, what went otherwise than was asked."""
 
     notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, found: Completion, notes: tuple[str, ...], ends: Container[int]) -> ChatCompletion:
+        """Return a completion as an answer, also told of if it is empty; see `explain_empty`."""
+        empty = explain_empty(found.text, found.token_ids, found.finish_reason, ends)
+        same = {field.name: getattr(found, field.name) for field in fields(found)}
+        return cls(**same, notes=notes + empty)
 
     @property
     def message(self) -> Message:

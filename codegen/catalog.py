@@ -129,7 +129,8 @@ LEAST_DOT_GROUP = {"bf16": 3, "f16": 5}
 class HeadShape:
     """What attention is specialised on: head_dim, and query heads per KV head.
 
-    rounded: whether the model's products round activations, so that attention of prompts may.
+    rounded: whether the model's products round activations to bfloat16, as attention of prompts
+    then does. Quantised weights do not count: a load may ask for float activations.
     """
 
     head_dim: int
@@ -283,7 +284,7 @@ ENCODER_FAMILIES = (
 
 def head_shape(spec: ModelSpec) -> HeadShape:
     """Return the shape that attention of a model is made for."""
-    group, rounded = spec.n_heads // spec.n_kv_heads, spec.weight_dtype != "f32"
+    group, rounded = spec.n_heads // spec.n_kv_heads, spec.weight_dtype == "bf16"
     return HeadShape(spec.head_dim, group, rounded)
 
 

@@ -62,7 +62,7 @@ CORE = ("native", "schedule", "engine", "accel", "child", "group")
 LINES = {
     "dovetail": 7_560,
     "compiler": 15_900,
-    "codegen": 18_000,
+    "codegen": 18_050,
     "topology": 4_150,
     "ir": 10_250,
     "runtime": 39_050,

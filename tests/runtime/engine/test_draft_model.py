@@ -188,9 +188,7 @@ def test_another_vocabulary_is_refused_before_anything_starts(
         said = "tokens that the model has, 2 are others"
     other = tmp_path / "other.dove"
     compile_model(source, output=other, effort="none", **LIMITS)
-    monkeypatch.setattr(
-        "dovetail.runtime.app_parts.open_engine", lambda *_: pytest.fail("it started")
-    )
+    monkeypatch.setattr("dovetail.runtime.app.open_engine", lambda *_: pytest.fail("it started"))
     with pytest.raises(DovetailError, match=rf"{said}.*same family") as raised:
         load(models["tiny"], draft=str(other))
     assert str(other) in str(raised.value)

@@ -129,8 +129,8 @@ LEAST_DOT_GROUP = {"bf16": 3, "f16": 5}
 class HeadShape:
     """What attention is specialised on: head_dim, and query heads per KV head.
 
-    rounded: whether the model's products round activations to bfloat16, as attention of prompts
-    then does. Quantised weights do not count: a load may ask for float activations.
+    rounded: whether the model's products round activations, to bfloat16 or int8, where the target
+    does so: attention of prompts then rounds its own to bfloat16.
     """
 
     head_dim: int
@@ -284,8 +284,8 @@ ENCODER_FAMILIES = (
 
 def head_shape(spec: ModelSpec) -> HeadShape:
     """Return the shape that attention of a model is made for."""
-    group, rounded = spec.n_heads // spec.n_kv_heads, spec.weight_dtype == "bf16"
-    return HeadShape(spec.head_dim, group, rounded)
+    rounded = spec.weight_dtype == "bf16" or is_quantised(spec.weight_dtype)
+    return HeadShape(spec.head_dim, spec.n_heads // spec.n_kv_heads, rounded)
 
 
 ROW_TYPES = ("f32", "bf16", "f16")

@@ -57,7 +57,7 @@ from dovetail.compiler.request import (
     is_here,
     read_inputs,
 )
-from dovetail.compiler.schedules import deterministic_kernels, gemm_kernels
+from dovetail.compiler.schedules import gemm_kernels, option_kernels
 from dovetail.compiler.service import (
     describe_choice,
     mark_tuned,
@@ -317,8 +317,7 @@ def _kernels(
     common = (*model_kernels(spec, target), *gemm_kernels(spec, target, tables))
     if isinstance(spec, EncoderSpec):
         return common
-    fixed = deterministic_kernels(spec, target)
-    return (*common, *attention_kernels(spec, target, tables), *fixed)
+    return (*common, *attention_kernels(spec, target, tables), *option_kernels(spec, target))
 
 
 def _describe(encoder: Member, chunks: WeightChunks) -> EncoderReport:

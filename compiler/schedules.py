@@ -8,10 +8,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from dovetail.codegen.catalog import KernelRequest, head_shape, kernel_request, weight_binding
+from dovetail.codegen.catalog import (
+    PROMPTS,
+    KernelRequest,
+    head_shape,
+    kernel_request,
+    weight_binding,
+)
 from dovetail.codegen.isa.target import Target
 from dovetail.ir.block_format import GROUP, QUAD, BlockFormat
 from dovetail.ir.encoder import EncoderSpec, Spec
@@ -297,10 +303,10 @@ def gemm_kernels(
     return tuple(request for request in requests if request.name in used)
 
 
-def deterministic_kernels(spec: ModelSpec, target: Target) -> tuple[KernelRequest, ...]:
-    """Return the kernels that `dovetail.runtime.native.deterministic` puts into tables at load."""
-    heads = head_shape(spec)
-    return (kernel_request("decode_attention_rows", target, spec.kv_dtype, heads),)
+def option_kernels(spec: ModelSpec, target: Target) -> tuple[KernelRequest, ...]:
+    """Return attention that options of a load put into tables: see `native/deterministic.py`."""
+    shapes = (head_shape(spec), replace(head_shape(spec), rounded=False))
+    return tuple(kernel_request(f, target, spec.kv_dtype, s) for s in shapes for f in PROMPTS)
 
 
 def make_schedule(**values: int) -> tuple[int, ...]:

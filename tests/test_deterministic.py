@@ -17,7 +17,7 @@ from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.errors import ArtifactError
 from dovetail.runtime.app import load
 from dovetail.runtime.artifact import open_artifact
-from dovetail.runtime.native.deterministic import fix_part
+from dovetail.runtime.native.deterministic import adapt_part
 from dovetail.runtime.schedule.request import SamplingParams
 from dovetail.tiny_world import LLAMA
 from dovetail.topology.hardware import read_hardware
@@ -143,5 +143,5 @@ def test_an_artifact_without_the_kernels_says_what_to_do(artifacts: dict[int, Pa
     (part,) = artifact.models.values()
     kept = [k for k in artifact.kernels.kernels if k.family != "decode_attention_rows"]
     older = replace(artifact, kernels=structs.replace(artifact.kernels, kernels=tuple(kept)))
-    with pytest.raises(ArtifactError, match="decode_attention_rows; run `dovetail compile MODEL"):
-        fix_part(older, part)
+    with pytest.raises(ArtifactError, match="decode_attention_rows .*run `dovetail compile MODEL"):
+        adapt_part(older, part, floats=False, fixed=True)

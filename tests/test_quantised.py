@@ -78,10 +78,13 @@ def test_a_file_keeps_its_formats(model: Any) -> None:
         assert "q4_32" in formats and "f32" not in formats
 
 
-def test_float_activations_give_the_logits_of_the_dequantised_weights(model: Any) -> None:
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_float_activations_give_the_logits_of_the_dequantised_weights(
+    model: Any, deterministic: bool
+) -> None:
     path, exact = model
     wanted = reference_logits(exact, PROMPT)[-1]
-    with load(path, activations="float") as app:
+    with load(path, activations="float", deterministic=deterministic) as app:
         assert np.abs(logits(app) - wanted).max() <= 1e-5 * np.abs(wanted).max()
 
 

@@ -3,7 +3,7 @@
 In: the tables of an artifact and its kernel index. Out: in deterministic mode (design §11.6) tables
 whose bits do not depend on M, batch, threads or phase: K is summed in one chain, keys in blocks of
 one size, prompts and decodes by the same text; `shard.py` keeps these sums whole where several
-processes share a model. With float activations, tables whose products round none of them.
+processes share a model. With float activations, tables whose kernels round none of them.
 """
 
 from __future__ import annotations
@@ -22,18 +22,20 @@ ACTIVATIONS = ("integer", "float")
 _M_TILE = SCHEDULE_VALUES.index("m_tile")
 
 
-def fix_part(artifact: Artifact, part: ModelPart) -> ModelPart:
-    """Return a model of `artifact` with the tables of its target rewritten by `fix_reduction`.
-
-    Raises ArtifactError where the artifact was compiled without the kernels for it.
-    """
-    mine = [t for t in part.schedules.tables if t.target == artifact.target]
+def adapt_part(artifact: Artifact, part: ModelPart, floats: bool, fixed: bool) -> ModelPart:
+    """Return a model with tables as options of a load ask; ArtifactError where it lacks kernels."""
+    kernels: Sequence[KernelEntry] = artifact.kernels.kernels
+    tables = tuple(t for t in part.schedules.tables if t.target == artifact.target)
     try:
-        tables = fix_reduction(mine, artifact.kernels.kernels)
+        if floats:
+            tables = keep_floats(tables, kernels)
+            kernels = [kernel for kernel in kernels if not _rounds_prompts(kernel)]
+        if fixed:
+            tables = fix_reduction(tables, kernels)
     except LookupError as error:
         raise ArtifactError(
-            f"{artifact.path} cannot be deterministic: it has no kernel {error.args[0]}; "
-            f"run `dovetail compile MODEL -o {artifact.path}` again"
+            f"{artifact.path} lacks the kernel {error.args[0]} for deterministic loads or float "
+            f"activations; run `dovetail compile MODEL -o {artifact.path}` again"
         ) from None
     return dataclasses.replace(part, schedules=ScheduleFile(tables=tables))
 
@@ -110,24 +112,32 @@ _RULES: dict[str, Callable[[_Rows, dict[str, KernelEntry]], _Rows]] = {
 """Kernel family to how the rows that name it are fixed; other kernels give a row its bits alone."""
 
 
-# ---- float activations ----
+def keep_floats(
+    tables: Iterable[ScheduleTable], kernels: Sequence[KernelEntry]
+) -> tuple[ScheduleTable, ...]:
+    """Return tables whose products with quantised weights, and attention, round no activations.
 
-
-def keep_floats(artifact: Artifact, part: ModelPart) -> ModelPart:
-    """Return a model of `artifact` whose products with quantised weights round no activations.
-
-    A kernel does so where its `m_tile` is below 0 (`gemm.dk`).
+    A product does so where its `m_tile` is below 0 (`gemm.dk`); attention of prompts has an
+    instance that does. Raises LookupError with its family where there is none among `kernels`.
     """
-    kernels = artifact.kernels.kernels
-    names = {kernel.name for kernel in kernels if kernel.binding.get("ROUNDED") == "i8"}
-    tables = tuple(
-        replace(t, rows=tuple(_below_zero(r) if r.kernel in names else r for r in t.rows))
-        for t in part.schedules.tables
-    )
-    return dataclasses.replace(part, schedules=ScheduleFile(tables=tables))
+    known = {kernel.name: kernel for kernel in kernels}
+    return tuple(replace(t, rows=tuple(_float_row(row, known) for row in t.rows)) for t in tables)
 
 
-def _below_zero(row: Row) -> Row:
-    values = list(row.schedule)
-    values[_M_TILE] = -abs(values[_M_TILE])
-    return replace(row, schedule=tuple(values))
+def _float_row(row: Row, known: dict[str, KernelEntry]) -> Row:
+    kernel = known[row.kernel]
+    if kernel.binding.get("ROUNDED") == "i8":
+        values = list(row.schedule)
+        values[_M_TILE] = -abs(values[_M_TILE])
+        return replace(row, schedule=tuple(values))
+    if _rounds_prompts(kernel):
+        alike = {k.name: k for k in known.values() if k.binding.get("KV") == kernel.binding["KV"]}
+        exact = {name: k for name, k in alike.items() if not _rounds_prompts(k)}
+        return replace(row, kernel=_find(kernel.family, exact).name)
+    return row
+
+
+def _rounds_prompts(kernel: KernelEntry) -> bool:
+    """Return whether it is attention of prompts by bfloat16 pairs, or of decodes with its bits."""
+    prompts = ("prefill_attention", "decode_attention_rows")
+    return kernel.family in prompts and bool(kernel.binding.get("DOT"))

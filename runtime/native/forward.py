@@ -26,7 +26,7 @@ from dovetail.runtime.machine.memory import allocate
 from dovetail.runtime.machine.placement import place_pages, placing_on
 from dovetail.runtime.machine.shared_memory import SharedMemory
 from dovetail.runtime.native.collective import Communicator
-from dovetail.runtime.native.deterministic import fix_part, keep_floats
+from dovetail.runtime.native.deterministic import adapt_part
 from dovetail.runtime.native.shard import (
     COMM,
     Shard,
@@ -105,8 +105,7 @@ class ForwardModel:
             CapacityError: memory or threads cannot be had.
         """
         self._artifact, self._library, self._plan = artifact, library, plan
-        part = keep_floats(artifact, part) if plan.floats else part
-        self._part = fix_part(artifact, part) if plan.deterministic else part
+        self._part = adapt_part(artifact, part, plan.floats, plan.deterministic)
         with placing_on(plan.nodes):  # its threads inherit that
             self._load(plan, shared)
 

@@ -1,4 +1,4 @@
-"""The rewriting of schedule tables: one order of sums, and what it leaves alone."""
+"""The rewriting of schedule tables: one order of sums, no rounding, and what it leaves alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from dovetail.ir.artifact import KernelEntry
 from dovetail.ir.schedule import ORDERS, SCHEDULE_VALUES, Row, ScheduleTable
-from dovetail.runtime.native.deterministic import fix_reduction
+from dovetail.runtime.native.deterministic import fix_reduction, keep_floats
 
 
 def kernel(family: str, name: str = "", **binding: int | str) -> KernelEntry:
@@ -101,3 +101,24 @@ def test_a_missing_kernel_is_named() -> None:
     known = [k for k in KERNELS if k.family != "decode_attention_rows"]
     with pytest.raises(LookupError, match="decode_attention_rows"):
         fix_reduction([table("decode_attention", row("decode_attention"))], known)
+
+
+ATTENTION = (
+    kernel("prefill_attention", "f16", KV="f16"),
+    kernel("prefill_attention", "f32_pairs_kb128", KV="f32", DOT=1, KB=128),
+    kernel("prefill_attention", "f32", KV="f32", DOT=0),
+    kernel("decode_attention_rows", "rows_pairs", KV="f32", DOT=1),
+    kernel("decode_attention", "decode", KV="f32", DOT=512),
+    kernel("gemm_linear", "codes", ROUNDED="i8"),
+    kernel("gemm_linear", "bf16", ROUNDED="bf16", DOT=16),
+)
+
+
+def test_float_activations_are_rounded_by_no_product_and_no_attention() -> None:
+    found = [table("o", row(name, m_tile=6)) for name in ("codes", "bf16")]
+    found += [table("a", row(k.name, m_tile=6)) for k in ATTENTION[:5] if "rows" not in k.name]
+    kept = keep_floats(found, ATTENTION)
+    assert [t.rows[0].kernel for t in kept] == ["codes", "bf16", "f16", "f32", "f32", "decode"]
+    assert [value(t.rows[0], "m_tile") for t in kept] == [-6, 6, 6, 6, 6, 6]
+    with pytest.raises(LookupError, match="prefill_attention"):
+        keep_floats(found, [k for k in ATTENTION if k.name != "f32"])

@@ -184,15 +184,17 @@ class _Forward(TapeBuilder):
         self.partial = self.dense("partial", sequences, part)
         self.split = (self.dense("split_k", 1, SPLIT_K_ELEMENTS), SPLIT_K_ELEMENTS)
         self.picked = self.padded("picked", sequences, hidden)
+        self.picked_attention = self.padded("picked_attention", sequences, heads)
         self.final = self.padded("final", sequences, hidden)
 
     def build(self) -> Tape:
         """Return the finished tape."""
         self.embed()
+        last, every = self.spec.n_layers - 1, (_T, self.x, self.attention)
         for layer in range(self.spec.n_layers):
             self.pre_attention(layer)
             self.attend(layer)
-            self.post_attention(layer)
+            self.post_attention(layer, *(self.pick(layer) if layer == last else every))
         self.head()
         return self.finish("forward", FORWARD_ARGS, self.tokens, self.sequences)
 
@@ -250,24 +252,29 @@ class _Forward(TapeBuilder):
             skip_if_zero="n_decode",
         )  # fmt: skip
 
-    def post_attention(self, layer: int) -> None:
-        """Output projection and MLP, each added to x."""
+    def pick(self, layer: int) -> tuple[ArgRef, BufferRef, BufferRef]:
+        """Gather the rows whose logits are wanted: behind the last layer's K and V no other is."""
+        for of, to in ((self.x, self.picked), (self.attention, self.picked_attention)):
+            values = (_OUT, self.buffers[of.name].columns, _arg("out_rows"))
+            gather = (*values, *self.rows(of), *self.rows(to))
+            self.add("gather_rows", f"post_attn({layer})", _OUT.name, *gather)
+        return _OUT, self.picked, self.picked_attention
+
+    def post_attention(self, layer: int, m: ArgRef, x: BufferRef, attention: BufferRef) -> None:
+        """Output projection and MLP of m rows, each added to x."""
         name, segment = f"layers.{layer}", f"post_attn({layer})"
-        self.linear("o", segment, _T, f"{name}.o", self.attention, self.x, residual=self.x)
-        self.norm(segment, f"{name}.post_norm", self.x, self.normed)
-        gemm = self.gemm(f"{name}.gate_up", self.normed, _T)
-        self.add("gate_up", segment, "n_tokens", *gemm, *self.rows(self.inner))
-        self.linear("down", segment, _T, f"{name}.down", self.inner, self.x, residual=self.x)
+        self.linear("o", segment, m, f"{name}.o", attention, x, residual=x)
+        self.norm(segment, f"{name}.post_norm", x, self.normed, m=m.name)
+        gemm = self.gemm(f"{name}.gate_up", self.normed, m)
+        self.add("gate_up", segment, m.name, *gemm, *self.rows(self.inner))
+        self.linear("down", segment, m, f"{name}.down", self.inner, x, residual=x)
 
     def head(self) -> None:
-        """Logits of the asked rows."""
-        hidden, out = self.spec.hidden_size, _arg("n_out")
-        gather = (out, hidden, _arg("out_rows"), *self.rows(self.x), *self.rows(self.picked))
-        self.add("gather_rows", "head", "n_out", *gather)
+        """Logits of the picked rows."""
         self.norm("head", "final_norm", self.picked, self.final, m="n_out")
-        gemm = self.gemm("head", self.final, out)
+        gemm = self.gemm("head", self.final, _OUT)
         logits = (_arg("logits"), _arg("logits_stride"))
-        self.add("head", "head", "n_out", *gemm, *NO_RESIDUAL, *logits, *self.split)
+        self.add("head", "head", _OUT.name, *gemm, *NO_RESIDUAL, *logits, *self.split)
 
     # ---- groups of slots ----
 
@@ -288,7 +295,7 @@ def _arg(name: str) -> ArgRef:
     return ArgRef(name=name)
 
 
-_T = ArgRef(name="n_tokens")
+_T, _OUT = ArgRef(name="n_tokens"), ArgRef(name="n_out")
 
 
 def _pools(layer: int) -> tuple[KvRef, KvRef]:

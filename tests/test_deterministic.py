@@ -143,5 +143,5 @@ def test_an_artifact_without_the_kernels_says_what_to_do(artifacts: dict[int, Pa
     (part,) = artifact.models.values()
     kept = [k for k in artifact.kernels.kernels if k.family != "decode_attention_rows"]
     older = replace(artifact, kernels=structs.replace(artifact.kernels, kernels=tuple(kept)))
-    with pytest.raises(ArtifactError, match="decode_attention_rows .*run `dovetail compile MODEL"):
+    with pytest.raises(ArtifactError, match=r"decode_attention_rows .*run `dovetail compile MODEL"):
         adapt_part(older, part, floats=False, fixed=True)

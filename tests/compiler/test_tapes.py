@@ -87,16 +87,26 @@ def test_one_layer_in_order():
         ("rope_store", pre, "n_tokens", True, None),
         ("prefill_attention", attn, "n_prefill", True, "n_prefill"),
         ("decode_attention", attn, "n_decode", False, "n_decode"),
-        ("o", post, "n_tokens", True, None),
-        ("rmsnorm", post, "n_tokens", True, None),
-        ("gate_up", post, "n_tokens", True, None),
-        ("down", post, "n_tokens", True, None),
-        ("gather_rows", "head", "n_out", True, None),
+        ("gather_rows", post, "n_out", False, None),
+        ("gather_rows", post, "n_out", True, None),
+        ("o", post, "n_out", True, None),
+        ("rmsnorm", post, "n_out", True, None),
+        ("gate_up", post, "n_out", True, None),
+        ("down", post, "n_out", True, None),
         ("rmsnorm", "head", "n_out", True, None),
         ("head", "head", "n_out", True, None),
     ]
     assert tape.args == FORWARD_ARGS
     assert (tape.max_tokens, tape.max_sequences) == (64, 8)
+
+
+def test_rows_without_logits_end_with_the_keys_and_values_of_the_last_layer():
+    rows = {e.segment: e.m for e in make_tape(make_spec(n_layers=3)).entries if e.op == "down"}
+    assert rows == {
+        "post_attn(0)": "n_tokens",
+        "post_attn(1)": "n_tokens",
+        "post_attn(2)": "n_out",
+    }
 
 
 def test_slots_of_a_gemm_with_everything():
@@ -105,7 +115,7 @@ def test_slots_of_a_gemm_with_everything():
     o = entries["o"]
     assert (o["N"].value, o["K"].value, o["panel_stride"].value) == (64, 64, 64 * 16)
     assert (o["B"].name, o["bias"].name) == ("layers.1.o", "layers.1.o_bias")
-    assert o["R"] == o["C"] == BufferRef(name="x")
+    assert o["R"] == o["C"] == BufferRef(name="picked")
     assert o["ldr"] == o["ldc"]
     assert entries["gate_up"]["N"].value == 120
     assert entries["gate_up"]["bias"].name == "layers.1.gate_up_bias"

@@ -67,8 +67,15 @@ class MicroKernel:
         return self.rows * vectors + min(self.rows, vectors) + 1
 
     def integer_registers(self, lanes: int) -> int:
-        """As many of a product of quantised weights: sums of one vector, and codes, beside them."""
-        return self.rows * (self.panels * PANEL // lanes + 1) + 4
+        """As many of a product of quantised weights, which has integer sums of a block beside.
+
+        Of accumulators, needed once a block, those of one vector, but all of AVX-512's: it loads
+        one vector a cycle, and needs these loads for activations.
+        """
+        vectors = self.panels * PANEL // lanes
+        if lanes < LONG_LANES:
+            return self.rows * (vectors + 1) + 4
+        return (2 * self.rows + 1) * vectors + 4
 
 
 MOST_ROWS = dict.fromkeys(GATED, 14) | dict.fromkeys((LINEAR, *ACTIVATED), 16)
@@ -76,7 +83,11 @@ PANEL_COUNTS = dict.fromkeys(GATED, (2, 4)) | dict.fromkeys((LINEAR, *ACTIVATED)
 """The tiles considered; a gated product takes gate and up panels in pairs. Higher ones of one panel
 hold no more accumulators than 14 x 2, and would take the C compiler more time than all others."""
 QUANTISED_PANELS = dict.fromkeys(GATED, (2,)) | dict.fromkeys((LINEAR, *ACTIVATED), (1, 2))
-"""Those of quantised weights, of which a vector at a time has integer sums."""
+"""Those of quantised weights."""
+LONG_LANES = 16
+"""Lanes of vectors of which CPUs load one a cycle, of shorter ones two."""
+UNPACKING = 1.5
+"""Instructions that unpack a vector of codes of 4 bits, which all rows of a tile share."""
 QUANTISED_ROWS = 12
 """The most rows of theirs: sums and accumulators of more leave no registers for codes (of 13 rows
 on AVX-512 each takes up to 1.7 times as long, measured)."""
@@ -330,8 +341,8 @@ def rule_tiles(op: GemmOp, target: Target) -> tuple[MicroKernel, ...]:
 
     Of each number of panels the tallest that the registers hold, best first by the traffic of a
     multiply-add: rows share a load of weights, columns one of activations. Widening 16 bits takes
-    a register more; with one vector of float columns, loads would outnumber multiply-adds. Codes,
-    which each tile of rows unpacks anew, take the tallest first.
+    a register more; with one vector of float columns, loads would outnumber multiply-adds. Codes
+    are unpacked anew by each tile of rows.
     """
     spare = target.registers - int(_size(op) == 2)
     quantised = is_quantised(op.dtype)
@@ -341,9 +352,10 @@ def rule_tiles(op: GemmOp, target: Target) -> tuple[MicroKernel, ...]:
         if quantised or target.lanes == 1 or tile.panels * PANEL >= 2 * target.lanes
     }
     best = [tile for tile in tallest.values() if not _beaten(tile, tallest.values())]
-    if is_quantised(op.dtype):
-        return tuple(sorted(best, key=lambda tile: -tile.rows))
-    return tuple(sorted(best, key=lambda tile: 1 / tile.rows + 1 / (tile.panels * PANEL)))
+    weights, columns = (UNPACKING, target.lanes) if quantised else (1, 1)
+    return tuple(
+        sorted(best, key=lambda tile: weights / tile.rows + columns / (tile.panels * PANEL))
+    )
 
 
 def _beaten(tile: MicroKernel, tiles: Iterable[MicroKernel]) -> bool:

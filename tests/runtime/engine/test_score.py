@@ -84,8 +84,8 @@ def test_scores_among_requests_that_generate(
     prompts = prompts_of(*(rng.randint(1, 150) for _ in range(24)))
     with load(make_artifact(kv_blocks=kv_blocks)) as app:
         rows = watch_rows(app)
-        plain = [app.submit(prompt, max_tokens=60) for prompt in prompts[::2]]
-        both = [app.submit(p, max_tokens=9, prompt_logprobs=0) for p in prompts[1::2]]
+        plain = app.submit_all(prompts[::2], max_tokens=60)
+        both = app.submit_all(prompts[1::2], max_tokens=9, prompt_logprobs=0)
         scores = app.score(prompts)
         for prompt, score in zip(prompts, scores, strict=True):
             assert_right(score, prompt)

@@ -51,10 +51,13 @@ class Desk:
 
 def test_progress_is_told_every_few_steps_and_text_shown_as_it_comes(app: App) -> None:
     (wanted,) = app.generate(PROMPT, **NODE.options)
-    desk = Desk(app)
-    desk.order(1, steps=4)
-    assert desk.wait() == Finished(1, wanted.text)
-    assert "".join(desk.shown) == wanted.text and len(desk.shown) > 1
+    pieces = 0
+    while pieces < 2:  # a busy machine may show all at once
+        desk = Desk(app)
+        desk.order(1, steps=4)
+        assert desk.wait() == Finished(1, wanted.text)
+        assert "".join(desk.shown) == wanted.text
+        pieces = len(desk.shown)
     grown = [report for report in desk.told if isinstance(report, Progressed)]
     assert all(wanted.text and wanted.text.startswith(report.text) for report in grown)
     counts = [0, *(report.tokens for report in grown)]

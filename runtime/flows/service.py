@@ -179,7 +179,7 @@ class FlowService:
     @property
     def workflows(self) -> dict[str, Workflow]:
         """All workflows by name; those of the artifact are opened, and so are its indexes."""
-        self._open_indexes()
+        self.open_indexes()
         return {name: self.find(name) for name in (*self._stored, *self._workflows)}
 
     def add_workflow(self, workflow: RAGraph | Workflow) -> None:
@@ -242,6 +242,12 @@ class FlowService:
                 self._hot.add(called, index.bytes if room and opened.hot else None)
         self._unopened.pop(called, None)
 
+    def open_indexes(self) -> None:
+        """Open the artifact's own indexes, if that has not been done; raises as `add_index`."""
+        with self._opening:
+            for name, path in tuple(self._unopened.items()):
+                self.add_index(path, name=name)
+
     def index(self, name: str | None) -> AppIndex:
         """Return an index by its name; see `App.index`."""
         return AppIndex(self._find_index(name).name, self._open, self.worker)
@@ -295,12 +301,6 @@ class FlowService:
                 self._hot.renew()
         return Wavefront(self._settings.wavefront, costs, self._open, self._hot)
 
-    def _open_indexes(self) -> None:
-        """Open the artifact's own indexes, if that has not been done."""
-        with self._opening:
-            for name, path in tuple(self._unopened.items()):
-                self.add_index(path, name=name)
-
     def _find_index(self, name: str | None) -> BoundIndex:
-        self._open_indexes()
+        self.open_indexes()
         return self._open.find(name)

@@ -16,11 +16,12 @@ from queue import Empty, SimpleQueue
 from typing import Any, get_args
 
 from dovetail.ir.errors import DovetailError, RequestError, WorkflowError
-from dovetail.ir.workflow import Function, Name
+from dovetail.ir.workflow import Name
 from dovetail.runtime.engine.tally import Tally
 from dovetail.runtime.flows.control.front import Statistics
 from dovetail.runtime.flows.control.messages import (
     Cancel,
+    Choose,
     Commit,
     Copy,
     Deliver,
@@ -112,6 +113,7 @@ class Session:
             Generate: self.generations.begin,
             Embed: self._embed,
             Invoke: self._invoke,
+            Choose: self._invoke,
             ScanClusters: self._retrievals.scan,
             Copy: self._retrievals.copy,
             Cancel: self._cancel,
@@ -202,7 +204,7 @@ class Session:
             return
         self._embedding.put(order, embed)
 
-    def _invoke(self, order: Invoke) -> None:
+    def _invoke(self, order: Invoke | Choose) -> None:
         def run() -> None:  # one that hangs holds up neither others nor the end of the program
             self.told(call_function(order))
 
@@ -337,11 +339,9 @@ class Driver:
         self._leave(RequestError("the app was closed while the workflow was running"))
 
 
-def call_function(order: Invoke) -> Report:
-    """Return what the function of a node came to."""
-    node = order.call.node
-    assert isinstance(node, Function)
+def call_function(order: Invoke | Choose) -> Report:
+    """Return what a function of users came to."""
     try:
-        return Finished(order.job, node.call(order.call.state))
+        return Finished(order.job, order.run())
     except BaseException as error:  # also sys.exit(): nobody else tells of it
         return Failed(order.job, as_ours(error))

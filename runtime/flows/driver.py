@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any, get_args
 
-from dovetail.ir.errors import DovetailError, RequestError, WorkflowError
+from dovetail.ir.errors import CapacityError, DovetailError, RequestError, WorkflowError
+from dovetail.ir.graph import GENERATION
 from dovetail.ir.workflow import Name
 from dovetail.runtime.engine.tally import Tally
 from dovetail.runtime.flows.control.front import Statistics
@@ -78,7 +79,7 @@ class Executors:
     """What orders are done with. embed: of embedding nodes; indexes have their own.
 
     recorder: draws what is done, while an app is recorded. scans: seconds of retrieval sub-stages,
-    by device.
+    by device. max_waiting: see FlowSettings.
     """
 
     generator: Generator | None
@@ -86,6 +87,7 @@ class Executors:
     worker: RetrievalProcess
     indexes: Indexes
     hot: HotSets | None
+    max_waiting: int | None = None
     recorder: FlowRecorder | None = None
     scans: Mapping[Device, Tally] = field(
         default_factory=lambda: {device: Tally(SCAN_SECONDS) for device in get_args(Device)}
@@ -125,9 +127,20 @@ class Session:
         }
 
     def begin(self, run: WorkflowRun, job: WorkflowJob) -> None:
-        """Start a run."""
+        """Start a run; CapacityError where too many wait."""
+        self._check_room()
         job.number = self.control.submit(run, time.perf_counter())
         self._jobs[job.number] = job
+
+    def _check_room(self) -> None:
+        """Runs that have not come to the engine yet wait as what is in its queue does."""
+        early = [job.seconds for job in self._jobs.values() if not job.writes]
+        waiting, most = len(early) + self.generations.waiting, self._executors.max_waiting
+        if most is not None and waiting >= most:
+            raise CapacityError(
+                f"{waiting} requests are waiting; send the request again later",
+                retry_after=max(early, default=1.0) / 2,  # half of the queue is done by then
+            )
 
     def drop(self, job: WorkflowJob) -> None:
         """End a run, if it is under way."""
@@ -218,6 +231,7 @@ class Session:
         source = order.source
         if (job := self._jobs.get(source.request)) is not None:
             kind = job.workflow.nodes[source.node].kind
+            job.writes |= kind == GENERATION
             job.start(NodeStarted(source.node, source.round, kind, job.seconds, str(order.prompt)))
         if order.job is not None:
             self.generations.reveal(order.job)

@@ -81,13 +81,15 @@ class FlowSettings:
     wavefront: how the control plane schedules. threads: of a search in the retrieval worker; None:
     as the artifact says. cluster_bytes: memory for hot clusters of indexes on
     the GPU that the app is loaded with, beside its KV; share: have `load` take both
-    from what the KV pool was to have, as serves such workflows best.
+    from what the KV pool was to have, as serves such workflows best. max_waiting: refuse runs while
+    so many requests wait; None: runs wait themselves.
     """
 
     wavefront: WavefrontSettings = field(default_factory=WavefrontSettings)
     threads: int | None = None
     cluster_bytes: int = 0
     share: GpuShare | None = None
+    max_waiting: int | None = None
 
     def __post_init__(self) -> None:
         """Raises SpecError for no threads, less than no memory, or unknown transformations."""
@@ -158,7 +160,9 @@ class FlowService:
         self._open = indexes = Indexes()
         room = settings.cluster_bytes
         self._hot = HotSets(gpu, room, lambda n: indexes.find(n).name) if gpu else None
-        self._executors = Executors(generator, embed, self.worker, indexes, self._hot)
+        self._executors = Executors(
+            generator, embed, self.worker, indexes, self._hot, settings.max_waiting
+        )
         self._driver = Driver(self._executors, self._make_control)
 
     @property

@@ -42,13 +42,7 @@ from dovetail.runtime.flows.control.messages import (
     as_ours,
 )
 from dovetail.runtime.flows.control.wavefront import Wavefront
-from dovetail.runtime.flows.events import (
-    NodeFinished,
-    NodeStarted,
-    NodeText,
-    Rewritten,
-    SubStage,
-)
+from dovetail.runtime.flows.events import NodeFinished, NodeStarted, NodeText, Rewritten, SubStage
 from dovetail.runtime.flows.generations import Generations
 from dovetail.runtime.flows.indexes import EmbedTexts, Indexes
 from dovetail.runtime.flows.job import WorkflowJob

@@ -14,13 +14,7 @@ from typing import Any
 
 from dovetail.ir.live_graph import LiveGraph
 from dovetail.ir.workflow import Name, Workflow
-from dovetail.runtime.flows.events import (
-    Event,
-    NodeFinished,
-    NodeStarted,
-    NodeTime,
-    WorkflowResult,
-)
+from dovetail.runtime.flows.events import Event, NodeFinished, NodeStarted, NodeTime, WorkflowResult
 from dovetail.runtime.hosting.inbox import Inbox
 
 

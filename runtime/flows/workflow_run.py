@@ -108,7 +108,24 @@ class WorkflowRun:
 
         Raises WorkflowError where a function on an edge fails or names no node.
         """
-        return tuple(self._next(place, MappingProxyType(state)))
+        chosen = list[Place]()
+        for edge in self.workflow.edges[place]:
+            try:
+                found = edge.next(MappingProxyType(state))
+            except (Exception, SystemExit) as error:  # as sys.exit(): nobody else would tell
+                raise WorkflowError(
+                    f"workflow {self.workflow.name!r}: the choice after node {place!r} failed: "
+                    f"{describe_error(error)}"
+                ) from error
+            for target in found:
+                allowed = self.workflow.order if edge.targets is None else edge.targets
+                if target is START or target not in allowed:
+                    raise WorkflowError(
+                        f"workflow {self.workflow.name!r}: the choice after node {place!r} gave "
+                        f"{target!r}, which is none of the nodes it may lead to"
+                    )
+                chosen.append(target)
+        return tuple(chosen)
 
     def begin(self, chosen: Sequence[Place] | None = None) -> None:
         """Pass the inputs on to what `choose` gave; it is asked here where it was not; as it."""
@@ -183,24 +200,6 @@ class WorkflowRun:
         for target in chosen or (END,):  # chosen nothing: it ends there
             later = round_ + (order[target] <= order[source])
             self._arrive((later, target), state)
-
-    def _next(self, source: Place, state: State) -> Iterator[Place]:
-        for edge in self.workflow.edges[source]:
-            try:
-                found = edge.next(state)
-            except (Exception, SystemExit) as error:  # as sys.exit(): nobody else would tell
-                raise WorkflowError(
-                    f"workflow {self.workflow.name!r}: the choice after node {source!r} failed: "
-                    f"{describe_error(error)}"
-                ) from error
-            for target in found:
-                allowed = self.workflow.order if edge.targets is None else edge.targets
-                if target is START or target not in allowed:
-                    raise WorkflowError(
-                        f"workflow {self.workflow.name!r}: the choice after node {source!r} gave "
-                        f"{target!r}, which is none of the nodes it may lead to"
-                    )
-                yield target
 
 
 def run_in_order(

@@ -25,6 +25,7 @@ from dovetail.runtime.flows.control.costs import StepCost
 from dovetail.runtime.flows.control.messages import (
     Cancel,
     Catalog,
+    Choose,
     Commit,
     Copy,
     Deliver,
@@ -193,9 +194,10 @@ class WorkflowSimulation:
     def _embed(self, order: Embed) -> None:
         self._texts.append(order)
 
-    def _invoke(self, order: Invoke) -> None:
+    def _invoke(self, order: Invoke | Choose) -> None:
         try:
-            report: Report = Finished(order.job, self.world.invoke(order.call))
+            value = order.run() if isinstance(order, Choose) else self.world.invoke(order.call)
+            report: Report = Finished(order.job, value)
         except DovetailError as error:
             report = Failed(order.job, error)
         self._tell_in(self._drawn(self.machine.function), report)
@@ -288,6 +290,7 @@ _DO = {
     Cancel: "_cancel",
     Embed: "_embed",
     Invoke: "_invoke",
+    Choose: "_invoke",
     FindClusters: "_probe",
     ScanClusters: "_scan",
     Copy: "_copy",

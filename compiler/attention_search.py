@@ -14,12 +14,7 @@ from dataclasses import dataclass, replace
 
 from msgspec.structs import replace as replace_struct
 
-from dovetail.codegen.catalog import (
-    KernelRequest,
-    head_shape,
-    kernel_request,
-    load_kernel_module,
-)
+from dovetail.codegen.catalog import KernelRequest, head_shape, kernel_request, load_kernel_module
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.library import LibrarySpec
 from dovetail.codegen.lower import find_kernel

@@ -30,13 +30,7 @@ from dovetail.compiler.database import TuningDatabase
 from dovetail.compiler.jobs import allow
 from dovetail.compiler.measure import Meter, StoppableMeasurer, pool_bytes
 from dovetail.compiler.memory import Memory, spell_time
-from dovetail.compiler.parts import (
-    SearchScope,
-    TuningPart,
-    job_name,
-    plan_parts,
-    spent_seconds,
-)
+from dovetail.compiler.parts import SearchScope, TuningPart, job_name, plan_parts, spent_seconds
 from dovetail.compiler.quantising import Advance
 from dovetail.compiler.recorder import (
     Allowance,

@@ -58,15 +58,11 @@ from dovetail.compiler.request import (
     read_inputs,
 )
 from dovetail.compiler.schedules import gemm_kernels, option_kernels
-from dovetail.compiler.service import (
-    describe_choice,
-    mark_tuned,
-    place_searches,
-    service_plan,
-)
+from dovetail.compiler.service import describe_choice, mark_tuned, place_searches, service_plan
 from dovetail.compiler.shared_kernels import TargetKernels, target_kernels
 from dovetail.compiler.stored import (
     Stored,
+    check_indexes,
     read_indexes,
     read_workflows,
     write_indexes,
@@ -161,6 +157,8 @@ def _compile(request: CompileRequest, steps: Steps) -> CompileReport:
         with steps.run("plans"):
             manifest = _manifest(members, [chunks for _, chunks in packed]) | stored
             plan, words = _write_plans(members, artifact, manifest)
+            if manifest["indexes"] and any(is_here(t, request) for t in first.targets):
+                check_indexes(artifact.seal(**manifest))
             tuned[0], end_to_end = _keep_better(first, tuned[0], plan, artifact, manifest)
             artifact.commit(foreign=_holds_foreign(request, indexes), **manifest)
     joined, others = Chosen.join(tuned), zip(encoders, packed[1:], strict=True)

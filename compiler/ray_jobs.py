@@ -23,14 +23,7 @@ import ray.exceptions
 
 from dovetail.codegen.library import ABI, BuiltLibrary
 from dovetail.compiler.jobs import core_sets
-from dovetail.compiler.measure import (
-    Candidate,
-    Case,
-    Measurement,
-    Meter,
-    StoppedError,
-    pool_bytes,
-)
+from dovetail.compiler.measure import Candidate, Case, Measurement, Meter, StoppedError, pool_bytes
 from dovetail.compiler.recorder import Identity, hardware_key
 from dovetail.ir.artifact import KernelIndex
 from dovetail.ir.cache import cache_directory

@@ -7,7 +7,9 @@ that made them where they have code, and `indexes/<name>/`.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from dovetail.compiler.config import read_bounded
@@ -20,9 +22,14 @@ from dovetail.ir.ragraph import RAGraph
 from dovetail.ir.template import find_functions, lower
 from dovetail.ir.workflow import Workflow
 from dovetail.ir.workflow_file import read_workflow
+from dovetail.runtime.artifact import open_artifact
+from dovetail.runtime.embed.open import open_encoders
 from dovetail.runtime.flows.checks import check_workflow
+from dovetail.runtime.flows.service import FlowService, FlowSettings
 from dovetail.runtime.flows.stored_workflows import run_file
 from dovetail.runtime.index.manifest import MANIFEST, check_file, read_manifest
+from dovetail.runtime.machine.devices import CPU
+from dovetail.topology.hardware import read_hardware
 
 FILE_BYTES = 1 << 20
 """Most bytes of a workflow's file."""
@@ -91,6 +98,21 @@ def write_indexes(artifact: ArtifactWriter, indexes: dict[str, tuple[Path, Index
         artifact.write_bytes(f"indexes/{name}/{MANIFEST}", data)
         for file, entry in manifest.files.items():
             artifact.link(f"indexes/{name}/{file}", folder / file, entry)
+
+
+def check_indexes(where: Path) -> None:
+    """Raise SpecError, as an app does, where a sealed artifact's encoder has not made its indexes.
+
+    It must run here. One without an encoder is let pass: callers may embed queries themselves.
+    """
+    machine = read_hardware()
+    artifact = open_artifact(where, machine)
+    if artifact.encoders:
+        with closing(open_encoders(artifact, machine, device=CPU)) as found:
+            embed = partial(found.embed, wait=True)
+            flows = FlowService(None, embed, FlowSettings(), artifact, cut=found.divide)
+            with closing(flows):
+                flows.open_indexes()
 
 
 def _read(given: GivenWorkflow) -> list[Stored]:

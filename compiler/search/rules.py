@@ -6,13 +6,7 @@ from dataclasses import dataclass, field
 
 from dovetail.compiler.measure import Measurer
 from dovetail.compiler.search.cost_model import CostModel
-from dovetail.compiler.search.policy import (
-    DEFAULT,
-    PREDICTED,
-    Choice,
-    SearchResult,
-    SearchTask,
-)
+from dovetail.compiler.search.policy import DEFAULT, PREDICTED, Choice, SearchResult, SearchTask
 from dovetail.compiler.search.space import WHOLE
 
 PREDICTED_GAIN = 0.3

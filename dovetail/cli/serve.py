@@ -185,6 +185,7 @@ def serve_command(
     from dovetail.compiler.hub import find_model, name_model
     from dovetail.loading import load
     from dovetail.runtime.embed.settings import EmbeddingSettings
+    from dovetail.runtime.flows.service import FlowSettings
     from dovetail.runtime.server.run import check_address, open_models
 
     served.check(http.timeline)
@@ -206,6 +207,7 @@ def serve_command(
         kv_blocks=kv_blocks,
         kv_file=kv_file,
         max_waiting=max_queue,
+        workflows=FlowSettings(max_waiting=max_queue),
         embedding=None if embed_slo is None else EmbeddingSettings(slo=embed_slo),
         apart=True,
         trust=served.trust,

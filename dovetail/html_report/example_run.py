@@ -13,6 +13,7 @@ from dovetail.ir.graph import ExecutionGraph
 from dovetail.ir.workflow import Retrieval, Workflow
 from dovetail.runtime.flows.control.costs import StageCosts, StepCost
 from dovetail.runtime.flows.control.messages import (
+    Choose,
     Embed,
     FindClusters,
     Finished,
@@ -86,7 +87,7 @@ def _embed(order: Embed) -> Sequence[Report]:
     return (Finished(order.job, [0.0, 1.0]),)
 
 
-def _invoke(order: Invoke) -> Sequence[Report]:
+def _invoke(order: Invoke | Choose) -> Sequence[Report]:
     return (call_function(order),)
 
 
@@ -110,6 +111,7 @@ _ANSWERS: dict[type, Callable[..., Sequence[Report]]] = {
     Generate: _write,
     Embed: _embed,
     Invoke: _invoke,
+    Choose: _invoke,
     FindClusters: _probe,
     ScanClusters: _scan,
 }

@@ -15,12 +15,14 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any, get_args
 
-from dovetail.ir.errors import DovetailError, RequestError, WorkflowError
-from dovetail.ir.workflow import Function, Name
+from dovetail.ir.errors import CapacityError, DovetailError, RequestError, WorkflowError
+from dovetail.ir.graph import GENERATION
+from dovetail.ir.workflow import Name
 from dovetail.runtime.engine.tally import Tally
 from dovetail.runtime.flows.control.front import Statistics
 from dovetail.runtime.flows.control.messages import (
     Cancel,
+    Choose,
     Commit,
     Copy,
     Deliver,
@@ -40,13 +42,7 @@ from dovetail.runtime.flows.control.messages import (
     as_ours,
 )
 from dovetail.runtime.flows.control.wavefront import Wavefront
-from dovetail.runtime.flows.events import (
-    NodeFinished,
-    NodeStarted,
-    NodeText,
-    Rewritten,
-    SubStage,
-)
+from dovetail.runtime.flows.events import NodeFinished, NodeStarted, NodeText, Rewritten, SubStage
 from dovetail.runtime.flows.generations import Generations
 from dovetail.runtime.flows.indexes import EmbedTexts, Indexes
 from dovetail.runtime.flows.job import WorkflowJob
@@ -77,7 +73,7 @@ class Executors:
     """What orders are done with. embed: of embedding nodes; indexes have their own.
 
     recorder: draws what is done, while an app is recorded. scans: seconds of retrieval sub-stages,
-    by device.
+    by device. max_waiting: see FlowSettings.
     """
 
     generator: Generator | None
@@ -85,6 +81,7 @@ class Executors:
     worker: RetrievalProcess
     indexes: Indexes
     hot: HotSets | None
+    max_waiting: int | None = None
     recorder: FlowRecorder | None = None
     scans: Mapping[Device, Tally] = field(
         default_factory=lambda: {device: Tally(SCAN_SECONDS) for device in get_args(Device)}
@@ -112,6 +109,7 @@ class Session:
             Generate: self.generations.begin,
             Embed: self._embed,
             Invoke: self._invoke,
+            Choose: self._invoke,
             ScanClusters: self._retrievals.scan,
             Copy: self._retrievals.copy,
             Cancel: self._cancel,
@@ -123,9 +121,20 @@ class Session:
         }
 
     def begin(self, run: WorkflowRun, job: WorkflowJob) -> None:
-        """Start a run."""
+        """Start a run; CapacityError where too many wait."""
+        self._check_room()
         job.number = self.control.submit(run, time.perf_counter())
         self._jobs[job.number] = job
+
+    def _check_room(self) -> None:
+        """Runs that have not come to the engine yet wait as what is in its queue does."""
+        early = [job.seconds for job in self._jobs.values() if not job.writes]
+        waiting, most = len(early) + self.generations.waiting, self._executors.max_waiting
+        if most is not None and waiting >= most:
+            raise CapacityError(
+                f"{waiting} requests are waiting; send the request again later",
+                retry_after=max(early, default=1.0) / 2,  # half of the queue is done by then
+            )
 
     def drop(self, job: WorkflowJob) -> None:
         """End a run, if it is under way."""
@@ -202,7 +211,7 @@ class Session:
             return
         self._embedding.put(order, embed)
 
-    def _invoke(self, order: Invoke) -> None:
+    def _invoke(self, order: Invoke | Choose) -> None:
         def run() -> None:  # one that hangs holds up neither others nor the end of the program
             self.told(call_function(order))
 
@@ -216,6 +225,7 @@ class Session:
         source = order.source
         if (job := self._jobs.get(source.request)) is not None:
             kind = job.workflow.nodes[source.node].kind
+            job.writes |= kind == GENERATION
             job.start(NodeStarted(source.node, source.round, kind, job.seconds, str(order.prompt)))
         if order.job is not None:
             self.generations.reveal(order.job)
@@ -337,11 +347,9 @@ class Driver:
         self._leave(RequestError("the app was closed while the workflow was running"))
 
 
-def call_function(order: Invoke) -> Report:
-    """Return what the function of a node came to."""
-    node = order.call.node
-    assert isinstance(node, Function)
+def call_function(order: Invoke | Choose) -> Report:
+    """Return what a function of users came to."""
     try:
-        return Finished(order.job, node.call(order.call.state))
+        return Finished(order.job, order.run())
     except BaseException as error:  # also sys.exit(): nobody else tells of it
         return Failed(order.job, as_ours(error))

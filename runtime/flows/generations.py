@@ -79,6 +79,11 @@ class Generations:
         """Whether some wait for room in the engine's queue; `retry` starts them."""
         return bool(self._held)
 
+    @property
+    def waiting(self) -> int:
+        """How many wait: for room in the engine's queue, or there, beside requests of others."""
+        return len(self._held) + (self._generator.host.load.waiting if self._generator else 0)
+
     def begin(self, order: Generate) -> None:
         """Start a generation; what is wrong with it is reported."""
         hidden = list[Chunk]() if order.provisional else None

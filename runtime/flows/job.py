@@ -14,13 +14,7 @@ from typing import Any
 
 from dovetail.ir.live_graph import LiveGraph
 from dovetail.ir.workflow import Name, Workflow
-from dovetail.runtime.flows.events import (
-    Event,
-    NodeFinished,
-    NodeStarted,
-    NodeTime,
-    WorkflowResult,
-)
+from dovetail.runtime.flows.events import Event, NodeFinished, NodeStarted, NodeTime, WorkflowResult
 from dovetail.runtime.hosting.inbox import Inbox
 
 
@@ -28,6 +22,7 @@ class WorkflowJob:
     """One run of a workflow. Its events can be read once, by one reader."""
 
     number = 0  # of its request to the control plane, once it has begun
+    writes = False  # whether one of its generations has begun
 
     def __init__(
         self, workflow: Workflow, cancel: Callable[[WorkflowJob], None], *, events: bool

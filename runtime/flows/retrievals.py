@@ -167,9 +167,7 @@ class EmbeddingThreads:
     """A thread for each encoder, so that one which hangs holds up no other; texts go in batches."""
 
     def __init__(
-        self,
-        tell: Callable[[Report], None],
-        draw: Callable[[Sequence[Embed], float, float], None],
+        self, tell: Callable[[Report], None], draw: Callable[[Sequence[Embed], float, float], None]
     ) -> None:
         """`tell` and `draw` (a batch, its start and end) are called on the threads."""
         self._tell, self._draw = tell, draw

@@ -81,13 +81,15 @@ class FlowSettings:
     wavefront: how the control plane schedules. threads: of a search in the retrieval worker; None:
     as the artifact says. cluster_bytes: memory for hot clusters of indexes on
     the GPU that the app is loaded with, beside its KV; share: have `load` take both
-    from what the KV pool was to have, as serves such workflows best.
+    from what the KV pool was to have, as serves such workflows best. max_waiting: refuse runs while
+    so many requests wait; None: runs wait themselves.
     """
 
     wavefront: WavefrontSettings = field(default_factory=WavefrontSettings)
     threads: int | None = None
     cluster_bytes: int = 0
     share: GpuShare | None = None
+    max_waiting: int | None = None
 
     def __post_init__(self) -> None:
         """Raises SpecError for no threads, less than no memory, or unknown transformations."""
@@ -158,7 +160,9 @@ class FlowService:
         self._open = indexes = Indexes()
         room = settings.cluster_bytes
         self._hot = HotSets(gpu, room, lambda n: indexes.find(n).name) if gpu else None
-        self._executors = Executors(generator, embed, self.worker, indexes, self._hot)
+        self._executors = Executors(
+            generator, embed, self.worker, indexes, self._hot, settings.max_waiting
+        )
         self._driver = Driver(self._executors, self._make_control)
 
     @property
@@ -179,7 +183,7 @@ class FlowService:
     @property
     def workflows(self) -> dict[str, Workflow]:
         """All workflows by name; those of the artifact are opened, and so are its indexes."""
-        self._open_indexes()
+        self.open_indexes()
         return {name: self.find(name) for name in (*self._stored, *self._workflows)}
 
     def add_workflow(self, workflow: RAGraph | Workflow) -> None:
@@ -242,6 +246,12 @@ class FlowService:
                 self._hot.add(called, index.bytes if room and opened.hot else None)
         self._unopened.pop(called, None)
 
+    def open_indexes(self) -> None:
+        """Open the artifact's own indexes, if that has not been done; raises as `add_index`."""
+        with self._opening:
+            for name, path in tuple(self._unopened.items()):
+                self.add_index(path, name=name)
+
     def index(self, name: str | None) -> AppIndex:
         """Return an index by its name; see `App.index`."""
         return AppIndex(self._find_index(name).name, self._open, self.worker)
@@ -295,12 +305,6 @@ class FlowService:
                 self._hot.renew()
         return Wavefront(self._settings.wavefront, costs, self._open, self._hot)
 
-    def _open_indexes(self) -> None:
-        """Open the artifact's own indexes, if that has not been done."""
-        with self._opening:
-            for name, path in tuple(self._unopened.items()):
-                self.add_index(path, name=name)
-
     def _find_index(self, name: str | None) -> BoundIndex:
-        self._open_indexes()
+        self.open_indexes()
         return self._open.find(name)

@@ -10,7 +10,7 @@ under way can still bring more to it in that round; so joins do not depend on wh
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -20,6 +20,7 @@ from dovetail.ir.errors import WorkflowError, describe_error
 from dovetail.ir.workflow import (
     END,
     START,
+    Branch,
     Edge,
     Generation,
     Name,
@@ -37,6 +38,7 @@ Stamped = Mapping[str, tuple[int, Any]]
 
 Key: TypeAlias = tuple[int, Place]
 """A round of a place."""
+_BEGIN: Key = (0, START)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +65,13 @@ class WorkflowRun:
                 + ("missing" if min(faults) in workflow.inputs else "no input of it")
                 + f"; its inputs are {', '.join(map(repr, workflow.inputs))}"
             )
-        self.workflow = workflow
+        self.workflow, self.inputs = workflow, inputs
         self._waiting: dict[Key, list[Stamped]] = defaultdict(list)
         self._awaits: dict[Key, set[Key]] = {}  # who may still bring more to a place that waits
         self._running: dict[Key, Stamped] = {}
         self._calls: dict[Key, Call] = {}
         self._runs: Counter[Name] = Counter()
-        self._send(START, 0, {name: (-1, value) for name, value in inputs.items()})
+        self._running[_BEGIN] = {name: (-1, value) for name, value in inputs.items()}
 
     @property
     def done(self) -> bool:
@@ -86,24 +88,57 @@ class WorkflowRun:
     def ready(self) -> tuple[Call, ...]:
         """Return the calls that may run now, side by side; each is returned once.
 
-        Raises WorkflowError where a node ran too often or reads what is not there yet.
+        Raises WorkflowError where a node ran too often or reads what is not there yet, and where
+        nobody has called `begin`, as `finish`.
         """
+        if _BEGIN in self._running:
+            self.begin()
         order = self.workflow.order
         found = [key for key, awaited in self._awaits.items() if not awaited]
         found.sort(key=lambda key: (key[0], order[key[1]]))
         return tuple(self._start(key) for key in found)
 
-    def finish(self, call: Call, value: object) -> None:
-        """Take the result of a call.
+    def asks(self, place: Place) -> bool:
+        """Tell whether functions of users choose what follows a place."""
+        edges = self.workflow.edges[place]
+        return any(e.choose is not None and not isinstance(e.choose, Branch) for e in edges)
+
+    def choose(self, place: Place, state: State) -> tuple[Place, ...]:
+        """Return what follows a place in a state. For any thread, beside all else.
 
         Raises WorkflowError where a function on an edge fails or names no node.
         """
+        chosen = list[Place]()
+        for edge in self.workflow.edges[place]:
+            try:
+                found = edge.next(MappingProxyType(state))
+            except (Exception, SystemExit) as error:  # as sys.exit(): nobody else would tell
+                raise WorkflowError(
+                    f"workflow {self.workflow.name!r}: the choice after node {place!r} failed: "
+                    f"{describe_error(error)}"
+                ) from error
+            for target in found:
+                allowed = self.workflow.order if edge.targets is None else edge.targets
+                if target is START or target not in allowed:
+                    raise WorkflowError(
+                        f"workflow {self.workflow.name!r}: the choice after node {place!r} gave "
+                        f"{target!r}, which is none of the nodes it may lead to"
+                    )
+                chosen.append(target)
+        return tuple(chosen)
+
+    def begin(self, chosen: Sequence[Place] | None = None) -> None:
+        """Pass the inputs on to what `choose` gave; it is asked here where it was not; as it."""
+        self._send(START, 0, self._running.pop(_BEGIN), chosen)
+
+    def finish(self, call: Call, value: object, chosen: Sequence[Place] | None = None) -> None:
+        """Take the result of a call; `chosen` as of `begin`."""
         key = (call.round, call.node.name)
         assert self._calls.pop(key) is call, "a call finishes once"
         state = {**self._running.pop(key), call.node.output: (call.round, value)}
         for awaited in self._awaits.values():
             awaited.discard(key)
-        self._send(call.node.name, call.round, state)
+        self._send(call.node.name, call.round, state, chosen)
 
     def fork(self) -> WorkflowRun:
         """Return a run that is where this one is, and goes on without changing this one."""
@@ -155,31 +190,16 @@ class WorkflowRun:
         call = self._calls[key] = Call(node, round_, state, rounds)
         return call
 
-    def _send(self, source: Place, round_: int, state: Stamped) -> None:
+    def _send(
+        self, source: Place, round_: int, state: Stamped, chosen: Sequence[Place] | None
+    ) -> None:
         """Pass a state on along all edges that leave `source`."""
         order = self.workflow.order
-        for target in tuple(self._next(source, state)) or (END,):  # chosen nothing: it ends there
+        if chosen is None:
+            chosen = self.choose(source, {name: value for name, (_, value) in state.items()})
+        for target in chosen or (END,):  # chosen nothing: it ends there
             later = round_ + (order[target] <= order[source])
             self._arrive((later, target), state)
-
-    def _next(self, source: Place, state: Stamped) -> Iterator[Place]:
-        plain = MappingProxyType({name: value for name, (_, value) in state.items()})
-        for edge in self.workflow.edges[source]:
-            try:
-                found = edge.next(plain)
-            except (Exception, SystemExit) as error:  # sys.exit() would end the thread of all runs
-                raise WorkflowError(
-                    f"workflow {self.workflow.name!r}: the choice after node {source!r} failed: "
-                    f"{describe_error(error)}"
-                ) from error
-            for target in found:
-                allowed = self.workflow.order if edge.targets is None else edge.targets
-                if target is START or target not in allowed:
-                    raise WorkflowError(
-                        f"workflow {self.workflow.name!r}: the choice after node {source!r} gave "
-                        f"{target!r}, which is none of the nodes it may lead to"
-                    )
-                yield target
 
 
 def run_in_order(

@@ -1,12 +1,12 @@
 """The documents beside the vectors of an index: text, title and metadata by id.
 
-In: a file of JSON lines and where each begins, both mapped, and passages that came later. Out:
+In: a file of JSON lines and where each begins, and passages that came later. Out:
 passages by id, ids by the corpus's own keys, and which documents match filters on metadata.
 """
 
 from __future__ import annotations
 
-import mmap
+import os
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial, reduce
@@ -14,6 +14,7 @@ from itertools import count
 from pathlib import Path
 from threading import Lock
 from typing import Any, TypeAlias
+from weakref import finalize
 
 import msgspec
 import numpy as np
@@ -48,9 +49,12 @@ class DocumentStore:
     Any number of threads may read while one adds or forgets.
     """
 
-    def __init__(self, lines: mmap.mmap | bytes = b"", offsets: Sequence[int] = (0,)) -> None:
-        """`offsets`: where each line begins in `lines`, and where the last one ends."""
-        self._lines, self._offsets = lines, offsets
+    def __init__(self, lines: Path | None = None, offsets: Sequence[int] = (0,)) -> None:
+        """`offsets`: where each line begins in the file `lines`, and where the last one ends."""
+        self._path, self._offsets = lines, offsets
+        if lines is not None:
+            self._file = os.open(lines, os.O_RDONLY)
+            finalize(self, os.close, self._file)
         self._stored = self._next = len(offsets) - 1
         self._added: dict[int, Passage] = {}
         self._lock = Lock()
@@ -65,13 +69,13 @@ class DocumentStore:
         """Return a passage; KeyError for a forgotten one, ArtifactError for a damaged line."""
         if id_ >= self._stored:
             return self._added[id_]
-        line = self._lines[int(self._offsets[id_]) : int(self._offsets[id_ + 1])]
-        try:
-            return _DECODE.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        begin, end = int(self._offsets[id_]), int(self._offsets[id_ + 1])
+        try:  # not mapped: to read mapped bytes of a file that was cut off ends the process
+            return _DECODE.decode(os.pread(self._file, end - begin, begin))
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ArtifactError(
-                f"line {id_ + 1} of the documents of an index cannot be decoded ({error}); run "
-                "`dovetail index build` again"
+                f"line {id_ + 1} of {self._path} cannot be read ({error}); run `dovetail index "
+                "build` again"
             ) from None
 
     def documents(self, hits: Sequence[Hit], metric: str) -> list[Document]:
@@ -190,12 +194,10 @@ def encode_passages(passages: Iterable[Passage]) -> tuple[bytes, NDArray[np.int6
 
 
 def open_documents(lines: Path, offsets: Path) -> DocumentStore:
-    """Return the store of two files, mapped; ArtifactError where they do not fit each other."""
+    """Return the store of two files; ArtifactError where they do not fit each other."""
     try:
         begins = np.load(offsets, mmap_mode="r", allow_pickle=False)
         size = lines.stat().st_size
-        with lines.open("rb") as file:
-            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
     except (OSError, ValueError) as error:
         raise ArtifactError(
             f"{lines.parent}: its documents cannot be read ({error}); run `dovetail index build` "
@@ -206,7 +208,7 @@ def open_documents(lines: Path, offsets: Path) -> DocumentStore:
         raise ArtifactError(
             f"{offsets} does not fit {lines.name}; run `dovetail index build` again"
         )
-    return DocumentStore(content, begins)
+    return DocumentStore(lines, begins)
 
 
 def _enter(columns: dict[str, dict[Any, list[int]]], id_: int, passage: Passage) -> None:

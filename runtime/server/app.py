@@ -6,6 +6,7 @@ asks for the key, turns errors to replies and writes the log.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import logging
@@ -178,7 +179,7 @@ class Gate:
             await self._inner(request.scope, request.receive, sending)
         except ClientGone:
             raise
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             # its traceback holds this frame, and the frames that hold the body
             found = tell(error).with_traceback(None)
             self._server.metrics.reject(request.scope["path"], found.code)
@@ -199,7 +200,7 @@ class Gate:
         if scheme.lower() != "bearer" or not any(matches):
             raise ApiError(
                 401,
-                "no valid API key was given in the header `Authorization: Bearer KEY`",
+                "no valid API key was given in `Authorization: Bearer KEY` or `x-api-key: KEY`",
                 code="invalid_api_key",
                 headers={"www-authenticate": "Bearer"},
             )

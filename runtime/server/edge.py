@@ -173,6 +173,10 @@ class EventStream(Response):
         try:
             async with present(receive):
                 await self._send_all()
+        except (Exception, asyncio.CancelledError) as error:
+            if not self._begun or isinstance(error, ClientGone):
+                raise
+            await self._send(self._fail(tell(error)), more=False)
         finally:
             self._timer.cancel()
             if self._pinging is not None:
@@ -180,15 +184,9 @@ class EventStream(Response):
             await self._events.aclose()
 
     async def _send_all(self) -> None:
-        try:
-            async for body in self._events:
-                await self._send(body)
-            last = b""
-        except Exception as error:
-            if not self._begun:
-                raise
-            last = self._fail(tell(error))
-        await self._send(last, more=False)
+        async for body in self._events:
+            await self._send(body)
+        await self._send(b"", more=False)
 
     async def _send(self, body: bytes, *, more: bool = True) -> None:
         self._last = self._loop.time()

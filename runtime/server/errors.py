@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import re
+from asyncio import CancelledError
 from collections.abc import Mapping
 
 import msgspec
@@ -117,10 +118,12 @@ def busy(error: CapacityError) -> ApiError:
     return ApiError(429, str(error), code="busy", headers=headers)
 
 
-def tell(error: Exception) -> ApiError:
+def tell(error: BaseException) -> ApiError:
     """Return what a client is told of `error`; faults of ours go to the log."""
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, CancelledError):  # uvicorn has waited for as long as it was to
+        return ApiError(503, "the server has stopped; send the request again", code="stopped")
     if isinstance(error, CapacityError):
         if error.retry_after is not None:
             return busy(error)

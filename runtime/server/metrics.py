@@ -254,13 +254,8 @@ FIGURES: dict[str, tuple[Family, str, Labels, Callable[[ServedModel], Values]]] 
 }
 """Names, kinds, words, labels beyond those of all, and where the values come from."""
 
-BUSY_AT = {
-    **dict.fromkeys(
-        ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"), "queue_full"
-    ),
-    **dict.fromkeys(("/v1/embeddings", "/v1/rerank", "/rerank"), "embedding_slo"),
-}
-"""What was full where BUSY was the answer."""
+BUSY_AT = dict.fromkeys(("/v1/embeddings", "/v1/rerank", "/rerank"), "embedding_slo")
+"""What was full where BUSY was the answer, if not the engine's queue."""
 REASONS = (
     *("busy", "queue_full", "embedding_slo"),
     *("request_too_large", "context_length_exceeded", "body_too_large"),
@@ -307,7 +302,7 @@ class ServerMetrics(Collector):
 
     def reject(self, path: str, code: str | None) -> None:
         """Count a refusal at `path` with the error's `code`, if it was one for lack of room."""
-        reason = BUSY_AT.get(path, code) if code == "busy" else code
+        reason = BUSY_AT.get(path, "queue_full") if code == "busy" else code
         if reason in REASONS:
             self._counts["admission_rejections"][reason,] += 1
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from dovetail.ir.errors import ArtifactError, DeviceError, DovetailError, RequestError
-from dovetail.runtime.child.child import Child, ChildLate, ChildLost
+from dovetail.runtime.child.child import Child, ChildLate, ChildLost, hung_up
 from dovetail.runtime.child.supervisor import CLOSED
 from dovetail.runtime.machine.cpu_time import process_seconds
 from dovetail.runtime.schedule.structured import StructuredOutputs
@@ -40,7 +40,6 @@ MAX_CONVERSATION = 16 << 20
 FIRST_FORM = TryForm(StructuredOutputs(json_object=True))
 FORMS = "forms"
 """What a process begins with before it tries a form of a caller: it has imported all then."""
-
 
 Order: TypeAlias = Teach | Render | TryForm
 
@@ -121,27 +120,27 @@ class _RenderProcess:
 
     def _do(self, job: _Job) -> str | DovetailError:
         """Return the text, or why there is none."""
+        if self._child is not None and hung_up([self._child.channel.socket]):
+            self._end()  # it was killed while it had nothing to do
         child, order = self._child or self._begin(), job.order
         if isinstance(order, Teach):
-            return self._learn(child, order, LEARN_SECONDS) or ""
+            return self._learn(child, order) or ""
         if isinstance(order, TryForm) and FORMS not in self._known:
             self._ask(child, FIRST_FORM, LEARN_SECONDS)
             self._known.add(FORMS)
         if job.teach is not None and job.teach.key not in self._known:
-            if wrong := self._learn(child, job.teach, LEARN_SECONDS):
+            if wrong := self._learn(child, job.teach):
                 return wrong
         found = self._wait(child, order)
-        if found.full:
-            return _refuse(order, f"it takes more than {MEMORY >> 20} MiB of memory")
         if found.error is not None:
             return _refuse(order, found.error)
         return found.text.decode("utf-8", "surrogatepass")
 
-    def _learn(self, child: Child, teach: Teach, seconds: float) -> DovetailError | None:
+    def _learn(self, child: Child, teach: Teach) -> DovetailError | None:
         """Have the process learn a template; return what is wrong with it."""
-        learnt = self._ask(child, teach, seconds)
-        if learnt.error is not None or learnt.full:
-            return _wrong(learnt.error or f"it takes more than {MEMORY >> 20} MiB of memory")
+        learnt = self._ask(child, teach, LEARN_SECONDS)
+        if learnt.error is not None:
+            return _wrong(learnt.error)
         self._known.add(teach.key)
         return None
 
@@ -167,6 +166,7 @@ class _RenderProcess:
         found = child.ask(order, Rendered, seconds)
         if found.full:
             self._end()
+            return Rendered(error=f"it takes more than {MEMORY >> 20} MiB of memory")
         return found
 
     def _end(self) -> None:

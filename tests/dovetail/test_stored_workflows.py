@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
@@ -271,6 +271,28 @@ def test_a_workflow_of_an_artifact_that_cannot_run_is_not_served(
         served = add_workflows(Models([ServedModel("app", app)]), [], [], None)
     assert set(served) == {"one-shot", "twice", "plain"}
     assert "'lost': node 'search': no index 'gone'" in caplog.text
+
+
+class Turned:
+    """An encoder that is as long as the one of `work`, and another."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    def embed(self, texts: Sequence[str], /, *, prompt: str | None = None) -> np.ndarray:
+        return self._app.embed(list(texts), prompt=prompt)[:, ::-1]
+
+
+def test_an_index_of_another_encoder_is_refused_as_it_would_be_when_served(
+    work: Path, tmp_path: Path
+) -> None:
+    passages, entry = [Passage(key="a", text="Pelkan")], describe_embedder("other", "", {}, None)
+    request, output = IndexRequest(output=tmp_path / "turned"), tmp_path / "app.dove"
+    with load(work / "encoder.dove") as encoder:
+        build_index_folder(passages, Turned(encoder), entry, request, lambda *_: None)
+    with pytest.raises(SpecError, match="'turned' was made with another encoder than this one"):
+        compile_model(ENCODER, output=output, effort="none", index=tmp_path / "turned")
+    assert not output.exists()
 
 
 @pytest.mark.parametrize("verb", ["verify", "inspect"])

@@ -9,13 +9,13 @@ that was lost with its worker can simply be done again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
 from dovetail.ir.errors import DovetailError, describe_error
 from dovetail.ir.live_graph import LiveGraph, Rewrite
-from dovetail.ir.workflow import Generation, Name, Retrieval
+from dovetail.ir.workflow import Function, Generation, Name, Retrieval
 from dovetail.runtime.flows.workflow_run import Call
 from dovetail.runtime.index.cursor import Hit
 from dovetail.runtime.index.documents import Document
@@ -77,6 +77,19 @@ class Invoke:
     source: Source
     call: Call
 
+    def run(self) -> object:
+        """Call it."""
+        assert isinstance(self.call.node, Function)
+        return self.call.node.call(self.call.state)
+
+
+@dataclass(frozen=True, slots=True)
+class Choose:
+    """Call the functions of edges, apart from the control plane -> Finished(what follows)."""
+
+    job: int
+    run: Callable[[], object]
+
 
 @dataclass(frozen=True, slots=True)
 class FindClusters:
@@ -133,7 +146,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Nobody waits for a Generate, Embed, Invoke or FindClusters any more; free what it holds."""
+    """Nobody waits any more for a job that is no scan or copy; free what it holds."""
 
     job: int
 
@@ -183,6 +196,7 @@ Order: TypeAlias = (
     Generate
     | Embed
     | Invoke
+    | Choose
     | FindClusters
     | ScanClusters
     | Copy
@@ -209,7 +223,7 @@ class Progressed:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A job is done. value: text of Generate, vector of Embed, result of Invoke.
+    """A job is done. value: text of Generate, vector of Embed, result of Invoke or Choose.
 
     Of Copy the clusters that did not arrive, None if all did.
     """

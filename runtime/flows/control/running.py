@@ -88,9 +88,7 @@ class Searches:
         search.job = front.post(
             lambda job: FindClusters(job, source, search.spec, query, known, provisional),
             Waiter(
-                source.request,
-                partial(self._probed, search, used),
-                partial(self._fail, [search]),
+                source.request, partial(self._probed, search, used), partial(self._fail, [search])
             ),
         )
 
@@ -221,9 +219,7 @@ class Searches:
         self._front.post(
             lambda job: Copy(job, index, swap.load, swap.drop),
             Waiter(
-                None,
-                lambda report: copied(report.value or ()),
-                lambda error: copied(swap.load),
+                None, lambda report: copied(report.value or ()), lambda error: copied(swap.load)
             ),
         )
 
@@ -320,11 +316,7 @@ class Replies:
         order = reply.source, reply.spec, reply.prompt, reply.steps, provisional
         reply.job = self._front.post(
             lambda job: Generate(job, *order),
-            Waiter(
-                reply.source.request,
-                partial(self._told, reply),
-                partial(self._failed, reply),
-            ),
+            Waiter(reply.source.request, partial(self._told, reply), partial(self._failed, reply)),
         )
         reply.graph.begin(reply.node)
 

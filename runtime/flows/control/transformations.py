@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import ClassVar, Self
 
+from dovetail.ir.errors import DovetailError
 from dovetail.ir.graph import EMBEDDING, FUNCTION, GPU, SPECULATIVE
 from dovetail.ir.live_graph import COPY, READ, LiveGraph, LiveNode
 from dovetail.ir.transform import (
@@ -329,7 +330,10 @@ class SpeculateGeneration(Transformation):
         """
         assert search.call is not None, "nothing follows a scout"
         ticket = front.ticket(search)
-        documents = front.catalog.documents(search.spec, search.steps.partial)
+        try:
+            documents = front.catalog.documents(search.spec, search.steps.partial)
+        except DovetailError:  # the search tells of it if it finds the same
+            return
         for prompt in prompts_after(ticket.run, search.call, documents):
             name, characters = prompt.node.name, len(prompt.text)
             guessed = Guessed(name, characters, search.spec.name, left, search.share)

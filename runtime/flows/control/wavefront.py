@@ -7,7 +7,7 @@ predicted to pay. What is ready then is begun; no request waits for another's st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import count
 from typing import Any, TypeAlias
@@ -26,11 +26,13 @@ from dovetail.ir.live_graph import (
     State,
 )
 from dovetail.ir.transform import roll_back
-from dovetail.ir.workflow import Embedding, Function, Generation, Retrieval
+from dovetail.ir.workflow import START, Embedding, Function, Generation, Place, Retrieval
+from dovetail.ir.workflow import State as WorkflowState
 from dovetail.runtime.flows.control.costs import Learned, StageCosts
 from dovetail.runtime.flows.control.front import Callbacks, Front, Statistics, Ticket, Waiter
 from dovetail.runtime.flows.control.messages import (
     Catalog,
+    Choose,
     Commit,
     Deliver,
     Embed,
@@ -49,6 +51,8 @@ from dovetail.runtime.flows.prompts import query_of, text_of
 from dovetail.runtime.flows.workflow_run import Call, WorkflowRun, search_after
 from dovetail.runtime.retrieval.hot import HotSet
 
+Go: TypeAlias = Callable[[Sequence[Place] | None], None]
+"""Has a run go on to what was chosen; None: to where its edges lead, which is known at once."""
 NO_GAIN = "it is predicted to gain nothing"
 
 
@@ -94,7 +98,7 @@ class Wavefront:
         number = next(self._numbers)
         graph = LiveGraph(run.workflow.template, self.front.ready, number)
         self.front.tickets[number] = ticket = Ticket(number, run, graph)
-        self._advance(ticket)
+        self._choose(ticket, START, run.inputs, run.begin)
         return number
 
     def tell(self, report: Report, now: float) -> None:
@@ -192,8 +196,23 @@ class Wavefront:
         node = ticket.node(call)
         if node.state is State.RUNNING:
             ticket.graph.finish(node)
+        state = {**call.state, call.node.output: value}
+        self._choose(ticket, call.node.name, state, partial(ticket.run.finish, call, value))
+
+    def _choose(self, ticket: Ticket, place: Place, state: WorkflowState, go: Go) -> None:
+        """Let a request go on; where functions choose how, once they have: they may take long."""
+        if not ticket.run.asks(place):
+            self._go_on(ticket, go, None)
+            return
+        take: Callable[[Any], None] = lambda report: self._go_on(ticket, go, report.value)  # noqa: E731
+        self.front.post(
+            lambda job: Choose(job, partial(ticket.run.choose, place, state)),
+            Waiter(ticket.number, take, partial(self._fail, ticket, place)),
+        )
+
+    def _go_on(self, ticket: Ticket, go: Go, chosen: Sequence[Place] | None) -> None:
         try:
-            ticket.run.finish(call, value)
+            go(chosen)
         except WorkflowError as error:
             self._deliver(ticket, None, error)
             return
@@ -307,10 +326,14 @@ class Wavefront:
         if search.call is None:
             return  # its ticket keeps what it found
         ticket = self.front.ticket(search)
+        try:
+            documents = self.front.catalog.documents(search.spec, search.steps.partial)
+        except DovetailError as error:  # their file was damaged meanwhile
+            self._search_failed(search, error)
+            return
         ticket.nodes[search.source.node, search.source.round] = search.node
         ticket.histories[search.spec.index] = search.history()
         ticket.searched += 1
-        documents = self.front.catalog.documents(search.spec, search.steps.partial)
         self._finish(ticket, search.call, documents)
         if not ticket.over:
             for guess in self._guesses(search):

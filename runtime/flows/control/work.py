@@ -18,13 +18,7 @@ from dovetail.runtime.flows.control.messages import Source
 from dovetail.runtime.flows.control.prefixes import Opening
 from dovetail.runtime.flows.prompts import pack_vector
 from dovetail.runtime.flows.workflow_run import Call
-from dovetail.runtime.index.cursor import (
-    Cursor,
-    Hit,
-    SearchHistory,
-    reorder_probes,
-    share_until,
-)
+from dovetail.runtime.index.cursor import Cursor, Hit, SearchHistory, reorder_probes, share_until
 from dovetail.runtime.index.scans import Part
 
 Key: TypeAlias = tuple[Name, int]

@@ -229,6 +229,28 @@ def only_function(function: Callable[..., object]) -> RAGraph:
     return g
 
 
+@pytest.mark.parametrize("source", [START, "f"])
+def test_a_choice_that_hangs_holds_up_neither_other_runs_nor_the_end(
+    open_app: Callable[..., App], source: Any
+) -> None:
+    app, begun, for_ever = open_app(), threading.Event(), threading.Event()
+
+    def hang(_state: object) -> Any:
+        begun.set()
+        for_ever.wait()
+
+    g = RAGraph("hangs")
+    g.add_function("f", lambda state: 1, "n")
+    g.add_edge(START, hang if source is START else "f", ["f"] if source is START else None)
+    g.add_edge("f", END if source is START else hang, None if source is START else [END])
+    job = app.submit_workflow(g, question(1))
+    assert begun.wait(120)
+    assert app.run(only_function(lambda state: 2), question(2)).outputs["n"] == 2
+    app.close()
+    with pytest.raises(RequestError, match="closed while"):
+        job.result(120)
+
+
 HANGS = """
 from threading import Event
 from dovetail.ir.workflow import Function
@@ -307,6 +329,23 @@ def test_damage_that_is_found_while_an_index_is_served_ends_its_searches(
     answer = shelf.answer(asked)
     assert isinstance(answer, ErrorText) and answer.kind == "ArtifactError"
     assert f"{DOCUMENTS}: does not have the sha256" in answer.message
+
+
+@pytest.mark.parametrize("cut", [False, True], ids=["overwritten", "cut off"])
+def test_a_file_of_documents_that_is_damaged_under_way_fails_what_needs_it_alone(
+    open_app: Callable[..., App], folder: Path, tmp_path: Path, cut: bool
+) -> None:
+    app, copied = open_app(), shutil.copytree(folder, tmp_path / "damaged")
+    app.add_index(copied, name="damaged", embed=embed)
+    gate = threading.Event()
+    held = app.submit_workflow(only_function(lambda state: gate.wait(120)), question(1))
+    with (copied / DOCUMENTS).open("r+b") as file:
+        file.truncate(0) if cut else file.write(b"x" * (copied / DOCUMENTS).stat().st_size)
+    with pytest.raises(WorkflowError, match=rf"'search' failed: line .*{DOCUMENTS} cannot be read"):
+        app.run(one_search("damaged"), {"input": "w1"})
+    gate.set()
+    assert held.result(120).outputs["n"] is True
+    assert app.run(one_search("idx"), {"input": "w1"}).outputs["docs"]
 
 
 def test_nodes_fail_by_name_where_their_services_do(

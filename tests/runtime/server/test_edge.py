@@ -90,3 +90,22 @@ def test_what_fails_on_the_way_is_an_event(error: Exception, said: bytes) -> Non
     bodies = asyncio.run(run())
     assert bodies[0] == b"one" and said in bodies[1] and bodies[1].endswith(DONE)
     assert b"secret" not in bodies[1]
+
+
+def test_a_stream_that_the_server_does_not_wait_for_says_so_at_its_end() -> None:
+    async def run() -> list[bytes]:
+        client, begun = Client(), asyncio.Event()
+
+        async def events() -> AsyncGenerator[bytes]:
+            yield b"one"
+            begun.set()
+            await asyncio.Event().wait()
+
+        task = asyncio.ensure_future(stream(client, events()))
+        await begun.wait()
+        task.cancel()
+        await task
+        return client.bodies
+
+    bodies = asyncio.run(run())
+    assert bodies[0] == b"one" and b"has stopped" in bodies[1] and bodies[1].endswith(DONE)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import httpx
@@ -15,14 +16,17 @@ import pytest
 pytest.importorskip("faiss")
 
 import dovetail
+from dovetail import END, START, RAGraph
 from dovetail.runtime.app import App, load
 from dovetail.runtime.embed.device_queue import QueueSpec, length_classes
 from dovetail.runtime.embed.queue import QueueManager
 from dovetail.runtime.embed.service import EmbeddingService
+from dovetail.runtime.flows.service import FlowSettings
 from dovetail.runtime.schedule.plan import SchedulerSettings
 from dovetail.runtime.server.app import make_app
 from dovetail.runtime.server.context import ServerContext
 from dovetail.runtime.server.models import Models, ServedModel
+from dovetail.runtime.server.served_workflow import ServedWorkflow
 from dovetail.runtime.server.settings import ServeSettings
 from tests.runtime.embed.test_service import LINE, Toy
 from tests.runtime.flows.conftest import PlainServices, app, folder, open_app, services
@@ -34,9 +38,9 @@ __all__ = ["app", "folder", "open_app", "open_hot", "services"]  # fixtures
 class Server:
     """An application without a socket, over apps that exist."""
 
-    def __init__(self, app: App) -> None:
-        models = Models([ServedModel("toy", app)])
-        self._asgi: Any = make_app(ServerContext(models, ServeSettings(log_requests=False)))
+    def __init__(self, app: App, flows: Mapping[str, ServedWorkflow] | None = None) -> None:
+        models, settings = Models([ServedModel("toy", app)]), ServeSettings(log_requests=False)
+        self._asgi: Any = make_app(ServerContext(models, settings, flows or {}))
 
     def ask(self, method: str, path: str, body: object = None) -> httpx.Response:
         async def run() -> httpx.Response:
@@ -146,3 +150,25 @@ def test_refusals_have_a_reason(make_artifact: Callable[..., Path]) -> None:
             assert server.figure("admission_rejections_total", reason=reason) == 1
         assert server.ask("POST", "/v1/completions", {"prompt": []}).status_code == 400
         assert server.figure("admission_rejections_total") == 3
+
+
+def test_a_run_is_refused_while_as_many_wait_as_may(open_app: Callable[..., App]) -> None:
+    """The one that waits is at a function, which ends when the other has been refused."""
+    app, begun, gate = open_app(FlowSettings(max_waiting=1)), Event(), Event()
+    g = RAGraph("gated")
+    g.add_function("f", lambda state: begun.set() or gate.wait(120), "n")
+    g.add_edge(START, "f")
+    g.add_edge("f", END)
+    model = ServedModel("toy", app)
+    server = Server(app, {"gated": ServedWorkflow("gated", model, g.workflow())})
+    first = app.submit_workflow(g, {"input": "x"})
+    assert begun.wait(120)
+    for stream in (False, True):
+        body = {"inputs": {"input": "x"}, "stream": stream}
+        refused = server.ask("POST", "/v1/workflows/gated/runs", body)
+        assert refused.status_code == 429 and refused.json()["error"]["code"] == "busy"
+        assert int(refused.headers["retry-after"]) >= 1
+    assert server.figure("admission_rejections_total", reason="queue_full") == 2
+    gate.set()
+    assert first.result(120).outputs["n"] is True
+    assert server.ask("POST", "/v1/workflows/gated/runs", body).status_code == 200

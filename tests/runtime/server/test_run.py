@@ -90,8 +90,9 @@ def test_a_key_is_needed_but_for_health(guarded: Live) -> None:
     for headers in ({}, {"authorization": "Bearer fourth"}, {"authorization": "Bearer"}):
         reply = http.get(f"{guarded.v1}/models", headers=headers)
         assert reply.status_code == 401
-        assert reply.json()["error"]["type"] == "authentication_error"
-    for headers in (KEY, {"authorization": "Bearer third"}):
+        error = reply.json()["error"]
+        assert error["type"] == "authentication_error" and "`x-api-key: KEY`" in error["message"]
+    for headers in (KEY, {"authorization": "Bearer third"}, {"x-api-key": "first"}):
         assert http.get(f"{guarded.v1}/models", headers=headers).status_code == 200
 
 
@@ -176,6 +177,20 @@ def test_what_runs_ends_before_the_server_does(
         assert server.process.wait(60) == 0
     log = (tmp_path / "log").read_text()
     assert "waiting for running ones" in log and "Traceback" not in log
+
+
+def test_what_outlives_the_drain_is_told_and_leaves_no_traceback(
+    artifacts: dict[str, Path], tmp_path: Path
+) -> None:
+    """The request is one whose body never comes."""
+    log = tmp_path / "log"
+    with serving(artifacts["llama"], "--drain-seconds", 1, log=log) as server:
+        with connect(server) as client:
+            client.sendall(HEAD + b"expect: 100-continue\r\ncontent-length: 9\r\n\r\n{")
+            assert b" 100 " in client.recv(1 << 16)  # the request has begun
+            assert server.stop() == 0
+            assert b" 503 " in client.recv(1 << 16)
+    assert "Cancel 1 running task" in log.read_text() and "Traceback" not in log.read_text()
 
 
 def test_a_model_is_compiled_once_and_served(artifacts: dict[str, Path], tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ import pytest
 from dovetail.errors import ArtifactError, RequestError
 from dovetail.runtime.text.chat_template import ChatTemplate, read_template
 from dovetail.runtime.text.messages import Message
-from dovetail.runtime.text.template_process import NICE, SHARED, Renderer
+from dovetail.runtime.text.template_process import NICE, SHARED, Renderer, _Job
+from dovetail.runtime.text.template_worker import Teach
 from dovetail.tiny_world import LLAMA
 from tests.processes import running
 
@@ -178,6 +179,25 @@ def test_a_process_that_is_killed_is_replaced(monkeypatch: pytest.MonkeyPatch) -
         os.kill(pid, number)
         assert template.render(HELLO) == HELLO[0].content
         assert SHARED.pids[0] != pid
+
+
+def test_processes_that_are_killed_while_idle_cost_no_conversation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    renderer = Renderer()
+    monkeypatch.setattr("dovetail.runtime.text.chat_template.SHARED", renderer)
+    template = ChatTemplate("{{ messages[0].content }}", {})
+    job = _Job(Teach("other", "", {}))
+    renderer._patient.put(job)
+    job.future.result()
+    for pid in renderer.pids:
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert template.render(HELLO) == HELLO[0].content
+    renderer._patient.put(job := _Job(Teach("other", "", {})))
+    assert job.future.result() == ""
+    template.close()
 
 
 def test_the_last_template_ends_the_process() -> None:

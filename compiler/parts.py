@@ -108,9 +108,7 @@ def job_name(parts: Iterable[TuningPart], effort: str) -> str:
 
 
 def spent_seconds(
-    records: Iterable[TuningRecord],
-    parts: Iterable[TuningPart],
-    since: datetime | None = None,
+    records: Iterable[TuningRecord], parts: Iterable[TuningPart], since: datetime | None = None
 ) -> dict[WorkKey, float]:
     """Return what the trials on record cost that the search of each item can use."""
     spent: dict[WorkKey, float] = {}

@@ -240,12 +240,7 @@ class Recorder:
         return found
 
     def _run(
-        self,
-        case: Case,
-        first: Candidate,
-        batch: Sequence[Candidate],
-        rounds: int,
-        seconds: float,
+        self, case: Case, first: Candidate, batch: Sequence[Candidate], rounds: int, seconds: float
     ) -> dict[Candidate, TuningRecord]:
         """Time a batch in turns with the reference, and record it."""
         start = self.inner.now()

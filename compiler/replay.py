@@ -144,11 +144,7 @@ def measure_choice(
 
 
 def choose_prompts(
-    choice: PlanChoice,
-    covers: Sequence[PairChoice],
-    trace: Trace,
-    seconds: float,
-    max_context: int,
+    choice: PlanChoice, covers: Sequence[PairChoice], trace: Trace, seconds: float, max_context: int
 ) -> tuple[int, ...]:
     """Return the tokens of the prompts of a round.
 

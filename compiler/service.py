@@ -14,14 +14,7 @@ from dovetail.compiler.workload import WorkloadSpec
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.graph import Placement
 from dovetail.ir.model import ModelSpec
-from dovetail.ir.plans import (
-    ASKED,
-    SIMULATED,
-    PairChoice,
-    PlanCandidate,
-    PlanChoice,
-    PlanFigure,
-)
+from dovetail.ir.plans import ASKED, SIMULATED, PairChoice, PlanCandidate, PlanChoice, PlanFigure
 from dovetail.topology.binding import choose_pus
 from dovetail.topology.hardware import HardwareSpec
 from dovetail.topology.parameters import MachineParameters

@@ -36,10 +36,7 @@ NO_RESIDUAL: tuple[Value, int] = (WeightRef(name=None), 0)
 
 
 def build_forward_tape(
-    spec: ModelSpec,
-    weights: Sequence[WeightEntry],
-    max_step_tokens: int,
-    max_step_sequences: int,
+    spec: ModelSpec, weights: Sequence[WeightEntry], max_step_tokens: int, max_step_sequences: int
 ) -> Tape:
     """Return the tape of one step of at most so many token rows and sequences.
 

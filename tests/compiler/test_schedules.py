@@ -77,7 +77,7 @@ def machine(l1: int = 32 << 10, l3: int = 1 << 25) -> HardwareSpec:
 
 HERE = machine()
 OF_AVX512 = {(LINEAR, "f32"): ((14, 2), (9, 3), (6, 4)), (SILU, "f32"): ((14, 2), (6, 4))}
-OF_AVX512 |= {(LINEAR, "q4_32"): ((12, 1), (9, 2)), (SILU, "q4_32"): ((9, 2),)}
+OF_AVX512 |= {(LINEAR, "q4_32"): ((6, 2), (12, 1)), (SILU, "q4_32"): ((6, 2),)}
 OF_AVX2 = {
     (LINEAR, "f32"): ((6, 1), (3, 2), (2, 3), (1, 4)),
     (LINEAR, "bf16"): ((6, 1), (2, 3), (1, 4)),  # widening takes a register: 3 x 2 would spill

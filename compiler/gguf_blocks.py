@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,28 +18,15 @@ from dovetail.ir.block_format import BlockFormat, Blocks
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
 
-FORM_OF_KIND: dict[str, BlockFormat] = {
-    "Q8_0": BlockFormat(8, 32),
-    "Q4_0": BlockFormat(4, 32),
-    "Q4_1": BlockFormat(4, 32, minimum=True),
-    "Q5_0": BlockFormat(5, 32),
-    "Q5_1": BlockFormat(5, 32, minimum=True),
-    "Q4_K": BlockFormat(4, 32, nested=True, minimum=True),
-    "Q5_K": BlockFormat(5, 32, nested=True, minimum=True),
-    "Q6_K": BlockFormat(6, 16, nested=True),
-    "Q3_K": BlockFormat(6, 16, nested=True),
-    "IQ4_NL": BlockFormat(8, 32),
-}
-"""Type of a GGUF tensor -> the format that holds the same values; the last two get wider in it."""
 IQ4_NL = np.array(
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8
 ).view(np.uint8)
-"""What the codes of that type stand for."""
+"""What the codes of that type, and of IQ4_XS, stand for."""
 
 
 def read_blocks(kind: str, rows: Bytes) -> Blocks:
     """Return stored rows of the type `kind` as codes and scales."""
-    return _READERS[kind](np.ascontiguousarray(rows))
+    return _KINDS[kind][1](np.ascontiguousarray(rows))
 
 
 def _split(rows: Bytes, size: int) -> Bytes:
@@ -51,9 +39,16 @@ def _halves(blocks: Bytes, at: int) -> Array:
     return np.ascontiguousarray(blocks[:, :, at : at + 2]).view(np.float16)[:, :, 0]
 
 
-def _nibbles(packed: Bytes) -> Array:
-    """Return the lower halves of bytes, then their upper ones."""
-    return np.concatenate((packed & 15, packed >> 4), axis=-1)
+def _fields(packed: Bytes, bits: int) -> Array:
+    """Return along the last axis the lowest `bits` of all bytes, then the next ones."""
+    shifts = np.arange(0, 8, bits, dtype=np.uint8).reshape(-1, 1)
+    fields = packed[..., None, :] >> shifts & np.uint8((1 << bits) - 1)
+    return fields.reshape(*packed.shape[:-1], -1)
+
+
+def _pairs(packed: Bytes) -> Array:
+    """Return the pairs of bits of 64 bytes of every block, 32 bytes after another."""
+    return _fields(packed.reshape(*packed.shape[:2], 2, 32), 2)
 
 
 def _read_q8_0(rows: Bytes) -> Blocks:
@@ -66,7 +61,7 @@ def _read_legacy(rows: Bytes, *, upper: bool, minimum: bool) -> Blocks:
     head = 4 if minimum else 2
     start = head + 4 * upper
     blocks = _split(rows, start + 16)
-    codes = _nibbles(blocks[:, :, start:])
+    codes = _fields(blocks[:, :, start:], 4)
     if upper:
         bits = np.unpackbits(blocks[:, :, head:start], axis=-1, bitorder="little")
         codes |= bits << 4
@@ -88,11 +83,9 @@ def _read_k(rows: Bytes, *, upper: bool) -> Blocks:
     blocks = _split(rows, start + 128)
     count = len(rows)
     steps, lows = _six_bits(blocks[:, :, 4:16])
-    codes = _nibbles(blocks[:, :, start:].reshape(count, -1, 4, 32))  # two blocks of 32 each
+    codes = _fields(blocks[:, :, start:].reshape(count, -1, 4, 32), 4)  # two blocks of 32 each
     if upper:
-        shifts = np.arange(8, dtype=np.uint8).reshape(1, 1, 8, 1)
-        bits = (blocks[:, :, 16:48].reshape(count, -1, 1, 32) >> shifts) & 1
-        codes |= (bits << 4).reshape(codes.shape)
+        codes |= (_fields(blocks[:, :, 16:48], 1) << 4).reshape(codes.shape)
     return Blocks(
         codes=codes.reshape(count, -1),
         scales=_halves(blocks, 0),
@@ -105,12 +98,9 @@ def _read_k(rows: Bytes, *, upper: bool) -> Blocks:
 def _read_q6_k(rows: Bytes) -> Blocks:
     blocks = _split(rows, 210)
     count = len(rows)
-    low = blocks[:, :, :128].reshape(count, -1, 2, 1, 64)
-    low = np.concatenate((low & 15, low >> 4), axis=3).reshape(count, -1, 2, 4, 32)
-    shifts = np.array([0, 2, 4, 6], np.uint8).reshape(1, 1, 1, 4, 1)
-    high = (blocks[:, :, 128:192].reshape(count, -1, 2, 1, 32) >> shifts) & 3
+    low = _fields(blocks[:, :, :128].reshape(count, -1, 2, 64), 4)
+    codes = low | _pairs(blocks[:, :, 128:192]) << 4
     steps = np.ascontiguousarray(blocks[:, :, 192:208]).view(np.int8)
-    codes = low | high << 4
     return Blocks(
         codes=codes.reshape(count, -1),
         scales=_halves(blocks, 208),
@@ -118,15 +108,27 @@ def _read_q6_k(rows: Bytes) -> Blocks:
     )
 
 
+def _read_q2_k(rows: Bytes) -> Blocks:
+    """Q2_K: scales and minimums of 4 bits, pairs of bits, a scale and a minimum of these."""
+    blocks = _split(rows, 84)
+    count, scales = len(rows), blocks[:, :, :16].reshape(len(rows), -1)
+    return Blocks(
+        codes=_pairs(blocks[:, :, 16:80]).reshape(count, -1),
+        scales=_halves(blocks, 80),
+        minimums=-_halves(blocks, 82),
+        steps=(scales & 15).view(np.int8),
+        lows=(scales >> 4).view(np.int8),
+    )
+
+
 def _read_q3_k(rows: Bytes) -> Blocks:
     """Q3_K: the third bits, pairs of bits, scales of 6 bits, a scale of these."""
     blocks = _split(rows, 110)
-    count, pairs = len(rows), np.arange(0, 8, 2, dtype=np.uint8).reshape(4, 1)
-    low = blocks[:, :, 32:96].reshape(count, -1, 2, 1, 32) >> pairs & 3
-    high = blocks[:, :, None, :32] >> np.arange(8, dtype=np.uint8).reshape(8, 1) & 1
-    codes = low.reshape(high.shape) + (high << 2) + 28  # 3 bits are around 4, 6 bits around 32
-    upper = (blocks[:, :, None, 104:108] >> pairs & 3).reshape(count, -1, 16)
-    steps = (_nibbles(blocks[:, :, 96:104]) | upper << 4).reshape(count, -1).view(np.int8) - 32
+    count, low = len(rows), _pairs(blocks[:, :, 32:96])
+    high = _fields(blocks[:, :, :32], 1).reshape(low.shape)
+    codes = low + (high << 2) + 28  # 3 bits are around 4, 6 bits around 32
+    scales = _fields(blocks[:, :, 96:104], 4) | _fields(blocks[:, :, 104:108], 2) << 4
+    steps = scales.reshape(count, -1).view(np.int8) - 32
     return Blocks(codes.reshape(count, -1), _halves(blocks, 108), steps=steps)
 
 
@@ -135,15 +137,35 @@ def _read_iq4_nl(rows: Bytes) -> Blocks:
     return replace(blocks, codes=IQ4_NL[blocks.codes])
 
 
-_READERS: dict[str, Callable[[Bytes], Blocks]] = {
-    "Q8_0": _read_q8_0,
-    "Q4_0": lambda rows: _read_legacy(rows, upper=False, minimum=False),
-    "Q4_1": lambda rows: _read_legacy(rows, upper=False, minimum=True),
-    "Q5_0": lambda rows: _read_legacy(rows, upper=True, minimum=False),
-    "Q5_1": lambda rows: _read_legacy(rows, upper=True, minimum=True),
-    "Q4_K": lambda rows: _read_k(rows, upper=False),
-    "Q5_K": lambda rows: _read_k(rows, upper=True),
-    "Q6_K": _read_q6_k,
-    "Q3_K": _read_q3_k,
-    "IQ4_NL": _read_iq4_nl,
+def _read_iq4_xs(rows: Bytes) -> Blocks:
+    """IQ4_XS: a scale, those of 6 bits that it multiplies (pairs of bits, nibbles), nibbles."""
+    blocks = _split(rows, 136)
+    count = len(rows)
+    scales = (
+        _fields(blocks[:, :, 4:8, None], 4)
+        | _fields(blocks[:, :, 2:4, None], 2).reshape(count, -1, 4, 2) << 4
+    )
+    return Blocks(
+        codes=IQ4_NL[_fields(blocks[:, :, 8:].reshape(count, -1, 16), 4)].reshape(count, -1),
+        scales=_halves(blocks, 0),
+        steps=scales.reshape(count, -1).view(np.int8) - 32,
+    )
+
+
+_KINDS: dict[str, tuple[BlockFormat, Callable[[Bytes], Blocks]]] = {
+    "Q8_0": (BlockFormat(8, 32), _read_q8_0),
+    "Q4_0": (BlockFormat(4, 32), partial(_read_legacy, upper=False, minimum=False)),
+    "Q4_1": (BlockFormat(4, 32, minimum=True), partial(_read_legacy, upper=False, minimum=True)),
+    "Q5_0": (BlockFormat(5, 32), partial(_read_legacy, upper=True, minimum=False)),
+    "Q5_1": (BlockFormat(5, 32, minimum=True), partial(_read_legacy, upper=True, minimum=True)),
+    "Q4_K": (BlockFormat(4, 32, nested=True, minimum=True), partial(_read_k, upper=False)),
+    "Q5_K": (BlockFormat(5, 32, nested=True, minimum=True), partial(_read_k, upper=True)),
+    "Q6_K": (BlockFormat(6, 16, nested=True), _read_q6_k),
+    "Q3_K": (BlockFormat(6, 16, nested=True), _read_q3_k),
+    "IQ4_NL": (BlockFormat(8, 32), _read_iq4_nl),
+    "Q2_K": (BlockFormat(4, 16, nested=True, minimum=True), _read_q2_k),
+    "IQ4_XS": (BlockFormat(8, 32, nested=True), _read_iq4_xs),
 }
+"""Type of a GGUF tensor -> the format that holds the same values (the last four get wider in it),
+and what reads its blocks."""
+FORM_OF_KIND = {kind: form for kind, (form, _) in _KINDS.items()}

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 PLAIN = ("F32", "F16", "BF16")
 QUANTISED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "Q3_K", "IQ4_NL")
+QUANTISED += ("Q2_K", "IQ4_XS")
 
 
 @dataclass(frozen=True, slots=True)

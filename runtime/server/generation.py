@@ -24,7 +24,7 @@ from dovetail.runtime.server.edge import DONE, JsonReply, event, present
 from dovetail.runtime.server.errors import FINAL, ApiError, too_long
 from dovetail.runtime.server.models import ServedModel
 from dovetail.runtime.server.replies import ChatChunk, TextReply, Usage
-from dovetail.runtime.server.schema import NEUTRAL, GenerationRequest
+from dovetail.runtime.server.schema import NEUTRAL, GenerationRequest, StreamOptions
 
 Prompt = list[int]
 StreamForm = tuple[type[ChatChunk | TextReply], Callable[[int, Chunk], Iterable[Any]]]
@@ -45,7 +45,7 @@ _SERVER, _NUMBERS = secrets.token_hex(8), count()
 class Asked:
     """A request that has been read: what to generate, and how to head its replies.
 
-    usage: whether a stream ends with its usage.
+    wishes: what a stream holds of its usage.
     """
 
     model: ServedModel
@@ -54,7 +54,7 @@ class Asked:
     n: int
     priority: int
     id: str
-    usage: bool
+    wishes: StreamOptions
     arrival: float = field(default_factory=time.perf_counter)
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -103,12 +103,16 @@ class Asked:
         kind: type[ChatChunk | TextReply],
         choices: Callable[[int, Chunk], Iterable[Any]],
     ) -> AsyncGenerator[bytes]:
-        head = {**self.head, "usage": None} if self.usage else self.head
+        head = {**self.head, "usage": None} if self.wishes.include_usage else self.head
+        read, written = sum(map(len, self.prompts)), 0
         async with self.start(server) as jobs:
             async for place, piece in self.watch(server, jobs):
+                written += len(piece.token_ids)
+                if self.wishes.include_usage and self.wishes.continuous_usage_stats:
+                    head["usage"] = Usage.of(read, written)
                 for choice in choices(place, piece):
                     yield event(kind(**head, choices=[choice]))
-            if self.usage:
+            if self.wishes.include_usage:
                 yield event(kind(**self.head, choices=[], usage=self.usage_of(jobs)))
         yield DONE
 
@@ -172,7 +176,7 @@ def read_request(
         n=body.n or 1,
         priority=body.priority or 0,
         id=new_id(kind),
-        usage=include_usage(body),
+        wishes=read_wishes(body),
     )
 
 
@@ -218,10 +222,8 @@ def check_context(
         check_tokens(model, param, (max(prompt),))
 
 
-def include_usage(body: GenerationRequest) -> bool:
-    """Tell whether a stream ends with its usage; ApiError where the wish goes without a stream."""
-    if body.stream_options is None:
-        return False
-    if not body.stream:
+def read_wishes(body: GenerationRequest) -> StreamOptions:
+    """Return what a stream shall hold beside its pieces; ApiError where no stream is asked for."""
+    if body.stream_options and not body.stream:
         raise ApiError(400, "`stream_options` needs `stream: true`", param="stream_options")
-    return body.stream_options.include_usage
+    return body.stream_options or StreamOptions()

@@ -167,10 +167,12 @@ def _read_tool(place: int, tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_choice(choice: object) -> object:
-    """Return the choice as a chat has it, where the tool's name lies deeper."""
-    if isinstance(choice, Mapping) and choice.get("type") == "function":
-        return {"type": "function", "function": {"name": choice.get("name")}}
-    return choice
+    """Return the choice as a chat has it, where names of tools lie deeper."""
+    if not isinstance(choice, Mapping):
+        return choice
+    if isinstance(tools := choice.get("tools"), list):
+        return {"allowed_tools": {**choice, "tools": [_read_choice(tool) for tool in tools]}}
+    return {"function": {"name": choice["name"]}} if "name" in choice else choice
 
 
 # ---- out ----

@@ -44,6 +44,7 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What a stream holds beside its pieces."""
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
 
 
 class JsonSchema(msgspec.Struct, frozen=True, kw_only=True):

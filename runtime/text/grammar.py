@@ -118,6 +118,8 @@ def json_rule(schema: str, space: str | None = SPACE) -> str:
     found = json.loads(schema)
     if isinstance(found, bool):
         found = {} if found else {"not": {}}
+    if found.get("$ref") == "#":  # a root that is as it is: this says nothing more
+        del found["$ref"]
     if not _mixes(found):
         found = _close(found)
     shape: dict[str, Any] = {"whitespace_flexible": False}

@@ -55,14 +55,14 @@ class Tool:
 class Offer:
     """Tools that are offered, all but with the choice `none`.
 
-    shown: as the caller has them, for the template. choice: AUTO, REQUIRED, or NAMED: that of the
-    name `wanted`. parallel: whether several may be called at once.
+    shown: as the caller has them, for the template. choice: AUTO, REQUIRED, or NAMED: the one of
+    `allowed`, the names that may be called (none: all). parallel: whether several may be at once.
     """
 
     tools: tuple[Tool, ...]
     shown: tuple[Mapping[str, Any], ...]
     choice: str = AUTO
-    wanted: str = ""
+    allowed: tuple[str, ...] = ()
     parallel: bool = True
 
     @property
@@ -83,9 +83,8 @@ def read_offer(
 
     Raises RequestError where one is wrong.
     """
-    if choice is not None and choice != NONE and not tools:
-        if choice != AUTO:
-            raise RequestError("tool_choice needs tools")
+    if not tools and choice not in (None, NONE, AUTO):
+        raise RequestError("tool_choice needs tools")
     if not tools or choice == NONE:
         return None
     if len(tools) > MAX_TOOLS:
@@ -94,8 +93,7 @@ def read_offer(
     names = [tool.name for tool in found]
     if doubled := next((name for name in names if names.count(name) > 1), None):
         raise RequestError(f"two tools have the name {doubled!r}")
-    wish, wanted = _read_choice(choice, names)
-    return Offer(found, tuple(tools), wish, wanted, parallel)
+    return Offer(found, tuple(tools), *_read_choice(choice, names), parallel)
 
 
 def _read_tool(place: int, tool: Mapping[str, Any]) -> Tool:
@@ -114,21 +112,26 @@ def _read_tool(place: int, tool: Mapping[str, Any]) -> Tool:
     )
 
 
-def _read_choice(choice: object, names: Sequence[str]) -> tuple[str, str]:
-    if choice is None:
-        return AUTO, ""
-    if choice in (AUTO, REQUIRED):
-        return str(choice), ""
-    function = choice.get("function") if isinstance(choice, Mapping) else None
-    name = function.get("name") if isinstance(function, Mapping) else None
-    if not isinstance(name, str):
+def _read_choice(choice: Any, names: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+    if choice in (None, AUTO, REQUIRED):
+        return choice or AUTO, ()
+    try:
+        mode, tools = NAMED, [choice]
+        if "allowed_tools" in choice:
+            choice = choice["allowed_tools"]
+            mode, tools = {AUTO: AUTO, REQUIRED: REQUIRED}[choice["mode"]], choice["tools"]
+        allowed = tuple(str(tool["function"]["name"]) for tool in tools)
+    except (KeyError, TypeError):
+        allowed = ()
+    if not allowed:
         raise RequestError(
-            'tool_choice must be "auto", "none", "required" or '
-            '{"type": "function", "function": {"name": ...}}'
+            'tool_choice must be "auto", "none", "required", '
+            '{"type": "function", "function": {"name": ...}}, or {"type": "allowed_tools", '
+            '"allowed_tools": {"mode": "auto" or "required", "tools": [...]}}'
         )
-    if name not in names:
-        raise RequestError(f"tool_choice names {name[:64]!r}, which is none of the tools")
-    return NAMED, name
+    if strange := set(allowed) - set(names):
+        raise RequestError(f"tool_choice names {min(strange)[:64]!r}, which is none of the tools")
+    return mode, allowed
 
 
 # ---- what a chat template tells ----
@@ -237,10 +240,10 @@ def call_grammar(offer: Offer, style: ChatStyle, literal: Literal, *, begun: boo
 
     None where nothing is asked of them. `begun`: the prompt ends within reasoning.
     """
-    if not offer.forced and not any(tool.strict for tool in offer.tools):
+    wanted = [tool for tool in offer.tools if tool.name in (offer.allowed or (tool.name,))]
+    if not (offer.forced or offer.allowed or any(tool.strict for tool in wanted)):
         return None
     form = style.calls
-    wanted = [tool for tool in offer.tools if not offer.named or tool.name == offer.wanted]
     rules = [
         rule
         for place, tool in enumerate(wanted)

@@ -166,6 +166,19 @@ def test_completion_streams(client: openai.OpenAI, offline: App) -> None:
     assert chunks[-1].choices == [] and chunks[-1].usage is not None
 
 
+def test_each_chunk_tells_the_usage_so_far(client: openai.OpenAI) -> None:
+    wishes: Any = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = list(
+        client.completions.create(
+            model="llama", prompt=PROMPT, max_tokens=9, n=2, stream=True, stream_options=wishes
+        )
+    )
+    counts = [c.usage.completion_tokens for c in chunks if c.usage is not None]
+    assert len(counts) == len(chunks) and counts == sorted(counts) and counts[0] > 0
+    assert counts[-2] == counts[-1] > counts[0]
+    assert len({c.usage.prompt_tokens for c in chunks if c.usage is not None}) == 1
+
+
 def test_completion_logprobs(client: openai.OpenAI) -> None:
     reply = client.completions.create(model="llama", prompt=PROMPT, max_tokens=6, logprobs=2)
     found = reply.choices[0].logprobs

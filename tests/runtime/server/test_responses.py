@@ -68,7 +68,14 @@ def test_calls_are_items_and_so_is_what_comes_of_them(client: openai.OpenAI) -> 
     assert len(ask(client, RIVERS, tools=FLAT, parallel_tool_calls=False).output) == 1
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "add"}])
+ALLOWED = {
+    "type": "allowed_tools",
+    "mode": "required",
+    "tools": [{"type": "function", "name": "add"}],
+}
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "add"}, ALLOWED])
 def test_a_tool_is_called_that_must_be(client: openai.OpenAI, choice: Any) -> None:
     reply = ask(client, "Hello.", tools=FLAT, tool_choice=choice, max_output_tokens=300)
     assert reply.output and all(item.type == "function_call" for item in reply.output)

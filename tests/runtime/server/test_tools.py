@@ -215,6 +215,16 @@ def test_strict_tools_are_called_by_their_schema(client: openai.OpenAI, temperat
         assert name == "look_up" or given["b"] in ("x", "y")
 
 
+@pytest.mark.parametrize(("mode", "least"), [("auto", 0), ("required", 1)])
+def test_only_the_tools_that_are_allowed_are_called(
+    client: openai.OpenAI, mode: str, least: int
+) -> None:
+    allowed = {"mode": mode, "tools": [name_of(LOOK_UP)]}
+    choice: Any = {"type": "allowed_tools", "allowed_tools": allowed}
+    found = ask(client, SUM, tool_choice=choice, max_tokens=200).choices[0].message.tool_calls or []
+    assert len(found) >= least and {call.function.name for call in found} <= {"look_up"}
+
+
 def test_no_tool_is_called_where_none_may_be(client: openai.OpenAI) -> None:
     reply = ask(client, SUM, tool_choice="none", max_tokens=30).choices[0]
     assert not reply.message.tool_calls and reply.message.content

@@ -78,6 +78,12 @@ TEXTS: list[tuple[dict[str, Any], list[str], list[str]]] = [
         ['{"n": {"n": {}}}'],
         ['{"m": 1}'],
     ),
+    ({"json": {"$ref": "#"}}, ["5", "[]"], [""]),
+    (
+        {"json": {"$ref": "#", "type": "object", "properties": {"n": {"$ref": "#"}}}},
+        ['{"n": {"n": {}}}'],
+        ["5", '{"n": 5}'],
+    ),
     (
         {
             "json": {

@@ -37,7 +37,7 @@ def test_what_is_offered_is_what_may_be_called() -> None:
     forced = read_offer([ADD], "required", parallel=False)
     assert forced is not None and forced.forced and not forced.named and not forced.parallel
     named = read_offer([ADD], NAMED)
-    assert named is not None and named.forced and named.wanted == "add"
+    assert named is not None and named.forced and named.allowed == ("add",)
 
 
 @pytest.mark.parametrize(
@@ -53,6 +53,9 @@ def test_what_is_offered_is_what_may_be_called() -> None:
         ([ADD], "any", "tool_choice must be"),
         ([ADD], {"type": "function"}, "tool_choice must be"),
         ([ADD], {"function": {"name": "sub"}}, "none of the tools"),
+        ([ADD], {"allowed_tools": {"mode": "function", "tools": [ADD]}}, "tool_choice must be"),
+        ([ADD], {"allowed_tools": {"mode": "auto", "tools": []}}, "tool_choice must be"),
+        ([ADD], {"allowed_tools": 5}, "tool_choice must be"),
         ([], "required", "tool_choice needs tools"),
     ],
 )

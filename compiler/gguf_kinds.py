@@ -12,9 +12,9 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
+from dovetail.compiler.gguf_blocks import FORM_OF_KIND
+
 PLAIN = ("F32", "F16", "BF16")
-QUANTISED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "Q3_K", "IQ4_NL")
-QUANTISED += ("Q2_K", "IQ4_XS")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Kind:
 
 KINDS: dict[int, Kind] = {
     int(kind): Kind(kind.name, *gguf.GGML_QUANT_SIZES[kind])
-    for kind in (gguf.GGMLQuantizationType[name] for name in (*PLAIN, *QUANTISED))
+    for kind in (gguf.GGMLQuantizationType[name] for name in (*PLAIN, *FORM_OF_KIND))
 }
 """Number in a file -> what it stands for."""
 

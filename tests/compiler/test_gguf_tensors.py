@@ -4,7 +4,8 @@ import gguf
 import numpy as np
 import pytest
 
-from dovetail.compiler.gguf_kinds import QUANTISED, dequantise
+from dovetail.compiler.gguf_blocks import FORM_OF_KIND
+from dovetail.compiler.gguf_kinds import dequantise
 from dovetail.compiler.gguf_tensors import translate
 from dovetail.compiler.model_source import open_model
 from dovetail.compiler.model_spec import read_model_spec
@@ -54,7 +55,7 @@ def test_rows_of_every_type(kind, family, tmp_path):
         stored = gguf.quants.quantize(values, number)
         wanted = gguf.quants.dequantize(stored, number)
         first, last = 5, min(41, len(values))
-        assert info.kind == kind and info.quantised == (kind in QUANTISED)
+        assert info.kind == kind and info.quantised == (kind in FORM_OF_KIND)
         blocks = checkpoint.blocks(name, first, last)
         assert blocks.dtype == np.uint8 and blocks.shape == (last - first, info.row_bytes)
         np.testing.assert_array_equal(blocks, stored.view(np.uint8)[first:last])

@@ -149,9 +149,9 @@ def read_beside(request: CompileRequest, first: Inputs | EncoderInputs) -> list[
     found: list[EncoderInputs] = []
     for name, path in request.beside.items():
         if not is_encoder(path):
+            what = "holds no text encoder" if Path(path).exists() else "does not exist"
             raise SpecError(
-                f"{path} holds no text encoder; an artifact has one model that generates, and "
-                "encoders beside it"
+                f"{path} {what}; an artifact has one model that generates, and encoders beside it"
             )
         if name in (first.name, *(other.name for other in found)):
             raise SpecError(f"two models have the name {name}; give them different names")

@@ -138,7 +138,7 @@ class _Cursor:
         if count > self.end - self.at:
             raise SpecError(
                 f"{self.path} is truncated or damaged: {count} bytes are claimed at byte "
-                f"{self.at}, the header may end at {self.end}"
+                f"{self.at}, the header may end at {self.end}; download it again"
             )
         self.at += count
         return self.data[self.at - count : self.at]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from io import BytesIO
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import filelock
 import msgspec
@@ -36,7 +36,7 @@ from dovetail.ir.index_file import (
     IndexManifest,
     Passage,
 )
-from dovetail.runtime.index.build import build_index
+from dovetail.runtime.index.build import build_index, check_wish
 from dovetail.runtime.index.cursor import choose_probes
 from dovetail.runtime.index.documents import divide, encode_passages
 from dovetail.runtime.index.early_stop import calibrate
@@ -53,6 +53,9 @@ QUERY_PROMPTS, PASSAGE_PROMPTS = (
     ("passage", "document", "search_document"),
 )
 """Names under which encoders keep what goes before a query, and before a passage."""
+
+SHOWN = ("dim", "clusters", "codes", "metric")
+"""What manifest and report tell of an index."""
 
 Rows = npt.NDArray[np.float32]
 Progress = Callable[[str, int, int], None]
@@ -117,6 +120,7 @@ def build_index_folder(
     divided, before = 0, embedder.passage_prompt
     if (cut := request.cut) is not None:
         passages, divided = divide(passages, lambda text, head: cut(text, before + head))
+    check_wish(len(passages), request.clusters, request.codes, request.metric or "l2")
     lines, offsets = encode_passages(passages)
     identity = hashlib.sha256(lines + msgspec.json.encode(embedder)).hexdigest()
     with write_artifact(request.output, kind=IndexManifest) as folder:
@@ -125,6 +129,8 @@ def build_index_folder(
             vectors = _embed_all(passages, encoder, embedder, partial, progress)
             index = _cluster(vectors, request, progress)
             early = _calibrate(index, passages, encoder, embedder, progress)
+            facts: dict[str, Any] = {name: getattr(index, name) for name in SHOWN}
+            facts["documents"] = len(passages)
             progress("write", 0, 1)
             index.write(folder.path_for(VECTORS))
             folder.add_file(VECTORS)
@@ -138,11 +144,7 @@ def build_index_folder(
             folder.commit(
                 producer=f"dovetail {our_version()}",
                 created=datetime.now(UTC).isoformat(timespec="seconds"),
-                documents=len(passages),
-                dim=index.dim,
-                clusters=index.clusters,
-                codes=index.codes,
-                metric=index.metric,
+                **facts,
                 embedder=embedder,
                 targets=tuple(libraries),
                 early=early,
@@ -151,12 +153,8 @@ def build_index_folder(
             progress("write", 1, 1)
     return IndexReport(
         path=str(request.output),
-        documents=len(passages),
+        **facts,
         resumed=resumed,
-        dim=index.dim,
-        clusters=index.clusters,
-        codes=index.codes,
-        metric=index.metric,
         bytes=sum(entry.bytes for entry in folder.files.values()),
         embedder=embedder.name,
         divided=divided,

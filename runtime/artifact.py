@@ -153,6 +153,20 @@ def damaged(artifact: Path, file: str, problem: str) -> ArtifactError:
     )
 
 
+def check_folder(path: Path) -> None:
+    """Raise ArtifactError where there is no directory of that name, but a file, or nothing."""
+    if path.is_file():
+        raise ArtifactError(
+            f"{path} is a file, not an artifact directory; of a GGUF file make one by "
+            f"`dovetail compile {path} -o app.dove` and give app.dove"
+        )
+    if not path.is_dir():
+        raise ArtifactError(
+            f"{path} is not an artifact directory; run `dovetail compile MODEL -o {path}` to make "
+            "one"
+        )
+
+
 class ArtifactReader:
     """Reads the files of one artifact that its manifest lists, within size limits."""
 
@@ -198,11 +212,7 @@ class ArtifactReader:
             raise damaged(self.path, name, f"cannot be read ({error.strerror})") from None
 
     def _read_manifest(self) -> Manifest:
-        if not self.path.is_dir():
-            raise ArtifactError(
-                f"{self.path} is not an artifact directory; "
-                f"run `dovetail compile MODEL -o {self.path}` to make one"
-            )
+        check_folder(self.path)
         if not (self.path / "manifest.json").exists():
             if (self.path / "config.json").exists():
                 raise ArtifactError(

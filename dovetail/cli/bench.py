@@ -112,12 +112,13 @@ def profile_command(
 
     seconds = read_duration(budget)
     with load(artifact, threads=threads, trust=trust) as app:
+        engine = app.engine  # first: an encoder has none, and says so
         if calls:
-            found = profile_calls(app.engine, sequences=sequences, context=context, seconds=seconds)
+            found = profile_calls(engine, sequences=sequences, context=context, seconds=seconds)
             show_report(found, lambda found: [_calls_table(found)], json=json)
             return
         part = next(iter(app.artifact.models.values()))
-        profile = load_profile(app.artifact, part, app.engine, read_hardware(), seconds)
+        profile = load_profile(app.artifact, part, engine, read_hardware(), seconds)
     show_report(profile, lambda profile: [profile_table(profile)], json=json)
 
 

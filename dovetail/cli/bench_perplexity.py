@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dovetail.cli.options import Activations, AsJson, Threads, Trust
-from dovetail.cli.report import progress_bars, show_report
+from dovetail.cli.report import progress_bars, show_count, show_report
 from dovetail.errors import RequestError, SpecError
 
 if TYPE_CHECKING:
@@ -102,8 +102,8 @@ def _describe(report: PerplexityReport) -> str:
     found = report.result
     return (
         f"perplexity {found.perplexity:.4f} +/- {found.standard_error:.4f}\n"
-        f"{found.scored_tokens} tokens scored: the second halves of {found.windows} consecutive "
-        f"windows of {found.context}\n"
+        f"{found.scored_tokens} tokens scored: the second halves of "
+        f"{show_count(found.windows, 'consecutive window')} of {found.context}\n"
         f"{report.tokens_per_second:.0f} tokens/s, {report.seconds:.1f} s"
     )
 
@@ -120,9 +120,10 @@ def cut_windows(
         raise RequestError(f"{app.artifact.path} has no tokenizer, so a text cannot be scored")
     tokens = app.tokenizer.encode(text, special=False)[:max_tokens]
     if not LEAST_CONTEXT <= context <= len(tokens):
+        least, most = LEAST_CONTEXT, len(tokens)
+        other = f", or a context from {least} to {most}" if most >= least else ""
         raise RequestError(
-            f"{len(tokens)} tokens do not fill a window of {context}; give a longer text, or a "
-            f"context from {LEAST_CONTEXT} to {max(LEAST_CONTEXT, len(tokens))}"
+            f"{most} tokens do not fill a window of {context}; give a longer text{other}"
         )
     begin = app.tokenizer.encode("")[:1]
     begin = begin if begin == [app.engine.spec.bos_token_id] else []

@@ -147,7 +147,7 @@ def _read_bounds(texts: Sequence[str]) -> dict[str, float]:
     bounds: dict[str, float] = {}
     for text in " ".join(texts).split():
         name, _, number = text.partition(":")
-        if name not in METRICS or name == "itl":
+        if name not in METRICS or name == "itl" or not number:
             raise SpecError(
                 f"--goodput {text!r} must be ttft, tpot, e2el or per_token and ms, such as ttft:500"
             )

@@ -59,7 +59,7 @@ def _facts(found: Inspection) -> Iterator[tuple[str, str]]:
         shown = f"worst {worst.error:.2%} ({worst.name}), {finer} in a finer format"
         yield "quantised here", f"{len(errors)} matrices, {shown}"
     needed = sum(size for _, size, _ in memory_rows(found))
-    yield "memory", f"{show_bytes(needed)} with KV of one context"
+    yield "memory", show_bytes(needed) + (" with KV of one context" if found.models else "")
     shared = sum(bool(kernel.shared) for index in found.kernels for kernel in index.kernels)
     kernels = sum(len(index.kernels) for index in found.kernels)
     yield "kernels", f"{kernels}, {shared} of them shared by all models"

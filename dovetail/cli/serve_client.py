@@ -88,7 +88,10 @@ def ask_model(target: Target) -> tuple[str, int | None]:
     except (httpx2.HTTPError, ValueError, KeyError, TypeError, StopIteration) as error:
         if target.model is not None and isinstance(error, StopIteration):
             raise SpecError(f"{target.root} does not serve {target.model!r}") from None
-        raise SpecError(f"{url} does not list models: {error}") from None
+        raise SpecError(
+            f"{url} does not list models ({error}); is that the server's address? If none runs, "
+            "start one with `dovetail serve MODEL`"
+        ) from None
 
 
 def count_answers(timings: Sequence[Timing], count: Callable[[str], int]) -> None:

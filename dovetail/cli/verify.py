@@ -11,7 +11,6 @@ import typer
 
 from dovetail.cli.options import ArtifactDirectory, AsJson
 from dovetail.cli.report import CHECK_FAILED, show_bytes, show_count, show_report
-from dovetail.errors import ArtifactError
 
 if TYPE_CHECKING:
     from dovetail.runtime.verify import VerifyReport
@@ -22,13 +21,10 @@ def verify_command(
     json: AsJson = False,
 ) -> None:
     """Check an artifact: hashes of all files and weights, limits, and whether it runs here."""
+    from dovetail.runtime.artifact import check_folder
     from dovetail.runtime.verify import verify_artifact
 
-    if not artifact.is_dir():
-        raise ArtifactError(
-            f"{artifact} is not an artifact directory; "
-            f"run `dovetail compile MODEL -o {artifact}` to make one"
-        )
+    check_folder(artifact)
     report = verify_artifact(artifact)
     show_report(report, _describe, json=json)
     if not report.ok:

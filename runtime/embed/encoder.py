@@ -97,5 +97,5 @@ def find_encoder(artifact: Artifact, model: str | None = None) -> EncoderPart:
             return part
     wanted = f"called {model!r}" if model else "that embeds"
     raise ArtifactError(
-        f"{artifact.path}: has no encoder {wanted}; compile one with `dovetail compile MODEL`"
+        f"{artifact.path} has no encoder {wanted}; compile one with `dovetail compile ENCODER`"
     )

@@ -187,7 +187,9 @@ class Engine:
     def start_recording(self, recorder: StepRecorder) -> None:
         """Record the steps from now on; RequestError while another recorder does."""
         if self.recorder is not None:
-            raise RequestError("the app is being recorded already; end that recording first")
+            raise RequestError(
+                "the app is being recorded already, as by `serve --timeline`; end that first"
+            )
         self.recorder = recorder
         self.executor.record(recorder.beside)
 

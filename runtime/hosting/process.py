@@ -121,7 +121,9 @@ class EngineProcess(Supervisor[Told]):
     def start_recording(self, timeline: Timeline) -> None:
         """Have the process draw, and those that follow it."""
         if self._timeline is not None:
-            raise RequestError("the app is being recorded already; end that recording first")
+            raise RequestError(
+                "the app is being recorded already, as by `serve --timeline`; end that first"
+            )
         self._timeline = timeline
         self._record(True)
 

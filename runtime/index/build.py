@@ -31,6 +31,20 @@ def choose_clusters(count: int) -> int:
     return 1 if count <= FLAT_LIMIT else max(1, min(int(4 * count**0.5), count // 39))
 
 
+def check_wish(count: int, clusters: int | None, codes: str, metric: str, d: int = 4) -> None:
+    """Raise SpecError where `count` vectors, of `d` values where that is known, make no index."""
+    for name, given, known in (("codes", codes, CODES), ("metric", metric, METRICS)):
+        if given not in known:
+            raise SpecError(f"{name} {given!r} is unknown; choose one of {', '.join(known)}")
+    if clusters is not None and not 1 <= clusters <= count:
+        raise SpecError(f"{count} vectors cannot make {clusters} clusters; ask for 1 to {count}")
+    if codes == "pq" and (count < PQ_LEAST or d % 4):
+        raise SpecError(
+            f"product codes need {PQ_LEAST} vectors of a multiple of 4 values at least, not "
+            f"{count} of {d}; use `flat` or `sq8`"
+        )
+
+
 def build_index(
     vectors: Vectors,
     *,
@@ -50,18 +64,9 @@ def build_index(
 
     Raises SpecError: codes or metric are unknown, or there are fewer vectors than clusters.
     """
-    if codes not in CODES or metric not in METRICS:
-        known = ", ".join((*CODES, *METRICS))
-        raise SpecError(f"codes {codes!r} with metric {metric!r} are not supported; choose {known}")
     count, d = vectors.shape
+    check_wish(count, clusters, codes, metric, d)
     lists = choose_clusters(count) if clusters is None else clusters
-    if not 1 <= lists <= count:
-        raise SpecError(f"{count} vectors cannot make {lists} clusters; ask for fewer")
-    if codes == "pq" and (count < PQ_LEAST or d % 4):
-        raise SpecError(
-            f"product codes need {PQ_LEAST} vectors of a multiple of 4 values at least, not "
-            f"{count} of {d}; use `flat` or `sq8`"
-        )
     name = f"IVF{lists},{CODES[codes].format(d4=d // 4)}"
     index = faiss.index_factory(d, name, METRICS[metric])
     index.cp.seed = seed

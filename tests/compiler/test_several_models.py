@@ -75,7 +75,7 @@ def test_a_report_tells_of_each(folder: Path) -> None:
     ("others", "words"),
     [
         ({"second": "llama"}, "holds no text encoder"),
-        ({"nothing": "nowhere"}, "holds no text encoder"),
+        ({"nothing": "nowhere"}, "does not exist"),
         ({"llm": "ranker"}, "two models have the name llm"),
         ({"../x": "ranker"}, "cannot be called"),
     ],

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from dovetail.cli.model_cache import find_artifact
+from dovetail.tiny_world import ENCODER
 from tests.dovetail.commands import assert_one_sentence, dovetail
 from tests.timelines import check_timeline
 
@@ -92,6 +94,12 @@ def test_a_profile_is_measured_once_and_shown(artifact: Path, tmp_path: Path) ->
     shown = dovetail(*arguments)
     assert shown.code == 0 and "measured" in shown.out
     assert_one_sentence(dovetail("bench", "profile", own, "--threads", "2", "--budget", "1"))
+
+
+def test_an_encoder_has_no_profile() -> None:
+    result = dovetail("bench", "profile", find_artifact(ENCODER, {}))
+    assert_one_sentence(result)
+    assert "has no model that generates" in result.err
 
 
 def test_the_calls_of_a_step_are_shown(artifact: Path) -> None:

@@ -63,10 +63,13 @@ def test_bad_input_is_one_sentence(written: Path, tmp_path: Path) -> None:
         (written, "-o", tmp_path / "idx", "--embedder", tmp_path),
         (written, "-o", tmp_path / "idx", *model, "--clusters", 61),
         (written, "-o", tmp_path / "idx", *model, "--codes", "zip"),
+        (written, "-o", tmp_path / "idx", *model, "--codes", "pq"),
+        (written, "-o", tmp_path / "idx", *model, "--metric", "cos"),
     ):
         result = dovetail(*build, *arguments)
         assert result.code == 2 and result.err.splitlines()[-1].startswith("dovetail: "), result
-    assert not (tmp_path / "idx").exists()
+        assert "embed " not in result.err, "nothing is embedded for an index that cannot be"
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_is_no_supported_encoder_is_refused_before_it_is_compiled(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -201,11 +202,14 @@ def test_bad_input_is_one_sentence_and_exit_2(model: Path, artifact: Path, tmp_p
     assert list(empty.iterdir()) == []
 
 
-def test_a_model_where_an_artifact_belongs_is_told_to_be_compiled(model: Path) -> None:
-    for verb in ("inspect", "verify"):
-        result = dovetail(verb, model)
+def test_a_model_where_an_artifact_belongs_is_told_to_be_compiled(
+    model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    for verb, given in itertools.product(("inspect", "verify"), (model, tmp_path / "m.gguf")):
+        result = dovetail(verb, given)
         assert result.code, result
-        assert f"`dovetail compile {model} -o app.dove`" in result.err + result.out, result
+        assert f"`dovetail compile {given} -o app.dove`" in result.err + result.out, result
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

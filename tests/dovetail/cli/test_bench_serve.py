@@ -135,4 +135,7 @@ def test_wrong_flags_end_in_one_sentence() -> None:
     assert_one_sentence(dovetail("bench", "serve", "--goodput", "itl:5"))
     assert_one_sentence(dovetail("bench", "serve", "--goodput", "ttft:5", "itl:5"))
     assert_one_sentence(dovetail("bench", "serve", "ttft:5"))
-    assert_one_sentence(dovetail("bench", "serve", "--base-url", "http://127.0.0.1:9"))
+    refused = dovetail("bench", "serve", "--base-url", "http://127.0.0.1:9")
+    assert_one_sentence(refused)
+    assert "start one with `dovetail serve MODEL`" in refused.err
+    assert "such as ttft:500" in dovetail("bench", "serve", "--goodput", "ttft").err

@@ -155,15 +155,11 @@ def damaged(artifact: Path, file: str, problem: str) -> ArtifactError:
 
 def check_folder(path: Path) -> None:
     """Raise ArtifactError where there is no directory of that name, but a file, or nothing."""
-    if path.is_file():
-        raise ArtifactError(
-            f"{path} is a file, not an artifact directory; of a GGUF file make one by "
-            f"`dovetail compile {path} -o app.dove` and give app.dove"
-        )
     if not path.is_dir():
+        model = path if path.is_file() else "MODEL"
         raise ArtifactError(
-            f"{path} is not an artifact directory; run `dovetail compile MODEL -o {path}` to make "
-            "one"
+            f"{path} is not an artifact directory; run `dovetail compile {model} -o app.dove` to "
+            "make one, and give app.dove"
         )
 
 

@@ -61,15 +61,15 @@ CORE = ("native", "schedule", "engine", "accel", "child", "group")
 """Rooms that are thin: who reads how a token is made reads these."""
 LINES = {
     "dovetail": 7_560,
-    "compiler": 15_900,
+    "compiler": 15_910,
     "codegen": 18_050,
     "topology": 4_150,
     "ir": 10_250,
-    "runtime": 39_104,
+    "runtime": 39_125,
     "runtime/machine": 1_250,
     "runtime/schedule": 3_900,
     "runtime/child": 950,
-    "runtime/text": 2_800,
+    "runtime/text": 2_805,
     "runtime/native": 2_600,
     "runtime/group": 550,
     "runtime/engine": 1_900,

@@ -187,9 +187,7 @@ class Engine:
     def start_recording(self, recorder: StepRecorder) -> None:
         """Record the steps from now on; RequestError while another recorder does."""
         if self.recorder is not None:
-            raise RequestError(
-                "the app is being recorded already, as by `serve --timeline`; end that first"
-            )
+            raise RequestError("it is recorded already (by --timeline?); end that first")
         self.recorder = recorder
         self.executor.record(recorder.beside)
 

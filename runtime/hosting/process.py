@@ -121,9 +121,7 @@ class EngineProcess(Supervisor[Told]):
     def start_recording(self, timeline: Timeline) -> None:
         """Have the process draw, and those that follow it."""
         if self._timeline is not None:
-            raise RequestError(
-                "the app is being recorded already, as by `serve --timeline`; end that first"
-            )
+            raise RequestError("it is recorded already (by --timeline?); end that first")
         self._timeline = timeline
         self._record(True)
 

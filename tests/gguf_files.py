@@ -89,7 +89,7 @@ def save_gguf(
         form = gguf.GGMLQuantizationType[kind_of(name) if values.ndim > 1 else "F32"]
         known = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert known is not None, name
-        drawn = form.name.endswith("_K")
+        drawn = form.name in HALVES
         stored = draw_blocks(rows.shape, form) if drawn else gguf.quants.quantize(rows, form)
         writer.add_tensor(known, stored, raw_dtype=form)
     if change is not None:
@@ -101,12 +101,12 @@ def save_gguf(
     return path
 
 
-HALVES = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+HALVES = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q2_K": (80, 82), "IQ4_XS": (0,)}
 """Type to the bytes of a block at which its float16 scales lie."""
 
 
 def draw_blocks(shape: tuple[int, ...], form: gguf.GGMLQuantizationType) -> np.ndarray:
-    """Return random blocks of a K-quant for a matrix [n][k], their values of the order of 0.05."""
+    """Return random blocks for a matrix [n][k], their values of the order of 0.05 at most."""
     values, size = gguf.GGML_QUANT_SIZES[form]
     rng = np.random.default_rng(shape)
     blocks = rng.integers(0, 256, (shape[0], shape[1] // values, size), dtype=np.uint8)

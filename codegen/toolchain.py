@@ -243,15 +243,11 @@ def _build(
         built = dict(zip(longest_first, pool.map(build, longest_first), strict=True))
     objects = [built[unit] for unit in spec.units]
     link = ("-static",) if spec.executable else ("-shared", "-Wl,-z,defs")
-    command = (
-        *compiler.command,
-        *_flags(spec, compiler),
-        *link,
-        *map(str, objects),
-        *spec.libraries,
-        "-o",
-        result,
-    )
+    flags = _flags(spec, compiler)
+    if spec.executable:  # zig would build a C library for each CPU: half a minute
+        flags = tuple(flag for flag in flags if not flag.startswith("-mcpu="))
+    files = (*map(str, objects), *spec.libraries, "-o", result)
+    command = (*compiler.command, *flags, *link, *files)
     run_tool(command, work, "the C compiler failed", environment)
     for path in work.glob("*.o"):
         path.unlink()

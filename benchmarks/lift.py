@@ -38,7 +38,7 @@ from dovetail.codegen.user_file import Around, read_pieces
 from dovetail.errors import DovetailError
 from dovetail.ir.diagnostics import Source
 from dovetail.ir.errors import SyntaxDiagnostic
-from dovetail.ir.expr import NamedType
+from dovetail.ir.expr import NamedType, PointerType
 from dovetail.ir.files import write_whole
 from dovetail.ir.high import nodes as high
 from dovetail.ir.low import nodes as low
@@ -199,7 +199,10 @@ GRIDS = {
 
 
 def argument_kinds(function: low.Function) -> list[str]:
-    """Return `p` for a pointer, `i` an integer, `f` or `d` a number, for each parameter."""
+    """Return for each parameter what it is.
+
+    `p`: a pointer; `q`: one to pointers; `v`: a struct; `i`: an integer; `f`, `d`: a number.
+    """
     kinds = []
     for param in function.params:
         found = scalar(param.type)
@@ -207,6 +210,8 @@ def argument_kinds(function: low.Function) -> list[str]:
         kinds.append(
             "v"
             if by_value
+            else "q"
+            if isinstance(getattr(param.type, "of", None), PointerType)
             else "p"
             if found is None
             else {"float": "f", "double": "d"}.get(found.name, "i")
@@ -225,6 +230,10 @@ def driver(entries: Sequence[Entry]) -> str:
 #include <stdlib.h>
 #include <string.h>
 static char memory[{count} * {ARENA}] __attribute__((aligned(64)));
+enum {{ ROWS = {ARENA // 64} }};
+static void point(char *at, char *to) {{
+  for (int i = 0; i < ROWS; ++i) ((char **)at)[i] = to + 64 * (i * 37 % 101);
+}}
 int main(int argc, char **argv) {{
   long long words[{count}]; double reals[{count}];
   int which = atoi(argv[1]), used = atoi(argv[2]);
@@ -252,6 +261,7 @@ class Entry:
         args = [
             {
                 "p": f"(void *)({place(i)})",
+                "q": f"(void *)({place(i)})",
                 "v": f"*({type_} *)({place(i)})",
                 "i": f"({type_})words[{i}]",
                 "f": f"(float)reals[{i}]",
@@ -262,6 +272,8 @@ class Entry:
         if self.returns == "lifted":
             args.append(f"(void *)({place(last)})")
         invoke = f"{self.name}({', '.join(args)});"
+        for i in (i for i, kind in enumerate(self.kinds) if kind == "q"):
+            invoke = f"point({place(i)}, {place(last)}); {invoke} memset({place(i)}, 0, 8 * ROWS);"
         if self.returns in ("void", "lifted"):
             return invoke
         made = f"{self.returns} made = {invoke} memcpy({place(last)}, &made, sizeof made);"

@@ -91,7 +91,9 @@ class Address:
         return Address(Cast(type=type_, operand=self.pointer()), elem)
 
     def item(self, index: Expr | int = 0) -> Expr:
-        """Return the element at an index."""
+        """Return the element at an index; halves are loaded, as f32."""
+        if self.elem in ("f16", "bf16"):
+            return call("load", self.moved(index).pointer())
         return Index(base=self.base, indices=(op("+", self.at, index),))
 
 
@@ -103,7 +105,10 @@ class Writer:
     out: list[high.Stmt] = field(default_factory=list)
 
     def set(self, target: Expr, value: Expr, type_: str | None = None) -> None:
-        """Write an assignment."""
+        """Write an assignment, or the store of a half."""
+        if isinstance(target, Call):
+            self.do(call("store", *target.args, value))
+            return
         assert isinstance(target, Name | Index)
         kind = NamedType(name=type_) if type_ is not None else None
         self.out.append(high.Assign(target=target, value=value, type=kind))

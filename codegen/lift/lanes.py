@@ -49,9 +49,6 @@ class Lanes:
     def put(self, out: Address, index: Expr, value: Expr) -> None:
         """Write a lane."""
         elem = out.elem
-        if elem == "f16":
-            self.w.do(call("store", out.moved(index).pointer(), value))
-            return
         if elem in ("i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64"):
             value = value if isinstance(value, Int) and value.value >= 0 else cast(elem, value)
         self.w.set(out.item(index), value)
@@ -105,6 +102,18 @@ class Lanes:
         if to.elem == "f16":
             to, source = to.read_as("u16"), source.read_as("u16")
         self.w.loop(count, lambda i: self.w.set(to.item(i), source.item(i)))
+
+    def store_where(
+        self, count: int, chosen: Callable[[Expr], Expr], to: Address, source: Address
+    ) -> None:
+        """Write a copy of the elements that are chosen."""
+
+        def put(i: Expr) -> None:
+            with self.w.inside() as inner:
+                self.w.set(to.item(i), source.item(i))
+            self.w.branch(chosen(i), inner, ())
+
+        self.w.loop(count, put)
 
     def joined(self, low: Address, top: Address, count: int) -> Address:
         """Return a vector of two halves of `count` lanes."""
@@ -163,11 +172,6 @@ class Lanes:
 
 def _plain(value: Expr, elem: str) -> Expr:
     return cast("i32", value) if elem in WORKS_IN else value
-
-
-def halves(at: Address, index: Expr) -> Expr:
-    """Return a lane, of any element type, as a number."""
-    return call("load", at.moved(index).pointer()) if at.elem == "f16" else at.item(index)
 
 
 def zero_of(elem: str) -> Expr:

@@ -84,13 +84,7 @@ def _masked(
 
     if "store" in operation:
         to, value = args[0].read_as(shape.elem), rest[0].read_as(shape.elem)
-
-        def put(i: Expr) -> None:
-            with lanes.w.inside() as inner:
-                lanes.w.set(to.item(i), value.item(i))
-            lanes.w.branch(chosen(i), inner, ())
-
-        lanes.w.loop(shape.count, put)
+        lanes.store_where(shape.count, chosen, to, value)
         return VOID, None
     if operation in x86_lanes.FUSED and source is not None:
         rest = [source, *rest]  # it is a factor, too

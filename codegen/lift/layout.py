@@ -43,7 +43,9 @@ def value_of(elem: str) -> str:
 
 
 def pointee_element(type_: Type) -> str:
-    """Return the element that a pointer to a C type counts in; bytes for all but scalars."""
+    """Return the element that a pointer to a C type counts in: bytes for structs and vectors."""
+    if isinstance(type_, PointerType):
+        return "i64"  # an address, as memory holds it
     found = scalar(type_)
     return element_of(found) if found is not None else "u8"
 

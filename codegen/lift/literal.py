@@ -11,14 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dovetail.codegen.lift.emit import Address, Writer, call, cast, negated, num, op
+from dovetail.codegen.lift.emit import Address, Writer, cast, negated, num, op
 from dovetail.codegen.lift.lanes import Lanes, zero_of
 from dovetail.codegen.lift.layout import (
     Layout,
     element_of,
     pointee_element,
     value_of,
-    vector_element,
 )
 from dovetail.codegen.lift.literal_expr import RULES, compare, short_circuit
 from dovetail.codegen.lift.literal_values import (
@@ -44,7 +43,7 @@ from dovetail.codegen.lift.types import Names, refuse
 from dovetail.ir import expr as ex
 from dovetail.ir.high import nodes as high
 from dovetail.ir.low import nodes as low
-from dovetail.ir.low.types import VECTOR_GROUPS, constant, scalar, vector
+from dovetail.ir.low.types import constant, scalar, vector
 
 
 @dataclass(slots=True)
@@ -115,8 +114,6 @@ class Literal:
         if isinstance(type_, ex.ArrayType):
             type_ = ex.PointerType(of=type_.of)
         if isinstance(type_, ex.PointerType):
-            if isinstance(type_.of, ex.PointerType):
-                raise refuse("pointers to pointers")
             elem = pointee_element(type_.of)
             made = self.names.declare(param.name, f"ptr[{elem}]")
             self.scopes[-1][param.name] = Variable(type_, made)
@@ -222,20 +219,7 @@ class Literal:
 
     def declare_memory(self, name: str, type_: ex.Type) -> Variable:
         """Declare a variable that is memory: an array, struct, vector, what has an address."""
-        inner = type_
-        while isinstance(inner, ex.ArrayType):
-            inner = inner.of
-        if isinstance(inner, ex.PointerType):
-            raise refuse("arrays of pointers")
-        found, shape = scalar(inner), vector(inner)
-        if found is not None:
-            elem = element_of(found)
-        elif shape is not None:
-            elem = vector_element(shape.name)
-        elif isinstance(inner, ex.NamedType) and inner.name in VECTOR_GROUPS:
-            elem = vector_element(VECTOR_GROUPS[inner.name][0])
-        else:
-            elem = "u8"
+        elem = memory_element(type_)
         size = self.layout.size(type_)
         return Variable(type_, at=self.w.array(name, size // BYTES[elem], elem))
 
@@ -445,14 +429,18 @@ class Literal:
             if isinstance(type_, ex.PointerType):
                 return Value(type_, at=Address(name, pointee_element(type_.of)))
             return Value(type_, name)
-        if isinstance(type_, ex.ArrayType) or vector(type_) or not scalar(type_):
-            if isinstance(type_, ex.PointerType):
-                raise refuse("pointers that are kept in memory")
+        if not (scalar(type_) or isinstance(type_, ex.PointerType)):
             return Value(type_, at=place.at)
         item = place.at.item()
-        if place.at.elem in ("f16", "bf16"):
-            return Value(type_, call("load", place.at.pointer()))
+        if isinstance(type_, ex.PointerType):
+            return Value(type_, at=self.kept(item, pointee_element(type_.of)))
         return Value(type_, item)
+
+    def kept(self, item: ex.Expr, elem: str) -> Address:
+        """Return the address that an i64 in memory is; the memory may change before it is used."""
+        pointer = ex.PointerType(of=ex.NamedType(name=elem))
+        made = ex.Cast(type=pointer, operand=cast("i64", item))
+        return Address(self.w.temporary(made, f"ptr[{elem}]"), elem)
 
     def assign(self, place: Variable, value: Value) -> None:
         """Write a value to a place."""
@@ -470,13 +458,12 @@ class Literal:
         if found is not None:
             made = self.convert(value, type_).number
             at = at.read_as(element_of(found))
-            if at.elem in ("f16", "bf16"):
-                self.w.do(call("store", at.pointer(), made))
-            else:
-                self.w.set(at.item(), narrowed(made, at.elem))
+            self.w.set(at.item(), narrowed(made, at.elem))
             return
         if isinstance(type_, ex.PointerType):
-            raise refuse("pointers that are kept in memory")
+            made = cast("i64", self.convert(value, type_).address.pointer())
+            self.w.set(at.read_as("i64").item(), made)
+            return
         self.copy(at, value.address, self.layout.size(type_))
 
     def copy(self, to: Address, source: Address, size: int) -> None:

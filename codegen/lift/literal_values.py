@@ -15,7 +15,7 @@ from dovetail.codegen.lift.types import refuse
 from dovetail.ir import expr as ex
 from dovetail.ir.high import nodes as high
 from dovetail.ir.low import nodes as low
-from dovetail.ir.low.types import VECTORS, scalar
+from dovetail.ir.low.types import VECTOR_GROUPS, VECTORS, scalar
 
 INT = ex.NamedType(name="int")
 LONG = ex.NamedType(name="long")
@@ -114,8 +114,10 @@ def memory_element(type_: ex.Type) -> str:
     """Return the element in which memory of a C type is counted."""
     while isinstance(type_, ex.ArrayType):
         type_ = type_.of
-    if isinstance(type_, ex.NamedType) and type_.name in VECTORS:
-        return vector_element(type_.name)
+    if isinstance(type_, ex.NamedType):
+        name = VECTOR_GROUPS.get(type_.name, (type_.name,))[0]
+        if name in VECTORS:
+            return vector_element(name)
     return pointee_element(type_)
 
 

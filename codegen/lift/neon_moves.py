@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from dovetail.codegen.lift.emit import Address, cast, num, op, pick
-from dovetail.codegen.lift.lanes import SIZES, WORKS_IN, Lanes, Made, halves, integer_at, less
+from dovetail.codegen.lift.lanes import SIZES, WORKS_IN, Lanes, Made, integer_at, less
 from dovetail.codegen.lift.neon_shape import Handler, Shape, scalar_type, vec
 from dovetail.codegen.lift.types import refuse
 from dovetail.ir.expr import Expr
@@ -25,7 +25,7 @@ Picks = Callable[[int, int], list[int]]
 
 def _load(lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
     if shape.form == "_lane":
-        lane = halves(args[0].read_as(shape.elem), num(0))
+        lane = args[0].read_as(shape.elem).item(0)
         return shape.same(_set_lane(lanes, shape, [lane, *args[1:]]))
     source = args[0].read_as(shape.elem)
     if shape.form == "_dup":
@@ -59,12 +59,27 @@ def _store(lanes: Lanes, shape: Shape, args: list[Any]) -> None:
         lanes.move(to.moved(k * shape.count), source.moved(k * shape.count), shape.count)
 
 
+def _store_apart(ways: int, lanes: Lanes, shape: Shape, args: list[Any]) -> None:
+    """Write registers whose lanes are dealt out in turns: vst2, vst4."""
+    if shape.form == "_lane":
+        raise refuse("a store of one lane of several vectors")
+    to, source = args[0].read_as(shape.elem), args[1].read_as(shape.elem)
+    for k in range(ways):
+        part = source.moved(k * shape.count)
+        lanes.w.loop(
+            shape.count,
+            lambda i, k=k, part=part: lanes.w.set(
+                to.item(op("+", op("*", i, ways), k)), part.item(i)
+            ),
+        )
+
+
 # ---- lanes and halves ----
 
 
 def _dup(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
     if shape.form in ("_lane", "_laneq"):
-        lane = halves(args[0].read_as(shape.elem), num(integer_at(args[1])))
+        lane = args[0].read_as(shape.elem).item(integer_at(args[1]))
         args = [lanes.w.temporary(lane, WORKS_IN.get(shape.elem, shape.elem), "lane")]
     return lanes.spread(args[0], shape.elem, shape.count)
 
@@ -74,7 +89,7 @@ def _half(upper: int, lanes: Lanes, shape: Shape, args: list[Any]) -> Any:
 
 
 def _get_lane(lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
-    made = halves(args[0].read_as(shape.elem), num(integer_at(args[1])))
+    made = args[0].read_as(shape.elem).item(integer_at(args[1]))
     kind = WORKS_IN.get(shape.elem)
     return scalar_type(shape.kind), cast(kind, made) if kind else made
 
@@ -155,6 +170,7 @@ MOVES: dict[str, Handler] = {
     "ld1": _load,
     **{f"ld{ways}": partial(_load_apart, ways) for ways in (2, 3, 4)},
     "st1": _store,
+    **{f"st{ways}": partial(_store_apart, ways) for ways in (2, 3, 4)},
     **dict.fromkeys(("dup", "mov"), _dup),
     "get_low": partial(_half, 0),
     "get_high": partial(_half, 1),
@@ -171,8 +187,6 @@ MOVES: dict[str, Handler] = {
         for part in (0, 1)
     },
     **{f"rev{block}": partial(_reverse, block) for block in (16, 32, 64)},
-    "qtbl1": partial(_table, 16),
-    "qtbl2": partial(_table, 32),
-    "qtbl4": partial(_table, 64),
+    **{f"{q}tbl{n}": partial(_table, n * b) for n in range(1, 5) for q, b in (("", 8), ("q", 16))},
 }
 """Operations by their names."""

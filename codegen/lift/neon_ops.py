@@ -19,7 +19,6 @@ from dovetail.codegen.lift.lanes import (
     Lanes,
     Made,
     Rule,
-    halves,
     integer_at,
     less,
     minus,
@@ -90,7 +89,7 @@ def _elementwise(lane: Lane, builtin: str, lanes: Lanes, shape: Shape, args: lis
     return lanes.each(
         shape.elem,
         shape.count,
-        lambda i: lane(shape, *(halves(a, i) if isinstance(a, Address) else a for a in held)),
+        lambda i: lane(shape, *(a.item(i) if isinstance(a, Address) else a for a in held)),
     )
 
 
@@ -286,6 +285,17 @@ def _rounded_shift(shape: Shape, a: Expr, n: Expr) -> Expr:
     return pick(less(n, 0), down, op("<<", cast("i64", a), n))
 
 
+def _saturated_shift(shape: Shape, a: Expr, n: Expr) -> Expr:
+    wide = cast("i64", a)
+    right = op(">>", wide, call("min", minus(n), num(63)))
+    return pick(less(n, 0), right, saturate(op("<<", wide, call("min", n, num(31))), shape.elem))
+
+
+def _shift_and_add(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
+    made = _shift_fixed(">>", lanes, shape, args[1:])
+    return lanes.each(shape.elem, shape.count, lambda i: _ADD(args[0].item(i), made.item(i)))
+
+
 def _absolute(value: Expr) -> Expr:
     return call("abs", value)
 
@@ -322,12 +332,16 @@ HANDLERS: dict[str, Handler] = MOVES | {
     "abd": _each(lambda s, a, b: call("abs", op("-", a, b))),
     "qadd": _each(lambda s, a, b: saturate(_ADD(a, b), s.elem)),
     "qsub": _each(lambda s, a, b: saturate(_SUB(a, b), s.elem)),
+    "rnd": _each(lambda s, a: call("trunc", a)),
+    "hsub": _each(lambda s, a, b: op(">>", op("-", a, b), num(1))),
     "hadd": _each(lambda s, a, b: op(">>", _ADD(a, b), num(1))),
     "rhadd": _each(lambda s, a, b: op(">>", op("+", _ADD(a, b), 1), num(1))),
     "qdmulh": _each(partial(_doubling_high, 0)),
     "qrdmulh": _each(partial(_doubling_high, 1)),
     "shl": _shift_left,
     "rshl": _each(_rounded_shift),
+    "qshl": _each(_saturated_shift),
+    "sra": _shift_and_add,
     "shr": partial(_shift_fixed, ">>"),
     "and": partial(_bitwise, BINARY["and"]),
     "orr": partial(_bitwise, BINARY["or"]),

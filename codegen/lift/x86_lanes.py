@@ -17,7 +17,6 @@ from dovetail.codegen.lift.lanes import (
     SIZES,
     Lanes,
     Made,
-    halves,
     integer_at,
     less,
     minus,
@@ -95,7 +94,7 @@ def conversion(
         made = lanes.each(shape.elem, count, lambda i: cast_to(shape.elem, a.item(i)))
         bits = max(128, count * SIZES[shape.elem] * 8)
         return vec(bits, shape.elem), padded_register(lanes, made, count)
-    return lanes.each(shape.elem, count, lambda i: cast_to(shape.elem, halves(a, i)))
+    return lanes.each(shape.elem, count, lambda i: cast_to(shape.elem, a.item(i)))
 
 
 def load_i32(load: Any, a: Address) -> tuple[Expr, ...]:

@@ -49,6 +49,25 @@ def _load(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
     return out
 
 
+def _mask_load(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
+    source, mask = args[0].read_as(shape.elem), args[1].read_as(shape.integer)
+    zero = zero_of(shape.elem)
+    return lanes.each(
+        shape.elem, shape.count, lambda i: pick(less(mask.item(i), 0), source.item(i), zero)
+    )
+
+
+def _mask_store(lanes: Lanes, shape: Shape, args: list[Any]) -> None:
+    (to, source), mask = shape.read([args[0], args[2]]), args[1].read_as(shape.integer)
+    lanes.store_where(shape.count, lambda i: less(mask.item(i), 0), to, source)
+
+
+def _load_half(first: int, lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
+    out = _load(lanes, Shape(128, "f32", "ps"), args)
+    lanes.move(out.moved(first), args[1].read_as("f32"), 2)
+    return vec(128, "f32"), out
+
+
 def _load_part(size: int, lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
     out = lanes.new("u8", 16)
     lanes.clear(out, 16)
@@ -145,6 +164,15 @@ def _permutexvar(index: int, lanes: Lanes, shape: Shape, args: list[Any]) -> Add
     return lanes.each(
         shape.elem, shape.count, lambda i: a.item(op("&", at.item(i), num(shape.count - 1)))
     )
+
+
+def _permute_in_blocks(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
+    a, at = args[0].read_as("f32"), args[1].read_as("i32")
+
+    def lane(i: Expr) -> Expr:
+        return a.item(op("|", op("&", i, num(-4)), op("&", at.item(i), num(3))))
+
+    return lanes.each("f32", shape.count, lane)
 
 
 def _permute_two(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
@@ -283,7 +311,12 @@ def _permute2(lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
 
 _QUARTERS, _HALVES = ("32x4", "64x2"), ("64x4", "32x8")
 MOVES: dict[str, Handler] = {
-    **dict.fromkeys(("loadu", "load", "lddqu", "stream_load", "maskload"), _load),
+    **dict.fromkeys(("loadu", "load", "lddqu", "stream_load"), _load),
+    "maskload": _mask_load,
+    "maskstore": _mask_store,
+    "loadl_pi": partial(_load_half, 0),
+    "loadh_pi": partial(_load_half, 2),
+    "mov": lambda lanes, shape, args: args[0],  # under a mask
     **dict.fromkeys(("storeu", "store", "stream"), _store),
     **dict.fromkeys(("storel", "storel_pi"), partial(_store_half, 0)),
     **dict.fromkeys(("storeh", "storeh_pi"), partial(_store_half, 8)),
@@ -292,6 +325,7 @@ MOVES: dict[str, Handler] = {
     "loadu_si16": partial(_load_part, 2),
     **dict.fromkeys(("set1", "set_ps1"), _set1),
     **dict.fromkeys(("setzero", "undefined"), _zero),
+    "set4": lambda lanes, shape, args: lanes.listed(shape.elem, args[::-1] * (shape.count // 4)),
     "setr": partial(_set, 1),
     "set": partial(_set, -1),
     "permute": partial(_permuted, None, _fields),
@@ -302,12 +336,18 @@ MOVES: dict[str, Handler] = {
     "moveldup": partial(_permuted, "f32", lambda i, n, c: (0, i & ~1)),
     "movehl": partial(_permuted, "f32", lambda i, n, c: (1, i + 2) if i < 2 else (0, i)),
     "movelh": partial(_permuted, "f32", lambda i, n, c: (0, i) if i < 2 else (1, i - 2)),
+    "move_ss": partial(_permuted, None, lambda i, n, c: (int(i == 0), i)),
+    "shufflelo": partial(
+        _permuted, "i16", lambda i, n, c: _fields(i, n, c) if i & 4 == 0 else (0, i)
+    ),
+    "shufflehi": partial(_permuted, "i16", lambda i, n, c: _fields(i, n, c) if i & 4 else (0, i)),
     "shuffle": _shuffle,
     "unpacklo": partial(_unpack, 0),
     "unpackhi": partial(_unpack, 1),
     "permutex2var": _permute_two,
     "permutexvar": partial(_permutexvar, 0),
     "permutevar8x32": partial(_permutexvar, 1),
+    "permutevar_ps": _permute_in_blocks,
     "alignr": _alignr,
     **dict.fromkeys(("srli_si128", "bsrli"), partial(_byte_shift, 1)),
     **dict.fromkeys(("slli_si128", "bslli"), partial(_byte_shift, -1)),

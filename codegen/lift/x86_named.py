@@ -59,9 +59,11 @@ def _scalar_op(name: str, elem: str, lanes: Lanes, args: list[Any]) -> Made:
     return vec(128, elem), out
 
 
-def _widened(bits: int, elem: str, lanes: Lanes, args: list[Any]) -> Made:
-    out = lanes.new(elem, bits // 8 // SIZES[elem])
-    lanes.move(out, args[0].read_as(elem), bits // 16 // SIZES[elem])
+def _widened(part: int, bits: int, elem: str, lanes: Lanes, args: list[Any]) -> Made:
+    """Return the lower part of a register; what is above it is 0 where it means anything."""
+    out, count = lanes.new(elem, bits // 8 // SIZES[elem]), part // 8 // SIZES[elem]
+    lanes.move(out, args[0].read_as(elem), count)
+    lanes.clear(out.moved(count), (bits - part) // 8 // SIZES[elem])
     return vec(bits, elem), out
 
 
@@ -89,6 +91,7 @@ def _test_masks(lanes: Lanes, args: list[Any]) -> Made:
 
 
 KINDS = (("ps", "f32"), ("si", "u8"), ("pd", "f64"))
+PARTS = ((256, 128), (512, 128), (512, 256))
 WIDTHS = {"": 128, "256": 256, "512": 512}
 SPECIAL: dict[str, Rule] = {
     "_cvtsh_ss": _half_to_float,
@@ -107,13 +110,14 @@ SPECIAL: dict[str, Rule] = {
         for s, e in (("ss", "f32"), ("sd", "f64"))
     },
     **{
-        f"_mm{2 * bits}_cast{k}{bits}_{k}{2 * bits}": partial(_widened, 2 * bits, e)
-        for bits in (128, 256)
+        f"_mm{whole}_{how}{k}{part}_{k}{whole}": partial(_widened, part, whole, e)
+        for whole, part in PARTS
         for k, e in KINDS
+        for how in ("cast", "zext")
     },
     **{
         f"_mm{whole}_cast{k}{whole}_{k}{part}": partial(_same_bits, part, e)
-        for whole, part in ((256, 128), (512, 128), (512, 256))
+        for whole, part in PARTS
         for k, e in KINDS
     },
     **{f"_mm{w}_cvtps_ph": partial(_halves_of, bits) for w, bits in WIDTHS.items()},

@@ -13,6 +13,7 @@ from typing import Any
 from dovetail.codegen.lift.emit import Address, call, cast, num, op, pick
 from dovetail.codegen.lift.lanes import (
     BINARY,
+    COMPARED,
     SIZES,
     Lanes,
     Made,
@@ -63,11 +64,11 @@ def _sqrt(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
     return lanes.each(shape.elem, shape.count, lambda i: call("sqrt", a.item(i)))
 
 
-def _compare(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
-    control = integer_at(args[2]) & 15
-    sign = FLOAT_SIGNS.get(control)
-    if sign is None:
-        raise refuse(f"comparison {control} of vectors")
+def _compare(sign: str, lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
+    """Return masks of lanes; an immediate tells the sign where the name does not."""
+    sign = sign or FLOAT_SIGNS.get(integer_at(args[2]) & 15, "")
+    if not sign:
+        raise refuse(f"comparison {integer_at(args[2])} of vectors")
     a, b = shape.read(args[:2])
     out = lanes.new(shape.elem, shape.count)
     bits = out.read_as("i32" if shape.elem == "f32" else "i64")
@@ -78,6 +79,27 @@ def _compare(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
         ),
     )
     return out
+
+
+def _inverse(of: Callable[[Expr], Expr], lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
+    a = args[0].read_as(shape.elem)
+    return lanes.each(shape.elem, shape.count, lambda i: op("/", Float(value=1.0), of(a.item(i))))
+
+
+def _scalef(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
+    """Return a * 2 ** floor(b), by two factors: one alone would overflow before the product."""
+    a, b = shape.read(args)
+
+    def factor(half: int) -> Address:
+        def bits(i: Expr) -> Expr:
+            power = call("max", call("min", call("floor", b.item(i)), _LARGEST), minus(_LARGEST))
+            power = op(">>", op("+", cast("i32", power), half), num(1))
+            return op("<<", op("+", power, 127), num(23))
+
+        return lanes.each("i32", shape.count, bits)
+
+    once = lanes.calls("vmul", shape.count, a, factor(0))
+    return lanes.calls("vmul", shape.count, once, factor(1))
 
 
 def _blendv(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
@@ -206,11 +228,20 @@ def _affine(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
     return lanes.each("u8", shape.bits // 8, lane)
 
 
+FLOATS = ("ps", "pd")
+_LARGEST = Float(value=252.0)
+"""The largest power that two factors make; those beyond make infinity or 0 of any f32 near 1."""
 WHOLE: dict[str, Handler] = {
     **dict.fromkeys(("round", "roundscale", "floor"), _round),
     "ceil": _ceil,
     "sqrt": _sqrt,
-    "cmp": _compare,
+    "cmp": partial(_compare, ""),
+    **{f"cmp{n}_{s}": partial(_compare, sign) for n, sign in COMPARED.items() for s in FLOATS},
+    "abs_ps": lambda lanes, shape, args: lanes.calls("vabs", shape.count, args[0]),
+    "scalef_ps": _scalef,
+    # estimates: the exact value is what the steps after them move towards
+    **dict.fromkeys(("rcp", "rcp14"), partial(_inverse, lambda x: x)),
+    **dict.fromkeys(("rsqrt", "rsqrt14"), partial(_inverse, lambda x: call("sqrt", x))),
     "blendv": _blendv,
     "blend": _blend,
     "madd": partial(_pairs, "i16", "i16", "i32"),

@@ -97,10 +97,10 @@ class ExprSelector:
         return ex.Index(base=base, indices=(at,)), rules.index_type(base_type, at_type)
 
     def _cast(self, expr: ex.Cast) -> Typed:
-        operand, _ = self.expr(expr.operand)
+        operand, source = self.expr(expr.operand)
         type_ = print_high(expr.type)
         roots = {node.id for node in expr.operand.walk() if isinstance(node, Name)}
-        c_type = self.c_type(type_, written=bool(roots & self.written))
+        c_type = self.c_type(type_, written=source == "i64" or bool(roots & self.written))
         return ex.Cast(type=c_type, operand=operand), type_
 
     # ---- builtins ----

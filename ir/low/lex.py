@@ -117,10 +117,11 @@ def classify(tokens: Iterable[Token], types: set[str]) -> Iterator[Token]:
     """
     stream = list(tokens)
     pending = _typedef_names(stream)
+    declared = set(pending.values())  # plain names there, though an inner block may know them
     for i, token in enumerate(stream):
         if i in pending:
-            types.add(pending[i])
-        if token.type != "NAME" or (i and stream[i - 1] in (".", "->")):
+            types.add(str(stream[pending[i]]))
+        if token.type != "NAME" or i in declared or (i and stream[i - 1] in (".", "->")):
             yield token
         elif token in _KEYWORD_KINDS:
             yield token.update(type=_KEYWORD_KINDS[token])
@@ -130,18 +131,18 @@ def classify(tokens: Iterable[Token], types: set[str]) -> Iterator[Token]:
             yield token
 
 
-def _typedef_names(stream: list[Token]) -> dict[int, str]:
-    """Return the names that typedefs declare, by the index from which each is known."""
-    found: dict[int, str] = {}
+def _typedef_names(stream: list[Token]) -> dict[int, int]:
+    """Return where names stand that typedefs declare, by the index from which each is known."""
+    found: dict[int, int] = {}
     opened: set[int] = set()  # depths of braces at which a typedef has not ended
-    depth, last = 0, ""
+    depth = last = 0
     for i, token in enumerate(stream):
         depth += (token == "{") - (token == "}")
         if token.type == "TYPEDEF":
             opened.add(depth)
-            last = ""
+            last = i
         elif token.type == "NAME":
-            last = str(token)
+            last = i
         elif depth in opened and token in (";", "["):
             opened.discard(depth)
             found[i] = last

@@ -19,10 +19,17 @@ from dovetail.ir.expr import Call, Expr
 from dovetail.ir.low import nodes as low
 from dovetail.ir.low.build import Builder
 from dovetail.ir.low.lex import Reporter, classify, grammar, token_span
-from dovetail.ir.low.preprocess import MOST_NESTING, Macro, Preprocessor, preprocess
+from dovetail.ir.low.preprocess import (
+    MOST_NESTING,
+    Macro,
+    Preprocessor,
+    preprocess,
+    split_arguments,
+)
 from dovetail.ir.low.types import constant
 from dovetail.ir.node import Node
 
+ASSEMBLY = ("inline assembly", "use intrinsics")
 UNSUPPORTED: dict[str, tuple[str, str]] = {
     "goto": ("goto", "use a loop with break, or a condition"),
     "switch": ("switch", "use if and else"),
@@ -32,7 +39,7 @@ UNSUPPORTED: dict[str, tuple[str, str]] = {
     "extern": ("extern", "define the function here, or call one the target's tables know"),
     "volatile": ("volatile", "kernels work on plain memory; leave it out"),
     "auto": ("auto", "write the type"),
-    **dict.fromkeys(("asm", "__asm__", "__asm"), ("inline assembly", "use intrinsics")),
+    **dict.fromkeys(("asm", "__asm__", "__asm"), ASSEMBLY),
     "_Generic": ("_Generic", "call the function for the type at hand"),
     **dict.fromkeys(("typeof", "__typeof__"), ("typeof", "write the type")),
     "_Complex": ("complex numbers", "keep real and imaginary parts apart"),
@@ -146,12 +153,16 @@ class Pieces:
 
 
 def split_items(tokens: Sequence[Token]) -> list[Sequence[Token]]:
-    """Return the tokens of each top-level item; `extern "C"` blocks are opened."""
+    """Return the tokens of each top-level item; `extern "C"` and namespaces are opened."""
     out: list[Sequence[Token]] = []
     start = depth = 0
     for i, token in enumerate(tokens):
-        if token == "{" and i > 1 and tokens[i - 1].type == "STRING":
-            start = i + 1  # extern "C" {
+        if (
+            token == "{"
+            and i > 1
+            and (tokens[i - 1].type == "STRING" or "namespace" in tokens[i - 2 : i])
+        ):
+            start = i + 1
             continue
         depth += (token in ("{", "(", "[")) - (token in ("}", ")", "]"))
         if depth < 0:  # the end of an extern "C"
@@ -240,6 +251,7 @@ class _Run:
         parentheses = 0
         i = 0
         while i < len(tokens):
+            i = after_barrier(tokens, i)
             token = tokens[i]
             if token.type == "NAME" and token in UNSUPPORTED:
                 what, hint = UNSUPPORTED[token]
@@ -383,6 +395,14 @@ _READABLE = {
     "NUMBER": "a number",
     "TYPE_NAME": "a type",
 }
+
+
+def after_barrier(tokens: Sequence[Token], i: int) -> int:
+    """Return the index after an `asm` without instructions at `i`, which computes nothing."""
+    start = i + 1 + (tokens[i + 1 : i + 2] in (["volatile"], ["__volatile__"]))
+    if UNSUPPORTED.get(tokens[i], "") != ASSEMBLY or tokens[start + 1 : start + 2] != ['""']:
+        return i
+    return split_arguments(tokens, start)[1]
 
 
 def skip_statement(tokens: Sequence[Token], start: int, fault: int) -> int:

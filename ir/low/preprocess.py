@@ -38,12 +38,14 @@ _BUILT_IN = (
     ("_Alignas", ("x",), ""),
     ("_Pragma", ("x",), ""),
     ("__builtin_expect", ("x", "y"), "(x)"),
+    ("__builtin_expect_with_probability", ("x", "y", "p"), "(x)"),
     ("__builtin_assume_aligned", ("x", "y"), "(x)"),
     ("_MM_SHUFFLE", ("z", "y", "x", "w"), "(((z) << 6) | ((y) << 4) | ((x) << 2) | (w))"),
-    ("INT32_C", ("x",), "((int32_t)(x))"),
-    ("INT64_C", ("x",), "((int64_t)(x))"),
-    ("UINT32_C", ("x",), "((uint32_t)(x))"),
-    ("UINT64_C", ("x",), "((uint64_t)(x))"),
+    *(
+        (f"{u}INT{bits}_C", ("x",), f"(({u.lower()}int{bits}_t)(x))")
+        for u in ("", "U")
+        for bits in (8, 16, 32, 64)
+    ),
 )
 """Macros of the standard headers and of compilers; a `#define` of the text overrides them.
 
@@ -145,7 +147,8 @@ class Preprocessor:
         if text is None:
             return  # the tables of this package know what standard headers declare
         start = len(self._out)
-        self.foreign.add(token.line or 0)
+        if name.endswith((".h", ".hpp")):  # what another file has is a part of this one
+            self.foreign.add(token.line or 0)
         self._read(text)
         self._out[start:] = [move_token(t, token_span(token)) for t in self._out[start:]]
 

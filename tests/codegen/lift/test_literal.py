@@ -59,6 +59,37 @@ void f(const float *x, const uint8_t *b, float *y, int32_t *z) {
   z[4] = _mm_movemask_epi8(t);
   _mm_storeu_ps(y, _mm_blendv_ps(_mm_loadu_ps(x), _mm_loadu_ps(x + 4), _mm_loadu_ps(x + 8)));
 }""",
+    "pointers in memory": """
+void f(const float *x, const uint8_t *b, float *y, int32_t *z) {
+  const float *rows[3], **next = rows;
+  struct { float *to; int step; } out = {y, 2};
+  for (int i = 0; i < 3; ++i) {
+    rows[i] = x + 8 * i;
+    if (rows[i] != x + 8) rows[i] = (const float *)((uintptr_t)rows[i] + 4 * (b[i] & 3));
+  }
+  int n = 3;
+  do {
+    const float *row = *next++;
+    __asm__ volatile("" : "+r"(n));
+    *out.to = row[0] - row[5];
+    out.to += out.step;
+  } while (--n != 0);
+}""",
+    "parts of memory and of registers": """
+void f(const float *x, const uint8_t *b, float *y, int32_t *z) {
+  const __m256i bits = _mm256_loadu_si256((const __m256i *)b);
+  const __m256 part = _mm256_maskload_ps(x, bits), all = _mm256_loadu_ps(x + 8);
+  _mm256_storeu_ps(y, _mm256_add_ps(part, all));
+  _mm256_maskstore_ps(y + 4, _mm256_slli_epi32(bits, 1), all);
+  _mm256_storeu_ps(y + 16, _mm256_permutevar_ps(all, bits));
+  __m128 low = _mm_move_ss(_mm_loadu_ps(x + 16), _mm_loadu_ps(x + 20));
+  low = _mm_loadl_pi(low, (const __m64 *)(x + 24));
+  low = _mm_and_ps(low, _mm_cmplt_ps(low, _mm_loadh_pi(low, (const __m64 *)(x + 30))));
+  _mm256_storeu_ps(y + 24, _mm256_zextps128_ps256(low));
+  __m128i words = _mm256_castsi256_si128(bits);
+  words = _mm_shufflehi_epi16(_mm_shufflelo_epi16(words, 0x1b), 0x93);
+  _mm_storeu_si128((__m128i *)z, words);
+}""",
     "control": """
 static int choose(int a, int b) { if (a > b) return a - b; if (a == b) return 7; return b; }
 void f(const float *x, const uint8_t *b, float *y, int32_t *z) {
@@ -156,6 +187,15 @@ def test_a_product_and_sum_under_a_mask_keeps_its_first_factor():
     a, b, c = arrays[0][:16], arrays[0][16:32], arrays[0][32:48]
     chosen = (int(arrays[1][0]) | 0x5A00) >> np.arange(16) & 1
     np.testing.assert_allclose(y[:16], np.where(chosen, a * b + c, a), rtol=2e-6)
+
+
+def test_powers_of_two_are_scaled_as_a_whole():
+    text = """void f(const float *x, const unsigned char *u, float *y, int *z) {
+        __m512 power = _mm512_mul_ps(_mm512_loadu_ps(x + 16), _mm512_set1_ps(60.0f));
+        _mm512_storeu_ps(y, _mm512_scalef_ps(_mm512_loadu_ps(x), power));
+    }"""
+    x, (y, _) = arguments(0)[0], called(lifted_library(text, "generic"), 0)
+    assert np.array_equal(y[:16], np.ldexp(x[:16], np.floor(x[16:32] * 60).astype(int)))
 
 
 def test_what_returns_a_value_stores_it():

@@ -106,7 +106,6 @@ def test_what_is_not_understood_is_written_out_and_the_reason_told(text, reason)
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("void f(float **x) { x[0][0] = 1; }", "pointers to pointers"),
         ("void g(float *x); void f(float *x) { g(x); }", "a call of g"),
         ("void f(float *x) { f(x); }", "the recursion of f"),
     ],

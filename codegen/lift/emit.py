@@ -110,7 +110,9 @@ class Writer:
             self.do(call("store", *target.args, value))
             return
         assert isinstance(target, Name | Index)
-        kind = NamedType(name=type_) if type_ is not None else None
+        kind = None if type_ is None else NamedType(name=type_)
+        if type_ is not None and type_.startswith("ptr"):
+            kind = PointerType(of=NamedType(name=type_[4:-1]))
         self.out.append(high.Assign(target=target, value=value, type=kind))
 
     def do(self, expr: Expr) -> None:

@@ -175,7 +175,9 @@ def _plain(value: Expr, elem: str) -> Expr:
 
 
 def zero_of(elem: str) -> Expr:
-    """Return 0 as a lane has it."""
+    """Return 0 as a lane, or a pointer, has it."""
+    if elem.startswith("ptr"):
+        return Name(id="null")
     return Float(value=0.0) if elem in ("f32", "f64") else num(0)
 
 

@@ -205,10 +205,8 @@ class Literal:
             if value is not None:
                 self.w.set(ex.Name(id=made.name), self.convert(value, type_).address.pointer())
             else:
-                kind_ = ex.PointerType(of=ex.NamedType(name=elem))
-                self.w.out.append(
-                    high.Assign(target=ex.Name(id=made.name), value=ex.Name(id="null"), type=kind_)
-                )
+                kind = f"ptr[{elem}]"
+                self.w.set(ex.Name(id=made.name), zero_of(kind), kind)
         else:
             made = self.declare_memory(name, type_)
             if value is not None:

@@ -194,17 +194,14 @@ def _ternary(self: Literal, expr: ex.Ternary) -> Any:
         if isinstance(a, ex.Int) and isinstance(b, ex.Int):
             a = cast(kind, a)
     if first or second:
-        if elem:
-            raise refuse("a choice of addresses that does something")
         made = ex.Name(id=self.names.fresh("chosen", kind))
         self.w.set(made, zero_of(kind), kind)
         first.append(high.Assign(target=made, value=a))
         second.append(high.Assign(target=made, value=b))
         self.w.branch(cond, first, second)
-        return Value(type_, made)
-    return (
-        Value(type_, at=Address(pick(cond, a, b), elem)) if elem else Value(type_, pick(cond, a, b))
-    )
+    else:
+        made = pick(cond, a, b)
+    return Value(type_, at=Address(made, elem)) if elem else Value(type_, made)
 
 
 def _call(self: Literal, expr: ex.Call) -> Any:

@@ -147,9 +147,10 @@ class Preprocessor:
         if text is None:
             return  # the tables of this package know what standard headers declare
         start = len(self._out)
-        if name.endswith((".h", ".hpp")):  # what another file has is a part of this one
-            self.foreign.add(token.line or 0)
+        header = name.endswith((".h", ".hpp"))  # what another file has is a part of this text
+        foreign = self.foreign | {token.line or 0} if header else self.foreign
         self._read(text)
+        self.foreign = foreign  # without lines of the file that was read
         self._out[start:] = [move_token(t, token_span(token)) for t in self._out[start:]]
 
     def _define(self, token: Token, rest: str) -> None:

@@ -71,7 +71,7 @@ void f(const float *x, const uint8_t *b, float *y, int32_t *z) {
   do {
     const float *row = *next++;
     __asm__ volatile("" : "+r"(n));
-    *out.to = row[0] - row[5];
+    *out.to = row[0] - (n & 1 ? rows[n - 1] : row)[5];
     out.to += out.step;
   } while (--n != 0);
 }""",
@@ -223,6 +223,15 @@ def test_only_what_a_function_needs_is_parsed():
         lift_function(pieces, "g")
     with pytest.raises(SpecError, match="no function `h`"):
         lift_function(pieces, "h")
+
+
+def test_functions_of_headers_are_not_the_texts_own():
+    texts = {"a.h": '\n#include "b.h"\n', "b.h": "int b(void) { return 1; }"}
+    texts["c.inc"] = "int c(void) { return 2; }"
+    pieces = Pieces()
+    text = '#include "a.h"\nnamespace n {int f(void) { return b(); }}\n#include "c.inc"\n'
+    pieces.add(Source("k.c", text), texts.get)
+    assert pieces.own == ["f", "c"]
 
 
 def test_inline_assembly_is_told_as_such():

@@ -110,10 +110,9 @@ class Writer:
             self.do(call("store", *target.args, value))
             return
         assert isinstance(target, Name | Index)
-        kind = None if type_ is None else NamedType(name=type_)
-        if type_ is not None and type_.startswith("ptr"):
-            kind = PointerType(of=NamedType(name=type_[4:-1]))
-        self.out.append(high.Assign(target=target, value=value, type=kind))
+        kind = None if type_ is None else NamedType(name=type_.removeprefix("ptr[").rstrip("]"))
+        whole = PointerType(of=kind) if kind and type_ != kind.name else kind
+        self.out.append(high.Assign(target=target, value=value, type=whole))
 
     def do(self, expr: Expr) -> None:
         """Write a call evaluated for its effect."""

@@ -83,9 +83,9 @@ class Lanes:
         """Write lanes, held in the range of narrower ones."""
         self.w.loop(count, lambda i: self.put(to, i, saturate(source.item(i), to.elem)))
 
-    def deal(self, to: Address, source: Address, count: int, step: int) -> None:
-        """Write every `step`-th element."""
-        self.w.loop(count, lambda i: self.put(to, i, source.item(op("*", i, step))))
+    def deal(self, to: Address, source: Address, count: int, step: int, put: int = 1) -> None:
+        """Write every `step`-th element to every `put`-th place."""
+        self.w.loop(count, lambda i: self.put(to, op("*", i, put), source.item(op("*", i, step))))
 
     def move(self, to: Address, source: Address, count: int) -> None:
         """Write a copy of elements."""

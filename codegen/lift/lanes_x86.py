@@ -75,6 +75,8 @@ def _masked(
     lanes: Lanes, shape: Shape, operation: str, masked: str, handler: Handler, args: list[Any]
 ) -> Made:
     """Write an operation under a mask: lanes without a bit keep the first argument, or are 0."""
+    if operation == "blend":  # its mask comes first
+        args, handler = [args[1], args[0], args[2]], HANDLERS["mov"]
     source = None if masked == "maskz_" else args[0]
     mask, rest = (args[0], args[1:]) if source is None else (args[1], args[2:])
     held = lanes.w.temporary(cast("i64", mask), "i64", "mask")
@@ -86,8 +88,8 @@ def _masked(
         to, value = args[0].read_as(shape.elem), rest[0].read_as(shape.elem)
         lanes.store_where(shape.count, chosen, to, value)
         return VOID, None
-    if operation in x86_lanes.FUSED and source is not None:
-        rest = [source, *rest]  # it is a factor, too
+    if operation in (*x86_lanes.FUSED, "permutex2var") and source is not None:
+        rest = [source, *rest]  # it is an operand, too
     if "load" in operation:
         made = rest[0].read_as(shape.elem)
     else:

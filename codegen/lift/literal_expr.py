@@ -194,13 +194,12 @@ def _ternary(self: Literal, expr: ex.Ternary) -> Any:
         if isinstance(a, ex.Int) and isinstance(b, ex.Int):
             a = cast(kind, a)
     if first or second:
-        made = ex.Name(id=self.names.fresh("chosen", kind))
-        self.w.set(made, zero_of(kind), kind)
-        first.append(high.Assign(target=made, value=a))
-        second.append(high.Assign(target=made, value=b))
+        chosen = ex.Name(id=self.names.fresh("chosen", kind))
+        self.w.set(chosen, zero_of(kind), kind)
+        first.append(high.Assign(target=chosen, value=a))
+        second.append(high.Assign(target=chosen, value=b))
         self.w.branch(cond, first, second)
-    else:
-        made = pick(cond, a, b)
+    made = chosen if first or second else pick(cond, a, b)
     return Value(type_, at=Address(made, elem)) if elem else Value(type_, made)
 
 
@@ -224,7 +223,10 @@ def _call(self: Literal, expr: ex.Call) -> Any:
     if FLOAT_LANES.search(expr.name):
         args = [self.convert(a, FLOAT) if is_integer(a) else a for a in args]
     given = [a.expr if a.expr is not None else a.address for a in args]
-    type_, result = rule(self.lanes, given)
+    try:
+        type_, result = rule(self.lanes, given)
+    except (IndexError, ValueError):
+        raise refuse(f"a call of {expr.name} with {len(args)} arguments") from None
     if isinstance(result, Address):
         return Value(type_, at=result.read_as(memory_element(type_)))
     found = scalar(type_)

@@ -82,7 +82,10 @@ COMPARISONS |= {
     "_MM_ROUND_NEAREST": 0,
 }
 COMPARISONS |= {"_MM_FROUND_TO_POS_INF": 2, "_MM_FROUND_TO_ZERO": 3, "_MM_FROUND_NO_EXC": 8}
-"""Numbers that the headers of x86 name."""
+COMPARISONS |= {f"INT{bits}_MAX": (1 << bits - 1) - 1 for bits in (8, 16, 32)}
+COMPARISONS |= {f"INT{bits}_MIN": -(1 << bits - 1) for bits in (8, 16, 32)}
+COMPARISONS |= {f"UINT{bits}_MAX": (1 << bits) - 1 for bits in (8, 16)}
+"""Numbers that headers name."""
 DOUBLES = {"M_PI": math.pi, "M_SQRT1_2": math.sqrt(0.5), "M_SQRT2": math.sqrt(2), "M_E": math.e}
 DOUBLES |= {"M_LN2": math.log(2), "M_LOG2E": 1 / math.log(2), "M_2_SQRTPI": 2 / math.sqrt(math.pi)}
 BYTES = SIZES | {"bf16": 2}

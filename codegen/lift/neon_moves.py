@@ -65,13 +65,7 @@ def _store_apart(ways: int, lanes: Lanes, shape: Shape, args: list[Any]) -> None
         raise refuse("a store of one lane of several vectors")
     to, source = args[0].read_as(shape.elem), args[1].read_as(shape.elem)
     for k in range(ways):
-        part = source.moved(k * shape.count)
-        lanes.w.loop(
-            shape.count,
-            lambda i, k=k, part=part: lanes.w.set(
-                to.item(op("+", op("*", i, ways), k)), part.item(i)
-            ),
-        )
+        lanes.deal(to.moved(k), source.moved(k * shape.count), shape.count, 1, ways)
 
 
 # ---- lanes and halves ----

@@ -167,10 +167,10 @@ def _permutexvar(index: int, lanes: Lanes, shape: Shape, args: list[Any]) -> Add
 
 
 def _permute_in_blocks(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
-    a, at = args[0].read_as("f32"), args[1].read_as("i32")
+    a, (at,) = args[0].read_as("f32"), shape.read(args[1:], "i32")
 
     def lane(i: Expr) -> Expr:
-        return a.item(op("|", op("&", i, num(-4)), op("&", at.item(i), num(3))))
+        return cast("f32", a.item(op("|", op("&", i, num(-4)), op("&", at.item(i), num(3)))))
 
     return lanes.each("f32", shape.count, lane)
 
@@ -363,6 +363,7 @@ MOVES: dict[str, Handler] = {
     **{f"insert{k}{s}": partial(_insert_part, 128) for k in "fi" for s in ("128", *_QUARTERS)},
     **{f"insert{k}{s}": partial(_insert_part, 256) for k in "fi" for s in _HALVES},
     **{f"broadcast_{k}{s}": partial(_repeat, 128) for k in "fi" for s in _QUARTERS},
+    **{f"broadcast_{k}32x2": partial(_repeat, 64) for k in "fi"},
     **{f"broadcast_{k}{s}": partial(_repeat, 256) for k in "fi" for s in _HALVES},
     **dict.fromkeys(("broadcastsi128", "broadcast_ps", "broadcast_pd"), partial(_repeat, 128)),
     **{f"broadcast{of}": _first_lane for of in ("b", "w", "d", "q", "ss", "sd", "_ss", "_sd")},

@@ -189,6 +189,29 @@ def test_a_product_and_sum_under_a_mask_keeps_its_first_factor():
     np.testing.assert_allclose(y[:16], np.where(chosen, a * b + c, a), rtol=2e-6)
 
 
+def test_masks_that_choose_between_vectors():
+    text = """void f(const float *x, const unsigned char *u, float *y, int *z) {
+        __m512 a = _mm512_loadu_ps(x), b = _mm512_loadu_ps(x + 16);
+        __m512i at = _mm512_loadu_si512(u);
+        _mm512_storeu_ps(y, _mm512_mask_blend_ps(u[0] | 0x5a00, a, b));
+        _mm512_storeu_ps(y + 16, _mm512_mask_permutex2var_ps(a, 0x3c3c, at, b));
+    }"""
+    x, u = arguments(0)[:2]
+    y, _ = called(lifted_library(text, "generic"), 0)
+    a, b, lanes = x[:16], x[16:32], np.arange(16)
+    chosen, moved = (int(u[0]) | 0x5A00) >> lanes & 1, 0x3C3C >> lanes & 1
+    both = x[:32][u.view(np.uint32)[:16] % 32]
+    assert np.array_equal(y[:32], np.append(np.where(chosen, b, a), np.where(moved, both, a)))
+
+
+def test_a_wrong_number_of_arguments_is_refused():
+    pieces = Pieces()
+    text = "void f(float *x) { float *p[2]; p[1] = x; _mm_storeu_ps(p[1], _mm_blend_ps(x[0])); }"
+    pieces.add(Source("k.c", text))
+    with pytest.raises(SpecError, match="_mm_blend_ps with 1 arguments"):
+        lift_function(pieces, "f")
+
+
 def test_powers_of_two_are_scaled_as_a_whole():
     text = """void f(const float *x, const unsigned char *u, float *y, int *z) {
         __m512 power = _mm512_mul_ps(_mm512_loadu_ps(x + 16), _mm512_set1_ps(60.0f));

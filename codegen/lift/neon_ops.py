@@ -280,9 +280,11 @@ def _shift_left(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
 
 
 def _rounded_shift(shape: Shape, a: Expr, n: Expr) -> Expr:
-    half = op("<<", cast("i64", num(1)), op("-", minus(n), 1))
-    down = op(">>", op("+", cast("i64", a), half), minus(n))
-    return pick(less(n, 0), down, op("<<", cast("i64", a), n))
+    zero, by = cast("i64", num(0)), call("min", minus(n), num(63))
+    half = op("<<", cast("i64", num(1)), op("-", by, 1))
+    down = op(">>", op("+", cast("i64", a), half), by)
+    left = pick(less(n, 8 * SIZES[shape.elem]), op("<<", cast("i64", a), n), zero)
+    return pick(less(n, 0), down, left)
 
 
 def _saturated_shift(shape: Shape, a: Expr, n: Expr) -> Expr:

@@ -230,7 +230,15 @@ def test_what_returns_a_value_stores_it():
 
 @pytest.mark.parametrize(
     "name",
-    ["_mm256_adds_epi16", "_mm_adds_epi16", "_mm512_mask_add_epi32", "vmlal_high_s16", "vdotq_s32"],
+    [
+        "_mm256_maskstore_ps",
+        "vqshlq_s32",
+        "vst4q_u32",
+        "_mm_adds_epi16",
+        "_mm512_mask_add_epi32",
+        "vmlal_high_s16",
+        "vdotq_s32",
+    ],
 )
 def test_intrinsics_are_known_by_the_pattern_of_their_names(name):
     assert find_rule(name) is not None

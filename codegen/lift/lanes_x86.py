@@ -13,6 +13,7 @@ from typing import Any
 from dovetail.codegen.lift import x86_lanes
 from dovetail.codegen.lift.emit import Address, cast, num, op, pick
 from dovetail.codegen.lift.lanes import Lanes, Made, Rule, less, zero_of
+from dovetail.codegen.lift.types import refuse
 from dovetail.codegen.lift.x86_moves import MOVES
 from dovetail.codegen.lift.x86_named import SPECIAL
 from dovetail.codegen.lift.x86_shape import ELEMENTS, INT, PLAIN, VOID, Handler, Shape, vec
@@ -93,7 +94,10 @@ def _masked(
     if "load" in operation:
         made = rest[0].read_as(shape.elem)
     else:
-        made = handler(lanes, shape, rest).read_as(shape.elem)
+        made = handler(lanes, shape, rest)
+        if isinstance(made, tuple):  # the size of its lanes is not the one that the name ends with
+            raise refuse(f"a mask on {operation}")
+        made = made.read_as(shape.elem)
     zero = zero_of(shape.elem)
     kept = source.read_as(shape.elem) if source is not None else None
     out = lanes.each(

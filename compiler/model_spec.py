@@ -101,7 +101,8 @@ def read_model_spec(
     """Read and check a model: a directory, a GGUF file, or one that was opened.
 
     max_context: positions to plan for (default: all the model has, at most 131072).
-    kv_dtype: f32 (default), bf16 or f16. weight_dtype, target: see `resolve_weight_dtype`.
+    kv_dtype: f32, bf16 or f16; default bf16, as what is multiplied with weights narrower than f32
+    is rounded anyway, else f32. weight_dtype, target: see `resolve_weight_dtype`.
 
     Raises SpecError naming the file and the key or tensor at fault.
     """
@@ -116,7 +117,7 @@ def read_model_spec(
         config,
         family,
         weight_dtype=chosen,
-        kv_dtype=_choose_kv_dtype(kv_dtype),
+        kv_dtype=_choose_kv_dtype(kv_dtype, chosen),
         checkpoint_dtype=stored,
         max_context=max_context,
         eos_token_ids=_eos_ids(source, config),
@@ -142,11 +143,12 @@ def read_dimensions(
     name = config.text("dtype", config.text("torch_dtype", "float32"))
     stored = {"bfloat16": "bf16", "float16": "f16"}.get(name, "f32")
     _, family = config.architecture(FAMILIES, "supported")
+    chosen = resolve_weight_dtype(weight_dtype, stored, target)
     return _architecture(
         config,
         family,
-        weight_dtype=resolve_weight_dtype(weight_dtype, stored, target),
-        kv_dtype="f32",
+        weight_dtype=chosen,
+        kv_dtype=_choose_kv_dtype(None, chosen),
         checkpoint_dtype=stored,
         max_context=None,
         eos_token_ids=(),
@@ -248,9 +250,9 @@ def stored_dtype(checkpoint: Checkpoint) -> str:
     return names.pop() if len(names) == 1 else "f32"
 
 
-def _choose_kv_dtype(asked: str | None) -> str:
+def _choose_kv_dtype(asked: str | None, weights: str) -> str:
     if asked is None:
-        return KV_DTYPES[0]
+        return "f32" if weights == "f32" else "bf16"
     if asked not in KV_DTYPES:
         raise SpecError(
             f"KV dtype {asked!r} is not supported; choose one of {', '.join(KV_DTYPES)}"

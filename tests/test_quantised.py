@@ -32,9 +32,9 @@ MIXED = {
     "q_proj": "Q4_K",
     "k_proj": "Q4_K",
     "v_proj": "Q6_K",
-    "o_proj": "Q2_K",
-    "gate_proj": "Q4_0",
-    "up_proj": "Q4_0",
+    "o_proj": "Q4_0",
+    "gate_proj": "Q2_K",
+    "up_proj": "Q2_K",
     "down_proj": "IQ4_XS",
     "embed_tokens": "Q8_0",
     "lm_head": "Q8_0",
@@ -58,7 +58,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
     path = save_gguf(folder / "m.gguf", folder / "model", mixed)
     state = {name: torch.tensor(values) for name, values in reference_state(path).items()}
     made.load_state_dict(state, strict=False)
-    compile_model(path, output=folder / "app.dove", effort="none")
+    compile_model(path, output=folder / "app.dove", effort="none", kv_dtype="f32")
     return folder / "app.dove", made.double()
 
 

@@ -132,7 +132,10 @@ class WeightFlags:
             rich_help_panel=PANEL,
         ),
     ] = None
-    kv_dtype: Annotated[str | None, "Type of stored keys and values: f32, bf16 or f16."] = None
+    kv_dtype: Annotated[
+        str | None,
+        "Type of stored keys and values: f32, bf16 or f16; default bf16, beside f32 weights f32.",
+    ] = None
 
     def chosen(self) -> dict[str, Any]:
         """Return the options that are not at their defaults."""

@@ -103,7 +103,7 @@ def test_what_is_named_fits(large: Path) -> None:
     assert said_of(whole, 10 * GIB) == "--weight-dtype int4"
     assert said_of(whole, 2 * GIB) == "a smaller model"
     for options in ({"weight_dtype": "int4"}, {}):
-        memory = 6 * GIB if options else 28 * GIB
+        memory = 5 * GIB if options else 28 * GIB
         spec = stored(**options)
         said = said_of(spec, memory)
         tokens = int(said.partition("--max-context ")[2].split()[0])

@@ -129,8 +129,8 @@ BAD = {
         "number 99, which is not supported; take a file of F32",
     ),
     "a type not read": (
-        one(shape=(256, 1), kind=10),
-        "Q2_K, which is not supported; .* F32.*Q6_K",
+        one(shape=(256, 1), kind=16),
+        "IQ2_XXS, which is not supported; .* F32.*Q6_K",
     ),
     "half a block": (one(shape=(33, 2), kind=8), "rows of 33 values are no blocks of 32"),
     "a quantised vector": (one(shape=(32,), kind=8), "vector of type Q8_0"),

@@ -181,7 +181,8 @@ def test_plans_for_another_machine_give_the_same_tokens(
 ) -> None:
     """Its CPUs are not here: one process runs, and four where the plan is insisted on."""
     folder = tmp_path_factory.mktemp("other")
-    options = {"hardware": "package:4 core:2", "effort": "none", "targets": host_targets(artifact)}
+    options = {"hardware": "package:4 core:2", "effort": "none", "kv_dtype": "f32"}
+    options |= {"targets": host_targets(artifact)}
     compile_model(artifact.parent / "model", output=folder / "app.dove", **options)
     choice = read(folder / "app.dove/plans/choice.json", PlanChoice)
     assert isinstance(choice, PlanChoice) and choice.source == SIMULATED

@@ -28,6 +28,7 @@ from dovetail.compiler.pipeline import compile_model
 from dovetail.compiler.schedules import gemm_ops
 from dovetail.html_report.example_run import rewrite_request
 from dovetail.html_report.tables import read_grid
+from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.plans import PairChoice
 from dovetail.ir.tuning import OK, TIMEOUT, HardwareKey, Reference, TuningRecord, encode_record
 from dovetail.tiny_world import ENCODER, LLAMA
@@ -163,7 +164,7 @@ def test_memory_adds_up(report: Page, found: Inspection) -> None:
     weights = sum(weight.bytes for weight in model.file.weights)
     assert ("llm: weights", weights) in [row[:2] for row in rows]
     spec = model.file.spec
-    token = 2 * spec.n_layers * spec.n_kv_heads * spec.head_dim * 4
+    token = 2 * spec.n_layers * spec.n_kv_heads * spec.head_dim * DTYPES[spec.kv_dtype].size
     assert ("llm: KV", token * spec.max_context) in [row[:2] for row in rows]
     total = show_bytes(sum(size for _, size, _ in rows))
     assert ["total", total, ""] in report.rows["memory"]

@@ -165,8 +165,8 @@ def test_a_file_gives_the_same_index_and_others_are_refused(tmp_path: Path) -> N
     [
         ({"clusters": COUNT + 1}, "cannot make"),
         ({"clusters": 0}, "cannot make"),
-        ({"clusters": 4, "codes": "gzip"}, "are not supported"),
-        ({"clusters": 4, "metric": "cosine"}, "are not supported"),
+        ({"clusters": 4, "codes": "gzip"}, "is unknown; choose one of"),
+        ({"clusters": 4, "metric": "cosine"}, "is unknown; choose one of"),
     ],
 )
 def test_wrong_indexes_are_refused(options: dict[str, Any], said: str) -> None:

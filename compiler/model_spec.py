@@ -101,8 +101,8 @@ def read_model_spec(
     """Read and check a model: a directory, a GGUF file, or one that was opened.
 
     max_context: positions to plan for (default: all the model has, at most 131072).
-    kv_dtype: f32, bf16 or f16; default bf16, as what is multiplied with weights narrower than f32
-    is rounded anyway, else f32. weight_dtype, target: see `resolve_weight_dtype`.
+    kv_dtype: f32, bf16 or f16; default f32 beside f32 weights, bf16 beside narrower ones.
+    weight_dtype, target: see `resolve_weight_dtype`.
 
     Raises SpecError naming the file and the key or tensor at fault.
     """

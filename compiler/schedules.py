@@ -69,8 +69,8 @@ class MicroKernel:
     def integer_registers(self, lanes: int) -> int:
         """As many of a product of quantised weights, which has integer sums of a block beside.
 
-        Of accumulators, needed once a block, those of one vector, but all of AVX-512's: it loads
-        one vector a cycle, and needs these loads for activations.
+        Of accumulators, needed once a block, those of one vector, but all of AVX-512's: it may
+        load one vector a cycle (Zen 4), and needs these loads for activations.
         """
         vectors = self.panels * PANEL // lanes
         if lanes < LONG_LANES:
@@ -85,7 +85,7 @@ hold no more accumulators than 14 x 2, and would take the C compiler more time t
 QUANTISED_PANELS = dict.fromkeys(GATED, (2,)) | dict.fromkeys((LINEAR, *ACTIVATED), (1, 2))
 """Those of quantised weights."""
 LONG_LANES = 16
-"""Lanes of vectors of which CPUs load one a cycle, of shorter ones two."""
+"""Lanes of vectors of which some CPUs load one a cycle, of shorter ones two."""
 UNPACKING = 1.5
 """Instructions that unpack a vector of codes of 4 bits, which all rows of a tile share."""
 QUANTISED_ROWS = 12
@@ -317,7 +317,8 @@ def gemm_kernels(
 def option_kernels(spec: ModelSpec, target: Target) -> tuple[KernelRequest, ...]:
     """Return attention that options of a load put into tables: see `native/deterministic.py`."""
     shapes = (head_shape(spec), replace(head_shape(spec), rounded=False))
-    return tuple(kernel_request(f, target, spec.kv_dtype, s) for s in shapes for f in PROMPTS)
+    prompts = [kernel_request(f, target, spec.kv_dtype, s) for s in shapes for f in PROMPTS]
+    return (*prompts, kernel_request("decode_attention", target, spec.kv_dtype))
 
 
 def make_schedule(**values: int) -> tuple[int, ...]:

@@ -10,12 +10,7 @@ from dataclasses import dataclass
 
 from dovetail.codegen.catalog import model_kernels
 from dovetail.codegen.isa.target import Target
-from dovetail.compiler.schedules import (
-    GemmOp,
-    default_gemm_rows,
-    gemm_ops,
-    make_schedule,
-)
+from dovetail.compiler.schedules import GemmOp, default_gemm_rows, gemm_ops, make_schedule
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.encoder import Spec
 from dovetail.ir.schedule import Row, ScheduleFile, ScheduleTable

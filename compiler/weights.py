@@ -256,11 +256,7 @@ def _stacked_rows(parts: list[_Part], sizes: tuple[int, ...], first: int, last: 
 
 
 def _quantised_units(
-    parts: list[_Part],
-    source: WeightSource,
-    dtype: str,
-    rows: tuple[int, int],
-    power: Array | None,
+    parts: list[_Part], source: WeightSource, dtype: str, rows: tuple[int, int], power: Array | None
 ) -> Array:
     """Return the panels of rows [first, last), or of two tensors' in turns, in blocks."""
     form = FORMATS[dtype]

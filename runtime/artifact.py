@@ -16,14 +16,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
-from dovetail.ir.artifact import (
-    FORMAT_MAJOR,
-    SERVE,
-    FileEntry,
-    KernelIndex,
-    Manifest,
-    ServicePlan,
-)
+from dovetail.ir.artifact import FORMAT_MAJOR, SERVE, FileEntry, KernelIndex, Manifest, ServicePlan
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.encoder import EncoderFile, encoder_shapes
 from dovetail.ir.errors import ArtifactError, WorkflowError

@@ -78,7 +78,7 @@ LINES = {
     "runtime/accel": 4_650,
     "runtime/hosting": 1_760,
     "runtime/retrieval": 1_650,
-    "runtime/flows": 5_482,
+    "runtime/flows": 5_483,
     "runtime/server": 4_910,
     "runtime/sim": 1_350,
 }

@@ -21,13 +21,7 @@ from rich.table import Table
 
 from dovetail.cli.options import AsJson
 from dovetail.cli.report import make_table, show_report, writing
-from dovetail.cli.serve_load import (
-    ENDPOINTS,
-    LoadSpec,
-    Target,
-    plan_load,
-    read_load_tokenizer,
-)
+from dovetail.cli.serve_load import ENDPOINTS, LoadSpec, Target, plan_load, read_load_tokenizer
 from dovetail.errors import SpecError
 from dovetail.ir.files import write_whole
 

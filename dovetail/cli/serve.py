@@ -159,11 +159,7 @@ def serve_command(
     ],
     config: Annotated[
         Path | None,
-        typer.Option(
-            help="YAML file with options as keys.",
-            callback=read_config,
-            is_eager=True,
-        ),
+        typer.Option(help="YAML file with options as keys.", callback=read_config, is_eager=True),
     ] = None,
     *,
     served: ModelFlags,

@@ -72,8 +72,7 @@ class Target:
     endpoint: Annotated[str | None, "Path of requests; default by the backend."] = None
     model: Annotated[str | None, "Name of the model; default the server's first."] = None
     api_key: Annotated[
-        str | None,
-        typer.Option(help="API key.", envvar="OPENAI_API_KEY", rich_help_panel=PANEL),
+        str | None, typer.Option(help="API key.", envvar="OPENAI_API_KEY", rich_help_panel=PANEL)
     ] = None
     ignore_eos: Annotated[bool, "Generate all tokens even if the model ends earlier."] = False
     max_concurrency: Annotated[int | None, "Maximum requests in progress."] = None

@@ -41,8 +41,7 @@ class PlanFlags:
     ] = None
     workload: Workload = None
     batch: Annotated[
-        int | None,
-        typer.Option(min=1, help="Sequences decoded together; default 1, 2, .. 16."),
+        int | None, typer.Option(min=1, help="Sequences decoded together; default 1, 2, .. 16.")
     ] = None
     weight_dtype: Annotated[str, "Type of weights: auto, f32, bf16, int8 or int4."] = "auto"
     every_divisor: Annotated[bool, "Try groups of any size, not only powers of two."] = False

@@ -16,10 +16,7 @@ if TYPE_CHECKING:
     from dovetail.runtime.verify import VerifyReport
 
 
-def verify_command(
-    artifact: ArtifactDirectory,
-    json: AsJson = False,
-) -> None:
+def verify_command(artifact: ArtifactDirectory, json: AsJson = False) -> None:
     """Check an artifact: hashes of all files and weights, limits, and whether it runs here."""
     from dovetail.runtime.artifact import check_folder
     from dovetail.runtime.verify import verify_artifact

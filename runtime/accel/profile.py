@@ -33,12 +33,7 @@ from dovetail.runtime.engine.profiler import (
     profile_key,
     refine,
 )
-from dovetail.runtime.schedule.cost_tables import (
-    Curve,
-    Surface,
-    profile_folder,
-    read_profile,
-)
+from dovetail.runtime.schedule.cost_tables import Curve, Surface, profile_folder, read_profile
 from dovetail.runtime.schedule.plan import Limits
 from dovetail.runtime.schedule.request import Home
 from dovetail.topology.hardware import HardwareSpec

@@ -171,10 +171,7 @@ def _start_models(
 
 
 def _open_unbounded(
-    artifact: Artifact,
-    hardware: HardwareSpec,
-    device: str,
-    start: Callable[[str], EmbeddingModel],
+    artifact: Artifact, hardware: HardwareSpec, device: str, start: Callable[[str], EmbeddingModel]
 ) -> EmbeddingService:
     """Serve on the accelerators of `hardware` alone, or where none embeds what `start` starts."""
     parts = artifact.encoders.values()
@@ -308,11 +305,7 @@ def embedding_key(
 
 
 def _kept_rows(
-    part: EncoderPart,
-    key: ProfileKey,
-    plan: EmbeddingPlan,
-    bounds: Sequence[int],
-    arrival: str,
+    part: EncoderPart, key: ProfileKey, plan: EmbeddingPlan, bounds: Sequence[int], arrival: str
 ) -> tuple[LatencyRow, ...]:
     """Return the profile's rows if they are for these devices, classes and arrivals; else none."""
     try:

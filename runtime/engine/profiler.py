@@ -259,8 +259,9 @@ class _TapeBench:
         if table == "head":
             return self._timed(self._run([1] * at[0], decode=True), ["head"], 1)
         names = {"linear": ("pre_attn", "post_attn"), "prefill": ("attn",)}[table]
-        segments = [f"{name}({i})" for i in range(self._layers) for name in names]
-        return self._timed(self._run(list(at), decode=False), segments, self._layers)
+        layers = max(1, self._layers - 1)  # the last one multiplies fewer rows
+        segments = [f"{name}({i})" for i in range(layers) for name in names]
+        return self._timed(self._run(list(at), decode=False), segments, layers)
 
     def _decode(self, sequences: int, each: int) -> Callable[[], float]:
         nbytes = 2 * self._block * sequences * blocks_for(each)

@@ -17,7 +17,7 @@ from typing import Any, get_args
 
 from dovetail.ir.errors import CapacityError, DovetailError, RequestError, WorkflowError
 from dovetail.ir.graph import GENERATION
-from dovetail.ir.workflow import Name
+from dovetail.ir.workflow import Generation, Name
 from dovetail.runtime.engine.tally import Tally
 from dovetail.runtime.flows.control.front import Statistics
 from dovetail.runtime.flows.control.messages import (
@@ -124,6 +124,7 @@ class Session:
         """Start a run; CapacityError where too many wait."""
         self._check_room()
         job.number = self.control.submit(run, time.perf_counter())
+        job.writes = not any(isinstance(n, Generation) for n in run.workflow.nodes.values())
         self._jobs[job.number] = job
 
     def _check_room(self) -> None:

@@ -22,7 +22,7 @@ class WorkflowJob:
     """One run of a workflow. Its events can be read once, by one reader."""
 
     number = 0  # of its request to the control plane, once it has begun
-    writes = False  # whether one of its generations has begun
+    writes = False  # whether one of its generations has begun, or it has none
 
     def __init__(
         self, workflow: Workflow, cancel: Callable[[WorkflowJob], None], *, events: bool

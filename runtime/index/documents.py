@@ -198,6 +198,7 @@ def open_documents(lines: Path, offsets: Path) -> DocumentStore:
     try:
         begins = np.load(offsets, mmap_mode="r", allow_pickle=False)
         size = lines.stat().st_size
+        store = DocumentStore(lines, begins)
     except (OSError, ValueError) as error:
         raise ArtifactError(
             f"{lines.parent}: its documents cannot be read ({error}); run `dovetail index build` "
@@ -208,7 +209,7 @@ def open_documents(lines: Path, offsets: Path) -> DocumentStore:
         raise ArtifactError(
             f"{offsets} does not fit {lines.name}; run `dovetail index build` again"
         )
-    return DocumentStore(lines, begins)
+    return store
 
 
 def _enter(columns: dict[str, dict[Any, list[int]]], id_: int, passage: Passage) -> None:

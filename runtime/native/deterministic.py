@@ -29,9 +29,9 @@ def adapt_part(artifact: Artifact, part: ModelPart, floats: bool, fixed: bool) -
     try:
         if floats:
             tables = keep_floats(tables, kernels)
-            kernels = [kernel for kernel in kernels if not _rounds_prompts(kernel)]
+        kernels = [kernel for kernel in kernels if not (floats and _rounds(kernel))]
         if fixed:
-            tables = fix_reduction(tables, kernels)
+            tables = fix_reduction(tables, sorted(kernels, key=_rounds, reverse=True))
     except LookupError as error:
         raise ArtifactError(
             f"{artifact.path} lacks the kernel {error.args[0]} for deterministic loads or float "
@@ -117,8 +117,8 @@ def keep_floats(
 ) -> tuple[ScheduleTable, ...]:
     """Return tables whose products with quantised weights, and attention, round no activations.
 
-    A product does so where its `m_tile` is below 0 (`gemm.dk`); attention of prompts has an
-    instance that does. Raises LookupError with its family where there is none among `kernels`.
+    A product does so where its `m_tile` is below 0 (`gemm.dk`); attention has instances that do.
+    Raises LookupError with its family where there is none among `kernels`.
     """
     known = {kernel.name: kernel for kernel in kernels}
     return tuple(replace(t, rows=tuple(_float_row(row, known) for row in t.rows)) for t in tables)
@@ -130,14 +130,13 @@ def _float_row(row: Row, known: dict[str, KernelEntry]) -> Row:
         values = list(row.schedule)
         values[_M_TILE] = -abs(values[_M_TILE])
         return replace(row, schedule=tuple(values))
-    if _rounds_prompts(kernel):
+    if _rounds(kernel):
         alike = {k.name: k for k in known.values() if k.binding.get("KV") == kernel.binding["KV"]}
-        exact = {name: k for name, k in alike.items() if not _rounds_prompts(k)}
+        exact = {name: k for name, k in alike.items() if not _rounds(k)}
         return replace(row, kernel=_find(kernel.family, exact).name)
     return row
 
 
-def _rounds_prompts(kernel: KernelEntry) -> bool:
-    """Return whether it is attention of prompts by bfloat16 pairs, or of decodes with its bits."""
-    prompts = ("prefill_attention", "decode_attention_rows")
-    return kernel.family in prompts and bool(kernel.binding.get("DOT"))
+def _rounds(kernel: KernelEntry) -> bool:
+    """Return whether it is attention that multiplies bfloat16 pairs, of many keys or of any."""
+    return "_attention" in kernel.family and bool(kernel.binding.get("DOT"))

@@ -23,11 +23,7 @@ EVEN_ITEMS = 4
 
 
 def count_parts(
-    sequences: int,
-    n_kv: int,
-    longest: int,
-    threads: int,
-    least: int = PART_TOKENS,
+    sequences: int, n_kv: int, longest: int, threads: int, least: int = PART_TOKENS
 ) -> int:
     """Return the fewest parts of each sequence that keep all threads equally busy.
 

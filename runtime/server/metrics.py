@@ -257,7 +257,7 @@ FIGURES: dict[str, tuple[Family, str, Labels, Callable[[ServedModel], Values]]] 
 BUSY_AT = dict.fromkeys(("/v1/embeddings", "/v1/rerank", "/rerank"), "embedding_slo")
 """What was full where BUSY was the answer, if not the engine's queue."""
 REASONS = (
-    *("busy", "queue_full", "embedding_slo"),
+    *("queue_full", "embedding_slo"),
     *("request_too_large", "context_length_exceeded", "body_too_large"),
 )
 """Reasons of refusals: no room now, or never."""

@@ -172,7 +172,8 @@ def _read_choice(choice: object) -> object:
         return choice
     if isinstance(tools := choice.get("tools"), list):
         return {"allowed_tools": {**choice, "tools": [_read_choice(tool) for tool in tools]}}
-    return {"function": {"name": choice["name"]}} if "name" in choice else choice
+    named = choice.get("type") == "function" and "name" in choice
+    return {"function": {"name": choice["name"]}} if named else choice
 
 
 # ---- out ----

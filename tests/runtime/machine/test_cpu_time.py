@@ -12,10 +12,9 @@ from tests.runtime.native.test_adapt import HERE, busy_loop
 
 def test_a_busy_cpu_is_found() -> None:
     with busy_loop(HERE[-1]):
-        while read_busy(seconds=0.2)[HERE[-1]] < BUSY:  # the loop has not had its turn yet
-            pass
-        while not BUSY <= busy_cores(HERE[-1:]) <= busy_cores(HERE) + 0.5:
-            pass
+        tries = range(100)  # other processes may have the CPU first
+        assert any(read_busy(seconds=0.2)[HERE[-1]] >= BUSY for _ in tries)
+        assert any(BUSY <= busy_cores(HERE[-1:]) <= busy_cores(HERE) + 0.5 for _ in tries)
         assert busy_cores(()) == 0.0
 
 

@@ -108,7 +108,8 @@ ATTENTION = (
     kernel("prefill_attention", "f32_pairs_kb128", KV="f32", DOT=1, KB=128),
     kernel("prefill_attention", "f32", KV="f32", DOT=0),
     kernel("decode_attention_rows", "rows_pairs", KV="f32", DOT=1),
-    kernel("decode_attention", "decode", KV="f32", DOT=512),
+    kernel("decode_attention", "decode_pairs", KV="f32", DOT=512),
+    kernel("decode_attention", "decode", KV="f32"),
     kernel("gemm_linear", "codes", ROUNDED="i8"),
     kernel("gemm_linear", "bf16", ROUNDED="bf16", DOT=16),
 )
@@ -116,9 +117,17 @@ ATTENTION = (
 
 def test_float_activations_are_rounded_by_no_product_and_no_attention() -> None:
     found = [table("o", row(name, m_tile=6)) for name in ("codes", "bf16")]
-    found += [table("a", row(k.name, m_tile=6)) for k in ATTENTION[:5] if "rows" not in k.name]
+    found += [table("a", row(k.name, m_tile=6)) for k in ATTENTION[:6] if "rows" not in k.name]
     kept = keep_floats(found, ATTENTION)
-    assert [t.rows[0].kernel for t in kept] == ["codes", "bf16", "f16", "f32", "f32", "decode"]
-    assert [value(t.rows[0], "m_tile") for t in kept] == [-6, 6, 6, 6, 6, 6]
+    assert [t.rows[0].kernel for t in kept] == [
+        "codes",
+        "bf16",
+        "f16",
+        "f32",
+        "f32",
+        "decode",
+        "decode",
+    ]
+    assert [value(t.rows[0], "m_tile") for t in kept] == [-6, 6, 6, 6, 6, 6, 6]
     with pytest.raises(LookupError, match="prefill_attention"):
         keep_floats(found, [k for k in ATTENTION if k.name != "f32"])

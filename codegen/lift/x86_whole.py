@@ -87,19 +87,24 @@ def _inverse(of: Callable[[Expr], Expr], lanes: Lanes, shape: Shape, args: list[
 
 
 def _scalef(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
-    """Return a * 2 ** floor(b), by two factors: one alone would overflow before the product."""
-    a, b = shape.read(args)
+    """Return a * 2 ** floor(b), by three factors: what one or two can hold is too little.
 
-    def factor(half: int) -> Address:
-        def bits(i: Expr) -> Expr:
-            power = call("max", call("min", call("floor", b.item(i)), _LARGEST), minus(_LARGEST))
-            power = op(">>", op("+", cast("i32", power), half), num(1))
-            return op("<<", op("+", power, 127), num(23))
+    The last factor takes all it can, so that a product before it is rounded only if it ends as 0.
+    """
+    made, b = shape.read(args)
 
-        return lanes.each("i32", shape.count, bits)
+    def held(x: Expr, most: float) -> Expr:
+        return call("max", call("min", x, Float(value=most)), Float(value=-most))
 
-    once = lanes.calls("vmul", shape.count, a, factor(0))
-    return lanes.calls("vmul", shape.count, once, factor(1))
+    for factor in (2, 1, 0):
+
+        def bits(i: Expr, before: float = 126.0 * factor) -> Expr:
+            power = call("floor", b.item(i))
+            power = held(op("-", power, held(power, before)) if before else power, 126.0)
+            return op("<<", op("+", cast("i32", power), 127), num(23))
+
+        made = lanes.calls("vmul", shape.count, made, lanes.each("i32", shape.count, bits))
+    return made
 
 
 def _blendv(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
@@ -229,8 +234,6 @@ def _affine(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
 
 
 FLOATS = ("ps", "pd")
-_LARGEST = Float(value=252.0)
-"""The largest power that two factors make; those beyond make infinity or 0 of any f32 near 1."""
 WHOLE: dict[str, Handler] = {
     **dict.fromkeys(("round", "roundscale", "floor"), _round),
     "ceil": _ceil,

@@ -62,7 +62,7 @@ CORE = ("native", "schedule", "engine", "accel", "child", "group")
 LINES = {
     "dovetail": 7_560,
     "compiler": 15_910,
-    "codegen": 18_149,
+    "codegen": 18_151,
     "topology": 4_150,
     "ir": 10_272,
     "runtime": 39_125,

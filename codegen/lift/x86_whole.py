@@ -46,8 +46,10 @@ ROUNDED: dict[int, Callable[[Expr], Expr]] = {
 
 
 def _round(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
-    a, mode = args[0].read_as("f32"), integer_at(args[1]) & 7 if len(args) > 1 else 1
-    if mode in (0, 4):
+    a, mode = args[0].read_as("f32"), integer_at(args[1]) if len(args) > 1 else 1
+    if mode & 0xF0:
+        raise refuse("rounding to other than whole numbers")
+    if mode & 4 or not mode & 3:  # by the state of the CPU, or to the nearest
         return lanes.calls("vround", shape.count, a)
     lane = ROUNDED[mode & 3]
     return lanes.each("f32", shape.count, lambda i: lane(a.item(i)))
@@ -235,8 +237,8 @@ def _affine(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
 
 FLOATS = ("ps", "pd")
 WHOLE: dict[str, Handler] = {
-    **dict.fromkeys(("round", "roundscale", "floor"), _round),
-    "ceil": _ceil,
+    **dict.fromkeys(("round_ps", "roundscale_ps", "floor_ps"), _round),
+    "ceil_ps": _ceil,
     "sqrt": _sqrt,
     "cmp": partial(_compare, ""),
     **{f"cmp{n}_{s}": partial(_compare, sign) for n, sign in COMPARED.items() for s in FLOATS},

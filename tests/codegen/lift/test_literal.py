@@ -316,15 +316,29 @@ def test_lanes_of_64_bits_that_need_more_are_refused(kind, name):
         "_mm_cmp_ss(a, b, 1)",
         "_mm_fmadd_ss(a, b, b)",
         "_mm_mask_move_ss(a, 1, b, b)",
+        "_mm_castpd_ps(_mm_floor_pd(_mm_castps_pd(a)))",
+        "_mm_roundscale_ps(a, 0x18)",
         "_mm_maskz_mul_ss(1, a, b)",
     ],
 )
-def test_what_computes_on_the_first_lane_alone_is_refused(value):
+def test_what_is_for_one_lane_or_not_of_whole_floats_is_refused(value):
     pieces = Pieces()
     text = "__m128 a = _mm_loadu_ps(x), b = _mm_loadu_ps(x + 4); _mm_storeu_ps(x, "
     pieces.add(Source("k.c", f"void f(float *x) {{ float *p[1]; p[0] = x; {text}{value}); }}"))
-    with pytest.raises(SpecError, match=r"one lane|_ss"):
+    with pytest.raises(SpecError, match=r"one lane|_ss|floor_pd|whole numbers"):
         lift_function(pieces, "f")
+
+
+def test_floats_are_rounded_as_the_immediate_says():
+    values = "".join(
+        f"_mm_storeu_ps(y + {4 * k}, _mm_round_ps(a, {mode}));"
+        for k, mode in enumerate((0, 1, 2, 3, 4, 6, 9, 11))
+    )
+    text = "void f(const float *x, const unsigned char *u, float *y, int *z) "
+    text += f"{{ __m128 a = _mm_add_ps(_mm_loadu_ps(x), _mm_loadu_ps(x)); {values} }}"
+    a, (y, _) = 2 * arguments(0)[0][:4], called(lifted_library(text, "generic"), 0)
+    near, down, up, toward = np.rint(a), np.floor(a), np.ceil(a), np.trunc(a)
+    assert np.array_equal(y[:32], np.ravel([near, down, up, toward, near, near, down, toward]))
 
 
 def test_inverses_and_roots_of_all_lanes():

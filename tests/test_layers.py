@@ -62,9 +62,9 @@ CORE = ("native", "schedule", "engine", "accel", "child", "group")
 LINES = {
     "dovetail": 7_560,
     "compiler": 15_910,
-    "codegen": 18_115,
+    "codegen": 18_151,
     "topology": 4_150,
-    "ir": 10_265,
+    "ir": 10_272,
     "runtime": 39_125,
     "runtime/machine": 1_250,
     "runtime/schedule": 3_900,

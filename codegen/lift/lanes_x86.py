@@ -76,6 +76,8 @@ def _masked(
     lanes: Lanes, shape: Shape, operation: str, masked: str, handler: Handler, args: list[Any]
 ) -> Made:
     """Write an operation under a mask: lanes without a bit keep the first argument, or are 0."""
+    if shape.suffix in ("ss", "sd"):  # it is for the first lane alone
+        raise refuse(f"a mask on one lane of {operation}")
     if operation == "blend":  # its mask comes first
         args, handler = [args[1], args[0], args[2]], HANDLERS["mov"]
     source = None if masked == "maskz_" else args[0]
@@ -109,6 +111,8 @@ def _masked(
 
 
 def _handler(operation: str, suffix: str, to_mask: str | None) -> Handler | None:
+    if suffix in ("ss", "sd"):  # what computes on one lane keeps the others
+        return HANDLERS.get("store" if operation == "store" else f"{operation}_{suffix}")
     if to_mask:
         return partial(x86_lanes.mask_of, operation) if x86_lanes.makes_mask(operation) else None
     for key in (f"{operation}_{suffix}", operation):

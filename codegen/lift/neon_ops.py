@@ -36,6 +36,7 @@ from dovetail.codegen.lift.neon_shape import (
     scalar_type,
     vec,
 )
+from dovetail.codegen.lift.types import refuse
 from dovetail.codegen.lift.x86_lanes import round_lanes
 from dovetail.codegen.lift.x86_moves import load_halves
 from dovetail.ir.expr import Expr, Float, Unary
@@ -97,6 +98,18 @@ def _each(lane: Lane, builtin: str = "") -> Handler:
     return partial(_elementwise, lane, builtin)
 
 
+def _each_widened(lane: Lane) -> Handler:
+    """Return `lane` of integers that it may not overflow."""
+
+    def wider(shape: Shape, *held: Expr) -> Expr:
+        if shape.elem in ("i64", "u64"):
+            raise refuse("a sum or difference of 64-bit lanes that needs more bits")
+        narrow = shape.elem in WORKS_IN or shape.elem[0] == "f"
+        return lane(shape, *(held if narrow else (cast("i64", a) for a in held)))
+
+    return _each(wider)
+
+
 def _mask(
     sign: str, side: Callable[[Expr], Expr], lanes: Lanes, shape: Shape, args: list[Any]
 ) -> Made:
@@ -127,8 +140,8 @@ def _nan_or(shape: Shape, a: Expr, b: Expr, made: Expr) -> Expr:
 
 def _doubling_high(more: int, shape: Shape, a: Expr, b: Expr) -> Expr:
     bits = 8 * SIZES[shape.elem]
-    made = op("+", op("*", op("*", cast("i64", a), b), 2), more << (bits - 1))
-    return saturate(op(">>", made, num(bits)), shape.elem)
+    made = op("+", op("*", cast("i64", a), b), more << (bits - 2))
+    return saturate(op(">>", made, num(bits - 1)), shape.elem)
 
 
 # ---- other widths ----
@@ -250,6 +263,23 @@ def _mmla(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
 # ---- shifts ----
 
 
+def _shift_each(lane: Lane, lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
+    """Return lanes shifted by a number, or by the low bytes of lanes, which are signed."""
+    a, n = args[0].read_as(shape.elem), args[1]
+    by = n.read_as("i" + shape.elem[1:]) if isinstance(n, Address) else None
+
+    def one(i: Expr) -> Expr:
+        return lane(shape, a.item(i), cast("i32", cast("i8", by.item(i))) if by else n)
+
+    return lanes.each(shape.elem, shape.count, one)
+
+
+def _shift_exact(lane: Lane, lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
+    if SIZES[shape.elem] == 8:
+        raise refuse("a rounded or saturated shift of 64-bit lanes")
+    return _shift_each(lane, lanes, shape, args)
+
+
 def _shift(shape: Shape, a: Expr, n: Expr) -> Expr:
     """Return the shift of a lane by a signed number: to the left, or to the right below 0."""
     bits = 8 * SIZES[shape.elem]
@@ -276,13 +306,12 @@ def _shift_fixed(sign: str, lanes: Lanes, shape: Shape, args: list[Any]) -> Addr
 def _shift_left(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
     if shape.form == "_n":
         return _shift_fixed("<<", lanes, shape, args)
-    return _elementwise(_shift, "", lanes, shape, args)
+    return _shift_each(_shift, lanes, shape, args)
 
 
 def _rounded_shift(shape: Shape, a: Expr, n: Expr) -> Expr:
     zero, by = cast("i64", num(0)), call("min", minus(n), num(63))
-    half = op("<<", cast("i64", num(1)), op("-", by, 1))
-    down = op(">>", op("+", cast("i64", a), half), by)
+    down = op(">>", op("+", op(">>", cast("i64", a), op("-", by, 1)), 1), num(1))
     left = pick(less(n, 8 * SIZES[shape.elem]), op("<<", cast("i64", a), n), zero)
     return pick(less(n, 0), down, left)
 
@@ -290,7 +319,9 @@ def _rounded_shift(shape: Shape, a: Expr, n: Expr) -> Expr:
 def _saturated_shift(shape: Shape, a: Expr, n: Expr) -> Expr:
     wide = cast("i64", a)
     right = op(">>", wide, call("min", minus(n), num(63)))
-    return pick(less(n, 0), right, saturate(op("<<", wide, call("min", n, num(31))), shape.elem))
+    left = saturate(op("<<", wide, call("min", n, num(31))), shape.elem)
+    left = pick(less(n, 31, ">"), saturate(op("<<", left, num(1)), shape.elem), left)
+    return pick(less(n, 0), right, left)
 
 
 def _shift_and_add(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
@@ -331,18 +362,18 @@ HANDLERS: dict[str, Handler] = MOVES | {
     "rsqrts": _each(
         lambda s, a, b: op("/", op("-", Float(value=3.0), op("*", a, b)), Float(value=2.0))
     ),
-    "abd": _each(lambda s, a, b: call("abs", op("-", a, b))),
-    "qadd": _each(lambda s, a, b: saturate(_ADD(a, b), s.elem)),
-    "qsub": _each(lambda s, a, b: saturate(_SUB(a, b), s.elem)),
+    "abd": _each_widened(lambda s, a, b: call("abs", op("-", a, b))),
+    "qadd": _each_widened(lambda s, a, b: saturate(_ADD(a, b), s.elem)),
+    "qsub": _each_widened(lambda s, a, b: saturate(_SUB(a, b), s.elem)),
     "rnd": _each(lambda s, a: call("trunc", a)),
-    "hsub": _each(lambda s, a, b: op(">>", op("-", a, b), num(1))),
-    "hadd": _each(lambda s, a, b: op(">>", _ADD(a, b), num(1))),
-    "rhadd": _each(lambda s, a, b: op(">>", op("+", _ADD(a, b), 1), num(1))),
+    "hsub": _each_widened(lambda s, a, b: op(">>", op("-", a, b), num(1))),
+    "hadd": _each_widened(lambda s, a, b: op(">>", _ADD(a, b), num(1))),
+    "rhadd": _each_widened(lambda s, a, b: op(">>", op("+", _ADD(a, b), 1), num(1))),
     "qdmulh": _each(partial(_doubling_high, 0)),
     "qrdmulh": _each(partial(_doubling_high, 1)),
     "shl": _shift_left,
-    "rshl": _each(_rounded_shift),
-    "qshl": _each(_saturated_shift),
+    "rshl": partial(_shift_exact, _rounded_shift),
+    "qshl": partial(_shift_exact, _saturated_shift),
     "sra": _shift_and_add,
     "shr": partial(_shift_fixed, ">>"),
     "and": partial(_bitwise, BINARY["and"]),

@@ -46,8 +46,10 @@ ROUNDED: dict[int, Callable[[Expr], Expr]] = {
 
 
 def _round(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
-    a, mode = args[0].read_as("f32"), integer_at(args[1]) & 7 if len(args) > 1 else 1
-    if mode in (0, 4):
+    a, mode = args[0].read_as("f32"), integer_at(args[1]) if len(args) > 1 else 1
+    if mode & 0xF0:
+        raise refuse("rounding to other than whole numbers")
+    if mode & 4 or not mode & 3:  # by the state of the CPU, or to the nearest
         return lanes.calls("vround", shape.count, a)
     lane = ROUNDED[mode & 3]
     return lanes.each("f32", shape.count, lambda i: lane(a.item(i)))
@@ -87,19 +89,24 @@ def _inverse(of: Callable[[Expr], Expr], lanes: Lanes, shape: Shape, args: list[
 
 
 def _scalef(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
-    """Return a * 2 ** floor(b), by two factors: one alone would overflow before the product."""
-    a, b = shape.read(args)
+    """Return a * 2 ** floor(b), by three factors: what one or two can hold is too little.
 
-    def factor(half: int) -> Address:
-        def bits(i: Expr) -> Expr:
-            power = call("max", call("min", call("floor", b.item(i)), _LARGEST), minus(_LARGEST))
-            power = op(">>", op("+", cast("i32", power), half), num(1))
-            return op("<<", op("+", power, 127), num(23))
+    The last factor takes all it can, so that a product before it is rounded only if it ends as 0.
+    """
+    made, b = shape.read(args)
 
-        return lanes.each("i32", shape.count, bits)
+    def held(x: Expr, most: float) -> Expr:
+        return call("max", call("min", x, Float(value=most)), Float(value=-most))
 
-    once = lanes.calls("vmul", shape.count, a, factor(0))
-    return lanes.calls("vmul", shape.count, once, factor(1))
+    for factor in (2, 1, 0):
+
+        def bits(i: Expr, before: float = 126.0 * factor) -> Expr:
+            power = call("floor", b.item(i))
+            power = held(op("-", power, held(power, before)) if before else power, 126.0)
+            return op("<<", op("+", cast("i32", power), 127), num(23))
+
+        made = lanes.calls("vmul", shape.count, made, lanes.each("i32", shape.count, bits))
+    return made
 
 
 def _blendv(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
@@ -229,11 +236,9 @@ def _affine(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
 
 
 FLOATS = ("ps", "pd")
-_LARGEST = Float(value=252.0)
-"""The largest power that two factors make; those beyond make infinity or 0 of any f32 near 1."""
 WHOLE: dict[str, Handler] = {
-    **dict.fromkeys(("round", "roundscale", "floor"), _round),
-    "ceil": _ceil,
+    **dict.fromkeys(("round_ps", "roundscale_ps", "floor_ps"), _round),
+    "ceil_ps": _ceil,
     "sqrt": _sqrt,
     "cmp": partial(_compare, ""),
     **{f"cmp{n}_{s}": partial(_compare, sign) for n, sign in COMPARED.items() for s in FLOATS},

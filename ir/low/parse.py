@@ -252,6 +252,8 @@ class _Run:
         i = 0
         while i < len(tokens):
             i = after_barrier(tokens, i)
+            if i == len(tokens):
+                break
             token = tokens[i]
             if token.type == "NAME" and token in UNSUPPORTED:
                 what, hint = UNSUPPORTED[token]
@@ -398,11 +400,16 @@ _READABLE = {
 
 
 def after_barrier(tokens: Sequence[Token], i: int) -> int:
-    """Return the index after an `asm` without instructions at `i`, which computes nothing."""
+    """Return the index after an `asm` without instructions at `i`, if it computes nothing.
+
+    One that writes an output may give it an input's value, and `++` counts without instructions.
+    """
     start = i + 1 + (tokens[i + 1 : i + 2] in (["volatile"], ["__volatile__"]))
     if UNSUPPORTED.get(tokens[i], "") != ASSEMBLY or tokens[start + 1 : start + 2] != ['""']:
         return i
-    return split_arguments(tokens, start)[1]
+    end = split_arguments(tokens, start)[1]
+    writes = any(t.startswith('"=') or t in ("++", "--", "=") for t in tokens[start:end])
+    return i if end > len(tokens) or tokens[start + 2] not in (":", ")") or writes else end
 
 
 def skip_statement(tokens: Sequence[Token], start: int, fault: int) -> int:

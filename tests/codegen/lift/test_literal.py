@@ -221,6 +221,155 @@ def test_powers_of_two_are_scaled_as_a_whole():
     assert np.array_equal(y[:16], np.ldexp(x[:16], np.floor(x[16:32] * 60).astype(int)))
 
 
+def on_integers(kind, operations, a, b):
+    """Return, as Python's integers, what intrinsics of NEON make of two registers, in generic C."""
+    lane = f"{'u' if kind[0] == 'u' else ''}int{kind[1:]}_t"
+    stores = "".join(
+        f"vst1q_{kind}(({lane} *)(z + {4 * k}), v{name}q_{kind}(vld1q_{kind}(({lane} *)b), "
+        f"vld1q_{'s' if 'shl' in name else kind[0]}{kind[1:]}((void *)(b + 16))));"
+        for k, name in enumerate(operations)
+    )
+    head = "void f(const float *x, const unsigned char *b, float *y, int *z) {"
+    library, z = lifted_library(head + stores + "}", "generic"), np.zeros(64, np.int32)
+    held = np.concatenate([a.view(np.uint8), b.view(np.uint8)])
+    library.f(None, *(ctypes.c_void_p(v.ctypes.data) for v in (held, held, z)))
+    return [z[4 * k :][:4].view(a.dtype).tolist() for k in range(len(operations))]
+
+
+def registers(kind):
+    """Two registers: any lanes, the extremes and 1 among them, and counts of shifts."""
+    type_, rng = np.dtype(f"{'u' if kind[0] == 'u' else ''}int{kind[1:]}"), np.random.default_rng(3)
+    count, info = 16 // type_.itemsize, np.iinfo(type_)
+    for _ in range(6):
+        a = np.frombuffer(rng.bytes(16), type_).copy()
+        b = np.frombuffer(rng.bytes(16), type_).copy()
+        a[rng.integers(count)], b[rng.integers(count)] = info.max, info.min
+        a[rng.integers(count)], b[rng.integers(count)] = info.min, info.max
+        yield (
+            a,
+            b,
+            rng.choice([-128, -64, -33, -17, -8, -4, -1, 0, 1, 3, 8, 31, 32, 33, 127], count),
+        )
+
+
+INTEGERS = [f"{sign}{bits}" for sign in "su" for bits in (8, 16, 32)]
+
+
+@pytest.mark.parametrize("kind", [*INTEGERS, "s64", "u64"])
+def test_registers_of_neon_shift_by_signed_bytes(kind):
+    names = ["shl", "rshl", "qshl"][: 1 if kind[1:] == "64" else 3]
+    for a, _, counts in registers(kind):
+        info, top = np.iinfo(a.dtype), 1 << int(kind[1:])
+        junk = 0x5A00 if top > 256 else 0  # above the byte that counts
+        b = ((counts & 255) | junk).astype(a.dtype)
+        pairs = list(zip(a.tolist(), counts.tolist(), strict=True))
+        down = [x << n if n >= 0 else x >> -n for x, n in pairs]
+        near = [x << n if n >= 0 else (x + (1 << (-n - 1))) >> -n for x, n in pairs]
+        near, wrapped = ([(v - info.min) % top + info.min for v in w] for w in (near, down))
+        held = [min(max(v, info.min), info.max) for v in down]
+        expected = [wrapped, near, held][: len(names)]
+        assert on_integers(kind, names, a, b) == expected, counts
+
+
+@pytest.mark.parametrize("kind", INTEGERS)
+def test_sums_and_differences_of_neon_do_not_overflow(kind):
+    for a, b, _ in registers(kind):
+        info, pairs = np.iinfo(a.dtype), list(zip(a.tolist(), b.tolist(), strict=True))
+        made = [
+            [(x - y) >> 1 for x, y in pairs],
+            [(x + y) >> 1 for x, y in pairs],
+            [(x + y + 1) >> 1 for x, y in pairs],
+            [min(max(x + y, info.min), info.max) for x, y in pairs],
+            [min(max(x - y, info.min), info.max) for x, y in pairs],
+            [abs(x - y) for x, y in pairs],
+        ]
+        expected = [[(v - info.min) % 2 ** int(kind[1:]) + info.min for v in w] for w in made]
+        names = ("hsub", "hadd", "rhadd", "qadd", "qsub", "abd")
+        assert on_integers(kind, names, a, b) == expected
+
+
+@pytest.mark.parametrize("kind", ["s16", "s32"])
+def test_the_high_half_of_a_doubled_product_saturates(kind):
+    bits = int(kind[1:])
+    for a, b, _ in registers(kind):
+        a[0] = b[0] = np.iinfo(a.dtype).min
+        exact = [2 * x * y for x, y in zip(a.tolist(), b.tolist(), strict=True)]
+        most = np.iinfo(a.dtype).max
+        expected = [[min((v + r) >> bits, most) for v in exact] for r in (0, 1 << bits - 1)]
+        assert on_integers(kind, ("qdmulh", "qrdmulh"), a, b) == expected
+
+
+@pytest.mark.parametrize("name", ["rshl", "qshl", "qadd", "qsub"])
+@pytest.mark.parametrize("kind", ["s64", "u64"])
+def test_lanes_of_64_bits_that_need_more_are_refused(kind, name):
+    with pytest.raises(SpecError, match="64-bit lanes"):
+        on_integers(kind, [name], *next(registers(kind))[:2])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "_mm_sqrt_ss(a)",
+        "_mm_rcp_ss(a)",
+        "_mm_rsqrt14_ss(a, b)",
+        "_mm_ceil_ss(a, b)",
+        "_mm_cmp_ss(a, b, 1)",
+        "_mm_fmadd_ss(a, b, b)",
+        "_mm_mask_move_ss(a, 1, b, b)",
+        "_mm_castpd_ps(_mm_floor_pd(_mm_castps_pd(a)))",
+        "_mm_roundscale_ps(a, 0x18)",
+        "_mm_maskz_mul_ss(1, a, b)",
+    ],
+)
+def test_what_is_for_one_lane_or_not_of_whole_floats_is_refused(value):
+    pieces = Pieces()
+    text = "__m128 a = _mm_loadu_ps(x), b = _mm_loadu_ps(x + 4); _mm_storeu_ps(x, "
+    pieces.add(Source("k.c", f"void f(float *x) {{ float *p[1]; p[0] = x; {text}{value}); }}"))
+    with pytest.raises(SpecError, match=r"one lane|_ss|floor_pd|whole numbers"):
+        lift_function(pieces, "f")
+
+
+def test_floats_are_rounded_as_the_immediate_says():
+    values = "".join(
+        f"_mm_storeu_ps(y + {4 * k}, _mm_round_ps(a, {mode}));"
+        for k, mode in enumerate((0, 1, 2, 3, 4, 6, 9, 11))
+    )
+    text = "void f(const float *x, const unsigned char *u, float *y, int *z) "
+    text += f"{{ __m128 a = _mm_add_ps(_mm_loadu_ps(x), _mm_loadu_ps(x)); {values} }}"
+    a, (y, _) = 2 * arguments(0)[0][:4], called(lifted_library(text, "generic"), 0)
+    near, down, up, toward = np.rint(a), np.floor(a), np.ceil(a), np.trunc(a)
+    assert np.array_equal(y[:32], np.ravel([near, down, up, toward, near, near, down, toward]))
+
+
+def test_inverses_and_roots_of_all_lanes():
+    text = """void f(const float *x, const unsigned char *u, float *y, int *z) {
+        __m256 a = _mm256_andnot_ps(_mm256_set1_ps(-0.0f), _mm256_loadu_ps(x));
+        _mm256_storeu_ps(y, _mm256_sqrt_ps(a));
+        _mm256_storeu_ps(y + 8, _mm256_rcp_ps(a));
+        _mm256_storeu_ps(y + 16, _mm256_rsqrt14_ps(a));
+    }"""
+    x, (y, _) = abs(arguments(0)[0][:8]), called(lifted_library(text, "generic"), 0)
+    expected = np.concatenate([np.sqrt(x), 1 / x, 1 / np.sqrt(x)])
+    np.testing.assert_allclose(y[:24], expected, rtol=1e-6)
+
+
+def test_powers_of_two_scale_the_smallest_and_the_largest():
+    text = """void f(const float *x, const unsigned char *u, float *y, int *z) {
+        for (int i = 0; i < 64; i += 16) {
+            __m512 power = _mm512_loadu_ps(x + 64 + i);
+            _mm512_storeu_ps(y + i, _mm512_scalef_ps(_mm512_loadu_ps(x + i), power));
+        }
+    }"""
+    powers = [1, -1, 100, -110, -125, -140, -149, 126, 127, 128, 253, 276, -276, -300, 400, -1e9]
+    values = np.float32([2.0**-149, 1.9999999, 3e38, -5.4321e-33])
+    a, power = np.repeat(values, 16), np.tile(np.float32(powers), 4)
+    x, y = np.append(a, power), np.zeros(64, np.float32)
+    lifted_library(text, "generic").f(*(ctypes.c_void_p(v.ctypes.data) for v in (x, x, y, y)))
+    with np.errstate(over="ignore", under="ignore"):
+        whole = np.ldexp(a.astype(np.float64), np.maximum(power, -500).astype(int))
+        assert np.array_equal(y, whole.astype(np.float32))
+
+
 def test_what_returns_a_value_stores_it():
     pieces = Pieces()
     pieces.add(Source("k.c", "float f(const float *x, int n) { return x[n] + 1.0f; }"))

@@ -63,6 +63,11 @@ def test_asserts_attributes_and_includes_vanish():
     assert parse(f"{text} {{ assert(x != 0 && g(x, 1)); }}").function("f").body.body == ()
 
 
+def test_barriers_vanish():
+    text = 'asm(""); x = 2; __asm__ volatile("" : "+r"(x) : "m"(*p) : "memory"); asm("" ::: "cc");'
+    assert body(text) == body("; x = 2; ; ;")
+
+
 def test_a_prelude_gives_macros_types_and_structs():
     prelude = "#define LIKELY(c) (c)\ntypedef float real;\nstruct s { struct { real a; } in; };"
     text = "real f(const struct s *p) {\n  if LIKELY(p->in.a > 0) return p->in.a;\n  return 0;\n}"

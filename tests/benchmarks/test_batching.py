@@ -15,6 +15,7 @@ from dovetail.tiny_world import LLAMA
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "batching.py"
 
 
+@pytest.mark.long
 def test_batches_are_compared(tmp_path: Path) -> None:
     artifact, file = tmp_path / "app.dove", tmp_path / "report.json"
     compile_model(LLAMA, output=artifact, effort="none", weight_dtype="f32")

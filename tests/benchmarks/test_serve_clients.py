@@ -38,7 +38,8 @@ def test_the_summary_names_width_peer_and_clients() -> None:
     }
 
 
-@pytest.mark.parametrize("peers", ["", pytest.param("llamacpp", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("peers", ["", "llamacpp"])
 def test_a_quick_run_writes_its_report(tmp_path: Path, peers: str) -> None:
     command = [sys.executable, str(ROOT / "benchmarks/serve_clients.py"), "--quick"]
     command += ["--models", "tiny", "--widths", "Q4_0", "--clients", "1,3", "--threads", "1"]

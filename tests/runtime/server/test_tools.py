@@ -270,7 +270,9 @@ def make_tool(name: str, parameters: Any) -> dict[str, Any]:
 def test_tools_of_all_shapes_are_called(client: openai.OpenAI, shape: str) -> None:
     tools = [make_tool(*one) for one in SHAPES[shape]]
     reply = ask(client, "Go.", tools=tools, tool_choice="required", max_tokens=300).choices[0]
-    for name, given in read(reply.message.tool_calls):
+    calls = read(reply.message.tool_calls)
+    assert calls, "a call was required"
+    for name, given in calls:
         jsonschema.validate(given, dict(SHAPES[shape])[name] or {"type": "object"})
 
 

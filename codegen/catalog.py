@@ -40,6 +40,7 @@ KERNELS: dict[str, str] = {
     "embed_packed": "embed",
     "gather_rows": "embed",
     "rmsnorm": "norm",
+    "rmsnorm_add": "norm",
     "rope_store": "rope",
     "prefill_attention": "attention_prefill",
     "decode_attention": "attention_decode",

@@ -31,8 +31,10 @@ LINEAR = {
     "partial": "partial_size",
 }
 NORM = {"w": "H", "b": "H", "out": "rows(T, ldo, H)"}
+ROWS = {"x": "rows(T, ldx, H)", "w": "H", "out": "rows(T, ldo, H)"}
 EXTENTS: dict[str, dict[str, str]] = {
-    "rmsnorm": {"x": "rows(T, ldx, H)", "w": "H", "out": "rows(T, ldo, H)"},
+    "rmsnorm": ROWS,
+    "rmsnorm_add": ROWS,
     "embed": {"ids": "T", "out": "rows(T, ldo, H)"},
     "embed_packed": {"ids": "T", "out": "rows(T, ldo, H)"},
     "gather_rows": {"rows": "R", "out": "rows(R, ldo, H)"},

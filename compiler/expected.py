@@ -25,12 +25,17 @@ def _gelu(x: Wide) -> Wide:
     return x / 2 * (1 + erf)
 
 
+def _gelu_tanh(x: Wide) -> Wide:
+    found: Wide = x / (1 + np.exp(-np.sqrt(8 / np.pi) * (x + 0.044715 * x**3)))
+    return found
+
+
 ACTIVATIONS: dict[str, Callable[[Wide], Wide]] = {
     "linear": lambda x: x,
     "silu": lambda x: x / (1 + np.exp(-x)),
     "gelu": _gelu,
     "geglu": _gelu,
-    "gelu_tanh": lambda x: x / (1 + np.exp(-np.sqrt(8 / np.pi) * (x + 0.044715 * x**3))),
+    **dict.fromkeys(("gelu_tanh", "geglu_tanh"), _gelu_tanh),
 }
 """Kind of a product -> what is done to its sums, or the gate's. No slope is above 1.13."""
 SAMPLED_ROWS = 6

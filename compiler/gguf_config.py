@@ -15,8 +15,8 @@ import numpy.typing as npt
 from dovetail.compiler.checkpoint import Checkpoint
 from dovetail.compiler.config import Config
 from dovetail.compiler.gguf_file import GgufFile
-from dovetail.compiler.gguf_tensors import ROPE_FACTORS
-from dovetail.compiler.rope import inverse_frequencies
+from dovetail.compiler.gguf_tensors import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
+from dovetail.compiler.rope import FULL, SLIDING, inverse_frequencies
 from dovetail.ir.errors import SpecError
 from dovetail.ir.model import RopeSpec
 
@@ -24,6 +24,9 @@ ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+    "gemma3": "Gemma3ForCausalLM",
 }
 """general.architecture -> that of config.json; files of Llama and of Mistral models say llama."""
 _KEYS = {
@@ -33,6 +36,7 @@ _KEYS = {
     "attention.head_count": "num_attention_heads",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
 }
+ATTENTION_FACTOR = "rope.scaling.attn_factor"
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "expert_count": (0,),
     "attention.causal": (True,),
@@ -46,7 +50,7 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "logit_scale": (0.0, 1.0),
     "residual_scale": (0.0, 1.0),
     "embedding_scale": (0.0, 1.0),
-    "rope.scaling.attn_factor": (1.0,),
+    ATTENTION_FACTOR: (1.0,),
     "rope.scaling.yarn_attn_factor": (1.0,),
     "rope.scaling.yarn_ext_factor": (1.0,),
     "rope.scaling.yarn_log_multiplier": (0.0,),
@@ -74,8 +78,8 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
         if key.startswith(arch + ".")
     }
     metadata = Config(f"{file.path}: {arch}", {k: _one(k, v, file) for k, v in own.items()})
-    _check_neutral(metadata)
-    head_dim = _head_dim(metadata)
+    _check_neutral(metadata, arch)
+    head_dim = _head_dim(metadata, arch)
     found: dict[str, Any] = {theirs: metadata.values.get(key) for key, theirs in _KEYS.items()}
     found |= {
         "architectures": [ARCHITECTURES[arch]],
@@ -88,7 +92,10 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
         "mlp_bias": "blk.0.ffn_gate.bias" in file.tensors,
         "rope_parameters": _rope(metadata, file, head_dim),
     }
-    found |= _window(metadata, arch)
+    if arch == "gemma3":
+        found |= _gemma3(metadata, found)
+    else:
+        found |= _window(metadata, arch)
     for theirs in ("bos_token_id", "eos_token_id"):
         found[theirs] = file.values.get(f"tokenizer.ggml.{theirs}")
     return found
@@ -103,18 +110,22 @@ def _one(key: str, value: Any, file: GgufFile) -> Any:
     return value.flat[0].item()
 
 
-def _check_neutral(metadata: Config) -> None:
+def _check_neutral(metadata: Config, arch: str) -> None:
     for key, harmless in _NEUTRAL.items():
+        if (arch, key) == ("phi3", ATTENTION_FACTOR):
+            continue
         if metadata.has(key) and metadata.values[key] not in harmless:
             what = "models of experts are" if key == "expert_count" else "this is"
             raise metadata.fail(key, f"but {what} not supported")
 
 
-def _head_dim(metadata: Config) -> int:
+def _head_dim(metadata: Config, arch: str) -> int:
     heads = metadata.integer("attention.head_count", 1, 4096)
     width = metadata.integer("embedding_length", 1, 1 << 17)
     key = metadata.integer("attention.key_length", 1, 1 << 17, max(1, width // heads))
     for name in ("attention.value_length", "rope.dimension_count"):
+        if (arch, name) == ("phi3", "rope.dimension_count"):
+            continue  # it may turn a part of each head
         if metadata.integer(name, 1, 1 << 17, key) != key:
             raise metadata.fail(name, f"but only the {key} values of a head are supported")
     return key
@@ -139,13 +150,34 @@ def _vocabulary(file: GgufFile) -> int:
 
 
 def _window(metadata: Config, arch: str) -> dict[str, Any]:
-    """Return the keys of a sliding window; of these families only Mistral has it in all layers."""
+    """Return the keys of a sliding window; Mistral and Phi-3 have it in all layers."""
     window = metadata.integer("attention.sliding_window", 0, 1 << 31, 0)
     if window == 0 or window >= metadata.integer("context_length", 1, 1 << 31):
         return {}
+    if arch == "phi3":
+        return {"sliding_window": window}
     if arch != "llama":
         raise metadata.fail("attention.sliding_window", "but it is not told in which layers")
     return {"architectures": ["MistralForCausalLM"], "sliding_window": window}
+
+
+def _gemma3(metadata: Config, found: dict[str, Any]) -> dict[str, Any]:
+    """Return Gemma's own keys.
+
+    Its files have RMSNorm weights as they multiply. The width of heads scales queries, but for the
+    model of 62 layers (as in llama.cpp: files do not tell).
+    """
+    width, heads = found["hidden_size"], found["num_attention_heads"]
+    local = metadata.number("rope.freq_base_swa", 1.001, 1e12, 10000.0)
+    return {
+        "sliding_window": metadata.values.get("attention.sliding_window"),
+        "sliding_window_pattern": metadata.values.get("attention.sliding_window_pattern"),
+        "rope_parameters": {FULL: found["rope_parameters"], SLIDING: {"rope_theta": local}},
+        "query_pre_attn_scalar": width // heads
+        if found["num_hidden_layers"] == 62
+        else found["head_dim"],
+        "norm_offset": 0.0,
+    }
 
 
 # ---- rope ----
@@ -154,6 +186,8 @@ def _window(metadata: Config, arch: str) -> dict[str, Any]:
 def _rope(metadata: Config, file: GgufFile, head_dim: int) -> dict[str, Any]:
     theta = metadata.number("rope.freq_base", 1.001, 1e12, 10000.0)
     kind = metadata.text("rope.scaling.type", "none")
+    if LONG_FACTORS in file.tensors:
+        return {"rope_theta": theta, **_longrope(metadata, file, head_dim)}
     if ROPE_FACTORS in file.tensors:
         return {"rope_theta": theta, **_llama3(metadata, file, theta, head_dim)}
     if kind == "none" and not metadata.has("rope.scale_linear"):
@@ -189,12 +223,27 @@ _SCALINGS: dict[str, Callable[[Config], dict[str, Any]]] = {
 }
 
 
+def _longrope(metadata: Config, file: GgufFile, head_dim: int) -> dict[str, Any]:
+    """Return the two lists of divisors of Phi-3."""
+    turned = metadata.integer("rope.dimension_count", 2, head_dim, head_dim)
+    return {
+        "rope_type": "longrope",
+        "partial_rotary_factor": turned / head_dim,
+        "short_factor": _read_factors(file, SHORT_FACTORS, turned).tolist(),
+        "long_factor": _read_factors(file, LONG_FACTORS, turned).tolist(),
+        "attention_factor": metadata.values.get(ATTENTION_FACTOR),
+        "original_max_position_embeddings": metadata.values.get(
+            "rope.scaling.original_context_length"
+        ),
+    }
+
+
 def _llama3(metadata: Config, file: GgufFile, theta: float, head_dim: int) -> dict[str, Any]:
     """Return the scaling that divides the frequencies as the file says; SpecError if there is none.
 
     A file tells only the divisors; the largest is the factor of slow frequencies.
     """
-    factors = _read_factors(file, head_dim)
+    factors = _read_factors(file, ROPE_FACTORS, head_dim)
     factor = float(str(factors.max()))
     if (factors == 1.0).all():
         return {"rope_type": "default"}
@@ -225,13 +274,11 @@ def _llama3(metadata: Config, file: GgufFile, theta: float, head_dim: int) -> di
     }
 
 
-def _read_factors(file: GgufFile, head_dim: int) -> npt.NDArray[np.float32]:
-    info = file.tensors[ROPE_FACTORS]
-    if info.shape != (head_dim // 2,) or info.kind != "F32":
-        raise SpecError(
-            f"{file.path}: {ROPE_FACTORS} is no vector of {head_dim // 2} values of type F32"
-        )
-    factors = Checkpoint(file.path, {ROPE_FACTORS: info}).load(ROPE_FACTORS)
+def _read_factors(file: GgufFile, name: str, turned: int) -> npt.NDArray[np.float32]:
+    info = file.tensors.get(name)
+    if info is None or info.shape != (turned // 2,) or info.kind != "F32":
+        raise SpecError(f"{file.path}: {name} is no vector of {turned // 2} values of type F32")
+    factors = Checkpoint(file.path, {name: info}).load(name)
     if not (np.isfinite(factors).all() and (factors > 0).all()):
-        raise SpecError(f"{file.path}: {ROPE_FACTORS} has values that are no divisors")
+        raise SpecError(f"{file.path}: {name} has values that are no divisors")
     return factors

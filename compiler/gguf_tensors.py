@@ -16,8 +16,10 @@ from dovetail.compiler.gguf_file import GgufFile
 from dovetail.ir.errors import SpecError
 
 ROPE_FACTORS = "rope_freqs.weight"
+LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
+FACTORS = (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS)
 """Not weights but divisors of the rope's frequencies, which the configuration tells."""
-PAIRED = ("llama",)
+PAIRED = ("llama", "smollm3")
 """Architectures whose ropes turn neighbours, so that their rows were reordered."""
 _WHOLE = {
     "token_embd": "model.embed_tokens",
@@ -37,6 +39,14 @@ _OF_LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_OF_ARCHITECTURE: Mapping[str, Mapping[str, str]] = {
+    "phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+    "gemma3": {
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    },
+}
 _LAYER = re.compile(r"blk\.(\d{1,4})\.(\w+)")
 _HEADS = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
 
@@ -46,12 +56,13 @@ def gguf_checkpoint(file: GgufFile, config: Mapping[str, Any]) -> Checkpoint:
 
     Raises SpecError for queries or keys that cannot be cut into heads.
     """
-    paired = file.values.get("general.architecture") in PAIRED
+    arch = str(file.values.get("general.architecture"))
+    paired = arch in PAIRED
     tensors = {}
     for name, info in file.tensors.items():
-        if name == ROPE_FACTORS:
+        if name in FACTORS:
             continue
-        found = replace(info, name=translate(name))
+        found = replace(info, name=translate(name, arch))
         layer = _LAYER.match(name)
         if paired and layer and layer[2] in _HEADS:
             found = _reorder(found, config[_HEADS[layer[2]]])
@@ -59,13 +70,13 @@ def gguf_checkpoint(file: GgufFile, config: Mapping[str, Any]) -> Checkpoint:
     return Checkpoint(file.path, tensors)
 
 
-def translate(name: str) -> str:
-    """Return what Hugging Face calls a tensor, or the name itself where it has none."""
+def translate(name: str, arch: str) -> str:
+    """Return what Hugging Face calls a tensor of an architecture, or the name itself."""
     stem, dot, kind = name.rpartition(".")
     layer = _LAYER.fullmatch(stem)
     if layer is None:
         return _WHOLE.get(stem, stem) + dot + kind
-    known = _OF_LAYER.get(layer[2])
+    known = _OF_ARCHITECTURE.get(arch, {}).get(layer[2]) or _OF_LAYER.get(layer[2])
     return f"model.layers.{int(layer[1])}.{known}.{kind}" if known else name
 
 

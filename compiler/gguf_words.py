@@ -79,6 +79,7 @@ WORDS: dict[str, Words] = {
     "falcon3": _LLAMA3,
     "pixtral": _LLAMA3,
     "smaug-bpe": replace(_LLAMA3, whole_first=False, begins=False),
+    "dbrx": replace(_LLAMA3, whole_first=False, begins=False),
     "smollm": _SINGLE,
     "starcoder": _SINGLE,
     "refact": _SINGLE,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from dovetail.compiler.checkpoint import Checkpoint, open_checkpoint
 from dovetail.compiler.config import MAX_JSON_BYTES, Config, parse_json_object, read_bounded
+from dovetail.compiler.text_part import text_config, text_tensors
 from dovetail.ir.errors import SpecError
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class ModelDirectory:
         """Read config.json."""
         if not (self.path / CONFIG).is_file() and (files := sorted(self.path.glob("*.gguf"))):
             raise SpecError(f"{self.path} has no {CONFIG}; to compile a GGUF file give {files[0]}")
-        return Config.read(self.path / CONFIG)
+        return text_config(Config.read(self.path / CONFIG))
 
     def file(self, name: str) -> bytes | None:
         """Read a small file, None where it is not there."""
@@ -48,7 +49,7 @@ class ModelDirectory:
 
     def checkpoint(self) -> Checkpoint:
         """Read the headers of the safetensors files."""
-        return open_checkpoint(self.path)
+        return text_tensors(open_checkpoint(self.path))
 
 
 ModelSource: TypeAlias = "ModelDirectory | GgufModel"

@@ -8,16 +8,15 @@ the key, never approximated.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dovetail.codegen.isa.target import Target
 from dovetail.compiler.checkpoint import Checkpoint
 from dovetail.compiler.config import Config
+from dovetail.compiler.families import FAMILIES, Family
 from dovetail.compiler.model_source import GENERATION, ModelSource, open_model, read_json
-from dovetail.compiler.rope import MAX_POSITION, read_rope, usable_positions
+from dovetail.compiler.rope import MAX_POSITION, read_local_rope, read_rope, usable_positions
 from dovetail.compiler.tensors import check_tensors
 from dovetail.compiler.weight_dtype import AUTO, resolve_weight_dtype
 from dovetail.compiler.weight_formats import keep_formats, main_format, quantise_formats
@@ -28,66 +27,6 @@ from dovetail.ir.model import ModelSpec
 DEFAULT_MAX_CONTEXT = 131072
 HEAD_DIM_STEP, MAX_HEAD_DIM = 16, 256
 KV_DTYPES = ("f32", "bf16", "f16")
-
-Windows = Callable[[Config, int], tuple[int, tuple[bool, ...]]]
-
-
-def _no_window(_config: Config, _n_layers: int) -> tuple[int, tuple[bool, ...]]:
-    return 0, ()
-
-
-def _whole_window(config: Config, _n_layers: int) -> tuple[int, tuple[bool, ...]]:
-    """Mistral: one window for all layers, null for none."""
-    absent = "sliding_window" not in config.values
-    window = config.integer("sliding_window", 1, MAX_POSITION, 4096) if absent else _window(config)
-    return window, ()
-
-
-def _layer_windows(config: Config, n_layers: int) -> tuple[int, tuple[bool, ...]]:
-    """Qwen: a window on the layers named in layer_types, or on those from max_window_layers on."""
-    if not config.flag("use_sliding_window"):
-        return 0, ()
-    window = _window(config)
-    kinds = config.texts("layer_types")
-    if not kinds:
-        first = config.integer("max_window_layers", 0, MAX_POSITION, 28)
-        return window, tuple(layer >= first for layer in range(n_layers))
-    if len(kinds) != n_layers or not set(kinds) <= {"full_attention", "sliding_attention"}:
-        raise config.fail(
-            "layer_types", f"but must name full_attention or sliding_attention {n_layers} times"
-        )
-    return window, tuple(kind == "sliding_attention" for kind in kinds)
-
-
-def _window(config: Config) -> int:
-    return (
-        config.integer("sliding_window", 1, MAX_POSITION, 0) if config.has("sliding_window") else 0
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """What an architecture fixes: defaults of config.json keys and which parts it has at all.
-
-    `attention_bias`: True or False where the architecture decides, None where config.json does
-    (for q, k, v and o alike).
-    """
-
-    name: str
-    attention_bias: bool | None
-    mlp_bias: bool
-    qk_norm: bool
-    windows: Windows
-    kv_heads: int | None = None
-    head_dim: int | None = None
-
-
-FAMILIES: dict[str, Family] = {
-    "LlamaForCausalLM": Family("llama", None, True, False, _no_window),
-    "MistralForCausalLM": Family("mistral", False, False, False, _whole_window, kv_heads=8),
-    "Qwen2ForCausalLM": Family("qwen2", True, False, False, _layer_windows),
-    "Qwen3ForCausalLM": Family("qwen3", None, False, True, _layer_windows, head_dim=128),
-}
 
 
 def read_model_spec(
@@ -172,18 +111,21 @@ def _plain(value: object) -> bool:
 def _architecture(
     config: Config, family: Family, *, max_context: int | None, **rest: Any
 ) -> ModelSpec:
-    if config.has("quantization_config"):
-        raise SpecError(
-            f"{config.name}: quantized checkpoints (quantization_config) are not supported"
-        )
-    if (act := config.text("hidden_act", "silu")) != "silu":
-        raise SpecError(f"{config.name}: hidden_act is {act!r}, but only silu is supported")
+    _check_arithmetic(config, family)
     n_layers = config.integer("num_hidden_layers", 1, 1024)
     hidden = config.integer("hidden_size", 1, 1 << 17)
     heads = config.integer("num_attention_heads", 1, 4096)
     head_dim = _head_dim(config, family, hidden, heads)
     positions = config.integer("max_position_embeddings", 1, MAX_POSITION)
-    rope = read_rope(config, head_dim, positions)
+    given = config, head_dim, positions
+    rope = read_rope(
+        *given,
+        min(max_context or DEFAULT_MAX_CONTEXT, positions),
+        theta=family.theta,
+        partial=family.partial,
+        per_layer=family.local_rope,
+    )
+    local = read_local_rope(*given) if family.local_rope else None
     positions = usable_positions(rope, positions)
     window, window_layers = family.windows(config, n_layers)
     bias = family.attention_bias
@@ -207,12 +149,49 @@ def _architecture(
         output_bias=config_bias,
         mlp_bias=family.mlp_bias and config.flag("mlp_bias"),
         qk_norm=family.qk_norm,
-        tied_head=config.flag("tie_word_embeddings"),
+        tied_head=config.flag("tie_word_embeddings", family.tied),
+        rope_layers=family.rope_layers(config, n_layers),
+        local_rope=local,
+        attention_scale=_attention_scale(config, family),
+        activation=family.activation,
+        stream_scale=math.sqrt(hidden) if family.scaled else 1.0,
+        branch_norms=family.branch_norms,
+        norm_offset=config.number("norm_offset", 0.0, 1.0, family.norm_offset),
         bos_token_id=config.integer("bos_token_id", 0, 1 << 24)
         if config.has("bos_token_id")
         else None,
         **rest,
     )
+
+
+def _check_arithmetic(config: Config, family: Family) -> None:
+    """Raise SpecError for what would change the arithmetic and is not computed."""
+    if config.has("quantization_config"):
+        raise SpecError(
+            f"{config.name}: quantized checkpoints (quantization_config) are not supported"
+        )
+    key, wanted = _ACTIVATIONS[family.activation]
+    if (found := config.text(key, wanted)) != wanted:
+        raise SpecError(f"{config.name}: {key} is {found!r}, but only {wanted} is supported")
+    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if config.has(key):
+            raise config.fail(key, "but only null is supported")
+    if config.flag("use_bidirectional_attention"):
+        raise config.fail("use_bidirectional_attention", "but only false is supported")
+
+
+_ACTIVATIONS = {
+    "silu": ("hidden_act", "silu"),
+    "gelu_tanh": ("hidden_activation", "gelu_pytorch_tanh"),
+}
+"""Activation of a family to its key in config.json, and its name there."""
+
+
+def _attention_scale(config: Config, family: Family) -> float | None:
+    """Return what scores are multiplied by, None for the usual."""
+    if not family.query_scalar:
+        return None
+    return float(config.number("query_pre_attn_scalar", 1e-6, 1e6, 256.0) ** -0.5)
 
 
 def _head_dim(config: Config, family: Family, hidden: int, heads: int) -> int:

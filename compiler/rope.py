@@ -21,33 +21,72 @@ F32 = npt.NDArray[np.float32]
 MIN_THETA, MAX_THETA = 1.001, 1e12
 MAX_FACTOR = 1e6
 MAX_POSITION = 1 << 27
+FULL, SLIDING = "full_attention", "sliding_attention"
+"""Layers without a window and with one, as config.json calls them."""
+LOCAL_BASE = "rope_local_base_freq"
 
 
-def read_rope(config: Config, head_dim: int, max_position: int) -> RopeSpec:
+def read_rope(
+    config: Config,
+    head_dim: int,
+    max_position: int,
+    max_context: int | None = None,
+    *,
+    theta: float = 10000.0,
+    partial: bool = False,
+    per_layer: bool = False,
+) -> RopeSpec:
     """Return the rope of a config: `rope_parameters`, or the older `rope_theta` + `rope_scaling`.
 
-    Raises SpecError for kinds this product does not compute (longrope, per-layer ropes, partial
-    rotation).
+    max_context: positions that will be used, None for all. theta: the base where none is told.
+    partial: the rope may turn a part of each head. per_layer: layers with a window have a rope of
+    their own (`read_local_rope`). Raises SpecError for what this product does not compute.
     """
-    if config.has("rope_parameters"):
-        rope = config.section("rope_parameters")
-    elif config.has("rope_scaling"):
-        rope = config.section("rope_scaling")
-    else:
-        rope = Config(config.name, {})
-    if any(isinstance(value, dict) for value in rope.values.values()):
-        raise SpecError(f"{rope.name} differs between layer types, which is not supported")
-    for place in (config, rope):
-        if place.number("partial_rotary_factor", 0.0, 1.0, 1.0) != 1.0:
-            raise place.fail("partial_rotary_factor", "but only 1 is supported")
-    kind = rope.text("rope_type", rope.text("type", "default"))
-    theta = 10000.0
-    for place in (config, rope):  # the latter stands; what a newer version passes over must be fit
+    places = [config, _section(config)]
+    if any(isinstance(value, dict) for value in places[1].values.values()):
+        if not per_layer:
+            raise SpecError(f"{places[1].name} differs between layer types, which is not supported")
+        places[1] = places[1].section(FULL)
+    share = 1.0
+    for place in places:  # the latter stands; what a newer version passes over must be fit
         theta = place.number("rope_theta", MIN_THETA, MAX_THETA, theta)
+        share = place.number("partial_rotary_factor", 0.0, 1.0, share)
+        if share != 1.0 and not partial:
+            raise place.fail("partial_rotary_factor", "but only 1 is supported")
+    spec = RopeSpec(theta=theta, rotary_dim=int(head_dim * share))
+    if spec.rotary_dim < 2 or spec.rotary_dim % 2:
+        raise config.fail("partial_rotary_factor", f"which turns {spec.rotary_dim} of {head_dim}")
+    return _read(places[1], config, spec, max_position, max_context)
+
+
+def read_local_rope(config: Config, head_dim: int, max_position: int) -> RopeSpec:
+    """Return the rope of layers with a window, which has a base of its own (Gemma 3)."""
+    if config.has("rope_parameters"):
+        rope, key = config.section("rope_parameters").section(SLIDING), "rope_theta"
+    else:
+        rope, key = Config(config.name, {**config.values, "rope_type": "default"}), LOCAL_BASE
+    theta = rope.number(key, MIN_THETA, MAX_THETA, 10000.0)
+    return _read(rope, config, RopeSpec(theta=theta, rotary_dim=head_dim), max_position, None)
+
+
+def _section(config: Config) -> Config:
+    for key in ("rope_parameters", "rope_scaling"):
+        if config.has(key):
+            return config.section(key)
+    return Config(config.name, {})
+
+
+def _read(
+    rope: Config, config: Config, spec: RopeSpec, max_position: int, max_context: int | None
+) -> RopeSpec:
+    kind = rope.text("rope_type", rope.text("type", "default"))
+    kind = "longrope" if kind == "su" else kind  # its name in the first files of Phi-3
+    if kind == "longrope":
+        return _read_longrope(rope, config, spec, max_position, max_context)
     if kind not in _READERS:
-        known = ", ".join(_READERS)
+        known = ", ".join((*_READERS, "longrope"))
         raise SpecError(f"{rope.name}: rope type {kind!r} is not supported; supported: {known}")
-    return _READERS[kind](rope, RopeSpec(kind=kind, theta=theta, rotary_dim=head_dim), max_position)
+    return _READERS[kind](rope, replace(spec, kind=kind), max_position)
 
 
 def usable_positions(rope: RopeSpec, max_position: int) -> int:
@@ -117,6 +156,36 @@ def _read_yarn(rope: Config, spec: RopeSpec, max_position: int) -> RopeSpec:
     )
 
 
+def _read_longrope(
+    rope: Config, config: Config, spec: RopeSpec, max_position: int, max_context: int | None
+) -> RopeSpec:
+    """Each frequency has a divisor: one for contexts as in training, one for longer ones.
+
+    As tables are made once, `max_context` decides (as in vLLM and llama.cpp).
+    """
+    place = rope if rope.has("original_max_position_embeddings") else config
+    original = _original_positions(place, max_position)
+    factor = rope.number("factor", 1.0, MAX_FACTOR, max(1.0, max_position / original))
+    usual = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1.0 else 1.0
+    longer = min(max_context or max_position, max_position) > original
+    key = "long_factor" if longer else "short_factor"
+    divisors = rope.values.get(key)
+    if (
+        not isinstance(divisors, list)
+        or len(divisors) != spec.rotary_dim // 2
+        or not all(isinstance(d, int | float) and 0 < d <= MAX_FACTOR for d in divisors)
+    ):
+        raise rope.fail(key, f"but must be a list of {spec.rotary_dim // 2} divisors")
+    return replace(
+        spec,
+        kind="longrope",
+        factor=factor,
+        original_max_position=original,
+        attention_factor=rope.number("attention_factor", 1e-6, MAX_FACTOR, usual),
+        divisors=tuple(map(float, divisors)),
+    )
+
+
 _READERS: dict[str, Callable[[Config, RopeSpec, int], RopeSpec]] = {
     "default": lambda _rope, spec, _max_position: spec,
     "linear": _read_factor,
@@ -175,9 +244,15 @@ def _correction_dim(rope: RopeSpec, rotations: float) -> float:
     return rope.rotary_dim * math.log(turns) / (2 * math.log(rope.theta))
 
 
+def _scale_longrope(rope: RopeSpec, plain: F32) -> F32:
+    divisors: F32 = np.array(rope.divisors, np.float32)
+    return plain / divisors
+
+
 _SCALERS: dict[str, Callable[[RopeSpec, F32], F32]] = {
     "linear": lambda rope, plain: plain / np.float32(rope.factor),
     "llama3": _scale_llama3,
+    "longrope": _scale_longrope,
     "ntk": _scale_ntk,
     "yarn": _scale_yarn,
 }

@@ -29,11 +29,13 @@ from dovetail.ir.tuning import WorkKey
 from dovetail.runtime.native.shard import split_model
 from dovetail.topology.values import HardwareSpec
 
-LINEAR, SILU, GEGLU = "linear", "silu", "geglu"
+LINEAR, SILU, GEGLU, GEGLU_TANH = "linear", "silu", "geglu", "geglu_tanh"
 ACTIVATED = ("gelu", "gelu_tanh")
 """Products that are linear ones with an activation of the finished sums, by its name."""
-GATED = (SILU, GEGLU)
+GATED = (SILU, GEGLU, GEGLU_TANH)
 """Products of two weights in one: an activation of the first times the second."""
+GATES = {"silu": SILU, "gelu_tanh": GEGLU_TANH}
+"""A decoder's activation to its gated product."""
 DECODER_KINDS = (LINEAR, SILU)
 DOT_ROWS = 16
 """Rows from which a product is bound by arithmetic, and rounding activations to bfloat16 pays."""
@@ -157,7 +159,7 @@ def count_gemms(spec: Spec, processes: int = 1) -> dict[GemmOp, int]:
             found[GemmOp("qkv", LINEAR, n, hidden, stored)] += 1
         for name, kind, n, k in (
             ("o", LINEAR, hidden, heads),
-            ("gate_up", SILU, inner, hidden),
+            ("gate_up", GATES[spec.activation], inner, hidden),
             ("down", LINEAR, hidden, inner),
         ):
             found[GemmOp(name, kind, n, k, spec.weight_format(f"{here}.{name}"))] += 1
@@ -253,7 +255,7 @@ def gemm_requests(
     )
 
 
-_ACTS = {GEGLU: "gelu"} | {kind: kind for kind in ACTIVATED}
+_ACTS = {GEGLU: "gelu", GEGLU_TANH: "gelu_tanh"} | {kind: kind for kind in ACTIVATED}
 """Kind of a product to what a kernel calls its activation, where that is no default."""
 
 

@@ -14,7 +14,13 @@ from dovetail.compiler.buffers import Stage, plan_offsets
 from dovetail.compiler.operators import OPERATORS, READS, WRITES
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.formats import FORMATS
-from dovetail.ir.model import MAX_KV_SPLITS, SPLIT_K_ELEMENTS, ModelSpec, WeightEntry
+from dovetail.ir.model import (
+    MAX_KV_SPLITS,
+    SPLIT_K_ELEMENTS,
+    ModelSpec,
+    WeightEntry,
+    rope_names,
+)
 from dovetail.ir.tape import (
     FORWARD_ARGS,
     SAMPLE_ARGS,
@@ -32,6 +38,7 @@ from dovetail.ir.tape import (
 
 Value = Slot | int | float
 """A slot of an entry; numbers stand for constants."""
+_BRANCH_NORMS = {"o": "attention_norm", "down": "mlp_norm"}
 NO_RESIDUAL: tuple[Value, int] = (WeightRef(name=None), 0)
 
 
@@ -206,11 +213,12 @@ class _Forward(TapeBuilder):
         spec, name, segment = self.spec, f"layers.{layer}", f"pre_attn({layer})"
         self.norm(segment, f"{name}.input_norm", self.x, self.normed)
         self.project(layer)
-        tables = (self.weight("rope_cos"), self.weight("rope_sin"))
+        rope, turned = spec.layer_rope(layer)
+        tables = map(self.weight, rope_names(rope))
         norms = (self.weight(f"{name}.q_norm"), self.weight(f"{name}.k_norm"))
         self.add(
             "rope_store", segment, "n_tokens",
-            _T, *self.rows(self.qkv), *self.heads(), spec.rope.rotary_dim, _arg("positions"),
+            _T, *self.rows(self.qkv), *self.heads(), turned, _arg("positions"),
             *tables, *norms, spec.norm_eps, _arg("kv_slots"), *_pools(layer),
         )  # fmt: skip
 
@@ -233,7 +241,7 @@ class _Forward(TapeBuilder):
     def attend(self, layer: int) -> None:
         """Prefill and decode attention, side by side: they write different rows."""
         segment = f"attn({layer})"
-        scale = self.spec.head_dim**-0.5
+        scale = self.spec.attention_scale or self.spec.head_dim**-0.5
         shared: tuple[Value, ...] = (*self.heads(), scale, self.spec.layer_window(layer))
         keys = tuple(_arg(n) for n in ("seq_starts", "seq_lengths", "block_tables", "table_stride"))
         where: tuple[Value, ...] = (*self.rows(self.qkv), *keys, *_pools(layer))
@@ -260,11 +268,24 @@ class _Forward(TapeBuilder):
     def post_attention(self, layer: int, m: ArgRef, x: BufferRef, attention: BufferRef) -> None:
         """Output projection and MLP of m rows, each added to x."""
         name, segment = f"layers.{layer}", f"post_attn({layer})"
-        self.linear("o", segment, m, f"{name}.o", attention, x, residual=x)
+        self.branch("o", segment, m, name, attention, x)
         self.norm(segment, f"{name}.post_norm", x, self.normed, m=m.name)
         gemm = self.gemm(f"{name}.gate_up", self.normed, m)
         self.add("gate_up", segment, m.name, *gemm, *self.rows(self.inner))
-        self.linear("down", segment, m, f"{name}.down", self.inner, x, residual=x)
+        self.branch("down", segment, m, name, self.inner, x)
+
+    def branch(
+        self, op: str, segment: str, m: ArgRef, layer: str, a: BufferRef, x: BufferRef
+    ) -> None:
+        """Append the product that ends a branch of a layer; what it gives is added to x."""
+        weight = f"{layer}.{op}"
+        if not self.spec.branch_norms:
+            self.linear(op, segment, m, weight, a, x, residual=x)
+            return
+        self.linear(op, segment, m, weight, a, self.normed)
+        norm = self.weight(f"{layer}.{_BRANCH_NORMS[op]}")
+        values = (m, self.spec.hidden_size, *self.rows(self.normed), norm, self.spec.norm_eps)
+        self.add("rmsnorm_add", segment, m.name, *values, *self.rows(x))
 
     def head(self) -> None:
         """Logits of the picked rows."""
@@ -280,7 +301,7 @@ class _Forward(TapeBuilder):
     ) -> None:
         """Append an RMSNorm of the first m rows."""
         spec = self.spec
-        values = (_arg(m), spec.hidden_size, *self.rows(x), self.weight(weight), spec.norm_eps)
+        values = (_arg(m), spec.hidden_size, *self.rows(x), self.weight(weight), spec.stream_eps)
         self.add("rmsnorm", segment, m, *values, *self.rows(out))
 
     def heads(self) -> tuple[int, int, int]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from dovetail.compiler.checkpoint import Checkpoint
 from dovetail.ir.errors import SpecError
 from dovetail.ir.formats import is_quantised
-from dovetail.ir.model import ModelSpec
+from dovetail.ir.model import ModelSpec, rope_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +21,8 @@ class WeightSource:
     """One packed weight: its layout, logical n x k, and the tensors stacked along n to make it.
 
     `rows` are the rows taken of each tensor, from `starts` on or the first; layout `packed_pair`
-    has gate then up; `pair_vector` is a bias in the order of a pair's panels. Weights without
-    tensors (rope tables) are computed from the spec.
+    has gate then up; `pair_vector` is a bias in the order of a pair's panels. A `vector` has
+    (values + plus) * times. Weights without tensors (rope tables) are computed from the spec.
     """
 
     name: str
@@ -32,6 +32,8 @@ class WeightSource:
     tensors: tuple[str, ...] = ()
     rows: tuple[int, ...] = ()
     starts: tuple[int, ...] = ()
+    plus: float = 0.0
+    times: float = 1.0
 
     @property
     def is_matrix(self) -> bool:
@@ -106,12 +108,12 @@ def _all_sources(spec: ModelSpec) -> Iterator[WeightSource]:
     if not spec.tied_head:
         layout = "packed" if is_quantised(spec.weight_format("embed")) else "rows"
         yield WeightSource("embed", layout, vocab, hidden, ("model.embed_tokens.weight",), (vocab,))
-    half = spec.rope.rotary_dim // 2
-    yield WeightSource("rope_cos", "rows", spec.max_context, half)
-    yield WeightSource("rope_sin", "rows", spec.max_context, half)
+    for name, rope in spec.ropes().items():
+        for table in rope_names(name):
+            yield WeightSource(table, "rows", spec.max_context, rope.rotary_dim // 2)
     for layer in range(spec.n_layers):
         yield from _layer_sources(spec, layer)
-    yield _vector("final_norm", "model.norm.weight", hidden)
+    yield _norm(spec, "final_norm", "model.norm.weight", hidden)
     head = "model.embed_tokens.weight" if spec.tied_head else "lm_head.weight"
     yield WeightSource("head", "packed", vocab, hidden, (head,), (vocab,))
 
@@ -124,11 +126,21 @@ def _layer_sources(spec: ModelSpec, layer: int) -> Iterator[WeightSource]:
     qkv = tuple(f"{there}.self_attn.{p}_proj" for p in "qkv")
     pair = tuple(f"{there}.mlp.{p}_proj" for p in ("gate", "up"))
     out, down = f"{there}.self_attn.o_proj", f"{there}.mlp.down_proj"
+    norms = _BRANCH_NORMS if spec.branch_norms else _NORMS
 
-    yield _vector(f"{here}.input_norm", f"{there}.input_layernorm.weight", hidden)
-    if len(parts := spec.qkv_parts(layer)) > 1:
-        for name, tensor, rows in zip(parts, _weights(qkv), (q, kv, kv), strict=True):
-            yield WeightSource(name, "packed", rows, hidden, (tensor,), (rows,))
+    def norm(name: str, scale: float = 1.0) -> WeightSource:
+        return _norm(spec, f"{here}.{name}", f"{there}.{norms[name]}.weight", hidden, scale)
+
+    yield norm("input_norm")
+    parts = spec.qkv_parts(layer)
+    if spec.family in FUSED:
+        whole = f"{there}.self_attn.qkv_proj.weight"
+        rows = (spec.qkv_size,) if len(parts) == 1 else (q, kv, kv)
+        for name, n, start in zip(parts, rows, (0, q, q + kv), strict=False):
+            yield WeightSource(name, "packed", n, hidden, (whole,), (n,), (start,))
+    elif len(parts) > 1:
+        for name, tensor, n in zip(parts, _weights(qkv), (q, kv, kv), strict=True):
+            yield WeightSource(name, "packed", n, hidden, (tensor,), (n,))
     else:
         yield WeightSource(parts[0], "packed", q + 2 * kv, hidden, _weights(qkv), (q, kv, kv))
     if spec.attention_bias:
@@ -138,13 +150,22 @@ def _layer_sources(spec: ModelSpec, layer: int) -> Iterator[WeightSource]:
     if spec.qk_norm:
         for part in "qk":
             source = f"{there}.self_attn.{part}_norm.weight"
-            yield _vector(f"{here}.{part}_norm", source, spec.head_dim)
+            yield _norm(spec, f"{here}.{part}_norm", source, spec.head_dim)
     yield WeightSource(f"{here}.o", "packed", hidden, q, _weights((out,)), (hidden,))
     if spec.output_bias:
         yield _vector(f"{here}.o_bias", f"{out}.bias", hidden)
-    yield _vector(f"{here}.post_norm", f"{there}.post_attention_layernorm.weight", hidden)
+    if spec.branch_norms:
+        yield norm("attention_norm", 1 / spec.stream_scale)
+    yield norm("post_norm")
+    fused = (f"{there}.mlp.gate_up_proj.weight",) * 2
     yield WeightSource(
-        f"{here}.gate_up", "packed_pair", 2 * inner, hidden, _weights(pair), (inner, inner)
+        f"{here}.gate_up",
+        "packed_pair",
+        2 * inner,
+        hidden,
+        fused if spec.family in FUSED else _weights(pair),
+        (inner, inner),
+        (0, inner) if spec.family in FUSED else (),
     )
     if spec.mlp_bias:
         yield WeightSource(
@@ -153,6 +174,24 @@ def _layer_sources(spec: ModelSpec, layer: int) -> Iterator[WeightSource]:
     yield WeightSource(f"{here}.down", "packed", hidden, inner, _weights((down,)), (hidden,))
     if spec.mlp_bias:
         yield _vector(f"{here}.down_bias", f"{down}.bias", hidden)
+    if spec.branch_norms:
+        yield norm("mlp_norm", 1 / spec.stream_scale)
+
+
+FUSED = ("phi3",)
+"""Families whose checkpoints have q, k and v as one tensor, and gate and up."""
+_NORMS = {"input_norm": "input_layernorm", "post_norm": "post_attention_layernorm"}
+_BRANCH_NORMS = {
+    "input_norm": "input_layernorm",
+    "attention_norm": "post_attention_layernorm",
+    "post_norm": "pre_feedforward_layernorm",
+    "mlp_norm": "post_feedforward_layernorm",
+}
+"""Our norms of a layer by what checkpoints call them."""
+
+
+def _norm(spec: ModelSpec, name: str, tensor: str, n: int, scale: float = 1.0) -> WeightSource:
+    return WeightSource(name, "vector", n, 1, (tensor,), (n,), plus=spec.norm_offset, times=scale)
 
 
 def _vector(name: str, tensor: str, n: int) -> WeightSource:

@@ -30,7 +30,7 @@ from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.encoder import EncoderSpec
 from dovetail.ir.errors import SpecError
 from dovetail.ir.formats import FORMATS, FloatFormat, is_quantised
-from dovetail.ir.model import PANEL, ModelSpec, WeightChunks, WeightEntry
+from dovetail.ir.model import PANEL, ModelSpec, WeightChunks, WeightEntry, rope_names
 
 PAGE = 4096
 CHUNK_BYTES = 4 << 20
@@ -86,8 +86,10 @@ def pack_weights(
     powers: Mapping[str, Array] = NO_POWERS,
 ) -> tuple[tuple[WeightEntry, ...], WeightChunks]:
     """Write `path` for a decoder; see `pack_sources`."""
-    tables = zip(("rope_cos", "rope_sin"), rope_tables(spec.rope, spec.max_context), strict=True)
-    given = (weight_sources(spec), spec.weight_format, checkpoint, path, dict(tables))
+    tables: dict[str, Array] = {}
+    for name, rope in spec.ropes().items():
+        tables |= zip(rope_names(name), rope_tables(rope, spec.max_context), strict=True)
+    given = (weight_sources(spec), spec.weight_format, checkpoint, path, tables)
     return pack_sources(*given, progress, powers)
 
 
@@ -191,7 +193,7 @@ class _Packer:
             power = self.powers.get(source.name)
             return _quantised_units(parts, source, dtype, (top, bottom), power)
         if source.layout == "vector":
-            return _stacked_rows(parts, source.rows, 0, source.n)
+            return (_stacked_rows(parts, source.rows, 0, source.n) + source.plus) * source.times
         if source.layout == "pair_vector":
             pair = [part.rows(0, source.rows[0]).reshape(-1, 1) for part in parts]
             return _interleave(pair, dtype)

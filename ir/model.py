@@ -13,12 +13,17 @@ PANEL = 16
 """Columns in one panel of a packed weight; every target's micro-kernels read whole panels."""
 MAX_KV_SPLITS = 16
 """Largest `kv_splits` of a forward tape: its partial-attention buffer holds so many parts."""
+ROPE, LOCAL_ROPE = "rope", "local_rope"
+"""Names of ropes."""
 SPLIT_K_ELEMENTS = 1 << 19
 """Floats of a forward tape's buffer for partial sums of split-K; what needs more is not split."""
 
 
 class RopeSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Rotary embedding as in config.json. `kind`: default, linear, dynamic, llama3, ntk or yarn."""
+    """Rotary embedding as in config.json.
+
+    kind: default, linear, dynamic, llama3, longrope, ntk or yarn.
+    """
 
     kind: str = "default"
     theta: float = 10000.0
@@ -30,13 +35,14 @@ class RopeSpec(msgspec.Struct, frozen=True, kw_only=True):
     attention_factor: float | None = None
     beta_fast: float = 32.0
     beta_slow: float = 1.0
+    divisors: tuple[float, ...] = ()  # longrope: of each frequency
     truncate: bool = True  # yarn: round the ramp's bounds to whole dimensions
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A decoder-only transformer: dims in elements, dtypes by name of `dovetail.ir.dtypes`."""
 
-    family: str  # llama, mistral, qwen2, qwen3
+    family: str  # llama, mistral, qwen2, qwen3, phi3, smollm3, gemma3
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -58,6 +64,13 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     output_bias: bool = False  # o
     mlp_bias: bool = False
     qk_norm: bool = False
+    rope_layers: tuple[bool, ...] = ()  # per layer: are q and k rotated; () = all layers
+    local_rope: RopeSpec | None = None  # of layers with a window, where theirs is another
+    attention_scale: float | None = None  # of q k^T; None = head_dim ** -0.5
+    activation: str = "silu"  # of the gate: silu or gelu_tanh
+    branch_norms: bool = False  # RMSNorm of what attention and MLP give, before it is added
+    norm_offset: float = 0.0  # what is added to the RMSNorm weights of the checkpoint
+    stream_scale: float = 1.0  # the residual stream is kept so many times smaller
     tied_head: bool = False
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
@@ -66,6 +79,23 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     def qkv_size(self) -> int:
         """Columns of the fused q, k, v projection: (n_heads + 2 n_kv_heads) head_dim."""
         return (self.n_heads + 2 * self.n_kv_heads) * self.head_dim
+
+    @property
+    def stream_eps(self) -> float:
+        """Epsilon of norms of the residual stream."""
+        return self.norm_eps / self.stream_scale**2
+
+    def ropes(self) -> dict[str, RopeSpec]:
+        """Return the ropes of the layers, by the names of their tables."""
+        local = {LOCAL_ROPE: self.local_rope} if self.local_rope else {}
+        return {ROPE: self.rope, **local}
+
+    def layer_rope(self, layer: int) -> tuple[str, int]:
+        """Return the tables' name of a layer's rope, and the values of a head that it turns."""
+        if self.rope_layers and not self.rope_layers[layer]:
+            return ROPE, 0
+        name = LOCAL_ROPE if self.local_rope and self.layer_window(layer) else ROPE
+        return name, self.ropes()[name].rotary_dim
 
     def weight_format(self, weight: str) -> str:
         """Return the format of a weight by its name in the index."""
@@ -84,15 +114,17 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         return self.sliding_window
 
 
+def rope_names(rope: str) -> tuple[str, str]:
+    """Return the names of a rope's tables of cosines and sines."""
+    return f"{rope}_cos", f"{rope}_sin"
+
+
 def weight_shapes(spec: ModelSpec) -> dict[str, tuple[int, int]]:
     """Return (n, k) of every weight a model of this spec has; biases and per-head norms apart."""
-    hidden, half = spec.hidden_size, spec.rope.rotary_dim // 2
-    shapes = {
-        "head": (spec.vocab_size, hidden),
-        "final_norm": (hidden, 1),
-        "rope_cos": (spec.max_context, half),
-        "rope_sin": (spec.max_context, half),
-    }
+    hidden = spec.hidden_size
+    shapes = {"head": (spec.vocab_size, hidden), "final_norm": (hidden, 1)}
+    for name, rope in spec.ropes().items():
+        shapes |= dict.fromkeys(rope_names(name), (spec.max_context, rope.rotary_dim // 2))
     if not spec.tied_head:
         shapes["embed"] = (spec.vocab_size, hidden)
     layer = {
@@ -102,6 +134,8 @@ def weight_shapes(spec: ModelSpec) -> dict[str, tuple[int, int]]:
         "gate_up": (2 * spec.intermediate_size, hidden),
         "down": (hidden, spec.intermediate_size),
     }
+    if spec.branch_norms:
+        layer |= {"attention_norm": (hidden, 1), "mlp_norm": (hidden, 1)}
     query, kv = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
     for i in range(spec.n_layers):
         shapes |= {f"layers.{i}.{name}": shape for name, shape in layer.items()}

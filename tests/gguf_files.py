@@ -12,7 +12,12 @@ import gguf
 import numpy as np
 import pytest
 
-ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+ARCHITECTURES = {
+    "llama": "llama",
+    "mistral": "llama",
+    **{name: name for name in ("qwen2", "qwen3", "phi3", "smollm3")},
+    "gemma3_text": "gemma3",
+}
 SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 Change = Callable[[gguf.GGUFWriter], None]
@@ -74,7 +79,9 @@ def save_gguf(
     writer.add_head_count(heads)
     writer.add_head_count_kv(kv_heads)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    add_rope(writer, config)
+    if config.get("sliding_window") and arch in ("phi3", "gemma3"):
+        writer.add_sliding_window(config["sliding_window"])
     if config.get("head_dim"):
         writer.add_key_length(config["head_dim"])
         writer.add_value_length(config["head_dim"])
@@ -83,9 +90,10 @@ def save_gguf(
     for name, values in read_state(directory).items():
         if config["tie_word_embeddings"] and name == "lm_head.weight":
             continue
-        paired = {"q_proj": heads, "k_proj": kv_heads} if arch == "llama" else {}
+        paired = {"q_proj": heads, "k_proj": kv_heads} if arch in PAIRED else {}
         count = paired.get(name.split(".")[-2])
         rows = pair_rows(values, count) if count else values
+        rows = rows + 1 if is_offset(arch, name) else rows
         form = gguf.GGMLQuantizationType[kind_of(name) if values.ndim > 1 else "F32"]
         known = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert known is not None, name
@@ -99,6 +107,33 @@ def save_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+PAIRED = ("llama", "smollm3")
+"""Architectures whose converter reorders the rows of queries and keys."""
+
+
+def is_offset(arch: str, name: str) -> bool:
+    """Tell whether a converter adds 1 to a tensor."""
+    return arch == "gemma3" and name.endswith("norm.weight")
+
+
+def add_rope(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
+    """Write the rope as converters do: of Gemma that of whole layers, of Phi-3 all divisors."""
+    rope = config["rope_parameters"]
+    if "full_attention" in rope:
+        rope = rope["full_attention"]
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if rope["rope_type"] == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope["factor"])
+    if rope["rope_type"] == "longrope":
+        size = 2 * len(rope["long_factor"])
+        writer.add_rope_dimension_count(size)
+        writer.add_rope_scaling_orig_ctx_len(config["original_max_position_embeddings"])
+        for name in ("long", "short"):
+            divisors = np.asarray(rope[f"{name}_factor"], np.float32)
+            writer.add_tensor(f"rope_factors_{name}.weight", divisors)
 
 
 HALVES = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q2_K": (80, 82), "IQ4_XS": (0,)}
@@ -164,7 +199,7 @@ def reference_state(path: Path) -> dict[str, np.ndarray]:
             continue
         values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
         values = values.reshape([int(size) for size in tensor.shape[::-1]])
-        count = heads.get(theirs[stem].split(".")[-1]) if arch == "llama" else None
+        count = heads.get(theirs[stem].split(".")[-1]) if arch in PAIRED else None
         if count:
             values = split_rows(values, count)
         state[f"{theirs[stem]}.{suffix}"] = np.ascontiguousarray(values, np.float32)

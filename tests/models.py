@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "smollm3", "gemma3")
 
 SMALL: dict[str, Any] = {
     "vocab_size": 100,
@@ -21,6 +21,14 @@ SMALL: dict[str, Any] = {
     "eos_token_id": 2,
 }
 
+OWN: dict[str, dict[str, Any]] = {
+    "qwen3": {"head_dim": 16},
+    "phi3": {"pad_token_id": 2, "rms_norm_eps": 1e-6},
+    "smollm3": {"pad_token_id": 2},
+    "gemma3": {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 24},
+}
+"""What families have beside SMALL."""
+
 
 def make_model(family: str, *, seed: int = 0, dtype: str = "float32", **overrides: Any) -> Any:
     """Return a transformers model: seeded weights of std 0.08, norms near 1, biases not zero."""
@@ -32,14 +40,16 @@ def make_model(family: str, *, seed: int = 0, dtype: str = "float32", **override
         "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
         "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
         "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+        "phi3": (transformers.Phi3Config, transformers.Phi3ForCausalLM),
+        "smollm3": (transformers.SmolLM3Config, transformers.SmolLM3ForCausalLM),
+        "gemma3": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM),
     }
     make_config, make = classes[family]
-    head_dim = {"head_dim": 16} if family == "qwen3" else {}
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = make(make_config(**{**SMALL, **head_dim, **overrides}))
+        model = make(make_config(**{**SMALL, **OWN.get(family, {}), **overrides}))
         for name, parameter in model.named_parameters():
-            center = 1.0 if "norm" in name else 0.0
+            center = 1.0 if "norm" in name and family != "gemma3" else 0.0
             torch.nn.init.normal_(parameter, center, 0.08)
     return model.to(getattr(torch, dtype)).eval()
 

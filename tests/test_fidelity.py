@@ -34,6 +34,24 @@ LLAMA3 = {
     }
 }
 LINEAR = {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}}
+LONG_ROPE = {
+    "original_max_position_embeddings": 64,
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.75,
+        "short_factor": [1.0 + i / 8 for i in range(24)],
+        "long_factor": [1.0 + i / 8 for i in range(24)],
+    },
+}
+LOCAL = {"layer_types": ["sliding_attention", "full_attention"], "query_pre_attn_scalar": 24}
+NOPE = {"num_hidden_layers": 3, "no_rope_layers": [1, 0, 1]}
+GEMMA_ROPES = {
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
+        "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+    },
+}
 
 
 def shape(
@@ -72,9 +90,18 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-mha": ("qwen3", shape(5, 5, 64, 100, 160, 107)),
     "qwen3-gqa2-tied": ("qwen3", shape(6, 3, 128, 144, 280, 129, **TIED)),
     "qwen3-gqa4-80": ("qwen3", shape(4, 1, 80, 136, 190, 149)),
+    "phi3-fused": ("phi3", shape(4, 4, 64, 256, 200, 107, sliding_window=40)),
+    "phi3-longrope": ("phi3", shape(4, 2, 64, 256, 222, 181, **LONG_ROPE, **TIED)),
+    "smollm3-nope": ("smollm3", shape(4, 1, 64, 128, 180, 140, **NOPE)),
+    "smollm3-biases": ("smollm3", shape(4, 2, 64, 128, 160, 99, **NOPE, **BIASED)),
+    "gemma3-windows": ("gemma3", shape(4, 1, 64, 128, 190, 171, sliding_window=33, **LOCAL)),
+    "gemma3-linear-rope": ("gemma3", shape(4, 2, 256, 96, 150, 211, **GEMMA_ROPES, **LOCAL)),
     "qwen3-gqa8": ("qwen3", shape(8, 1, 64, 96, 210, 1000, attention_bias=True)),
 }
 EVERY_DAY = (
+    "phi3-longrope",
+    "smollm3-nope",
+    "gemma3-windows",
     "llama-gqa4-80",
     "llama-biases-tied",
     "mistral-short-window",
@@ -198,3 +225,29 @@ def test_every_target_that_runs_here(each_target: str, tmp_path: Path) -> None:
                 load_exact(tmp_path / "model"), model, prompt, done.token_ids
             )
             assert steps == len(done.token_ids) and ties == 0
+
+
+def test_the_text_part_of_a_model_of_pictures(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    import transformers
+
+    own = shape(4, 1, 32, 64, 90, 111, **LOCAL)
+    text, exact = (make_model("gemma3", seed=5, **own) for _ in range(2))
+    vision = transformers.SiglipVisionConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
+    )
+    whole = transformers.Gemma3ForConditionalGeneration(
+        transformers.Gemma3Config(
+            text_config=text.config, vision_config=vision, image_token_index=110
+        )
+    ).eval()
+    whole.model.language_model.load_state_dict(text.model.state_dict())
+    whole.save_pretrained(tmp_path / "whole")
+    prompt = list(range(3, 60))
+    report = compile_model(
+        tmp_path / "whole", output=tmp_path / "app.dove", effort="none", weight_dtype="f32"
+    )
+    with load(report.path) as app:
+        (done,) = app.generate([prompt], max_tokens=24, ignore_eos=True)
+    steps, ties = count_agreement(exact.double(), text, prompt, done.token_ids)
+    assert steps == 24 and ties == 0

@@ -58,6 +58,10 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "vocab_size": 101,
         },
     ),
+    "gemma3-norms": (
+        "gemma3",
+        {**HEADS4, "head_dim": 16, "hidden_size": 64, "intermediate_size": 120},
+    ),
     "llama-biases-bf16": (
         "llama",
         {**HEADS4, "attention_bias": True, "mlp_bias": True, "dtype": "bfloat16"},

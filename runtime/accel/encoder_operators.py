@@ -6,7 +6,6 @@ decoders (`operators.py`); norms, rotations and means are computed in float32.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 
 import torch
@@ -15,6 +14,7 @@ import torch.nn.functional as F
 from dovetail.ir.encoder import EncoderSpec
 from dovetail.ir.tape import Entry
 from dovetail.runtime.accel.operators import (
+    ACTIVATIONS,
     Activation,
     bind_gated,
     bind_gather,
@@ -34,12 +34,6 @@ from dovetail.runtime.accel.tape import Bind, TorchTape, Work, array, integer, n
 
 LEAST_LENGTH = 1e-12
 """What rows are divided by at least, as the CPU's kernel has it."""
-
-ACTIVATIONS: Mapping[str, Activation] = {
-    "gelu": F.gelu,
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),
-    "tanh": torch.tanh,
-}
 
 
 def encoder_operators(spec: EncoderSpec) -> dict[str, Bind]:

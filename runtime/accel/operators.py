@@ -7,13 +7,14 @@ computed in float32 whatever activations are.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.ir.model import KV_BLOCK
+from dovetail.ir.model import KV_BLOCK, ModelSpec
 from dovetail.ir.tape import Entry, Slot, WeightRef
 from dovetail.runtime.accel.step import Attended, Step
 from dovetail.runtime.accel.tape import Bind, Rows, TorchTape, Work, array, integer, number
@@ -47,6 +48,18 @@ def bind_rmsnorm(tape: TorchTape, entry: Entry) -> Work:
     _, hidden, x, _, weight, eps, out, _ = entry.slots
     given = (integer(hidden),), tape.need(weight), number(eps)
     return bind_rows(tape, entry, (hidden, x, out), lambda x: F.rms_norm(x.float(), *given))
+
+
+def bind_rmsnorm_add(tape: TorchTape, entry: Entry) -> Work:
+    """Norm rows as `bind_rmsnorm` does, and add them to others."""
+    _, hidden, x, _, weight, eps, out, _ = entry.slots
+    size, scale = (integer(hidden),), tape.need(weight)
+    source, target = (tape.rows(slot, size[0], entry.m) for slot in (x, out))
+
+    def run(step: Step) -> None:
+        target(step).add_(F.rms_norm(source(step).float(), size, scale, number(eps)))
+
+    return run
 
 
 def bind_rows(
@@ -99,7 +112,7 @@ def bind_product(tape: TorchTape, weight: Slot, bias: Slot, n: int) -> Callable[
     return multiply
 
 
-def bind_gated(tape: TorchTape, entry: Entry, end: Activation = F.silu) -> Work:
+def bind_gated(tape: TorchTape, entry: Entry, end: Activation) -> Work:
     """Multiply by both halves of a weight: out = end(a G^T) * (a U^T)."""
     _, n, k, a, _, weight, _, bias, c, _ = entry.slots[:10]
     half = integer(n)
@@ -121,7 +134,7 @@ def bind_rope(tape: TorchTape, entry: Entry) -> Work:
     _, qkv, _, *dims, positions, cos, sin, q_norm, k_norm, eps, _, kpool, vpool = entry.slots
     n_q, n_kv, size, turned = map(integer, dims)
     rows = tape.rows(qkv, (n_q + 2 * n_kv) * size, entry.m)
-    turns = bind_turns(tape, entry, positions, (cos, sin))
+    turns = bind_turns(tape, entry, positions, (cos, sin)) if turned else None
     norms = [(tape.weight(q_norm), 0, n_q), (tape.weight(k_norm), n_q, n_q + n_kv)]
     small = number(eps)
     pools = (tape.layer(kpool), n_q + n_kv), (tape.layer(vpool), n_q + 2 * n_kv)
@@ -133,7 +146,8 @@ def bind_rope(tape: TorchTape, entry: Entry) -> Work:
             if weight is not None:
                 part = heads[:, first:last]
                 part.copy_(F.rms_norm(part.float(), (size,), weight, small))
-        turn_pairs(heads[:, : n_q + n_kv, :turned], *turns(step))
+        if turns is not None:
+            turn_pairs(heads[:, : n_q + n_kv, :turned], *turns(step))
         if stored := step.counts["n_stored"]:
             blocks, places, begun = slots(step)
             for pool, last in pools:
@@ -279,19 +293,31 @@ def _bind_collective(rows: Callable[[Step], Tensor], share: Callable[[Tensor], o
     return run
 
 
-DECODER: Mapping[str, Bind] = {
+ACTIVATIONS: Mapping[str, Activation] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "tanh": torch.tanh,
+}
+
+
+def decoder_operators(spec: ModelSpec) -> dict[str, Bind]:
+    """Return what a decoder's forward tape is made of."""
+    return {**_DECODER, "gate_up": partial(bind_gated, end=ACTIVATIONS[spec.activation])}
+
+
+_DECODER: Mapping[str, Bind] = {
     "embed": bind_embed,
     "rmsnorm": bind_rmsnorm,
+    "rmsnorm_add": bind_rmsnorm_add,
     "qkv": bind_linear,
     "rope_store": bind_rope,
     "prefill_attention": bind_prefill,
     "decode_attention": bind_decode,
     "o": bind_linear,
-    "gate_up": bind_gated,
     "down": bind_linear,
     "gather_rows": bind_gather,
     "head": bind_linear,
     ALL_REDUCE: bind_sum,
     ALL_GATHER: bind_gather_columns,
 }
-"""What every decoder's forward tape is made of."""

@@ -21,7 +21,7 @@ import torch
 
 from dovetail.ir.model import KV_BLOCK
 from dovetail.ir.tape import BufferRef, Entry, IntConst, KvRef, Tape, WeightRef
-from dovetail.runtime.accel.operators import DECODER
+from dovetail.runtime.accel.operators import decoder_operators
 from dovetail.runtime.accel.orders import BatchOrder, BatchSizes, order_batch, unpack_arrays
 from dovetail.runtime.accel.recorder import Recorder, pad_arrays, padded_rows
 from dovetail.runtime.accel.sampling import choose_tokens
@@ -135,7 +135,7 @@ class SubBatch:
         self.buffers = StepBuffers(device.host, spec, tokens, sequences)
         twins = {name: device.twin(array) for name, array in self.buffers.arrays.items()}
         self.step = Step(self.buffers.arrays, twins)
-        self.forward = TorchTape(model, DECODER)
+        self.forward = TorchTape(model, decoder_operators(spec))
         self.attention = [tape.segment(f"attn({i})") for i in range(spec.n_layers)]
         starts = [0, *(span.stop for span in self.attention)]
         stops = [*(span.start for span in self.attention), len(tape.entries)]

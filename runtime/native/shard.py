@@ -426,7 +426,9 @@ def _collect(place: _Place, op: str, matrix: tuple[str, str, str], *counts: Slot
 
 
 def _shift(ref: Slot, elements: int) -> Slot:
-    """Return a reference to float32 values so many elements on."""
+    """Return a reference to float32 values so many elements on, null as it was."""
+    if isinstance(ref, WeightRef) and ref.name is None:
+        return ref
     assert isinstance(ref, BufferRef | ArgRef)
     return replace(ref, offset=ref.offset + elements * _F32)
 

@@ -38,7 +38,53 @@ def test_families(family, options, tmp_path):
     if family == "mistral":  # the file says llama, which computes the same without a window
         assert ours.family == "llama"
         ours = replace(ours, family="mistral")
+    if family == "gemma3":  # whose files have norms as they multiply
+        assert (ours.norm_offset, wanted.norm_offset) == (0.0, 1.0)
+        ours = replace(ours, norm_offset=1.0)
     assert ours == wanted
+
+
+def test_gemmas_ropes_and_layers(tmp_path):
+    ropes = {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+    }
+    ours, wanted = both(tmp_path, "gemma3", num_hidden_layers=13, rope_parameters=ropes)
+    assert replace(ours, norm_offset=1.0) == wanted
+    assert [i for i in range(13) if not ours.layer_window(i)] == [5, 11]
+    assert ours.rope.factor == 8.0 and ours.local_rope.theta == 10000.0
+
+
+def test_a_rope_on_some_layers(tmp_path):
+    ours, wanted = both(tmp_path, "smollm3", num_hidden_layers=9)
+    assert ours == wanted
+    assert [i for i in range(9) if not ours.layer_rope(i)[1]] == [3, 7]
+
+
+@pytest.mark.parametrize("context", [64, 65])
+def test_divisors_of_phi_3(context, tmp_path):
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.75,
+        "short_factor": [1.0 + i for i in range(6)],
+        "long_factor": [2.0 + i for i in range(6)],
+    }
+    options = {"rope_parameters": rope, "original_max_position_embeddings": 64}
+    folder = save_model(tmp_path / "m", "phi3", **options)
+    path = save_gguf(tmp_path / "m.gguf", folder)
+    ours, wanted = (read_model_spec(m, max_context=context).rope for m in (path, folder))
+    assert ours == wanted and ours.rotary_dim == 12
+    assert ours.divisors[0] == (1.0 if context == 64 else 2.0)
+
+
+def test_a_list_of_divisors_that_is_missing_is_named(tmp_path):
+    with pytest.raises(SpecError, match=r"rope_factors_short\.weight is no vector of 8 values"):
+        both(
+            tmp_path,
+            "phi3",
+            lambda w: w.add_tensor("rope_factors_long.weight", np.ones(8, np.float32)),
+        )
 
 
 def test_biases(tmp_path):
@@ -173,10 +219,10 @@ def test_other_architectures_are_named(tmp_path):
     folder = save_model(tmp_path / "m", "llama")
 
     def change(writer):
-        writer.kv_data[0]["general.architecture"].value = "gemma3"
+        writer.kv_data[0]["general.architecture"].value = "gemma2"
 
     path = save_gguf(tmp_path / "m.gguf", folder, change=change)
-    with pytest.raises(SpecError, match=r"'gemma3' is not supported; supported: llama, qwen2, qw"):
+    with pytest.raises(SpecError, match=r"'gemma2' is not supported; supported: llama, qwen2, qw"):
         read_model_spec(path)
 
 

@@ -8,7 +8,7 @@ import pytest
 from dovetail.compiler.model_source import open_model
 from dovetail.compiler.model_spec import read_generation_defaults, read_model_spec
 from dovetail.ir.errors import SpecError
-from tests.models import FAMILIES, SMALL, save_model
+from tests.models import FAMILIES, OWN, SMALL, save_model
 
 
 @pytest.fixture(scope="module")
@@ -35,10 +35,11 @@ def test_every_family(family, tied, tmp_path):
     spec = read_model_spec(path)
     assert (spec.family, spec.tied_head) == (family, tied)
     assert (spec.vocab_size, spec.hidden_size, spec.intermediate_size) == (100, 64, 120)
-    assert (spec.n_layers, spec.n_heads, spec.n_kv_heads, spec.head_dim) == (2, 4, 2, 16)
+    head_dim = OWN.get(family, {}).get("head_dim", 16)
+    assert (spec.n_layers, spec.n_heads, spec.n_kv_heads, spec.head_dim) == (2, 4, 2, head_dim)
     assert (spec.max_position, spec.max_context, spec.norm_eps) == (512, 512, 1e-6)
     assert spec.attention_bias == (family == "qwen2")
-    assert spec.qk_norm == (family == "qwen3")
+    assert spec.qk_norm == (family in ("qwen3", "gemma3"))
     assert not (spec.output_bias or spec.mlp_bias)
     assert (spec.weight_dtype, spec.checkpoint_dtype, spec.kv_dtype) == ("f32", "f32", "f32")
     assert (spec.bos_token_id, spec.eos_token_ids) == (1, (2,))
@@ -152,7 +153,7 @@ BAD_VALUES = [
     ("tie_word_embeddings", "yes", "tie_word_embeddings"),
     ("attention_bias", True, "q_proj.bias"),
     ("quantization_config", {"bits": 4}, "quant"),
-    ("rope_parameters", {"rope_type": "longrope"}, "longrope"),
+    ("rope_parameters", {"rope_type": "longrope"}, "short_factor is null"),
     ("rope_parameters", {"rope_type": "linear", "factor": math.nan}, "factor is nan"),
     ("rope_parameters", {"rope_theta": -3.0}, "rope_theta"),
     ("rope_parameters", {"full_attention": {"rope_type": "default"}}, "layer types"),

@@ -53,6 +53,30 @@ def test_tables_equal_transformers(kind, theta, head_dim, tmp_path):
         np.testing.assert_allclose(got, want, atol=1e-4)
 
 
+@pytest.mark.parametrize("context", [64, 200])
+def test_longrope_has_divisors_of_the_context(context, tmp_path):
+    """Those of training up to its length, as transformers has them for texts as long."""
+    torch = pytest.importorskip("torch")
+    from transformers import AutoConfig
+    from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
+
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.75,
+        "short_factor": [1.0 + i / 7 for i in range(24)],
+        "long_factor": [1.5 + i for i in range(24)],
+    }
+    shape = {"hidden_size": 256, "original_max_position_embeddings": 64}
+    path = save_model(tmp_path / "m", "phi3", rope_parameters=rope, **shape)
+    spec = read_model_spec(path, max_context=context)
+    reference = Phi3RotaryEmbedding(AutoConfig.from_pretrained(path))
+    wanted = reference(torch.zeros(1), torch.arange(context)[None])
+    for got, want in zip(rope_tables(spec.rope, context), wanted, strict=True):
+        assert got.shape == (context, 24)
+        np.testing.assert_allclose(got, want[0, :, :24].numpy(), atol=1e-4)
+
+
 @pytest.mark.parametrize(
     "theta", ["0", "-10000.0", "NaN", "Infinity", "-Infinity", "1" + "0" * 400]
 )

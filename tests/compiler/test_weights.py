@@ -39,15 +39,42 @@ def pack(path, target, **options):
     return spec, {e.name: e for e in entries}, chunks
 
 
+NORMS = (
+    (("input_norm", "input_layernorm", 1), ("post_norm", "post_attention_layernorm", 1)),
+    (
+        ("input_norm", "input_layernorm", 1),
+        ("attention_norm", "post_attention_layernorm", 1 / 8),  # a stream of 64 values
+        ("post_norm", "pre_feedforward_layernorm", 1),
+        ("mlp_norm", "post_feedforward_layernorm", 1 / 8),
+    ),
+)
+"""(ours, theirs, scale), and those of models with norms of branches."""
+
+
+def parts_apart(state):
+    """Yield tensors, those of several parts in one (Phi-3) cut into them."""
+    for name, values in state.items():
+        if "qkv_proj" in name:
+            for part, rows in zip("qkv", np.split(values, [128, 192]), strict=True):
+                yield name.replace("qkv", part), rows
+        elif "gate_up" in name:
+            for part, rows in zip(("gate", "up"), np.split(values, 2), strict=True):
+                yield name.replace("gate_up", part), rows
+        else:
+            yield name, values
+
+
 @pytest.mark.parametrize("chunk_bytes", [4 << 20, 10_000])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_packed_weights_are_the_checkpoints(family, chunk_bytes, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "CHUNK_BYTES", chunk_bytes)
-    bias = {"attention_bias": True, "mlp_bias": True} if family == "llama" else {}
-    path = save_model(tmp_path / "m", family, head_dim=32, **bias)
+    options = {"head_dim": 32, "tie_word_embeddings": False}
+    if family == "llama":
+        options |= {"attention_bias": True, "mlp_bias": True}
+    path = save_model(tmp_path / "m", family, **options)
     spec, entries, _ = pack(path, tmp_path / "w")
-    model = make_model(family, head_dim=32, **bias).state_dict()
-    state = {name: value.numpy() for name, value in model.items()}
+    model = make_model(family, **options).state_dict()
+    state = dict(parts_apart({name: value.numpy() for name, value in model.items()}))
     got = {name: read_packed(tmp_path / "w", entry) for name, entry in entries.items()}
 
     def stacked(pattern, parts, kind="weight"):
@@ -59,23 +86,22 @@ def test_packed_weights_are_the_checkpoints(family, chunk_bytes, tmp_path, monke
     assert all(name.endswith("_bias") or name in ("q_norm", "k_norm") for name in extra)
     np.testing.assert_array_equal(got["embed"], state["model.embed_tokens.weight"])
     np.testing.assert_array_equal(got["head"], state["lm_head.weight"])
-    np.testing.assert_array_equal(got["final_norm"][:, 0], state["model.norm.weight"])
+    plus = 1 if family == "gemma3" else 0
+    np.testing.assert_array_equal(got["final_norm"][:, 0], state["model.norm.weight"] + plus)
     np.testing.assert_array_equal(got["layers.1.qkv"], stacked("self_attn.{}_proj", "qkv"))
     np.testing.assert_array_equal(got["layers.1.o"], stacked("self_attn.{}_proj", "o"))
     np.testing.assert_array_equal(got["layers.1.down"], stacked("mlp.{}_proj", ["down"]))
     for side, name in enumerate(("gate", "up")):
         pair = got["layers.1.gate_up"][side]
         np.testing.assert_array_equal(pair, stacked("mlp.{}_proj", [name]))
-    for name, source in (
-        ("input_norm", "input_layernorm"),
-        ("post_norm", "post_attention_layernorm"),
-    ):
-        np.testing.assert_array_equal(got[f"layers.1.{name}"][:, 0], stacked(source, [""]))
+    for name, source, times in NORMS[family == "gemma3"]:
+        norm = (stacked(source, [""]) + plus) * np.float32(times)
+        np.testing.assert_array_equal(got[f"layers.1.{name}"][:, 0], norm)
     assert ("layers.1.qkv_bias" in got) == (family in ("llama", "qwen2"))
     if "layers.1.qkv_bias" in got:
         bias = stacked("self_attn.{}_proj", "qkv", "bias")
         np.testing.assert_array_equal(got["layers.1.qkv_bias"][:, 0], bias)
-    assert ("layers.1.q_norm" in got) == (family == "qwen3")
+    assert ("layers.1.q_norm" in got) == (family in ("qwen3", "gemma3"))
     if family == "llama":
         panels = got["layers.1.gate_up_bias"].reshape(-1, 2, 16)
         for side, name in enumerate(("gate", "up")):

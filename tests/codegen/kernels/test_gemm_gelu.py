@@ -15,6 +15,7 @@ from dovetail.codegen.targets import TARGETS, host_features, runs_on
 from dovetail.compiler.schedules import (
     ACTIVATED,
     GEGLU,
+    GEGLU_TANH,
     built_tiles,
     gemm_requests,
     kernel_name,
@@ -99,8 +100,10 @@ def call(
         built[f"dt_entry_{kernel}"](slots, row, ctypes.c_int64(tid), ctypes.c_int64(2))
 
 
-def gated_product(target: str, dtype: str, m: int, n: int, k: int, **schedule: int) -> None:
-    """Run GELU of one weight's product times another's, with biases, and compare."""
+def gated_product(
+    target: str, kind: str, dtype: str, m: int, n: int, k: int, **schedule: int
+) -> None:
+    """Run a GELU of one weight's product times another's, with biases, and compare."""
     random = np.random.default_rng(m * n + k)
     a = random.standard_normal((m, k), np.float32)
     pair = random.standard_normal((2, n, k), np.float32) * np.float32(k**-0.5)
@@ -113,22 +116,26 @@ def gated_product(target: str, dtype: str, m: int, n: int, k: int, **schedule: i
     ordered = np.ascontiguousarray(padded.reshape(2, -1, 16).swapaxes(0, 1))
     stride = FORMATS[dtype].panel_elements(k)
     out = np.full((m, n + 3), 7, np.float32)
-    built, name = library(target, GEGLU, dtype)
+    built, name = library(target, kind, dtype)
     given = (m, n, k, a, k, packed, stride, ordered, out, n + 3)
     call(built, name, given, **schedule)
     gate, up = (
         a.astype(np.float64) @ half.T.astype(np.float64) + bias
         for half, bias in zip(exact, biases, strict=True)
     )
-    np.testing.assert_allclose(out[:, :n], wanted("gelu", gate) * up, rtol=2e-5, atol=2e-5)
+    act = "gelu" if kind == GEGLU else "gelu_tanh"
+    np.testing.assert_allclose(out[:, :n], wanted(act, gate) * up, rtol=2e-5, atol=2e-5)
     assert (out[:, n:] == 7).all()
 
 
-@pytest.mark.parametrize(("target", "dtype"), share(in_turns(NATIVE, [("bf16",), ("f32",)]), 4))
-def test_a_gelu_is_a_gate(target: str, dtype: str) -> None:
+GATES = [(GEGLU, "bf16"), (GEGLU_TANH, "f32"), (GEGLU, "f32")]
+
+
+@pytest.mark.parametrize(("target", "kind", "dtype"), share(in_turns(NATIVE, GATES), 4))
+def test_a_gelu_is_a_gate(target: str, kind: str, dtype: str) -> None:
     for m, n, k in ((1, 16, 16), (5, 37, 48), (19, 130, 70)):
-        gated_product(target, dtype, m, n, k, m_tile=3, grid_n=2)
-        gated_product(target, dtype, m, n, k, m_tile=2, block_m=4, block_n=1)
+        gated_product(target, kind, dtype, m, n, k, m_tile=3, grid_n=2)
+        gated_product(target, kind, dtype, m, n, k, m_tile=2, block_m=4, block_n=1)
 
 
 @pytest.mark.parametrize(("target", "kind", "dtype"), share(in_turns(NATIVE, CASES), 3))

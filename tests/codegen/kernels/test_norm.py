@@ -24,6 +24,19 @@ def test_rows_are_normed_whatever_the_thread_count(native: Runner, nth: int) -> 
             check(native, t, h, nth)
 
 
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_a_normed_row_is_added_to_what_is_there(native: Runner, nth: int) -> None:
+    rng = np.random.default_rng(nth)
+    for t, h in ((1, 100), (2, 16), (5, 77)):
+        x, there = (rng.standard_normal((t, h + 3)).astype(np.float32) for _ in range(2))
+        w = rng.standard_normal(h).astype(np.float32)
+        out = there.copy()
+        native("rmsnorm_add", t, h, x, h + 3, w, 1e-5, out, h + 3, nth=nth)
+        wanted = there[:, :h] + rmsnorm(x[:, :h], w, 1e-5)
+        np.testing.assert_allclose(out[:, :h], wanted, rtol=3e-6, atol=2e-6)
+        assert (out[:, h:] == there[:, h:]).all()
+
+
 def test_every_column_edge(any_runner: Runner) -> None:
     for h in edges(any_runner.lanes, 4 * any_runner.lanes):
         check(any_runner, 2, h, 3)

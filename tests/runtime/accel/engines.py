@@ -34,8 +34,8 @@ SLOW = Figure(6e7, "of this test: products and attention of a layer take millise
 LIMITS = {"max_num_batched_tokens": 64, "max_num_seqs": 64}
 
 
-def make_artifact(folder: Path, **heads: int) -> Path:
-    save_model(folder / "model", "llama", **heads)
+def make_artifact(folder: Path, family: str = "llama", **heads: int) -> Path:
+    save_model(folder / "model", family, **heads)
     options = {
         "effort": "none",
         "max_step_tokens": 64,

@@ -1,0 +1,165 @@
+"""Families of decoders: what an architecture fixes, and how its config.json tells the rest.
+
+In: a config.json. Out: a `Family`, and which layers have windows and ropes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dovetail.compiler.config import Config
+from dovetail.compiler.rope import FULL, MAX_POSITION, SLIDING
+
+PATTERN = 6
+"""Gemma 3: of so many layers one has no window."""
+
+Windows = Callable[[Config, int], tuple[int, tuple[bool, ...]]]
+"""(config, layers) to the window, 0 for none, and in which layers it applies, () in all."""
+RopeLayers = Callable[[Config, int], tuple[bool, ...]]
+"""(config, layers) to whether each turns queries and keys, () for all."""
+
+
+# ---- windows ----
+
+
+def _no_window(_config: Config, _n_layers: int) -> tuple[int, tuple[bool, ...]]:
+    return 0, ()
+
+
+def _whole_window(config: Config, _n_layers: int) -> tuple[int, tuple[bool, ...]]:
+    """Phi-3: one window for all layers, absent or null for none."""
+    return _window(config), ()
+
+
+def _mistral_window(config: Config, n_layers: int) -> tuple[int, tuple[bool, ...]]:
+    """Mistral: the same, but absent stands for 4096."""
+    if "sliding_window" not in config.values:
+        return 4096, ()
+    return _whole_window(config, n_layers)
+
+
+def _layer_windows(config: Config, n_layers: int) -> tuple[int, tuple[bool, ...]]:
+    """Qwen: a window on the layers named in layer_types, or on those from max_window_layers on."""
+    if not config.flag("use_sliding_window"):
+        return 0, ()
+    first = config.integer("max_window_layers", 0, MAX_POSITION, 28)
+    return _window(config), _sliding(config, n_layers, lambda layer: layer >= first)
+
+
+def _gemma_windows(config: Config, n_layers: int) -> tuple[int, tuple[bool, ...]]:
+    """Gemma 3: a window on the layers named in layer_types, or on all but each sixth."""
+    each = config.integer("sliding_window_pattern", 1, 1024, PATTERN)
+    window = config.integer("sliding_window", 1, MAX_POSITION, 4096)
+    return window, _sliding(config, n_layers, lambda layer: (layer + 1) % each != 0)
+
+
+def _smollm_windows(config: Config, n_layers: int) -> tuple[int, tuple[bool, ...]]:
+    """SmolLM3: none; its code has one for layers without rope, which no published model uses."""
+    if config.flag("use_sliding_window") and config.has("sliding_window"):
+        raise config.fail("use_sliding_window", "but only false is supported")
+    return 0, ()
+
+
+def _sliding(config: Config, n_layers: int, default: Callable[[int], bool]) -> tuple[bool, ...]:
+    """Return for each layer whether it has the window, as layer_types or `default` tells."""
+    kinds = config.texts("layer_types")
+    if not kinds:
+        return tuple(map(default, range(n_layers)))
+    if len(kinds) != n_layers or not set(kinds) <= {FULL, SLIDING}:
+        raise config.fail("layer_types", f"but must name {FULL} or {SLIDING} {n_layers} times")
+    return tuple(kind == SLIDING for kind in kinds)
+
+
+def _window(config: Config) -> int:
+    if not config.has("sliding_window"):
+        return 0
+    return config.integer("sliding_window", 1, MAX_POSITION)
+
+
+# ---- ropes ----
+
+
+def _all_layers(_config: Config, _n_layers: int) -> tuple[bool, ...]:
+    return ()
+
+
+def _smollm_ropes(config: Config, n_layers: int) -> tuple[bool, ...]:
+    """SmolLM3: layers without a rope (NoPE) are 0 in no_rope_layers, else each fourth."""
+    listed = config.values.get("no_rope_layers")
+    if listed is None:
+        each = config.integer("no_rope_layer_interval", 1, 1024, 4)
+        return tuple((layer + 1) % each != 0 for layer in range(n_layers))
+    if not isinstance(listed, list) or len(listed) != n_layers or not set(listed) <= {0, 1}:
+        raise config.fail("no_rope_layers", f"but must be a list of {n_layers} times 0 or 1")
+    return tuple(map(bool, listed))
+
+
+# ---- families ----
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What an architecture fixes: defaults of config.json keys and which parts it has at all.
+
+    `attention_bias`: True or False where the architecture decides, None where config.json does
+    (for q, k, v and o alike). theta: base of the rope, where config.json has none. partial: ropes
+    may turn a part of each head. local_rope: layers with a window have a rope of their own.
+    query_scalar: queries are scaled by query_pre_attn_scalar. scaled: the stream begins with
+    embeddings times sqrt(hidden_size). norm_offset: what its code adds to weights of RMSNorms.
+    """
+
+    name: str
+    attention_bias: bool | None = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    windows: Windows = _no_window
+    rope_layers: RopeLayers = _all_layers
+    local_rope: bool = False
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    tied: bool = False
+    theta: float = 10000.0
+    partial: bool = False
+    activation: str = "silu"
+    query_scalar: bool = False
+    branch_norms: bool = False
+    scaled: bool = False
+    norm_offset: float = 0.0
+
+
+FAMILIES: dict[str, Family] = {
+    "LlamaForCausalLM": Family("llama", attention_bias=None, mlp_bias=True),
+    "MistralForCausalLM": Family("mistral", windows=_mistral_window, kv_heads=8),
+    "Qwen2ForCausalLM": Family("qwen2", attention_bias=True, windows=_layer_windows),
+    "Qwen3ForCausalLM": Family(
+        "qwen3", attention_bias=None, qk_norm=True, windows=_layer_windows, head_dim=128
+    ),
+    "Phi3ForCausalLM": Family("phi3", windows=_whole_window, partial=True),
+    "SmolLM3ForCausalLM": Family(
+        "smollm3",
+        attention_bias=None,
+        mlp_bias=True,
+        windows=_smollm_windows,
+        rope_layers=_smollm_ropes,
+        kv_heads=4,
+        tied=True,
+        theta=2e6,
+    ),
+    "Gemma3ForCausalLM": Family(
+        "gemma3",
+        attention_bias=None,
+        qk_norm=True,
+        windows=_gemma_windows,
+        local_rope=True,
+        kv_heads=4,
+        head_dim=256,
+        tied=True,
+        theta=1e6,
+        activation="gelu_tanh",
+        query_scalar=True,
+        branch_norms=True,
+        scaled=True,
+        norm_offset=1.0,
+    ),
+}

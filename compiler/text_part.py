@@ -1,0 +1,56 @@
+"""The language model inside a model of pictures and text, as if it had been saved alone.
+
+In: config.json and tensors of the whole. Out: those of its text part; others pass unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from dovetail.compiler.checkpoint import Checkpoint
+from dovetail.compiler.config import Config
+
+_PARTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "Gemma3ForConditionalGeneration": (
+        "Gemma3ForCausalLM",
+        {
+            "vocab_size": 262208,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "max_position_embeddings": 131072,
+        },
+    ),
+}
+"""Architecture to that of its text part, and what its text_config may leave out."""
+_STOPS = ("bos_token_id", "eos_token_id")
+_PREFIXES = {"model.language_model.": "model.", "language_model.": ""}
+"""Where tensors of the text part lie, by version of transformers."""
+_OTHERS = ("vision_tower.", "multi_modal_projector.")
+
+
+def text_config(config: Config) -> Config:
+    """Return the configuration of a text part, or `config` where it is of text alone."""
+    known = [_PARTS[name] for name in config.texts("architectures") if name in _PARTS]
+    if not known:
+        return config
+    (name, defaults), part = known[0], config.section("text_config")
+    given = {key: value for key, value in part.values.items() if value is not None}
+    stops = {key: config.values[key] for key in _STOPS if config.has(key)}
+    return Config(part.name, {**defaults, **given, **stops, "architectures": [name]})
+
+
+def text_tensors(checkpoint: Checkpoint) -> Checkpoint:
+    """Return the tensors of a text part, by the names that they would have alone."""
+    if not any(name.startswith(tuple(_PREFIXES)) for name in checkpoint.tensors):
+        return checkpoint
+    tensors = {}
+    for name, info in checkpoint.tensors.items():
+        if name.removeprefix("model.").startswith(_OTHERS):
+            continue
+        prefix = next((prefix for prefix in _PREFIXES if name.startswith(prefix)), "")
+        own = _PREFIXES.get(prefix, "") + name.removeprefix(prefix)
+        tensors[own] = replace(info, name=own)
+    return replace(checkpoint, tensors=tensors)

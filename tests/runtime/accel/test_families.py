@@ -1,0 +1,21 @@
+"""Families whose layers differ from Llama's give the same tokens on torch's CPU device."""
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from dovetail.runtime.app import load
+from tests.runtime.accel.engines import ASKED, PROMPTS, make_artifact, two_pools
+
+
+@pytest.mark.parametrize("family", ["phi3", "smollm3", "gemma3"])
+def test_a_device_gives_the_tokens_of_the_cpu(family: str, tmp_path: Path) -> None:
+    path = make_artifact(tmp_path, family)
+    with load(path, kv_blocks=200) as app:
+        wanted = [done.token_ids for done in app.generate(PROMPTS, **ASKED)]
+    for offload in ("off", "full"):
+        with two_pools(path, 200, 200, offload=offload) as (app, plans):
+            assert [done.token_ids for done in app.generate(PROMPTS, **ASKED)] == wanted
+            assert plans

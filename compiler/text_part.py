@@ -11,9 +11,12 @@ from typing import Any
 
 from dovetail.compiler.checkpoint import Checkpoint
 from dovetail.compiler.config import Config
+from dovetail.ir.errors import SpecError
 
-_PARTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+_PARTS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
+    "Mistral3ForConditionalGeneration": ("mistral", "MistralForCausalLM", {}),
     "Gemma3ForConditionalGeneration": (
+        "gemma3_text",
         "Gemma3ForCausalLM",
         {
             "vocab_size": 262208,
@@ -24,7 +27,7 @@ _PARTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         },
     ),
 }
-"""Architecture to that of its text part, and what its text_config may leave out."""
+"""Architecture to the model_type and architecture of its text part, and what that may leave out."""
 _STOPS = ("bos_token_id", "eos_token_id")
 _PREFIXES = {"model.language_model.": "model.", "language_model.": ""}
 """Where tensors of the text part lie, by version of transformers."""
@@ -36,7 +39,9 @@ def text_config(config: Config) -> Config:
     known = [_PARTS[name] for name in config.texts("architectures") if name in _PARTS]
     if not known:
         return config
-    (name, defaults), part = known[0], config.section("text_config")
+    (kind, name, defaults), part = known[0], config.section("text_config")
+    if (found := part.text("model_type", kind)) != kind:
+        raise SpecError(f"{part.name}: model_type {found!r} is not supported, only {kind}")
     given = {key: value for key, value in part.values.items() if value is not None}
     stops = {key: config.values[key] for key in _STOPS if config.has(key)}
     return Config(part.name, {**defaults, **given, **stops, "architectures": [name]})

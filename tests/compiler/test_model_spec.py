@@ -189,3 +189,24 @@ def test_missing_directory_and_config(tmp_path):
 def test_small_config_is_what_transformers_wrote(llama):
     written = json.loads((llama / "config.json").read_text())
     assert {k: written[k] for k in SMALL} == SMALL
+
+
+@pytest.mark.parametrize(
+    ("architecture", "kind", "wanted"),
+    [
+        ("Mistral3ForConditionalGeneration", "mistral", "mistral"),
+        ("Gemma3ForConditionalGeneration", "gemma3_text", "gemma3"),
+    ],
+)
+def test_the_text_part_of_a_model_of_pictures(architecture, kind, wanted, tmp_path):
+    folder = save_model(tmp_path / "m", wanted)
+    config = json.loads((folder / "config.json").read_text())
+    whole = {"architectures": [architecture], "eos_token_id": [2, 7], "text_config": config}
+    (folder / "config.json").write_text(json.dumps(whole))
+    (folder / "generation_config.json").unlink()
+    spec = read_model_spec(folder)
+    assert (spec.family, spec.eos_token_ids) == (wanted, (2, 7))
+    whole["text_config"] = config | {"model_type": "other"}
+    (folder / "config.json").write_text(json.dumps(whole))
+    with pytest.raises(SpecError, match=f"model_type 'other' is not supported, only {kind}"):
+        read_model_spec(folder)

@@ -31,8 +31,8 @@ from dovetail.codegen.shared import share_kernels
 from dovetail.codegen.targets import TARGETS, get_target, host_target
 from dovetail.compiler.model_spec import KV_DTYPES
 from dovetail.compiler.schedules import (
-    DECODER_KINDS,
-    GEGLU_TANH,
+    GATES,
+    LINEAR,
     PANEL_COUNTS,
     GemmOp,
     gemm_requests,
@@ -50,8 +50,6 @@ DTYPES = {"W": tuple(FORMATS), "KV": KV_DTYPES, "ACT": ("tanh",)}
 """What a family's dtype parameter may be."""
 FEWER = {"embed": ("f32", "bf16", "f16"), "embed_sum": ("f32", "bf16")}
 """Families that take fewer: quantised rows are packed, an encoder's words are floats."""
-COMMON_KINDS = tuple(kind for kind in PANEL_COUNTS if kind != GEGLU_TANH)
-"""Products of float weights; Gemma's gate is built when such a model is compiled."""
 COMMON_HEADS = {64: (1, 2, 3, 4, 7, 8), 80: (1,), 96: (1, 3), 128: range(1, 9), 256: (1, 2, 4)}
 COMMON_KV = ("f32", "bf16")
 ROUNDED = HeadShape(64, 1, rounded=True)
@@ -78,7 +76,7 @@ def rule_kernels(target: Target) -> tuple[KernelRequest, ...]:
 
 def _products(target: Target) -> Iterator[KernelRequest]:
     for dtype in FORMATS:
-        for kind in DECODER_KINDS if is_quantised(dtype) else COMMON_KINDS:
+        for kind in (LINEAR, *GATES.values()) if is_quantised(dtype) else PANEL_COUNTS:
             op = GemmOp("", kind, 1, 1, dtype)
             named = {op.kernel(target, tile) for tile in rule_tiles(op, target)}
             yield from (r for r in gemm_requests((dtype,), target, (kind,)) if r.name in named)

@@ -256,7 +256,8 @@ def model_kernels(spec: Spec, target: Target) -> tuple[KernelRequest, ...]:
         return tuple(kernel_request(f, target, dtypes.get(f)) for f in ENCODER_FAMILIES)
     stored = spec.weight_format("head" if spec.tied_head else "embed")
     table = "embed_packed" if spec.tied_head or is_quantised(stored) else "embed"
-    families = [table, *(family for family in KERNELS if not family.startswith("embed"))]
+    unused = () if spec.branch_norms else ("rmsnorm_add",)
+    families = [table, *(f for f in KERNELS if not f.startswith("embed") and f not in unused)]
     dtypes = {"W": stored, "KV": spec.kv_dtype}
     heads = head_shape(spec)
     return tuple(

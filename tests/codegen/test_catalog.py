@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from dovetail.codegen.catalog import (
     DTYPE_PARAMETER,
@@ -76,3 +77,5 @@ def test_a_model_gets_the_kernels_its_tapes_call() -> None:
     assert {"embed_bf16", "rmsnorm", "rope_store_f32", "decode_attention_merge_f32"} <= names
     assert "embed_packed_bf16" not in names
     assert len(names) == 8
+    normed = model_kernels(replace(SPEC, branch_norms=True), target)
+    assert {r.name for r in normed} == names | {"rmsnorm_add"}

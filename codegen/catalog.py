@@ -41,6 +41,7 @@ KERNELS: dict[str, str] = {
     "gather_rows": "embed",
     "rmsnorm": "norm",
     "rmsnorm_add": "norm",
+    "scaled_add": "norm",
     "rope_store": "rope",
     "prefill_attention": "attention_prefill",
     "decode_attention": "attention_decode",
@@ -256,8 +257,9 @@ def model_kernels(spec: Spec, target: Target) -> tuple[KernelRequest, ...]:
         return tuple(kernel_request(f, target, dtypes.get(f)) for f in ENCODER_FAMILIES)
     stored = spec.weight_format("head" if spec.tied_head else "embed")
     table = "embed_packed" if spec.tied_head or is_quantised(stored) else "embed"
-    unused = () if spec.branch_norms else ("rmsnorm_add",)
-    families = [table, *(f for f in KERNELS if not f.startswith("embed") and f not in unused)]
+    used = {"rmsnorm_add": spec.branch_norms, "scaled_add": spec.branch_scale != 1.0}
+    others = (f for f in KERNELS if not f.startswith("embed") and used.get(f, True))
+    families = [table, *others]
     dtypes = {"W": stored, "KV": spec.kv_dtype}
     heads = head_shape(spec)
     return tuple(

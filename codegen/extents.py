@@ -35,6 +35,7 @@ ROWS = {"x": "rows(T, ldx, H)", "w": "H", "out": "rows(T, ldo, H)"}
 EXTENTS: dict[str, dict[str, str]] = {
     "rmsnorm": ROWS,
     "rmsnorm_add": ROWS,
+    "scaled_add": ROWS,
     "embed": {"ids": "T", "out": "rows(T, ldo, H)"},
     "embed_packed": {"ids": "T", "out": "rows(T, ldo, H)"},
     "gather_rows": {"rows": "R", "out": "rows(R, ldo, H)"},

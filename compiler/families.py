@@ -105,8 +105,9 @@ class Family:
     `attention_bias`: True or False where the architecture decides, None where config.json does
     (for q, k, v and o alike). theta: base of the rope, where config.json has none. partial: ropes
     may turn a part of each head. local_rope: layers with a window have a rope of their own.
-    query_scalar: queries are scaled by query_pre_attn_scalar. scaled: the stream begins with
-    embeddings times sqrt(hidden_size). norm_offset: what its code adds to weights of RMSNorms.
+    query_scalar: scores are scaled by query_pre_attn_scalar, embeddings by sqrt(hidden_size).
+    multipliers: config.json tells what scales scores, embeddings, branches and logits.
+    norm_offset: what its code adds to weights of RMSNorms.
     """
 
     name: str
@@ -124,7 +125,7 @@ class Family:
     activation: str = "silu"
     query_scalar: bool = False
     branch_norms: bool = False
-    scaled: bool = False
+    multipliers: bool = False
     norm_offset: float = 0.0
 
 
@@ -135,6 +136,7 @@ FAMILIES: dict[str, Family] = {
     "Qwen3ForCausalLM": Family(
         "qwen3", attention_bias=None, qk_norm=True, windows=_layer_windows, head_dim=128
     ),
+    "GraniteForCausalLM": Family("granite", attention_bias=None, mlp_bias=True, multipliers=True),
     "Phi3ForCausalLM": Family("phi3", windows=_whole_window, partial=True),
     "SmolLM3ForCausalLM": Family(
         "smollm3",
@@ -159,7 +161,6 @@ FAMILIES: dict[str, Family] = {
         activation="gelu_tanh",
         query_scalar=True,
         branch_norms=True,
-        scaled=True,
         norm_offset=1.0,
     ),
 }

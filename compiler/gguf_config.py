@@ -27,6 +27,7 @@ ARCHITECTURES = {
     "phi3": "Phi3ForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
+    "granite": "GraniteForCausalLM",
 }
 """general.architecture -> that of config.json; files of Llama and of Mistral models say llama."""
 _KEYS = {
@@ -57,6 +58,14 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "use_parallel_residual": (False,),
 }
 """Keys of other models' arithmetic, with the values that change nothing."""
+_MULTIPLIERS = {
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "attention.scale": "attention_multiplier",
+    "logit_scale": "logits_scaling",
+}
+_OWN = {"phi3": (ATTENTION_FACTOR,), "granite": tuple(_MULTIPLIERS)}
+"""Of these, what an architecture has a place for."""
 _LLAMA3_BANDS, _LLAMA3_POSITIONS = (1.0, 4.0), 8192
 """Of all Llama 3.1, 3.2 and 3.3 models; their files have the divisors that come of it."""
 
@@ -92,6 +101,8 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
         "mlp_bias": "blk.0.ffn_gate.bias" in file.tensors,
         "rope_parameters": _rope(metadata, file, head_dim),
     }
+    if arch == "granite":
+        found |= {theirs: metadata.values.get(key) for key, theirs in _MULTIPLIERS.items()}
     if arch == "gemma3":
         found |= _gemma3(metadata, found)
     else:
@@ -112,7 +123,7 @@ def _one(key: str, value: Any, file: GgufFile) -> Any:
 
 def _check_neutral(metadata: Config, arch: str) -> None:
     for key, harmless in _NEUTRAL.items():
-        if (arch, key) == ("phi3", ATTENTION_FACTOR):
+        if key in _OWN.get(arch, ()):
             continue
         if metadata.has(key) and metadata.values[key] not in harmless:
             what = "models of experts are" if key == "expert_count" else "this is"

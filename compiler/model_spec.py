@@ -152,9 +152,8 @@ def _architecture(
         tied_head=config.flag("tie_word_embeddings", family.tied),
         rope_layers=family.rope_layers(config, n_layers),
         local_rope=local,
-        attention_scale=_attention_scale(config, family),
+        **_scales(config, family, hidden),
         activation=family.activation,
-        stream_scale=math.sqrt(hidden) if family.scaled else 1.0,
         branch_norms=family.branch_norms,
         norm_offset=config.number("norm_offset", 0.0, 1.0, family.norm_offset),
         bos_token_id=config.integer("bos_token_id", 0, 1 << 24)
@@ -187,11 +186,24 @@ _ACTIVATIONS = {
 """Activation of a family to its key in config.json, and its name there."""
 
 
-def _attention_scale(config: Config, family: Family) -> float | None:
-    """Return what scores are multiplied by, None for the usual."""
-    if not family.query_scalar:
-        return None
-    return float(config.number("query_pre_attn_scalar", 1e-6, 1e6, 256.0) ** -0.5)
+def _scales(config: Config, family: Family, hidden: int) -> dict[str, Any]:
+    """Return what scores, the stream, its branches and logits are multiplied by.
+
+    Embeddings are not multiplied: the stream is kept smaller instead, and what is added to it.
+    """
+    if family.query_scalar:
+        scalar = config.number("query_pre_attn_scalar", 1e-6, 1e6, 256.0)
+        return {"attention_scale": scalar**-0.5, "stream_scale": math.sqrt(hidden)}
+    if not family.multipliers:
+        return {}
+    keys = ("embedding", "residual", "attention")
+    stream, branch, scores = (config.number(f"{key}_multiplier", 1e-6, 1e6, 1.0) for key in keys)
+    return {
+        "attention_scale": scores,
+        "stream_scale": stream,
+        "branch_scale": branch / stream,
+        "logits_scale": 1 / config.number("logits_scaling", 1e-6, 1e6, 1.0),
+    }
 
 
 def _head_dim(config: Config, family: Family, hidden: int, heads: int) -> int:

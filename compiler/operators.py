@@ -34,6 +34,7 @@ _SLOTS = {
     "embed": "T:int H:int ids:in table:weight out:out ldo:int",
     "rmsnorm": "T:int H:int x:in ldx:int w:weight eps:float out:out ldo:int",
     "rmsnorm_add": "T:int H:int x:in ldx:int w:weight eps:float out:inout ldo:int",
+    "scaled_add": "T:int H:int x:in ldx:int scale:float out:inout ldo:int",
     "rope_store": "T:int qkv:inout ldq:int " + _HEADS + "rot:int positions:in cos:weight "
     "sin:weight q_norm:weight? k_norm:weight? eps:float kv_slots:in kpool:out vpool:out",
     "prefill_attention": "n_prefill:int " + _HEADS + "scale:float window:int q:in ldq:int "

@@ -279,13 +279,17 @@ class _Forward(TapeBuilder):
     ) -> None:
         """Append the product that ends a branch of a layer; what it gives is added to x."""
         weight = f"{layer}.{op}"
-        if not self.spec.branch_norms:
+        spec = self.spec
+        if not spec.branch_norms and spec.branch_scale == 1.0:
             self.linear(op, segment, m, weight, a, x, residual=x)
             return
         self.linear(op, segment, m, weight, a, self.normed)
-        norm = self.weight(f"{layer}.{_BRANCH_NORMS[op]}")
-        values = (m, self.spec.hidden_size, *self.rows(self.normed), norm, self.spec.norm_eps)
-        self.add("rmsnorm_add", segment, m.name, *values, *self.rows(x))
+        rows = (m, spec.hidden_size, *self.rows(self.normed))
+        if spec.branch_norms:
+            how: tuple[Value, ...] = (self.weight(f"{layer}.{_BRANCH_NORMS[op]}"), spec.norm_eps)
+            self.add("rmsnorm_add", segment, m.name, *rows, *how, *self.rows(x))
+        else:
+            self.add("scaled_add", segment, m.name, *rows, spec.branch_scale, *self.rows(x))
 
     def head(self) -> None:
         """Logits of the picked rows."""

@@ -113,7 +113,7 @@ def _all_sources(spec: ModelSpec) -> Iterator[WeightSource]:
             yield WeightSource(table, "rows", spec.max_context, rope.rotary_dim // 2)
     for layer in range(spec.n_layers):
         yield from _layer_sources(spec, layer)
-    yield _norm(spec, "final_norm", "model.norm.weight", hidden)
+    yield _norm(spec, "final_norm", "model.norm.weight", hidden, spec.logits_scale)
     head = "model.embed_tokens.weight" if spec.tied_head else "lm_head.weight"
     yield WeightSource("head", "packed", vocab, hidden, (head,), (vocab,))
 

@@ -42,7 +42,7 @@ class RopeSpec(msgspec.Struct, frozen=True, kw_only=True):
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A decoder-only transformer: dims in elements, dtypes by name of `dovetail.ir.dtypes`."""
 
-    family: str  # llama, mistral, qwen2, qwen3, phi3, smollm3, gemma3
+    family: str  # llama, mistral, qwen2, qwen3, phi3, smollm3, gemma3, granite
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -69,6 +69,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     attention_scale: float | None = None  # of q k^T; None = head_dim ** -0.5
     activation: str = "silu"  # of the gate: silu or gelu_tanh
     branch_norms: bool = False  # RMSNorm of what attention and MLP give, before it is added
+    branch_scale: float = 1.0  # what they give without one is added to the stream times this
+    logits_scale: float = 1.0
     norm_offset: float = 0.0  # what is added to the RMSNorm weights of the checkpoint
     stream_scale: float = 1.0  # the residual stream is kept so many times smaller
     tied_head: bool = False

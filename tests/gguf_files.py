@@ -15,7 +15,7 @@ import pytest
 ARCHITECTURES = {
     "llama": "llama",
     "mistral": "llama",
-    **{name: name for name in ("qwen2", "qwen3", "phi3", "smollm3")},
+    **{name: name for name in ("qwen2", "qwen3", "phi3", "smollm3", "granite")},
     "gemma3_text": "gemma3",
 }
 SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -82,6 +82,11 @@ def save_gguf(
     add_rope(writer, config)
     if config.get("sliding_window") and arch in ("phi3", "gemma3"):
         writer.add_sliding_window(config["sliding_window"])
+    if arch == "granite":
+        writer.add_embedding_scale(config["embedding_multiplier"])
+        writer.add_residual_scale(config["residual_multiplier"])
+        writer.add_attention_scale(config["attention_multiplier"])
+        writer.add_logit_scale(config["logits_scaling"])
     if config.get("head_dim"):
         writer.add_key_length(config["head_dim"])
         writer.add_value_length(config["head_dim"])
@@ -109,7 +114,7 @@ def save_gguf(
     return path
 
 
-PAIRED = ("llama", "smollm3")
+PAIRED = ("llama", "smollm3", "granite")
 """Architectures whose converter reorders the rows of queries and keys."""
 
 

@@ -92,6 +92,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-gqa4-80": ("qwen3", shape(4, 1, 80, 136, 190, 149)),
     "phi3-fused": ("phi3", shape(4, 4, 64, 256, 200, 107, sliding_window=40)),
     "phi3-longrope": ("phi3", shape(4, 2, 64, 256, 222, 181, **LONG_ROPE, **TIED)),
+    "granite-multipliers": ("granite", shape(4, 2, 64, 256, 200, 107)),
     "smollm3-nope": ("smollm3", shape(4, 1, 64, 128, 180, 140, **NOPE)),
     "smollm3-biases": ("smollm3", shape(4, 2, 64, 128, 160, 99, **NOPE, **BIASED)),
     "gemma3-windows": ("gemma3", shape(4, 1, 64, 128, 190, 171, sliding_window=33, **LOCAL)),
@@ -101,6 +102,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 EVERY_DAY = (
     "phi3-longrope",
     "smollm3-nope",
+    "granite-multipliers",
     "gemma3-windows",
     "llama-gqa4-80",
     "llama-biases-tied",

@@ -62,6 +62,13 @@ def bind_rmsnorm_add(tape: TorchTape, entry: Entry) -> Work:
     return run
 
 
+def bind_scaled_add(tape: TorchTape, entry: Entry) -> Work:
+    """Add rows times a number to others."""
+    _, hidden, x, _, scale, out, _ = entry.slots
+    source, target = (tape.rows(slot, integer(hidden), entry.m) for slot in (x, out))
+    return lambda step: target(step).add_(source(step), alpha=number(scale))
+
+
 def bind_rows(
     tape: TorchTape, entry: Entry, rows: tuple[Slot, Slot, Slot], end: Activation
 ) -> Work:
@@ -310,6 +317,7 @@ _DECODER: Mapping[str, Bind] = {
     "embed": bind_embed,
     "rmsnorm": bind_rmsnorm,
     "rmsnorm_add": bind_rmsnorm_add,
+    "scaled_add": bind_scaled_add,
     "qkv": bind_linear,
     "rope_store": bind_rope,
     "prefill_attention": bind_prefill,

@@ -79,3 +79,5 @@ def test_a_model_gets_the_kernels_its_tapes_call() -> None:
     assert len(names) == 8
     normed = model_kernels(replace(SPEC, branch_norms=True), target)
     assert {r.name for r in normed} == names | {"rmsnorm_add"}
+    scaled = model_kernels(replace(SPEC, branch_scale=0.5), target)
+    assert {r.name for r in scaled} == names | {"scaled_add"}

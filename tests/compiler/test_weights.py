@@ -87,7 +87,9 @@ def test_packed_weights_are_the_checkpoints(family, chunk_bytes, tmp_path, monke
     np.testing.assert_array_equal(got["embed"], state["model.embed_tokens.weight"])
     np.testing.assert_array_equal(got["head"], state["lm_head.weight"])
     plus = 1 if family == "gemma3" else 0
-    np.testing.assert_array_equal(got["final_norm"][:, 0], state["model.norm.weight"] + plus)
+    np.testing.assert_array_equal(
+        got["final_norm"][:, 0], (state["model.norm.weight"] + plus) * spec.logits_scale
+    )
     np.testing.assert_array_equal(got["layers.1.qkv"], stacked("self_attn.{}_proj", "qkv"))
     np.testing.assert_array_equal(got["layers.1.o"], stacked("self_attn.{}_proj", "o"))
     np.testing.assert_array_equal(got["layers.1.down"], stacked("mlp.{}_proj", ["down"]))

@@ -37,6 +37,17 @@ def test_a_normed_row_is_added_to_what_is_there(native: Runner, nth: int) -> Non
         assert (out[:, h:] == there[:, h:]).all()
 
 
+@pytest.mark.parametrize("nth", [1, 3])
+def test_rows_are_added_times_a_number(native: Runner, nth: int) -> None:
+    rng = np.random.default_rng(nth)
+    for t, h in ((1, 100), (3, 1030)):
+        x, there = (rng.standard_normal((t, h + 3)).astype(np.float32) for _ in range(2))
+        out = there.copy()
+        native("scaled_add", t, h, x, h + 3, 0.3, out, h + 3, nth=nth)
+        np.testing.assert_allclose(out[:, :h], there[:, :h] + 0.3 * x[:, :h], rtol=3e-6, atol=1e-6)
+        assert (out[:, h:] == there[:, h:]).all()
+
+
 def test_every_column_edge(any_runner: Runner) -> None:
     for h in edges(any_runner.lanes, 4 * any_runner.lanes):
         check(any_runner, 2, h, 3)

@@ -31,6 +31,9 @@ _SPECIAL = {
     "pad_token": "padding_token_id",
 }
 _STOPS = ("eos_token_id", "eot_token_id", "eom_token_id")
+_TURN_ENDS = ("<end_of_turn>", "<|end|>", "<|im_end|>", "<|eot_id|>")
+"""Tokens that end an assistant's turn where the chat template writes them: files of Gemma and Phi
+name only the token that ends a text."""
 
 Json = dict[str, Any]
 
@@ -108,6 +111,9 @@ def generation_config(file: GgufFile) -> Json:
     if found is None:
         return {}
     stops = [token for key in _STOPS if (token := found.token_id(key)) is not None]
+    template = file.values.get("tokenizer.chat_template")
+    ends = [end for end in _TURN_ENDS if end in found.ids and end in str(template)]
+    stops += [i for end in ends if found.kinds[i := found.ids[end]] in (CONTROL, USER_DEFINED)]
     config: Json = {"bos_token_id": found.token_id("bos_token_id")}
     config["eos_token_id"] = list(dict.fromkeys(stops))
     return {key: value for key, value in config.items() if value not in (None, [])}

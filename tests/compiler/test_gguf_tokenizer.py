@@ -308,3 +308,19 @@ def test_a_real_file_has_the_ids_of_transformers():
     config = json.loads(open_model(path).file("tokenizer_config.json"))
     assert config["chat_template"] == theirs.chat_template and "<|im_start|>user\nHi" in wanted
     assert np.isin(ours.encode(wanted).ids[0], [1])
+
+
+@pytest.mark.parametrize(("kind", "stops"), [(3, [1, 2]), (4, [1, 2]), (1, [1])])
+def test_a_token_that_ends_a_turn_stops_answers(tmp_path, kind, stops):
+    """Gemma's files name the end of a text alone; normal text is no such token."""
+
+    def change(writer):
+        writer.add_tokenizer_model("llama")
+        writer.add_token_list(["<unk>", "<eos>", "<end_of_turn>", "<|end|>", "a"])
+        writer.add_token_types([2, 3, kind, 3, 1])
+        writer.add_token_scores([0.0] * 5)
+        writer.add_eos_token_id(1)
+        writer.add_chat_template("{% for m in messages %}{{ m.content }}<end_of_turn>{% endfor %}")
+
+    source = save(tmp_path / "m.gguf", change)
+    assert json.loads(source.file("generation_config.json"))["eos_token_id"] == stops

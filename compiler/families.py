@@ -90,7 +90,8 @@ def _smollm_ropes(config: Config, n_layers: int) -> tuple[bool, ...]:
     if listed is None:
         each = config.integer("no_rope_layer_interval", 1, 1024, 4)
         return tuple((layer + 1) % each != 0 for layer in range(n_layers))
-    if not isinstance(listed, list) or len(listed) != n_layers or not set(listed) <= {0, 1}:
+    known = isinstance(listed, list) and all(item in (0, 1) for item in listed)
+    if not known or len(listed) != n_layers:
         raise config.fail("no_rope_layers", f"but must be a list of {n_layers} times 0 or 1")
     return tuple(map(bool, listed))
 

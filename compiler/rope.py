@@ -53,9 +53,12 @@ def read_rope(
         share = place.number("partial_rotary_factor", 0.0, 1.0, share)
         if share != 1.0 and not partial:
             raise place.fail("partial_rotary_factor", "but only 1 is supported")
-    spec = RopeSpec(theta=theta, rotary_dim=int(head_dim * share))
+    spec = RopeSpec(theta=theta, rotary_dim=int(head_dim * share + 1e-6))
     if spec.rotary_dim < 2 or spec.rotary_dim % 2:
-        raise config.fail("partial_rotary_factor", f"which turns {spec.rotary_dim} of {head_dim}")
+        raise SpecError(
+            f"{config.name}: partial_rotary_factor {share:g} turns {spec.rotary_dim} of the "
+            f"{head_dim} values of a head, but must turn an even number of them"
+        )
     return _read(places[1], config, spec, max_position, max_context)
 
 
@@ -164,7 +167,8 @@ def _read_longrope(
     As tables are made once, `max_context` decides (as in vLLM and llama.cpp).
     """
     place = rope if rope.has("original_max_position_embeddings") else config
-    original = _original_positions(place, max_position)
+    key = "original_max_position_embeddings"
+    original = place.integer(key, 2, MAX_POSITION, max(2, max_position))
     factor = rope.number("factor", 1.0, MAX_FACTOR, max(1.0, max_position / original))
     usual = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1.0 else 1.0
     longer = min(max_context or max_position, max_position) > original

@@ -210,3 +210,31 @@ def test_the_text_part_of_a_model_of_pictures(architecture, kind, wanted, tmp_pa
     (folder / "config.json").write_text(json.dumps(whole))
     with pytest.raises(SpecError, match=f"model_type 'other' is not supported, only {kind}"):
         read_model_spec(folder)
+
+
+DIVISORS = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [1.0] * 8}
+BAD_OF_FAMILIES = [
+    ("smollm3", "no_rope_layers", [1], "no_rope_layers"),
+    ("smollm3", "no_rope_layers", [1, [0]], "no_rope_layers"),
+    ("smollm3", "use_sliding_window", "yes", "use_sliding_window"),
+    ("gemma3", "hidden_activation", "silu", "only gelu_pytorch_tanh"),
+    ("gemma3", "layer_types", ["full_attention"], "layer_types"),
+    ("gemma3", "rope_parameters", {"rope_type": "default"}, "full_attention|sliding_attention"),
+    ("gemma3", "final_logit_softcapping", 30.0, "only null"),
+    ("gemma3", "query_pre_attn_scalar", 0, "query_pre_attn_scalar"),
+    ("granite", "embedding_multiplier", 0.0, "embedding_multiplier"),
+    ("phi3", "original_max_position_embeddings", 1, "original_max_position_embeddings"),
+    ("phi3", "rope_parameters", DIVISORS | {"long_factor": [math.nan] * 8}, "long_factor"),
+    ("phi3", "rope_parameters", DIVISORS | {"partial_rotary_factor": 0.1}, "turns 1 of the 16"),
+]
+
+
+@pytest.mark.parametrize(("family", "key", "value", "message"), BAD_OF_FAMILIES)
+def test_bad_values_of_some_families(family, key, value, message, tmp_path):
+    folder = save_model(tmp_path / "m", family)
+    config = json.loads((folder / "config.json").read_text())
+    if family == "phi3":
+        config |= {"original_max_position_embeddings": 64, "rope_parameters": DIVISORS}
+    (folder / "config.json").write_text(json.dumps(config | {key: value}))
+    with pytest.raises(SpecError, match=message):
+        read_model_spec(folder)

@@ -12,10 +12,11 @@ from dovetail.compiler.schedules import LINEAR, GemmOp
 from dovetail.compiler.search.dietcode import choose, predict_costs
 from dovetail.compiler.search.policy import PREDICTED, SearchTask
 from dovetail.ir.artifact import PhasePlan
+from dovetail.ir.plans import Figure
 from dovetail.topology.configuration import Configuration, Process
 from dovetail.topology.contention import Simulator
 from dovetail.topology.hardware import read_hardware
-from dovetail.topology.parameters import Figure, default_parameters
+from dovetail.topology.parameters import default_parameters
 from dovetail.topology.plan import plan_topology
 from dovetail.topology.presets import preset_model
 from dovetail.topology.replay import DEFAULT_TRACE, Trace, step_rows

@@ -120,14 +120,13 @@ class MachineModel:
         share = 1 / len(processes)
         core_rate = self._figures.core_bandwidth.value
         owners = Counter(core for team in teams for core in team)
-        core_load: dict[int, float] = defaultdict(float)
+        core_load, node_load, node_cores, link_load = (
+            defaultdict[int, float](float) for _ in range(4)
+        )
         for team in teams:
             for core in team:
                 core_load[core] += share / len(team)
         loads = [_team_loads(processes, kind, self._core) for kind in (self._l3, self._latent)]
-        node_load: dict[int, float] = defaultdict(float)
-        node_cores: dict[int, float] = defaultdict(float)
-        link_load: dict[int, float] = defaultdict(float)
         for process, team in zip(processes, teams, strict=True):
             spread = len(process.nodes)  # its pages lie on all its nodes evenly
             for node in process.nodes:

@@ -196,9 +196,8 @@ def _inner_edges(phases: tuple[tuple[GraphNode, ...], ...], tokens: int) -> Iter
             yield GraphEdge(source=a.name, target=b.name, kind=ALL_REDUCE)
     if len(phases) > 1:
         before, after = phases
+        m, n = len(before), len(after)
         for i, a in enumerate(before):
             for j, b in enumerate(after):
-                if i * len(after) < (j + 1) * len(before) and j * len(before) < (i + 1) * len(
-                    after
-                ):
+                if i * n < (j + 1) * m and j * m < (i + 1) * n:
                     yield GraphEdge(source=a.name, target=b.name, kind=PHASE_SWITCH, tokens=tokens)

@@ -168,6 +168,8 @@ class RAGraph:
         """Add a node that has been made, under its own name."""
         if isinstance(node.name, bool | wf.Terminal) or not isinstance(node.name, int | str):
             raise WorkflowError(f"node {node.name!r}: a node is named by a number or a text")
+        if node.name in (START.value, END.value):
+            raise WorkflowError(f"node {node.name!r}: START and END are the two ends of a workflow")
         if node.name in self._nodes:
             raise WorkflowError(f"node {node.name!r} is there already")
         if not isinstance(node.output, str) or not node.output.isidentifier():

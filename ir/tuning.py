@@ -260,11 +260,9 @@ class RecordSet:
         if record.high > SPREAD * record.low + JITTER:
             return False
         self._by_key()
-        key = record.reference_key
-        if key is None or key not in self._best:
-            return True
-        best = _reference_seconds(self._best[key])
-        return record.reference is None or record.reference.seconds <= BUSY * best + JITTER
+        key, beside = record.reference_key, record.reference
+        best = _reference_seconds(self._best.get(key) if key else None)
+        return beside is None or beside.seconds <= BUSY * best + JITTER
 
     def lookup(self, key: RecordKey) -> TuningRecord | None:
         """Return the trusted record that answers for `key`: of as many rounds, or the next more.

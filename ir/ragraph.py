@@ -233,16 +233,18 @@ class RAGraph:
 
     def _read_faults(self) -> Iterator[str]:
         graph = self._graph()
+        writers = {node.output: node.name for node in self._nodes.values()}
         for node in self._nodes.values():
             before = nx.ancestors(graph, node.name) | {node.name}
             for name in node.reads:
-                writers = [n.name for n in self._nodes.values() if n.output == name]
-                if name not in self.inputs and not writers:
+                if name in self.inputs:
+                    continue
+                if name not in writers:
                     yield (
                         f"node {node.name!r} reads {name!r}, which no node writes; "
                         f"inputs are {', '.join(map(repr, self.inputs))}"
                     )
-                elif name not in self.inputs and writers[0] not in before:
+                elif writers[name] not in before:
                     yield f"node {node.name!r} reads {name!r}, which is only written after it"
 
     def _loop_faults(self) -> Iterator[str]:

@@ -58,7 +58,7 @@ def test_slower_small_products_slow_decode_only_and_want_more_cores() -> None:
         steps.append((decode, simulator.prefill(every, tokens=512).total))
     assert steps[0][0] < steps[1][0] and steps[0][1] == steps[1][1]
     cores = [
-        len(plan_topology(HARDWARE, MODEL, parameters=f).chosen[1].configuration.pus)
+        len(plan_topology(HARDWARE, MODEL, parameters=f).pairs[0].decode.configuration.pus)
         for f in (plain, slow)
     ]
     assert cores[0] < cores[1]

@@ -38,7 +38,7 @@ STATEMENT_HINTS: dict[type[ast.AST], str] = {
 def parse_high(source: Source) -> high.Unit:
     """Return the module in `source`; raises SyntaxDiagnostic with every fault found."""
     try:
-        tree = ast.parse(source.text)
+        tree = ast.parse(source.text, source.name)
         _check_depth(tree, source)
         return _ModuleParser(source).module(tree)
     except SyntaxError as error:

@@ -103,7 +103,7 @@ class Pieces:
         """Read one text after those before it."""
         run, tokens = self._reading.read(source, include)
         self.dropped, self.own = run.dropped, []
-        self.faults += run.reporter.diagnostics
+        self.faults += run.reporter.found.values()
         for piece in split_items(tokens):
             name = _function_name(piece)
             if name is not None and name not in self.functions:
@@ -192,7 +192,7 @@ def _evaluate(tokens: Sequence[Token]) -> int | None:
     """Return the value of an `#if` condition, None if it is no constant."""
     reporter = Reporter(Source("<condition>", ""))
     expr = _Run(reporter, Builder(reporter), "expression").parse(tokens)
-    return None if reporter.diagnostics else constant(expr, {})
+    return None if reporter.found else constant(expr, {})
 
 
 @dataclass(slots=True)
@@ -241,7 +241,7 @@ class _Run:
         try:
             tree = parser.feed_token(Token.new_borrow_pos("$END", "", last))
         except UnexpectedToken:
-            if not self.reporter.diagnostics:
+            if not self.reporter.found:
                 opener = unclosed(tokens)
                 what = (
                     f"this `{opener}` is never closed"
@@ -251,7 +251,7 @@ class _Run:
                 span = token_span(opener if opener is not None else last)
                 self.reporter.add("low-unclosed", what, span)
             return None
-        if self.reporter.diagnostics:
+        if self.reporter.found:
             return None
         return self._build(tree) if isinstance(tree, Tree) else tree
 

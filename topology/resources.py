@@ -138,7 +138,8 @@ class MachineModel:
             link = self._link_rate(process)
             parts = [max(core_load[core] for core in team) / core_rate]
             for kind, load in zip((self._l3, self._latent), loads, strict=True):
-                for resource in {kind.of[pu] for pu in process.pus if pu in kind.of}:
+                # a core draws through one of its PUs, should a file give them different caches
+                for resource in {kind.of[pu] for pu in process.pus if pu in kind.of} & load.keys():
                     parts.append(kind.seconds(resource, *load[resource], core_rate))
             for node in process.nodes:
                 parts.append(

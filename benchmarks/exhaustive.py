@@ -48,7 +48,7 @@ def cut_machine(spec: HardwareSpec, cores: int) -> HardwareSpec:
 
 def compare(spec: HardwareSpec, model: ModelSpec) -> tuple[float, float, int]:
     """Return seconds per request of the choice and of the best pair, and the configurations."""
-    chosen = plan_topology(spec, model, DEFAULT_TRACE).score.total
+    chosen = plan_topology(spec, model, DEFAULT_TRACE).pairs[0].score.total
     replay = Replay(Simulator(spec, default_parameters(spec), model), DEFAULT_TRACE)
     found = {item.identity: item for item in every_configuration(spec, model)}
     prefill, decode = (
@@ -72,7 +72,7 @@ def gains_of_two_plans(spec: HardwareSpec, model: ModelSpec) -> tuple[float, flo
     }
     alike = [(each, each) for each in known]
     least = (min(replay.pair(*pair).total for pair in some) for some in (even, alike))
-    of_even, of_one = (seconds / found.score.total for seconds in least)
+    of_even, of_one = (seconds / found.pairs[0].score.total for seconds in least)
     return of_even, of_one
 
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from dovetail.ir.model import ModelSpec
+from dovetail.ir.plans import Figure
 from dovetail.runtime.flows.control.costs import StepCost
 from dovetail.runtime.retrieval.budget import ScanCost
 from dovetail.runtime.sim.machines import MACHINES, Roofline
-from dovetail.topology.parameters import Figure
 from dovetail.topology.presets import preset_model
 
 CPU_BANDWIDTH = 350e9

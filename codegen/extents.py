@@ -127,7 +127,7 @@ def extents_in_c(
     slots: each parameter's place in C, of which integers are read as double.
     """
     stored = FORMATS.get(str(binding.get("W", "f32")))  # a kernel of one's own may call W anything
-    group = stored.group if stored else 1
+    group = stored.unit if stored else 1
 
     def place(match: re.Match[str]) -> str:
         name = match.group()

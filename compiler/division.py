@@ -7,10 +7,9 @@ In: dimensions of models, the lengths of a trace, a mix of requests. Out: `Deman
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from math import prod
 from statistics import fmean
-from typing import Any
 
 from dovetail.compiler.service import within_quota
 from dovetail.ir.encoder import EncoderSpec, encoder_shapes
@@ -30,7 +29,7 @@ from dovetail.topology.division import (
     divide,
 )
 from dovetail.topology.hardware import HardwareSpec
-from dovetail.topology.parameters import Figure, MachineParameters, default_parameters
+from dovetail.topology.parameters import MachineParameters, default_parameters, planned_parameters
 from dovetail.topology.replay import DEFAULT_TRACE, Trace
 
 CHUNK = 512
@@ -100,18 +99,6 @@ def _elements(spec: EncoderSpec) -> int:
     return sum(prod(shape) for name, shape in shapes if name.startswith("layers."))
 
 
-def figures_in(choice: PlanChoice | None, hardware: HardwareSpec) -> MachineParameters:
-    """Return the figures of a choice, measured ones among them; else those of the class."""
-    plain = default_parameters(hardware)
-    known = {f.name for f in fields(plain)} - {"row_shares"}
-    given: dict[str, Any] = {
-        name: Figure(figure.value, figure.source)
-        for name, figure in (choice.figures if choice else {}).items()
-        if name in known
-    }
-    return MachineParameters(**{f.name: getattr(plain, f.name) for f in fields(plain)} | given)
-
-
 def divide_load(
     hardware: HardwareSpec,
     model: ModelSpec,
@@ -135,7 +122,7 @@ def divide_graph(
     """Return a placed graph with the shares of its workers, and the divisions that were priced."""
     usable, _ = within_quota(hardware)
     demands = demand_of(usable, models, encoders, trace or DEFAULT_TRACE, EVEN)
-    found = divide(usable, figures_in(choice, usable), demands)
+    found = divide(usable, planned_parameters(usable, choice), demands)
     return share_out(graph, dict(found.shares)), list_divisions(found)
 
 

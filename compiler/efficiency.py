@@ -19,8 +19,9 @@ from dovetail.compiler.search.dietcode import choose, predict_costs
 from dovetail.compiler.search.policy import SearchTask
 from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.model import ModelSpec
+from dovetail.ir.plans import Figure
 from dovetail.topology.hardware import HardwareSpec
-from dovetail.topology.parameters import Figure, MachineParameters
+from dovetail.topology.parameters import MachineParameters
 from dovetail.topology.replay import Trace, step_rows
 
 FULL_ROWS = 256

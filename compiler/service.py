@@ -14,7 +14,7 @@ from dovetail.compiler.workload import WorkloadSpec
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.graph import Placement
 from dovetail.ir.model import ModelSpec
-from dovetail.ir.plans import ASKED, SIMULATED, PairChoice, PlanCandidate, PlanChoice, PlanFigure
+from dovetail.ir.plans import ASKED, SIMULATED, PairChoice, PlanCandidate, PlanChoice
 from dovetail.topology.binding import choose_pus
 from dovetail.topology.hardware import HardwareSpec
 from dovetail.topology.parameters import MachineParameters
@@ -86,10 +86,7 @@ def choose_plans(
             )
             for pair in found.pairs
         ),
-        figures={
-            name: PlanFigure(value=figure.value, source=figure.source)
-            for name, figure in found.parameters.sources().items()
-        },
+        figures=found.parameters.sources(),
         cut=found.report.cut,
         notes=(*notes, *found.notes),
     )

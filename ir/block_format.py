@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dovetail.ir.dtypes import DTYPES, DType
+from dovetail.ir.dtypes import DTYPES, Array, DType
 from dovetail.ir.model import PANEL
-
-Array = npt.NDArray[Any]
 
 SUPER = 256
 """Values of K that share the float16 of a nested scale."""
@@ -97,11 +94,6 @@ class BlockFormat:
         return DTYPES["u8"]
 
     @property
-    def pair_dots(self) -> bool:
-        """Whether instructions on pairs of bfloat16 take it: no."""
-        return False
-
-    @property
     def zero(self) -> int:
         """The code of the value 0: half of the codes, or 0 where there is a minimum or a sign."""
         return 0 if self.minimum or self.bits == 8 else 1 << (self.bits - 1)
@@ -110,11 +102,6 @@ class BlockFormat:
     def unit(self) -> int:
         """Values of K that lie together: where K may be cut."""
         return SUPER if self.nested else max(self.block, GROUP)
-
-    @property
-    def group(self) -> int:
-        """Values of K that lie together, as of other formats."""
-        return self.unit
 
     @property
     def value_bytes(self) -> float:
@@ -172,25 +159,19 @@ class BlockFormat:
         codes = _padded(blocks.codes, rows, deep, self.zero)
         body = out[:, :, self.head_bytes :].reshape(panels, units * per_unit, self.block_bytes)
         start = 0
-        for values in self._block_scales(blocks):
+        pairs = (blocks.scales, blocks.minimums), (blocks.steps, blocks.lows)
+        of_units, of_blocks = pairs if self.nested else ((), pairs[0])
+        for values in (v for v in of_blocks if v is not None):
             wide = _columns(_padded(values, rows, units * per_unit, 0), panels)
             size = PANEL * values.dtype.itemsize
             body[:, :, start : start + size] = wide.view(np.uint8).reshape(panels, -1, size)
             start += size
         body[:, :, start:] = self._code_bytes(codes, panels)
         out[:, :, self.head_bytes :] = body.reshape(panels, units, -1)
-        for at, values in enumerate(self._unit_scales(blocks)):
+        for at, values in enumerate(v for v in of_units if v is not None):
             wide = _columns(_padded(values, rows, units, 0), panels)
             out[:, :, 2 * PANEL * at : 2 * PANEL * (at + 1)] = wide.view(np.uint8)
         return out.reshape(panels, -1)
-
-    def _block_scales(self, blocks: Blocks) -> list[Array]:
-        pair = (blocks.steps, blocks.lows) if self.nested else (blocks.scales, blocks.minimums)
-        return [values for values in pair if values is not None]
-
-    def _unit_scales(self, blocks: Blocks) -> list[Array]:
-        pair = (blocks.scales, blocks.minimums) if self.nested else ()
-        return [values for values in pair if values is not None]
 
     def _code_bytes(self, codes: Array, panels: int) -> Array:
         """Return [panels][blocks][bytes] of padded row-major codes."""
@@ -211,20 +192,17 @@ class BlockFormat:
         panels = packed.reshape(-1, units, self.unit_bytes)
         body = np.ascontiguousarray(panels[:, :, self.head_bytes :])
         body = body.reshape(len(panels), units * per_unit, self.block_bytes)
-        kinds: list[tuple[str, Any, Array]] = []
-        if self.nested:
-            kinds += [("scales", np.float16, panels), ("minimums", np.float16, panels)][
-                : 1 + self.minimum
-            ]
-        names = ("steps", "lows") if self.nested else ("scales", "minimums")
-        dtype = np.int8 if self.nested else np.float16
+        pair = ("scales", "minimums")[: 1 + self.minimum]
         found: dict[str, Array] = {}
-        for at, (name, kind, source) in enumerate(kinds):
-            found[name] = _scales(source, kind, 2 * PANEL * at)[:n]
+        if self.nested:
+            for at, name in enumerate(pair):
+                found[name] = _scales(panels, np.float16, 2 * PANEL * at)[:n]
+            pair = ("steps", "lows")[: 1 + self.minimum]
+        dtype = np.int8 if self.nested else np.float16
         size = PANEL * np.dtype(dtype).itemsize
-        for at, name in enumerate(names[: 1 + self.minimum]):
+        for at, name in enumerate(pair):
             found[name] = _scales(body, dtype, size * at)[:n, : ceil(k / self.block)]
-        codes = self._codes(body[:, :, size * (1 + self.minimum) :])
+        codes = self._codes(body[:, :, size * len(pair) :])
         return Blocks(codes=codes[:n, :k], **found)
 
     def unpack(self, packed: Array, n: int, k: int) -> Array:

@@ -6,16 +6,23 @@ import os
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from dovetail.ir.errors import SpecError
 from dovetail.ir.files import hold
 
 
 def cache_directory() -> Path:
-    """Return the cache: $DOVETAIL_CACHE, else `dovetail` in the user's cache directory."""
+    """Return the cache: $DOVETAIL_CACHE, else `dovetail` in the user's cache directory.
+
+    Raises SpecError where there is neither.
+    """
     chosen = os.environ.get("DOVETAIL_CACHE")
     if chosen:
         return Path(chosen)
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "dovetail"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "dovetail"
+    except RuntimeError:  # a user without an entry in the system's list, and no HOME
+        raise SpecError("this user has no home; set DOVETAIL_CACHE to a folder") from None
 
 
 def use_cache(cache: Path | None = None) -> ExitStack:

@@ -22,7 +22,8 @@ class Source:
 
 @lru_cache(maxsize=8)  # a parser asks for the line of every node
 def _lines(text: str) -> list[str]:
-    return text.splitlines()
+    # as parsers count lines: to `splitlines` a form feed ends one, too
+    return text.replace("\r\n", "\n").split("\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,19 +59,18 @@ class Diagnostic:
         line = self.source.line(self.span.line)
         shown = [head]
         if line:
-            width = self._caret_width(line)
+            whole = self.span.end_line == self.span.line
+            width = max(1, (self.span.end_column if whole else len(line) + 1) - self.span.column)
             pad = "".join("\t" if c == "\t" else " " for c in line[: self.span.column - 1])
             shown += [f"  {line}", f"  {pad}{'^' * width}"]
         if self.hint:
             shown.append(f"  hint: {self.hint}")
         return "\n".join(shown)
 
-    def _caret_width(self, line: str) -> int:
-        if self.span.end_line == self.span.line:
-            return max(1, self.span.end_column - self.span.column)
-        return max(1, len(line) - self.span.column + 1)
 
+def did_you_mean(name: str, known: Iterable[str]) -> str | None:
+    """Return the hint for a name that is not known, None where no known one is near it."""
+    from difflib import get_close_matches  # noqa: PLC0415 - only after a fault
 
-def render_all(diagnostics: Iterable[Diagnostic]) -> str:
-    """Return every diagnostic as text, in order, separated by line ends."""
-    return "\n".join(d.render() for d in diagnostics)
+    near = get_close_matches(name, list(known), 1)
+    return f"did you mean `{near[0]}`?" if near else None

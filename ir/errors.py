@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dovetail.ir.artifact import KernelEntry
-from dovetail.ir.diagnostics import Diagnostic, render_all
+from dovetail.ir.diagnostics import Diagnostic
 
 
 class DovetailError(Exception):
@@ -25,7 +25,7 @@ class SyntaxDiagnostic(DovetailError):
 
     def __init__(self, diagnostics: Sequence[Diagnostic]) -> None:
         self.diagnostics = tuple(diagnostics)
-        super().__init__(render_all(self.diagnostics))
+        super().__init__("\n".join(d.render() for d in self.diagnostics))
 
 
 class ScheduleError(DovetailError):

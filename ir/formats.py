@@ -8,35 +8,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from dovetail.ir.block_format import BlockFormat
-from dovetail.ir.dtypes import DTYPES, DType
+from dovetail.ir.dtypes import DTYPES, Array, DType
 from dovetail.ir.model import PANEL, ModelSpec
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class FloatFormat:
-    """Values of type `dtype`; `group` values of K that follow one another in a column lie together.
+    """Values of type `dtype`; `unit` values of K that follow one another in a column lie together.
 
-    A panel is [ceil(K / group)][16][group]; what is past K is zero. `name` is also the value of the
-    kernels' tunable `W`. pair_dots: its groups are what instructions on pairs of bfloat16 take.
+    K may be cut between units. A panel is [ceil(K / unit)][16][unit]; what is past K is zero.
+    `name` is also the value of the kernels' tunable `W`. pair_dots: its units are what instructions
+    on pairs of bfloat16 take.
     """
 
     name: str
     dtype: DType
-    group: int
+    unit: int
     pair_dots: bool = False
-
-    @property
-    def unit(self) -> int:
-        """Values of K that lie together: where K may be cut."""
-        return self.group
 
     @property
     def value_bytes(self) -> float:
@@ -45,7 +37,7 @@ class FloatFormat:
 
     def panel_elements(self, k: int) -> int:
         """Return the elements of a panel of K = `k`: the panel stride of a whole weight."""
-        return ceil(k / self.group) * self.group * PANEL
+        return ceil(k / self.unit) * self.unit * PANEL
 
     def panel_bytes(self, k: int) -> int:
         """Return the bytes of one panel of K = `k`."""
@@ -53,15 +45,15 @@ class FloatFormat:
 
     def row_bytes(self, k: int) -> int:
         """Return the bytes of a panel before row `k` of K, a multiple of `unit`."""
-        return k // self.group * self.group * PANEL * self.dtype.size
+        return k // self.unit * self.unit * PANEL * self.dtype.size
 
     def pack(self, rows: Array) -> Array:
         """Return [ceil(n / 16)][panel_elements] of row-major `rows` [n][k] in the storage dtype."""
         n, k = rows.shape
-        panels, whole, deep = ceil(n / PANEL), n // PANEL, ceil(k / self.group)
-        out = np.zeros((panels, deep, PANEL, self.group), rows.dtype)
-        for lane in range(self.group):
-            values = rows[:, lane :: self.group]
+        panels, whole, deep = ceil(n / PANEL), n // PANEL, ceil(k / self.unit)
+        out = np.zeros((panels, deep, PANEL, self.unit), rows.dtype)
+        for lane in range(self.unit):
+            values = rows[:, lane :: self.unit]
             count = values.shape[1]
             side = out[:, :count, :, lane]
             side[:whole] = values[: whole * PANEL].reshape(whole, PANEL, count).transpose(0, 2, 1)
@@ -71,7 +63,7 @@ class FloatFormat:
 
     def unpack(self, packed: Array, n: int, k: int) -> Array:
         """Return the row-major [n][k] whose panels are `packed`, of any shape."""
-        panels = packed.reshape(-1, ceil(k / self.group), PANEL, self.group)
+        panels = packed.reshape(-1, ceil(k / self.unit), PANEL, self.unit)
         rows: Array = panels.transpose(0, 2, 1, 3).reshape(len(panels) * PANEL, -1)
         return rows[:n, :k]
 

@@ -11,6 +11,9 @@ from typing import Any, Self
 
 from dovetail.ir.diagnostics import NO_SPAN, Span
 
+MOST_NESTING = 150
+"""Levels of a tree, or of macros; Python's own stack bounds what can be walked."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:

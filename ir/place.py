@@ -14,6 +14,7 @@ one-device result is unchanged).
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from itertools import chain
 
 from msgspec.structs import replace
 
@@ -62,21 +63,28 @@ def place(graph: ExecutionGraph, plans: Mapping[str, ServicePlan]) -> ExecutionG
         WorkflowError: a plan's PUs are not those of its processes and threads.
     """
     made = {
-        node.name: (_sub_nodes(node, plan), plan)
+        node.name: _sub_nodes(node, plan)
         for node in graph.nodes
         if node.kind in PHASES and node.place is None and (plan := plans.get(node.model or ""))
     }
-    ends = {name: _phases(found) for name, (found, _) in made.items()}
+
+    def takes(name: str) -> list[str]:
+        return [node.name for node in made[name][0]] if name in made else [name]
+
+    def gives(name: str) -> str:
+        return made[name][-1][0].name if name in made else name
+
     edges = [
-        replace(edge, source=source, target=target)
+        replace(edge, source=gives(edge.source), target=target)
         for edge in graph.edges
-        for source in ([ends[edge.source][-1][0].name] if edge.source in ends else [edge.source])
-        for target in ([n.name for n in ends[edge.target][0]] if edge.target in ends
-                       else [edge.target])
-    ]  # fmt: skip
-    for name, phases in ends.items():
-        edges += _inner_edges(phases, made[name][1].prefill_token_threshold)
-    nodes = (sub for node in graph.nodes for sub in made.get(node.name, ((node,),))[0])
+        for target in takes(edge.target)
+    ]
+    nodes: list[GraphNode] = []
+    for node in graph.nodes:
+        phases = made.get(node.name, ((node,),))
+        nodes += chain.from_iterable(phases)
+        if node.name in made:
+            edges += _inner_edges(phases, plans[node.model or ""].prefill_token_threshold)
     placed = ExecutionGraph(nodes, edges)
     assert contract(placed) == contract(graph), "placing must not change what is computed"
     return placed
@@ -150,12 +158,14 @@ def _phase_plan(places: list[Placement]) -> PhasePlan:
     return PhasePlan(threads=places[0].threads, cpus=cpus)
 
 
-def _sub_nodes(node: GraphNode, plan: ServicePlan) -> tuple[GraphNode, ...]:
-    """Return the nodes that stand for `node`, phase by phase, rank by rank."""
+def _sub_nodes(node: GraphNode, plan: ServicePlan) -> tuple[tuple[GraphNode, ...], ...]:
+    """Return the nodes that stand for `node`: those of each phase, in the order of ranks."""
     return tuple(
-        replace(node, name=f"{node.name}/{phase}/{rank}", origin=node.name, place=placement)
+        tuple(
+            replace(node, name=f"{node.name}/{phase}/{rank}", origin=node.name, place=placement)
+            for rank, placement in enumerate(_placements(node.name, plan, phase))
+        )
         for phase in PHASES[node.kind]
-        for rank, placement in enumerate(_placements(node.name, plan, phase))
     )
 
 
@@ -179,15 +189,6 @@ def _placements(name: str, plan: ServicePlan, phase: str) -> Iterator[Placement]
         )
 
 
-def _phases(nodes: tuple[GraphNode, ...]) -> tuple[tuple[GraphNode, ...], ...]:
-    """Return sub-nodes by phase, each in the order of ranks."""
-    found: dict[str, list[GraphNode]] = {}
-    for node in nodes:
-        assert node.place is not None
-        found.setdefault(node.place.phase, []).append(node)
-    return tuple(map(tuple, found.values()))
-
-
 def _inner_edges(phases: tuple[tuple[GraphNode, ...], ...], tokens: int) -> Iterator[GraphEdge]:
     """Yield the ring of each phase, rank r to r + 1, and whose heads each rank goes on with."""
     for ranks in phases:
@@ -196,9 +197,8 @@ def _inner_edges(phases: tuple[tuple[GraphNode, ...], ...], tokens: int) -> Iter
             yield GraphEdge(source=a.name, target=b.name, kind=ALL_REDUCE)
     if len(phases) > 1:
         before, after = phases
+        m, n = len(before), len(after)
         for i, a in enumerate(before):
             for j, b in enumerate(after):
-                if i * len(after) < (j + 1) * len(before) and j * len(before) < (i + 1) * len(
-                    after
-                ):
+                if i * n < (j + 1) * m and j * m < (i + 1) * n:
                     yield GraphEdge(source=a.name, target=b.name, kind=PHASE_SWITCH, tokens=tokens)

@@ -11,7 +11,7 @@ SIMULATED, MEASURED, ASKED = "simulated", "measured", "asked for"
 """Where a choice comes from: the contention model, a replay on this machine, the user."""
 
 
-class PlanFigure(msgspec.Struct, frozen=True, kw_only=True):
+class Figure(msgspec.Struct, frozen=True):
     """One number of the contention model, in SI units, and where it comes from."""
 
     value: float
@@ -79,7 +79,7 @@ class PlanChoice(msgspec.Struct, frozen=True, kw_only=True):
     decode: tuple[PlanCandidate, ...]
     pairs: tuple[PairChoice, ...]
     divisions: tuple[DivisionChoice, ...] = ()
-    figures: dict[str, PlanFigure] = {}
+    figures: dict[str, Figure] = {}
     cut: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 

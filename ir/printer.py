@@ -193,14 +193,15 @@ def _python_float(expr: ex.Float) -> str:
     return repr(expr.value)
 
 
-def _python_precedence() -> dict[str, float]:
-    # Python's comparisons and `not` sit between `and` and `|`; the rest is as in C.
-    between = (ex.PRECEDENCE["&&"] + ex.PRECEDENCE["|"]) / 2 + 0.1
-    return {**ex.PRECEDENCE, "//": ex.PRECEDENCE["/"], **dict.fromkeys(ex.COMPARISONS, between)}
-
+# Python's comparisons and `not` sit between `and` and `|`; the rest is as in C.
+_NOT_LEVEL = (ex.PRECEDENCE["&&"] + ex.PRECEDENCE["|"]) / 2
 
 PYTHON_SPELLING = Spelling(
-    precedence=_python_precedence(),
+    precedence={
+        **ex.PRECEDENCE,
+        "//": ex.PRECEDENCE["/"],
+        **dict.fromkeys(ex.COMPARISONS, _NOT_LEVEL + 0.1),
+    },
     type_text=_python_type,
     int_text=lambda expr: str(expr.value),
     float_text=_python_float,
@@ -208,6 +209,6 @@ PYTHON_SPELLING = Spelling(
     cast=lambda type_, operand: (f"cast({type_}, {operand})", ex.POSTFIX),
     cast_operand=0,
     words={"&&": "and", "||": "or", "!": "not"},
-    not_level=(ex.PRECEDENCE["&&"] + ex.PRECEDENCE["|"]) / 2,
+    not_level=_NOT_LEVEL,
     chains_comparisons=True,
 )

@@ -168,6 +168,8 @@ class RAGraph:
         """Add a node that has been made, under its own name."""
         if isinstance(node.name, bool | wf.Terminal) or not isinstance(node.name, int | str):
             raise WorkflowError(f"node {node.name!r}: a node is named by a number or a text")
+        if node.name in (START.value, END.value):
+            raise WorkflowError(f"node {node.name!r}: START and END are the two ends of a workflow")
         if node.name in self._nodes:
             raise WorkflowError(f"node {node.name!r} is there already")
         if not isinstance(node.output, str) or not node.output.isidentifier():
@@ -231,16 +233,18 @@ class RAGraph:
 
     def _read_faults(self) -> Iterator[str]:
         graph = self._graph()
+        writers = {node.output: node.name for node in self._nodes.values()}
         for node in self._nodes.values():
             before = nx.ancestors(graph, node.name) | {node.name}
             for name in node.reads:
-                writers = [n.name for n in self._nodes.values() if n.output == name]
-                if name not in self.inputs and not writers:
+                if name in self.inputs:
+                    continue
+                if name not in writers:
                     yield (
                         f"node {node.name!r} reads {name!r}, which no node writes; "
                         f"inputs are {', '.join(map(repr, self.inputs))}"
                     )
-                elif name not in self.inputs and writers[0] not in before:
+                elif writers[name] not in before:
                     yield f"node {node.name!r} reads {name!r}, which is only written after it"
 
     def _loop_faults(self) -> Iterator[str]:

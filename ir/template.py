@@ -7,7 +7,7 @@ each choice, from which a request takes its nodes as it comes to them; and the f
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -144,7 +144,7 @@ def _entry(node: wf.Node, functions: Functions) -> Entry:
 
 def _edge(edge: wf.Edge, functions: Functions) -> EdgeEntry:
     source = _text(edge.source)
-    targets = None if edge.targets is None else _texts(edge.targets)
+    targets = None if edge.targets is None else tuple(map(_text, edge.targets))
     if edge.target is not None:
         return EdgeEntry(source, to=_text(edge.target))
     if isinstance(edge.choose, wf.Branch):
@@ -165,10 +165,6 @@ def _name_of(function: Callable[..., Any], where: str, functions: Functions) -> 
 
 def _text(place: wf.Place) -> wf.Name:
     return place.value if isinstance(place, wf.Terminal) else place
-
-
-def _texts(places: Iterable[wf.Place]) -> tuple[wf.Name, ...]:
-    return tuple(_text(place) for place in places)
 
 
 # ---- a file as an execution graph ----

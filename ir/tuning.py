@@ -200,7 +200,7 @@ class RecordSet:
     @property
     def known(self) -> dict[RecordKey, TuningRecord]:
         """The record of each key."""
-        return {key: self._pick(records) for key, records in self._by_key().items()}
+        return {key: self._pick(records) for key, records in self._by_key()}
 
     def add(self, record: TuningRecord) -> None:
         """Take a record in."""
@@ -214,7 +214,8 @@ class RecordSet:
 
     def records(self) -> Iterator[TuningRecord]:
         """Yield all that was added."""
-        return chain(*self._all.values(), self._new)
+        with self._lock:
+            return iter([*chain(*self._all.values()), *self._new])
 
     def needed(self) -> tuple[TuningRecord, ...]:
         """Return the records that can answer, and those which tell that others were disturbed.
@@ -223,8 +224,8 @@ class RecordSet:
         the later ones disturbed, which can happen with any record to come, it is their stand-in.
         """
         by_key = self._by_key()
-        kept = {id(record) for record in self._best.values()}
-        for records in by_key.values():
+        kept = {id(record) for record in [*self._best.values()]}
+        for _, records in by_key:
             calmest = math.inf
             for record in sorted(records, key=_age, reverse=True):
                 if self.trusts(record) and (unrest := _unrest(record)) < calmest:
@@ -232,8 +233,13 @@ class RecordSet:
                     kept.add(id(record))
         return tuple(record for record in self.records() if id(record) in kept)
 
-    def _by_key(self) -> dict[RecordKey, list[TuningRecord]]:
-        """Return all records by key, with `_rounds` and `_best` as they make them."""
+    def _by_key(self) -> list[tuple[RecordKey, list[TuningRecord]]]:
+        """Return all records by key as they are now: other threads may bring more meanwhile."""
+        self._sort()
+        return list(self._all.items())
+
+    def _sort(self) -> None:
+        """Bring what is new into `_all`, `_best` and `_rounds`."""
         with self._lock:
             for record in self._new:
                 key, seconds = record.reference_key, _reference_seconds(record)
@@ -242,7 +248,6 @@ class RecordSet:
                 self._all.setdefault(record.key, []).append(record)
                 self._rounds.add(record.rounds)
             self._new.clear()
-        return self._all
 
     def _pick(self, records: Sequence[TuningRecord]) -> TuningRecord:
         if len(records) == 1:
@@ -259,22 +264,20 @@ class RecordSet:
             return True
         if record.high > SPREAD * record.low + JITTER:
             return False
-        self._by_key()
-        key = record.reference_key
-        if key is None or key not in self._best:
-            return True
-        best = _reference_seconds(self._best[key])
-        return record.reference is None or record.reference.seconds <= BUSY * best + JITTER
+        self._sort()
+        key, beside = record.reference_key, record.reference
+        best = _reference_seconds(self._best.get(key) if key else None)
+        return beside is None or beside.seconds <= BUSY * best + JITTER
 
     def lookup(self, key: RecordKey) -> TuningRecord | None:
         """Return the trusted record that answers for `key`: of as many rounds, or the next more.
 
         A trial that failed is known to fail, however many rounds were asked for.
         """
-        by_key = self._by_key()
+        self._sort()
         more = sorted(self._rounds, key=lambda rounds: (rounds < key.rounds, rounds))
         for rounds in more:
-            records = by_key.get(key._replace(rounds=rounds))
+            records = self._all.get(key._replace(rounds=rounds))
             record = self._pick(records) if records else None
             enough = record is not None and (rounds >= key.rounds or record.status != OK)
             if record is not None and enough and self.trusts(record):

@@ -14,7 +14,7 @@ import yaml  # type: ignore[import-untyped]
 
 from dovetail.ir import workflow as wf
 from dovetail.ir.errors import WorkflowError
-from dovetail.ir.ragraph import RAGraph
+from dovetail.ir.ragraph import RAGraph, make_generation
 from dovetail.ir.template import (
     BranchEntry,
     CollectEntry,
@@ -73,7 +73,11 @@ def _parse(text: str | bytes) -> object:
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError:
+        pass
+    try:
         return yaml.load(text, _Loader)
+    except (AttributeError, LookupError):
+        raise ValueError("a tag, such as !!int, does not fit what stands behind it") from None
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
@@ -93,7 +97,7 @@ def _add(graph: RAGraph, entry: Entry, functions: Functions) -> None:
     name = fields.pop("name")
     match entry:
         case wf.Generation():
-            graph.add_generation(name, **{**fields.pop("options"), **fields})
+            graph.add_node(make_generation(node=name, **fields))
         case wf.Retrieval():
             graph.add_retrieval(name, **fields)
         case wf.Embedding():

@@ -24,6 +24,8 @@ from dovetail.topology.values import (
 )
 
 MAX_PUS, MAX_GROUPS = 8192, 4096
+CACHE_KINDS = {"": "unified", "d": "data", "i": "instruction"}
+"""What a letter behind a cache's level says of it: `l1d`."""
 UNKNOWN = "unknown"
 
 K = TypeVar("K", bound=Hashable)
@@ -41,35 +43,34 @@ class PuRow:
     capacity: int = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """All that a source says; `domains` are sets of PUs, innermost first, that lie close."""
+def build_hardware(
+    source: str,
+    rows: Sequence[PuRow],
+    nodes: Iterable[NodeSpec] = (),
+    *,
+    caches: Iterable[CacheSpec] = (),
+    groups: Iterable[GroupSpec] = (),
+    accelerators: tuple[AcceleratorSpec, ...] = (),
+    allowed: Collection[int] | None = None,
+    domains: Sequence[frozenset[int]] = (),
+    arch: str = UNKNOWN,
+    vendor: str = UNKNOWN,
+    model: str = UNKNOWN,
+    flags: tuple[str, ...] = (),
+    empty_sockets: int = 0,
+) -> HardwareSpec:
+    """Return the spec of what a source says, unchecked.
 
-    source: str
-    rows: Sequence[PuRow]
-    nodes: Sequence[NodeSpec] = ()
-    caches: Iterable[CacheSpec] = ()
-    groups: Iterable[GroupSpec] = ()
-    accelerators: tuple[AcceleratorSpec, ...] = ()
-    allowed: Collection[int] | None = None
-    domains: Sequence[frozenset[int]] = ()
-    arch: str = UNKNOWN
-    vendor: str = UNKNOWN
-    model: str = UNKNOWN
-    flags: tuple[str, ...] = ()
-    memory_bytes: int = 0
-    empty_sockets: int = 0
-
-
-def build_hardware(machine: Machine) -> HardwareSpec:
-    """Return the spec of `machine`, unchecked; SpecError on too many PUs or a PU listed twice."""
-    rows = sorted(machine.rows, key=lambda row: row.id)
+    domains: sets of PUs, innermost first, that lie close. Raises SpecError on too many PUs, or a PU
+    listed twice.
+    """
+    rows = sorted(rows, key=lambda row: row.id)
     if not 1 <= len(rows) <= MAX_PUS:
-        raise SpecError(f"{machine.source} lists {len(rows)} PUs, expected 1 to {MAX_PUS}")
+        raise SpecError(f"{source} lists {len(rows)} PUs, expected 1 to {MAX_PUS}")
     if len({row.id for row in rows}) < len(rows):
-        raise SpecError(f"{machine.source} lists a PU twice")
-    nodes = tuple(sorted(machine.nodes, key=lambda node: node.id))
-    rows = _place(rows, nodes, machine.domains)
+        raise SpecError(f"{source} lists a PU twice")
+    nodes = tuple(sorted(nodes, key=lambda node: node.id))
+    rows = _place(rows, nodes, domains)
     cores: dict[Hashable, int] = {}
     sockets: dict[Hashable, int] = {}
     pus = tuple(
@@ -84,21 +85,21 @@ def build_hardware(machine: Machine) -> HardwareSpec:
         for row in rows
     )
     online = {pu.id for pu in pus if pu.online}
-    allowed = online if machine.allowed is None else online & set(machine.allowed)
+    unique = {(cache.level, cache.kind, cache.pus): cache for cache in caches}
     return HardwareSpec(
-        source=machine.source,
-        arch=machine.arch,
-        cpu_vendor=machine.vendor,
-        cpu_model=machine.model,
-        isa_flags=machine.flags,
+        source=source,
+        arch=arch,
+        cpu_vendor=vendor,
+        cpu_model=model,
+        isa_flags=flags,
         pus=pus,
-        allowed_pus=tuple(sorted(allowed)),
+        allowed_pus=tuple(sorted(online if allowed is None else online & set(allowed))),
         nodes=nodes,
-        caches=tuple(sorted(_unique(machine.caches), key=lambda c: (c.level, c.kind, c.pus))),
-        memory_bytes=machine.memory_bytes or sum(node.memory_bytes for node in nodes),
-        groups=tuple(sorted(set(machine.groups), key=lambda g: (g.kind, g.pus))),
-        accelerators=machine.accelerators,
-        empty_sockets=machine.empty_sockets,
+        caches=tuple(cache for _, cache in sorted(unique.items())),
+        memory_bytes=sum(node.memory_bytes for node in nodes),
+        groups=tuple(sorted(set(groups), key=lambda g: (g.kind, g.pus))),
+        accelerators=accelerators,
+        empty_sockets=empty_sockets,
     )
 
 
@@ -123,10 +124,6 @@ def scale_capacity(rates: Mapping[K, float]) -> dict[K, int]:
     """
     top = max((rate for rate in rates.values() if rate < inf), default=0.0)
     return {pu: max(1, round(1024 * rate / top)) for pu, rate in rates.items() if rate < 0.9 * top}
-
-
-def _unique(caches: Iterable[CacheSpec]) -> Iterable[CacheSpec]:
-    return {(cache.level, cache.kind, cache.pus): cache for cache in caches}.values()
 
 
 def _place(

@@ -36,16 +36,13 @@ def read_limits(root: Path) -> CgroupLimits:
     """Return the limits found under `root`; no control groups = no limits."""
     mounts = list(_mounts(root))
     groups = dict(_groups(root))
-    cpu = list(_folders(root, mounts, groups, "cpu"))
-    memory = list(_folders(root, mounts, groups, "memory"))
-    cpuset = list(_folders(root, mounts, groups, "cpuset"))
-    quotas = [q for folder in cpu if (q := _quota(folder)) is not None]
-    limits = [m for folder in memory if (m := _memory(folder)) is not None]
-    sets = [s for folder in cpuset if (s := _cpuset(folder))]
+    quotas = map(_quota, _folders(root, mounts, groups, "cpu"))
+    limits = map(_memory, _folders(root, mounts, groups, "memory"))
+    sets = map(_cpuset, _folders(root, mounts, groups, "cpuset"))
     return CgroupLimits(
-        cpu_quota=min(quotas, default=None),
-        memory_bytes=min(limits, default=None),
-        cpuset=sets[0] if sets else (),  # the innermost group's is a subset of its parents'
+        cpu_quota=min(filter(None, quotas), default=None),
+        memory_bytes=min(filter(None, limits), default=None),
+        cpuset=next(filter(None, sets), ()),  # the innermost group's is a subset of its parents'
     )
 
 

@@ -10,12 +10,14 @@ time. Shares of different workers are disjoint or equal; equal where there are t
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations, pairwise
+from itertools import accumulate, combinations, pairwise
 
+from dovetail.ir.plans import Figure
 from dovetail.topology.binding import choose_pus
-from dovetail.topology.parameters import Figure, MachineParameters, default_parameters
+from dovetail.topology.parameters import MachineParameters, default_parameters
 from dovetail.topology.resources import MachineModel, join_times
 from dovetail.topology.values import HardwareSpec
 
@@ -161,15 +163,14 @@ class Prices:
         Cores that several have go to each in turn. A node's bandwidth is dealt by what its readers
         would draw.
         """
-        owners: dict[int, int] = {}
-        for cpus in places.values():
-            for core in {self._core[pu] for pu in cpus}:
-                owners[core] = owners.get(core, 0) + 1
-        wanted: dict[int, float] = {}
+        owners = Counter(
+            core for cpus in places.values() for core in {self._core[pu] for pu in cpus}
+        )
+        wanted: dict[int, float] = defaultdict(float)
         cores = {s: self._by_node(cpus, owners) for s, cpus in places.items()}
         for stage, nodes in cores.items():
             for node, count in nodes.items():
-                wanted[node] = wanted.get(node, 0.0) + count * self._draw(stage)
+                wanted[node] += count * self._draw(stage)
         found = {}
         for stage, nodes in cores.items():
             demand, flop_rate = self.demands[stage], self._figures.core_flops.value
@@ -193,10 +194,9 @@ class Prices:
 
     def _by_node(self, cpus: Sequence[int], owners: Mapping[int, int]) -> dict[int, float]:
         """Return node -> the cores' worth of these PUs there."""
-        found: dict[int, float] = {}
+        found: dict[int, float] = defaultdict(float)
         for core, pu in {self._core[pu]: pu for pu in cpus}.items():
-            node = self._node[pu]
-            found[node] = found.get(node, 0.0) + 1 / owners[core]
+            found[self._node[pu]] += 1 / owners[core]
         return found
 
     def makespan(self, shares: Shares) -> float:
@@ -365,8 +365,7 @@ def _over_nodes(
     """Return as many cores, each worker's from all memory nodes in turn: it reads from all."""
     turns = max(map(len, nodes))
     dealt = [node[turn] for turn in range(turns) for node in nodes if turn < len(node)]
-    ends = [sum(sizes[:place]) for place in range(len(sizes) + 1)]
-    return [dealt[a:b] for a, b in pairwise(ends)]
+    return [dealt[a:b] for a, b in pairwise(accumulate(sizes, initial=0))]
 
 
 def _partitions(workers: list[str]) -> Iterator[list[list[str]]]:

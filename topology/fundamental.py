@@ -50,10 +50,11 @@ def build_tree(spec: HardwareSpec) -> Fundamental:
     Raises SpecError when the spec allows no PU.
     """
     allowed = set(spec.allowed_pus)
-    kinds = {pu.capacity for pu in spec.pus if pu.id in allowed}
+    fastest = sorted((pu for pu in spec.pus if pu.id in allowed), key=lambda pu: -pu.capacity)
+    kinds = _classes((pu.capacity, pu.id) for pu in fastest)
     if not kinds:
         raise SpecError("a topology needs at least one allowed PU")
-    found = [_build(spec, _of_kind(spec, allowed, kind)) for kind in sorted(kinds, reverse=True)]
+    found = [_build(spec, frozenset(kind)) for kind in kinds]
     best = max(found, key=lambda item: len(item.tree.pus))
     notes = list(best.notes)
     if len(kinds) > 1:
@@ -67,10 +68,6 @@ def build_tree(spec: HardwareSpec) -> Fundamental:
     if len(spec.pus) > len(allowed):
         notes.append(f"{len(spec.pus) - len(allowed)} PUs are offline or not allowed")
     return Fundamental(best.tree, tuple(notes))
-
-
-def _of_kind(spec: HardwareSpec, allowed: set[int], capacity: int) -> frozenset[int]:
-    return frozenset(pu.id for pu in spec.pus if pu.id in allowed and pu.capacity == capacity)
 
 
 def _build(spec: HardwareSpec, pus: frozenset[int]) -> Fundamental:

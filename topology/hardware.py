@@ -18,20 +18,11 @@ from dovetail.topology.hwloc import read_hwloc
 from dovetail.topology.lscpu import read_lscpu_json, read_lscpu_table
 from dovetail.topology.synthetic import looks_synthetic, read_synthetic
 from dovetail.topology.sysfs import read_sysfs
-from dovetail.topology.values import CacheSpec, HardwareSpec, NodeSpec, PuSpec
+from dovetail.topology.values import HardwareSpec
 
 MAX_FILE_BYTES = 16 << 20
 
-__all__ = [
-    "CacheSpec",
-    "HardwareSpec",
-    "NodeSpec",
-    "PuSpec",
-    "check_hardware",
-    "dump_hardware",
-    "load_hardware",
-    "read_hardware",
-]
+__all__ = ["HardwareSpec", "check_hardware", "dump_hardware", "load_hardware", "read_hardware"]
 
 
 def read_hardware(source: str | Path = "auto", *, root: Path = Path("/")) -> HardwareSpec:

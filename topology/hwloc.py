@@ -36,7 +36,6 @@ class _Object:
     kind: str
     attributes: dict[str, str]
     number: int
-    depth: int
     infos: dict[str, str] = field(default_factory=dict)
     pus: set[int] = field(default_factory=set)
     core: int | None = None
@@ -58,7 +57,7 @@ def read_hwloc(data: bytes, where: str) -> HardwareSpec:
     """Return the machine in `data`, unchecked; SpecError naming `where` for anything else."""
     reader = Reader(where)
     reader.feed(data)
-    return builder.build_hardware(reader.machine())
+    return reader.hardware()
 
 
 class Reader:
@@ -122,7 +121,7 @@ class Reader:
         if kind == "Cache":  # version 1 numbers caches by an attribute
             side = "i" if attributes.get("cache_type") == "2" else ""
             kind = f"L{attributes.get('depth', '')}{side}Cache"
-        found = _Object(kind, attributes, len(self.objects), len(parents))
+        found = _Object(kind, attributes, len(self.objects))
         limited = "Group" if kind in _GROUPS else "NUMANode" if kind in _NODES else kind
         if limited in self.left:
             self.left[limited] -= 1
@@ -181,8 +180,8 @@ class Reader:
         """Return the objects of some types, in the order of the file."""
         return [item for item in self.objects if item.kind in kinds]
 
-    def machine(self) -> builder.Machine:
-        """Return what the file says, once it was walked."""
+    def hardware(self) -> HardwareSpec:
+        """Return what the file says, unchecked, once it was walked."""
         top = self.of("Machine", "System")
         if not top:
             raise self.fail("no Machine object: is it an export of `lstopo --of xml`?")
@@ -192,18 +191,18 @@ class Reader:
         infos: dict[str, str] = {}
         for item in self.of("Machine", "System", *_SOCKETS):
             infos = item.infos | infos
-        return builder.Machine(
-            source=self.where,
-            rows=self._rows(),
-            nodes=self._with_distances(self._nodes(known, top[0])),
+        return builder.build_hardware(
+            self.where,
+            self._rows(),
+            self._with_distances(self._nodes(known, top[0])),
             caches=self._caches(),
             groups=self._groups(),
             accelerators=self._accelerators(known),
             allowed=self._set(allowed) if allowed else None,
             domains=[frozenset(i.pus) for i in self.of("Machine", *_SOCKETS, *_GROUPS) if i.pus],
-            arch=infos.get("Architecture", "unknown"),
-            vendor=infos.get("CPUVendor", "unknown").strip(),
-            model=infos.get("CPUModel", "unknown").strip(),
+            arch=infos.get("Architecture", builder.UNKNOWN),
+            vendor=infos.get("CPUVendor", builder.UNKNOWN).strip(),
+            model=infos.get("CPUModel", builder.UNKNOWN).strip(),
             empty_sockets=sum(not item.pus for item in self.of(*_SOCKETS)),
         )
 
@@ -276,8 +275,8 @@ class Reader:
             latency = block.attributes.get("name", "NUMALatency") == "NUMALatency"
             if block.attributes.get("type") == "NUMANode" and latency:
                 yield (
-                    [self._integer(v) for v in block.values.get("indexes", ())],
-                    [self._integer(v) for v in block.values.get("u64values", ())],
+                    [round(self._float(v)) for v in block.values.get("indexes", ())],
+                    [round(self._float(v)) for v in block.values.get("u64values", ())],
                 )
         ids = [node.id for node in nodes]
         for block in self.blocks["distances"]:
@@ -285,9 +284,6 @@ class Reader:
             if len(values) == len(ids) ** 2:  # other tables are between packages or cores
                 base = self._float(block.attributes.get("latency_base", "1"))
                 yield ids, [round(self._float(v) * base) for v in values]
-
-    def _integer(self, text: str) -> int:
-        return round(self._float(text))
 
     def _float(self, text: str) -> float:
         try:
@@ -303,8 +299,8 @@ class Reader:
             match = _CACHE.match(item.kind)
             if match is None or not item.pus:
                 continue
-            default = {"i": "instruction", "d": "data"}.get(match[2], "unified")
-            kind = _CACHE_KINDS.get(item.attributes.get("cache_type", ""), default)
+            side = builder.CACHE_KINDS[match[2]]
+            kind = _CACHE_KINDS.get(item.attributes.get("cache_type", ""), side)
             yield CacheSpec(
                 level=int(match[1]),
                 kind=kind,
@@ -332,12 +328,8 @@ class Reader:
                 kind="cuda",
                 name=item.attributes["name"],
                 model=item.infos.get("GPUModel", ""),
-                memory_bytes=_kilobytes(item.infos.get("CUDAGlobalMemorySize", "")),
+                memory_bytes=(parse_number(item.infos.get("CUDAGlobalMemorySize", "")) or 0) << 10,
                 near=tuple(sorted(self._set(item.near) & known)),
             )
             for item in cuda or devices
         )
-
-
-def _kilobytes(text: str) -> int:
-    return (parse_number(text) or 0) << 10

@@ -20,8 +20,7 @@ MAX_NODES = 1024
 
 _CACHE = re.compile(r"l([1-8])([di]?)$")
 _CACHE_FIELD = re.compile(r"L([1-8])([di]?)(?: cache)?$")
-_KINDS = {"": "unified", "d": "data", "i": "instruction"}
-_INSTANCES = re.compile(r"([\d.]+) ?([KMG]?)i?B? ?(?:\((\d{1,9}) instances?\))?$")
+_INSTANCES = re.compile(r"(\d{1,19}(?:\.\d+)?) ?([KMG]?)i?B? ?(?:\((\d{1,9}) instances?\))?$")
 
 Row = Mapping[str, str]
 
@@ -101,11 +100,8 @@ def _build(rows: Sequence[Row], where: str) -> HardwareSpec:
         for kind in kinds
         for pus in _members(live, kind, where).values()
     ]
-    return builder.build_hardware(
-        builder.Machine(
-            source=where, rows=found, nodes=nodes, caches=_caches(live, where), groups=groups
-        )
-    )
+    caches = _caches(live, where)
+    return builder.build_hardware(where, found, nodes, caches=caches, groups=groups)
 
 
 def _clock(text: str) -> float:
@@ -150,7 +146,11 @@ def _caches(rows: Sequence[Row], where: str) -> Iterable[CacheSpec]:
         if match:
             for pus in _members(rows, column, where).values():
                 yield CacheSpec(
-                    level=int(match[1]), kind=_KINDS[match[2]], bytes=0, line_bytes=64, pus=pus
+                    level=int(match[1]),
+                    kind=builder.CACHE_KINDS[match[2]],
+                    bytes=0,
+                    line_bytes=64,
+                    pus=pus,
                 )
 
 
@@ -181,17 +181,15 @@ def _summary(fields: Mapping[str, str], where: str) -> HardwareSpec:
     place = {pu: i % cores for i, pu in enumerate(pus)}
     rows = [builder.PuRow(pu, place[pu], place[pu] * sockets // cores) for pu in pus]
     return builder.build_hardware(
-        builder.Machine(
-            source=where,
-            rows=rows,
-            nodes=nodes,
-            caches=_summary_caches(fields, place, cores, where),
-            domains=[frozenset(pus)],
-            arch=fields.get("Architecture", "unknown"),
-            vendor=fields.get("Vendor ID", "unknown"),
-            model=fields.get("Model name", "unknown"),
-            flags=tuple(sorted(set(fields.get("Flags", "").split()))),
-        )
+        where,
+        rows,
+        nodes,
+        caches=_summary_caches(fields, place, cores, where),
+        domains=[frozenset(pus)],
+        arch=fields.get("Architecture", builder.UNKNOWN),
+        vendor=fields.get("Vendor ID", builder.UNKNOWN),
+        model=fields.get("Model name", builder.UNKNOWN),
+        flags=tuple(sorted(set(fields.get("Flags", "").split()))),
     )
 
 
@@ -223,11 +221,11 @@ def _summary_caches(
             continue
         default = 1 if int(match[1]) > 2 else cores  # older versions give the size of one cache
         count = min(cores, max(1, int(size[3] or default)))
-        total = parse_size(f"{size[1].partition('.')[0]}{size[2]}", where)
+        total = int(float(size[1]) * parse_size(f"1{size[2]}", where))
         for group in range(count):
             pus = tuple(sorted(p for p, core in place.items() if core * count // cores == group))
             bytes_each = total // count if size[3] else total
-            kind = _KINDS[match[2]]
+            kind = builder.CACHE_KINDS[match[2]]
             yield CacheSpec(
                 level=int(match[1]), kind=kind, bytes=bytes_each, line_bytes=64, pus=pus
             )

@@ -10,18 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from dovetail.ir.plans import Figure, PlanChoice
 from dovetail.topology.values import HardwareSpec
 
+SHARE = "core_flops_share_of_"
+"""What the names of figures for numbers of rows begin with."""
 CLIENT_CORES = 16
 """A machine of one memory node and at most so many cores is taken for a client's."""
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """One number in SI units and its source."""
-
-    value: float
-    source: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +57,7 @@ class MachineParameters:
         """Return every figure by name."""
         named = {item.name: getattr(self, item.name) for item in fields(self)}
         shares = named.pop("row_shares")
-        return named | {f"core_flops_share_of_{rows}_rows": figure for rows, figure in shares}
+        return named | {f"{SHARE}{rows}_rows": figure for rows, figure in shares}
 
 
 _FIG3 = "fitted to Sandwich Fig. 3"
@@ -111,6 +106,20 @@ def default_parameters(spec: HardwareSpec) -> MachineParameters:
     size = "client" if spec.cores <= CLIENT_CORES and len(spec.nodes) <= 1 else "server"
     figures: dict[str, Any] = COMMON | CLASS_FIGURES.get(kind, {})
     return MachineParameters(core_flops=CORES[kind], package_bandwidth=PACKAGES[size], **figures)
+
+
+def planned_parameters(spec: HardwareSpec, choice: PlanChoice | None) -> MachineParameters:
+    """Return the figures that an artifact was planned with, else those of the machine's class."""
+    figures = {} if choice is None else choice.figures
+    named: dict[str, Any] = {
+        item.name: figures[item.name] for item in fields(MachineParameters) if item.name in figures
+    }
+    shares = {
+        int(name.removeprefix(SHARE).removesuffix("_rows")): figure
+        for name, figure in figures.items()
+        if name.startswith(SHARE)
+    }
+    return replace(default_parameters(spec), **named, row_shares=tuple(sorted(shares.items())))
 
 
 def _class_of(spec: HardwareSpec) -> str:

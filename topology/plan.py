@@ -7,8 +7,9 @@ trees and their descendants by `remove` (Sandwich §5).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 
 from dovetail.ir.errors import SpecError
@@ -24,7 +25,7 @@ from dovetail.topology.contention import Simulator
 from dovetail.topology.fundamental import build_tree
 from dovetail.topology.parameters import MachineParameters, default_parameters
 from dovetail.topology.replay import DEFAULT_TRACE, PairScore, Replay, Trace
-from dovetail.topology.transform import GroupedTree, GroupSearch, enumerate_groups, walk_removals
+from dovetail.topology.transform import GroupSearch, enumerate_groups, walk_removals
 from dovetail.topology.tree import TopoTree
 from dovetail.topology.values import HardwareSpec
 
@@ -82,18 +83,15 @@ class PlanPair:
 
 @dataclass(frozen=True, slots=True)
 class TopologyPlan:
-    """The pair of plans with the lowest seconds per request, and what it was chosen from.
+    """The pairs of plans with the lowest seconds per request, and what they were chosen from.
 
-    pairs: the best ones, `chosen` first. The best one with all cores in both phases is among them,
-    if need be as the last, and the best one of the same processes in both.
+    pairs: the best one first. The best one with all cores in both phases is among them, if need be
+    as the last, and the best one of the same processes in both.
     """
 
-    tree: TopoTree
     notes: tuple[str, ...]
     prefill: tuple[Candidate, ...]
     decode: tuple[Candidate, ...]
-    chosen: tuple[Candidate, Candidate]
-    score: PairScore
     pairs: tuple[PlanPair, ...]
     parameters: MachineParameters
     trace: Trace
@@ -120,18 +118,14 @@ def plan_topology(
     simulator = Simulator(spec, figures, model)
     replay = Replay(simulator, trace)
     groups = _enumerate(found.tree, budget)
-    search = _Search(spec, model, budget)
-    search.prefill(groups, replay.prefill)
-    search.decode(groups, replay.decode)
-    pairs = _rank_pairs(search, replay, budget.top)
+    search = _Search(spec, model, budget, replay)
+    search.prefill(groups)
+    search.decode(groups)
     return TopologyPlan(
-        tree=found.tree,
         notes=(*found.notes, *_memory_notes(spec, simulator.weights)),
         prefill=search.top(search.prefills),
         decode=search.top(search.decodes),
-        chosen=(pairs[0].prefill, pairs[0].decode),
-        score=pairs[0].score,
-        pairs=pairs,
+        pairs=_rank_pairs(search, replay, budget.top),
         parameters=figures,
         trace=trace,
         report=search.report(groups),
@@ -164,20 +158,22 @@ def describe_levels(tree: TopoTree) -> str:
 class _Search:
     """Offers the cross-sections of trees to the ranking of each phase."""
 
-    def __init__(self, spec: HardwareSpec, model: ModelSpec, budget: PlanBudget) -> None:
+    def __init__(
+        self, spec: HardwareSpec, model: ModelSpec, budget: PlanBudget, replay: Replay
+    ) -> None:
         self._homes = memory_homes(spec)
         allowed = set(spec.allowed_pus)
         self._cores = {pu.id: pu.core for pu in spec.pus if pu.id in allowed}
-        self._model = model
+        self._allows = partial(allows_processes, model)
         self._budget = budget
         self._trees: dict[Configuration, TopoTree] = {}
         self._scored: dict[str, float] = {}
         self._pruned = self._unseen = self._starved = 0
-        self.prefills = self.decodes = Ranking(lambda _: inf)
+        self.prefills = Ranking(replay.prefill, budget.patience)
+        self.decodes = Ranking(replay.decode, budget.patience)
 
-    def prefill(self, groups: GroupSearch, score: Callable[[Configuration], float]) -> None:
+    def prefill(self, groups: GroupSearch) -> None:
         """Look at every grouped tree with all its cores, with each number of threads per core."""
-        self.prefills = Ranking(score, patience=self._budget.patience)
         for grouped in groups.trees:
             tree = grouped.tree
             self._offer(self.prefills, tree)
@@ -185,9 +181,8 @@ class _Search:
                 tree = tree.remove(1, tree.depth)
                 self._offer(self.prefills, tree)
 
-    def decode(self, groups: GroupSearch, score: Callable[[Configuration], float]) -> None:
+    def decode(self, groups: GroupSearch) -> None:
         """Look at the descendants by `remove` of every grouped tree, the trees sharing a budget."""
-        self.decodes = Ranking(score, patience=self._budget.patience)
         left = self._budget.trees
         for number, grouped in enumerate(groups.trees):
             share = left // (len(groups.trees) - number)
@@ -195,7 +190,7 @@ class _Search:
                 self._starved += 1
                 continue
             walk = walk_removals(grouped.tree, self._decode_score, budget=share)
-            left -= len(walk.scored)
+            left -= walk.scored
             self._pruned += walk.pruned
             self._unseen += walk.unseen
 
@@ -211,9 +206,6 @@ class _Search:
             best = min(best, ranking.offer(configuration))
             self._trees.setdefault(configuration, tree)
         return best
-
-    def _allows(self, count: int) -> bool:
-        return allows_processes(self._model, count)
 
     def top(self, ranking: Ranking) -> tuple[Candidate, ...]:
         """Return the best candidates of a phase."""
@@ -245,19 +237,16 @@ class _Search:
         closed = self.prefills.closed | self.decodes.closed
         left_out = groups.total - len(groups.trees)
         longest = max(len(item.steps) for item in groups.trees)
-        cut = {
-            f"{left_out} of {groups.total} group patterns, those of {longest} or more groupings": (
-                left_out
-            ),
-            f"decode trees of {self._starved} group patterns: the tree budget was spent": (
-                self._starved
-            ),
-            f"{self._unseen} trees by remove: the budget of their pattern was spent": self._unseen,
-            f"{len(closed)} families of equal processes and memory, by patience": len(closed),
-        }
+        patterns = (
+            f"{left_out} of {groups.total} group patterns, those of {longest} or more groupings"
+        )
+        starved = f"decode trees of {self._starved} group patterns: the tree budget was spent"
+        unseen = f"{self._unseen} trees by remove: the budget of their pattern was spent"
+        families = f"{len(closed)} families of equal processes and memory, by patience"
+        cut = {patterns: left_out, starved: self._starved, unseen: self._unseen, families: closed}
         return SearchReport(
             group_sizes="every divisor" if groups.every_divisor else "powers of two",
-            patterns=tuple(dict.fromkeys(_describe_steps(item) for item in groups.trees)),
+            patterns=tuple(dict.fromkeys(map(str, groups.trees))),
             group_trees=len(groups.trees),
             group_trees_total=groups.total,
             trees_scored=len(self._scored),
@@ -305,7 +294,3 @@ def _with_families(
             wanted.remove(configuration.family)
             found.append(search.candidate(configuration, seconds))
     return found
-
-
-def _describe_steps(item: GroupedTree) -> str:
-    return ", ".join(str(step) for step in item.steps) or "as shown by the system"

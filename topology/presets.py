@@ -5,11 +5,16 @@ In: a name such as `llama-3-8b`. Out: a ModelSpec (figures from the models' publ
 
 from __future__ import annotations
 
+from typing import Any
+
 from dovetail.ir.errors import SpecError
 from dovetail.ir.formats import FORMATS
 from dovetail.ir.model import ModelSpec, RopeSpec
 
-# vocabulary, hidden and intermediate size, layers, query and KV heads, head size, positions
+_FIELDS = (
+    *("vocab_size", "hidden_size", "intermediate_size", "n_layers"),
+    *("n_heads", "n_kv_heads", "head_dim", "max_position"),
+)
 _MODELS: dict[str, tuple[int, int, int, int, int, int, int, int]] = {
     "llama-160m": (32000, 768, 3072, 12, 12, 12, 64, 2048),
     "sheared-llama-1.3b": (32000, 2048, 5504, 24, 16, 16, 128, 4096),
@@ -37,20 +42,13 @@ def preset_model(name: str, *, weight_dtype: str = "bf16", kv_dtype: str = "f32"
     found = _MODELS.get(name.lower())
     if found is None:
         raise SpecError(f"unknown model {name!r}; known without files: {', '.join(PRESETS)}")
-    vocabulary, hidden, intermediate, layers, heads, kv_heads, head_dim, positions = found
+    figures: dict[str, Any] = dict(zip(_FIELDS, found, strict=True))
     return ModelSpec(
         family="llama",
-        vocab_size=vocabulary,
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        n_layers=layers,
-        n_heads=heads,
-        n_kv_heads=kv_heads,
-        head_dim=head_dim,
-        max_position=positions,
-        max_context=positions,
+        **figures,
+        max_context=figures["max_position"],
         norm_eps=1e-5,
-        rope=RopeSpec(rotary_dim=head_dim),
+        rope=RopeSpec(rotary_dim=figures["head_dim"]),
         weight_dtype=weight_dtype,
         checkpoint_dtype="bf16",
         kv_dtype=kv_dtype,

@@ -6,7 +6,6 @@ pairs of them, the price of a switch between phases included.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -95,16 +94,15 @@ class Replay:
     def __init__(self, simulator: Simulator, trace: Trace) -> None:
         self._simulator = simulator
         self._trace = trace.sample()
-        self._requests: Sequence[tuple[int, int]] = self._trace.requests
 
     def prefill(self, configuration: Configuration) -> float:
         """Return the mean seconds of a prompt, long ones in chunks."""
-        total = 0.0
-        for prompt, _ in self._requests:
-            for tokens, times in _chunks(prompt):
-                cost = self._simulator.prefill(configuration, tokens=tokens)
-                total += times * cost.total
-        return total / len(self._requests)
+        total = sum(
+            times * self._simulator.prefill(configuration, tokens=tokens).total
+            for prompt, _ in self._trace.requests
+            for tokens, times in _chunks(prompt)
+        )
+        return total / len(self._trace.requests)
 
     def decode(self, configuration: Configuration) -> float:
         """Return the mean seconds of a request's output; a step's time is shared by its batch.

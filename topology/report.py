@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from dovetail.ir.plans import DivisionChoice
+from dovetail.ir.plans import DivisionChoice, Figure
 from dovetail.topology.fundamental import build_tree
-from dovetail.topology.parameters import Figure
 from dovetail.topology.plan import Candidate, SearchReport, TopologyPlan
 from dovetail.topology.replay import PairScore
 from dovetail.topology.tree import Level, TopoTree
@@ -149,7 +148,7 @@ def report_plan(
 
     divisions: of the CPU among all workers, by the name of the load.
     """
-    prefill, decode = plan.chosen
+    best = plan.pairs[0]
     return PlanReport(
         model=model,
         trace=plan.trace.source,
@@ -157,10 +156,10 @@ def report_plan(
         evaluation="simulated: contention model with the figures below",
         prefill_candidates=tuple(map(_candidate, plan.prefill)),
         decode_candidates=tuple(map(_candidate, plan.decode)),
-        prefill=_candidate(prefill),
-        decode=_candidate(decode),
-        score=plan.score,
-        seconds_per_request=plan.score.total,
+        prefill=_candidate(best.prefill),
+        decode=_candidate(best.decode),
+        score=best.score,
+        seconds_per_request=best.score.total,
         search=plan.report,
         figures=plan.parameters.sources(),
         notes=(*notes, *plan.notes),

@@ -120,14 +120,13 @@ class MachineModel:
         share = 1 / len(processes)
         core_rate = self._figures.core_bandwidth.value
         owners = Counter(core for team in teams for core in team)
-        core_load: dict[int, float] = defaultdict(float)
+        core_load, node_load, node_cores, link_load = (
+            defaultdict[int, float](float) for _ in range(4)
+        )
         for team in teams:
             for core in team:
                 core_load[core] += share / len(team)
         loads = [_team_loads(processes, kind, self._core) for kind in (self._l3, self._latent)]
-        node_load: dict[int, float] = defaultdict(float)
-        node_cores: dict[int, float] = defaultdict(float)
-        link_load: dict[int, float] = defaultdict(float)
         for process, team in zip(processes, teams, strict=True):
             spread = len(process.nodes)  # its pages lie on all its nodes evenly
             for node in process.nodes:
@@ -139,7 +138,8 @@ class MachineModel:
             link = self._link_rate(process)
             parts = [max(core_load[core] for core in team) / core_rate]
             for kind, load in zip((self._l3, self._latent), loads, strict=True):
-                for resource in {kind.of[pu] for pu in process.pus if pu in kind.of}:
+                # a core draws through one of its PUs, should a file give them different caches
+                for resource in {kind.of[pu] for pu in process.pus if pu in kind.of} & load.keys():
                     parts.append(kind.seconds(resource, *load[resource], core_rate))
             for node in process.nodes:
                 parts.append(

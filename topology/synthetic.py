@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import prod
 
 from dovetail.ir.errors import SpecError
-from dovetail.topology.builder import MAX_PUS, Machine, PuRow, build_hardware
+from dovetail.topology.builder import CACHE_KINDS, MAX_PUS, PuRow, build_hardware
 from dovetail.topology.textfile import parse_size
 from dovetail.topology.values import CacheSpec, GroupSpec, HardwareSpec, NodeSpec
 
@@ -20,7 +20,6 @@ MAX_LEVELS = 32
 
 _LEVEL = re.compile(r"\[?([A-Za-z][A-Za-z0-9]*)(?::(\d{1,6}))?(?:\(([^()]*)\))?\]?$")
 _CACHE = re.compile(r"l([1-8])([di]?)(?:cache)?$")
-_KINDS = {"": "unified", "d": "data", "i": "instruction"}
 _NAMES = {
     **dict.fromkeys(("package", "socket"), "socket"),
     **dict.fromkeys(("numa", "numanode", "node"), "node"),
@@ -58,7 +57,7 @@ def read_synthetic(text: str) -> HardwareSpec:
     total = prod(level.arity for level in levels)
     if not 1 <= total <= MAX_PUS:
         raise SpecError(f"{text.strip()[:60]!r} has {total} PUs, expected 1 to {MAX_PUS}")
-    return build_hardware(_machine(levels, total, text.strip()))
+    return _build(levels, total, text.strip())
 
 
 def _parse(token: str) -> _Level:
@@ -84,7 +83,7 @@ def _check_order(levels: Sequence[_Level]) -> None:
         raise SpecError("the last level of a machine in one line must be core or pu")
 
 
-def _machine(levels: Sequence[_Level], total: int, text: str) -> Machine:
+def _build(levels: Sequence[_Level], total: int, text: str) -> HardwareSpec:
     spans: list[tuple[_Level, int]] = []
     inside = total
     for level in levels:
@@ -100,11 +99,11 @@ def _machine(levels: Sequence[_Level], total: int, text: str) -> Machine:
     nodes = [
         NodeSpec(id=i, pus=pus, memory_bytes=memory) for i, pus in enumerate(_cut(total, node_span))
     ]
-    return Machine(
-        source=text,
-        rows=rows,
-        nodes=nodes,
-        caches=list(_caches(spans, total)),
+    return build_hardware(
+        text,
+        rows,
+        nodes,
+        caches=_caches(spans, total),
         groups=[
             GroupSpec(kind=level.name, pus=pus)
             for level, span in spans
@@ -121,7 +120,7 @@ def _caches(spans: Sequence[tuple[_Level, int]], total: int) -> Iterator[CacheSp
             for pus in _cut(total, span):
                 yield CacheSpec(
                     level=int(match[1]),
-                    kind=_KINDS[match[2]],
+                    kind=CACHE_KINDS[match[2]],
                     bytes=level.bytes,
                     line_bytes=64,
                     pus=pus,

@@ -6,8 +6,8 @@ In: a root directory. Out: the spec, unchecked. What a container hides is left u
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dovetail.ir.cpu import usable_flags
 from dovetail.ir.errors import SpecError
@@ -30,20 +30,11 @@ _CACHE_KINDS = ("data", "instruction", "unified")
 _ARM_VENDORS = {"0x41": "ARM", "0x61": "Apple", "0xc0": "Ampere", "0x48": "HiSilicon"}
 
 
-@dataclass(frozen=True, slots=True)
-class _CpuInfo:
-    processors: tuple[int, ...]
-    arch: str
-    vendor: str
-    model: str
-    flags: tuple[str, ...]
-
-
 def read_sysfs(root: Path) -> HardwareSpec:
     """Return the machine whose `/sys` and `/proc` lie under `root`; SpecError on nonsense."""
-    info = _read_cpuinfo(root)
+    listed, names = _read_cpuinfo(root)
     limits = read_limits(root)
-    online = _online_pus(root, info)
+    online = _online_pus(root, listed)
     nodes = _read_nodes(root, online)
     pus = _read_pus(root, online, nodes)
     allowed = _allowed_pus(root, online, limits)
@@ -52,10 +43,7 @@ def read_sysfs(root: Path) -> HardwareSpec:
         raise SpecError(f"{root / 'proc/meminfo'} gives no MemTotal: is /proc mounted?")
     return HardwareSpec(
         source="sysfs",
-        arch=info.arch,
-        cpu_vendor=info.vendor,
-        cpu_model=info.model,
-        isa_flags=info.flags,
+        **names,
         pus=pus,
         allowed_pus=allowed,
         nodes=nodes or (NodeSpec(id=0, pus=online, memory_bytes=memory),),
@@ -68,7 +56,8 @@ def read_sysfs(root: Path) -> HardwareSpec:
     )
 
 
-def _read_cpuinfo(root: Path) -> _CpuInfo:
+def _read_cpuinfo(root: Path) -> tuple[tuple[int, ...], dict[str, Any]]:
+    """Return the processors that are listed, and how a HardwareSpec calls their kind."""
     text = read_text(root / "proc/cpuinfo", limit=CPUINFO_BYTES)
     if text is None:
         raise SpecError(f"cannot read {root / 'proc/cpuinfo'}: is /proc mounted?")
@@ -86,19 +75,18 @@ def _read_cpuinfo(root: Path) -> _CpuInfo:
     part = f"{first.get('CPU implementer', '')} part {first.get('CPU part', '?')}"
     flags = set(first.get("flags", first.get("Features", "")).split())
     vendor = first.get("vendor_id") or _ARM_VENDORS.get(first.get("CPU implementer", ""), "unknown")
-    return _CpuInfo(
-        processors=tuple(sorted(set(processors))),
-        arch="aarch64" if arm else "x86_64" if "flags" in first else platform.machine(),
-        vendor=vendor,
-        model=first.get("model name") or (part if arm else "unknown"),
-        flags=tuple(sorted(usable_flags(flags) if root == Path("/") else flags)),
-    )
+    return tuple(sorted(set(processors))), {
+        "arch": "aarch64" if arm else "x86_64" if "flags" in first else platform.machine(),
+        "cpu_vendor": vendor,
+        "cpu_model": first.get("model name") or (part if arm else "unknown"),
+        "isa_flags": tuple(sorted(usable_flags(flags) if root == Path("/") else flags)),
+    }
 
 
-def _online_pus(root: Path, info: _CpuInfo) -> tuple[int, ...]:
+def _online_pus(root: Path, listed: tuple[int, ...]) -> tuple[int, ...]:
     path = root / "sys/devices/system/cpu/online"
     text = read_text(path)
-    ids = parse_id_list(text, path) if text else info.processors
+    ids = parse_id_list(text, path) if text else listed
     if not ids:
         raise SpecError(f"neither {path} nor {root / 'proc/cpuinfo'} lists a processor")
     if len(ids) > MAX_PUS:

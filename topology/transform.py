@@ -41,6 +41,9 @@ class GroupedTree:
     tree: TopoTree
     steps: tuple[GroupStep, ...]
 
+    def __str__(self) -> str:
+        return ", ".join(map(str, self.steps)) or "as shown by the system"
+
 
 @dataclass(frozen=True, slots=True)
 class GroupSearch:
@@ -52,21 +55,13 @@ class GroupSearch:
 
 
 @dataclass(frozen=True, slots=True)
-class ScoredTree:
-    """A tree and its score; lower is better."""
-
-    tree: TopoTree
-    score: float
-
-
-@dataclass(frozen=True, slots=True)
 class RemovalWalk:
-    """Trees scored, how many of them did not beat their parents, and how many were never looked at.
+    """Numbers of trees: scored, no better than their parents, and never looked at.
 
     `unseen` counts only direct children of surviving trees, left when the budget ended.
     """
 
-    scored: tuple[ScoredTree, ...]
+    scored: int
     pruned: int
     unseen: int
 
@@ -115,29 +110,27 @@ def walk_removals(
     A tree is looked at once, whichever removals lead to it. One that does not beat the best of the
     parents it was reached from has no descendants looked at (§5.2, the transformation tree).
     """
-    scored = [ScoredTree(root, score(root))]
-    alive = list(scored)
-    pruned = unseen = 0
+    alive = [(root, score(root))]
+    scored, pruned, unseen = 1, 0, 0
     while alive:
         # descendants of one root are equal when as much was removed at every depth
         targets: dict[tuple[int, ...], tuple[TopoTree, int, float]] = {}
-        for parent in alive:
-            for depth, widths in _removals(parent.tree):
+        for parent, least in alive:
+            for depth, widths in _removals(parent):
                 known = targets.get(widths)
-                bar = min(parent.score, known[2]) if known else parent.score
-                targets[widths] = (parent.tree, depth, bar)
+                targets[widths] = (parent, depth, min(least, known[2]) if known else least)
         alive = []
-        room = budget - len(scored)
+        room = max(0, budget - scored)
         unseen += max(0, len(targets) - room)
-        for tree, depth, bar in islice(targets.values(), max(0, room)):
-            child = tree.remove(1, depth)
-            found = ScoredTree(child, score(child))
-            scored.append(found)
-            if found.score < bar * (1 - MARGIN):
-                alive.append(found)
+        for parent, depth, bar in islice(targets.values(), room):
+            tree = parent.remove(1, depth)
+            seconds = score(tree)
+            scored += 1
+            if seconds < bar * (1 - MARGIN):
+                alive.append((tree, seconds))
             else:
                 pruned += 1
-    return RemovalWalk(tuple(scored), pruned, unseen)
+    return RemovalWalk(scored, pruned, unseen)
 
 
 def _removals(tree: TopoTree) -> Iterator[tuple[int, tuple[int, ...]]]:

@@ -29,9 +29,10 @@ from dovetail.html_report.history import best_so_far, history_table
 from dovetail.html_report.pictures import Picture, plan_pictures, workflow_pictures
 from dovetail.html_report.products import ProductCurve, product_curves, read_records
 from dovetail.html_report.tables import Grid, read_grid
-from dovetail.html_report.what_if import Situation, plan_figures, plan_variants, read_trace
+from dovetail.html_report.what_if import Situation, plan_variants, read_trace
 from dovetail.ir.files import write_whole
 from dovetail.ir.tuning import TuningRecord
+from dovetail.topology.parameters import planned_parameters
 
 WEB = files("dovetail.html_report") / "web"
 TIMELINE = files("dovetail.runtime.server") / "web/timeline.js"
@@ -124,7 +125,7 @@ def _what_if(found: Inspection, progress: Advance) -> Iterator[Part]:
     if found.hardware is None or not found.models:
         return
     file = found.models[0].file
-    figures = plan_figures(found.hardware, found.choice)
+    figures = planned_parameters(found.hardware, found.choice)
     now = Situation(found.hardware, figures, read_trace(found, file.max_step_sequences))
     variants = list(plan_variants(file.spec, now, progress))
     base = variants[0].seconds or 1.0
@@ -141,7 +142,7 @@ def _what_if(found: Inspection, progress: Advance) -> Iterator[Part]:
 
 
 def _products(found: Inspection, records: Sequence[TuningRecord]) -> Iterator[Part]:
-    figures = None if found.hardware is None else plan_figures(found.hardware, found.choice)
+    figures = None if found.hardware is None else planned_parameters(found.hardware, found.choice)
     curves = product_curves(found, records, figures)
     if not curves:
         return

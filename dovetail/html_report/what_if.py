@@ -7,7 +7,7 @@ figures behind all of them. Nothing is measured.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,11 @@ from dovetail.compiler.service import choose_plans, sample_trace, within_quota
 from dovetail.compiler.workload import DEFAULT_WORKLOAD, WorkloadSpec, read_workload
 from dovetail.ir.errors import SpecError
 from dovetail.ir.model import ModelSpec
-from dovetail.ir.plans import PlanCandidate, PlanChoice
-from dovetail.topology.parameters import Figure, MachineParameters, default_parameters
+from dovetail.ir.plans import Figure, PlanCandidate
+from dovetail.topology.parameters import MachineParameters
 from dovetail.topology.replay import Trace
 from dovetail.topology.values import HardwareSpec
 
-SHARE = "core_flops_share_of_"
 BANDWIDTHS = ("core_bandwidth", "package_bandwidth", "l3_bandwidth", "l3_core_bandwidth")
 """Figures that memory of another speed changes."""
 
@@ -50,23 +49,6 @@ class Variant:
     def shapes(self) -> tuple[str, str]:
         """Processes x threads of both phases."""
         return tuple(f"{c.processes} x {c.threads}" for c in (self.prefill, self.decode))  # type: ignore[return-value]
-
-
-def plan_figures(hardware: HardwareSpec, choice: PlanChoice | None) -> MachineParameters:
-    """Return the figures that an artifact was planned with, else those of the machine's class."""
-    defaults = default_parameters(hardware)
-    given = {} if choice is None else choice.figures
-    named: dict[str, Any] = {
-        field.name: Figure(given[field.name].value, given[field.name].source)
-        for field in fields(MachineParameters)
-        if field.name in given
-    }
-    shares = {
-        int(name.removeprefix(SHARE).removesuffix("_rows")): Figure(figure.value, figure.source)
-        for name, figure in given.items()
-        if name.startswith(SHARE)
-    }
-    return replace(defaults, **named, row_shares=tuple(sorted(shares.items())))
 
 
 def read_trace(found: Inspection, sequences: int) -> Trace:

@@ -83,16 +83,14 @@ class BodyChecker:
 
     def _declare(self, stmt: high.Assign, name: str, value: str) -> None:
         assert stmt.type is not None
-        scope, type_ = self.exprs.scope, print_high(stmt.type)
+        type_ = print_high(stmt.type)
         self.exprs.check_type(type_, stmt.type.span, (*SCALARS, *VECTORS))
         if not self._check_target(name, stmt.target.span):
             return
         if not rules.assignable(type_, value):
             message = f"a {value} cannot be stored in `{name}: {type_}`"
             self.fault("high-type-mismatch", message, stmt.value.span, f"use cast({type_}, ...)")
-        if scope.types.setdefault(name, type_) != type_:
-            message = f"`{name}` is {scope.types[name]} and cannot become {type_}"
-            self.fault("high-type-change", message, stmt.span, "use another name")
+        self._settle(name, type_, stmt.span)
 
     def _check_target(self, name: str, span: Span) -> bool:
         """Tell whether `name` may be assigned."""
@@ -136,12 +134,17 @@ class BodyChecker:
         return self._define(stmt.name, f"ptr[{stmt.elem}]", stmt.span)
 
     def _define(self, name: str, type_: str, span: Span) -> bool:
-        scope = self.exprs.scope
-        if self._check_target(name, span) and scope.types.setdefault(name, type_) != type_:
-            message = f"`{name}` is {scope.types[name]} and cannot become {type_}"
-            self.fault("high-type-change", message, span, "use another name")
-        scope.assigned.add(name)
+        if self._check_target(name, span):
+            self._settle(name, type_, span)
+        self.exprs.scope.assigned.add(name)
         return True
+
+    def _settle(self, name: str, type_: str, span: Span) -> None:
+        """Give a variable its type, which cannot change."""
+        known = self.exprs.scope.types.setdefault(name, type_)
+        if known != type_:
+            message = f"`{name}` is {known} and cannot become {type_}"
+            self.fault("high-type-change", message, span, "use another name")
 
     # ---- control flow ----
 
@@ -178,22 +181,17 @@ class BodyChecker:
         if stmt.kind == "vrange" and scope.in_vrange:
             self.fault("high-nested-vrange", "vrange loops cannot be nested", stmt.span)
         self._check_loop_name(stmt)
-        outer = (
-            scope.types.get(stmt.var),
-            scope.in_vrange,
-            set(scope.constants),
-            set(self.loop_names),
-        )
-        self.loop_names.add(stmt.var)
-        scope.types[stmt.var] = "int" if stmt.kind == "unroll" else "i64"
-        scope.constants.discard(stmt.var)
-        if stmt.kind == "unroll":
-            scope.constants.add(stmt.var)
+        known = scope.types.get(stmt.var)
+        outer = scope.in_vrange, scope.constants, self.loop_names
+        own, unrolled = {stmt.var}, stmt.kind == "unroll"
+        self.loop_names = self.loop_names | own
+        scope.types[stmt.var] = "int" if unrolled else "i64"
+        scope.constants = scope.constants | own if unrolled else scope.constants - own
         scope.in_vrange = scope.in_vrange or stmt.kind == "vrange"
         self._inside(stmt.kind, stmt.body, stmt.var)
-        type_, scope.in_vrange, scope.constants, self.loop_names = outer
-        if type_ is not None:
-            scope.types[stmt.var] = type_
+        scope.in_vrange, scope.constants, self.loop_names = outer
+        if known is not None:
+            scope.types[stmt.var] = known
         return True
 
     def _check_loop_name(self, stmt: high.For) -> None:

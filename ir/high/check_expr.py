@@ -1,35 +1,22 @@
 """Check high-IR expressions: names, types, tiles and what must be known at compile time.
 
-An expression in, its type as text out; faults go to a `Faults` and the type becomes `?`.
+An expression in, its type as text out; faults go to a `Reporter` and the type becomes `?`.
 """
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from dovetail.ir.diagnostics import Diagnostic, Source, Span
+from dovetail.ir.diagnostics import Span, did_you_mean
 from dovetail.ir.expr import Binary, Call, Cast, Expr, Float, Index, Int, Name, Ternary, Unary
 from dovetail.ir.high import rules
 from dovetail.ir.high.nodes import Function, Text
 from dovetail.ir.high.ops import CONSTANTS, ELEMENTS, OPS, SCALARS, STORAGE, VECTORS
+from dovetail.ir.high.parse_expr import Reporter
 from dovetail.ir.high.print import print_high
 from dovetail.ir.high.scopes import is_constant
-
-
-@dataclass(slots=True)
-class Faults:
-    """Diagnostics of one source, each said once."""
-
-    source: Source
-    found: dict[tuple[str, str, Span], Diagnostic] = field(default_factory=dict)
-
-    def add(self, code: str, message: str, span: Span, hint: str | None = None) -> None:
-        """Record one fault."""
-        made = Diagnostic(code, message, span, self.source, hint)
-        self.found.setdefault((code, message, span), made)
 
 
 @dataclass(slots=True)
@@ -47,7 +34,7 @@ class Scope:
 class ExprChecker:
     """`functions` are the @inline functions in sight; `result_of` gives their result types."""
 
-    faults: Faults
+    faults: Reporter
     functions: Mapping[str, Function]
     result_of: Callable[[str], str]
     vector_loops: Set[str]  # whom to call is to run a vrange loop
@@ -119,8 +106,7 @@ class ExprChecker:
             return self.scope.types[expr.id]
         if expr.id in ELEMENTS:
             return "text"
-        near = difflib.get_close_matches(expr.id, [*self.scope.types, *CONSTANTS], 1)
-        hint = f"did you mean `{near[0]}`?" if near else None
+        hint = did_you_mean(expr.id, (*self.scope.types, *CONSTANTS))
         self.fault("high-unknown-name", f"`{expr.id}` is not known here", expr, hint)
         return rules.UNKNOWN
 
@@ -165,13 +151,13 @@ class ExprChecker:
 
     def check_type(self, type_: str, span: Span, allowed: tuple[str, ...]) -> None:
         """Check that a written type exists and may stand here; pointers always may."""
-        elem = rules.element(type_) if rules.is_pointer(type_) else type_
-        if rules.is_pointer(type_):
-            if elem in ELEMENTS or self.scope.types.get(elem) == "text":
-                return
-        elif type_ in allowed:
+        pointer = rules.is_pointer(type_)
+        elem = rules.element(type_) if pointer else type_
+        if elem in (ELEMENTS if pointer else allowed):
             return
-        if not rules.is_pointer(type_) and type_ in STORAGE:
+        if pointer and self.scope.types.get(elem) == "text":
+            return
+        if elem in STORAGE:
             hint = "they exist in memory only; compute in f32"
             self.faults.add("high-storage-access", f"no value has type {type_}", span, hint)
             return
@@ -185,8 +171,8 @@ class ExprChecker:
             return self._inline_call(expr, self.functions[expr.name])
         op = OPS.get(expr.name)
         if op is None:
-            near = difflib.get_close_matches(expr.name, [*OPS, *self.functions], 1)
-            hint = f"did you mean `{near[0]}`?" if near else "import the module that defines it"
+            near = did_you_mean(expr.name, (*OPS, *self.functions))
+            hint = near or "import the module that defines it"
             self.fault("high-unknown-function", f"there is no function `{expr.name}`", expr, hint)
             return rules.UNKNOWN
         if expr.name == "vtail" and not self.scope.in_vrange:

@@ -10,6 +10,7 @@ import ast
 import inspect
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from dovetail.ir.diagnostics import Diagnostic, Source, Span
@@ -17,7 +18,10 @@ from dovetail.ir.errors import SyntaxDiagnostic
 from dovetail.ir.expr import Index, Int, Name, NamedType
 from dovetail.ir.high import nodes as high
 from dovetail.ir.high.parse_expr import BINARY_OPS, ExprParser, Reporter
+from dovetail.ir.node import MOST_NESTING
 
+MOST_CHOICES = 1 << 16
+"""Of a tunable: each is a kernel of its own."""
 LOOP_KINDS = ("range", "unroll", "vrange")
 KINDS = ("kernel", "inline")
 NOTE = re.compile(r"^# note: (.*)$", re.MULTILINE)
@@ -34,7 +38,8 @@ STATEMENT_HINTS: dict[type[ast.AST], str] = {
 def parse_high(source: Source) -> high.Unit:
     """Return the module in `source`; raises SyntaxDiagnostic with every fault found."""
     try:
-        tree = ast.parse(source.text)
+        tree = ast.parse(source.text, source.name)
+        _check_depth(tree, source)
         return _ModuleParser(source).module(tree)
     except SyntaxError as error:
         raise SyntaxDiagnostic([_python_fault(source, error)]) from None
@@ -55,12 +60,23 @@ def _whole(source: Source, message: str) -> Diagnostic:
     return Diagnostic("high-syntax", message, Span(1, 1, 1, 2), source)
 
 
+def _check_depth(tree: ast.Module, source: Source) -> None:
+    waiting: list[tuple[ast.AST, int]] = [(tree, 0)]
+    while waiting:
+        node, depth = waiting.pop()
+        if depth > MOST_NESTING and hasattr(node, "lineno"):
+            message = f"this is nested more than {MOST_NESTING} levels deep"
+            place, hint = Reporter(source).span(node), "give parts of it names of their own"
+            raise SyntaxDiagnostic([Diagnostic("high-nesting", message, place, source, hint)])
+        waiting += [(child, depth + 1) for child in ast.iter_child_nodes(node)]
+
+
 class _ModuleParser:
     def __init__(self, source: Source) -> None:
         self.source = source
         self.report = Reporter(source)
         self.parser = ExprParser(self.report)
-        self._statements: dict[type[ast.AST], Callable[[Any, Span], tuple[high.Stmt, ...]]] = {
+        self._statements: dict[type[ast.AST], Callable[[Any, Span], high.Stmt | None]] = {
             ast.Assign: self._assign,
             ast.AnnAssign: self._annotated,
             ast.AugAssign: self._augmented,
@@ -69,9 +85,9 @@ class _ModuleParser:
             ast.For: self._for,
             ast.While: self._while,
             ast.Return: self._return,
-            ast.Break: lambda node, span: (high.Break(span=span),),
-            ast.Continue: lambda node, span: (high.Continue(span=span),),
-            ast.Pass: lambda node, span: (),
+            ast.Break: lambda node, span: high.Break(span=span),
+            ast.Continue: lambda node, span: high.Continue(span=span),
+            ast.Pass: lambda node, span: None,
         }
 
     # ---- module and functions ----
@@ -87,15 +103,14 @@ class _ModuleParser:
                 imports += self._import(node)
             else:
                 self._unsupported(node, "at module level")
-        if self.report.diagnostics:
-            raise SyntaxDiagnostic(self.report.diagnostics)
+        self.report.finish()
         notes = tuple(NOTE.findall(self.source.text))
         return high.Unit(functions=tuple(functions), imports=tuple(imports), doc=doc, notes=notes)
 
     def _import(self, node: ast.Import) -> list[str]:
         for alias in node.names:
             if alias.asname or "." in alias.name:
-                self.report.fault("high-bad-import", "write `import module`", alias)
+                self.report.add("high-bad-import", "write `import module`", alias)
         return [alias.name for alias in node.names]
 
     def _function(self, node: ast.FunctionDef) -> high.Function:
@@ -123,7 +138,7 @@ class _ModuleParser:
         names = [d.id if isinstance(d, ast.Name) else "" for d in node.decorator_list]
         if len(names) == 1 and names[0] in KINDS:
             return names[0]
-        self.report.fault(
+        self.report.add(
             "high-bad-decorator",
             f"`{node.name}` must carry exactly one decorator: @kernel or @inline",
             node.decorator_list[-1] if names else self._head_span(node),
@@ -134,7 +149,7 @@ class _ModuleParser:
         odd: list[ast.AST] = [*args.posonlyargs, *args.kwonlyargs, *args.defaults]
         odd += [item for item in (args.vararg, args.kwarg, *args.kw_defaults) if item]
         for item in odd:
-            self.report.fault(
+            self.report.add(
                 "high-bad-parameter",
                 "parameters are written `name: type`, without defaults, stars or slashes",
                 item,
@@ -144,7 +159,7 @@ class _ModuleParser:
     def _param(self, arg: ast.arg) -> high.Param:
         span = self.report.span(arg)
         if arg.annotation is None:
-            self.report.fault(
+            self.report.add(
                 "high-bad-parameter", f"`{arg.arg}` has no type", arg, "write `name: f32`"
             )
             return high.Param(name=arg.arg, type=NamedType(name="f32", span=span), span=span)
@@ -154,8 +169,8 @@ class _ModuleParser:
 
     def _tunable(self, node: Any) -> list[high.Tunable]:
         span, call = self.report.span(node), node.value
-        if not (isinstance(call, ast.Call) and _called(call) == "choice"):
-            self.report.fault(
+        if _called(call) != "choice":
+            self.report.add(
                 "high-bad-choice",
                 f"`{node.target.id}: param` needs `= choice(...)`",
                 node,
@@ -165,10 +180,10 @@ class _ModuleParser:
         choices = [item for arg in call.args for item in self._choices(arg)]
         given = [self._choice(k.value) for k in call.keywords if k.arg == "default"]
         for keyword in (k for k in call.keywords if k.arg != "default"):
-            self.report.fault("high-bad-choice", "the only keyword is `default`", keyword)
+            self.report.add("high-bad-choice", "the only keyword is `default`", keyword)
         if not choices:
             if not call.args:
-                self.report.fault("high-bad-choice", f"`{node.target.id}` has no choices", call)
+                self.report.add("high-bad-choice", f"`{node.target.id}` has no choices", call)
             return []
         default = given[0] if given else choices[0]
         return [
@@ -179,21 +194,24 @@ class _ModuleParser:
         if isinstance(node, ast.Call) and _called(node) == "range":
             bounds = [self._choice(arg) for arg in node.args]
             if bounds and all(isinstance(b, int) for b in bounds) and bounds[2:] != [0]:
-                return list(range(*(int(b) for b in bounds[:3])))
-            self.report.fault("high-bad-choice", "`range` takes 1 to 3 integer literals", node)
+                values = range(*(int(b) for b in bounds[:3]))
+                if not values[MOST_CHOICES:]:
+                    return list(values)
+                self.report.add("high-bad-choice", f"more than {MOST_CHOICES} choices", node)
+                return []
+            self.report.add("high-bad-choice", "`range` takes 1 to 3 integer literals", node)
             return []
         return [self._choice(node)]
 
     def _choice(self, node: ast.expr) -> int | str:
-        try:
+        value = None
+        with suppress(ValueError, TypeError):  # no literal, or a set of lists
             value = ast.literal_eval(node)
-        except ValueError:
-            value = None
         if isinstance(value, str) and value.isidentifier():
             return value
         if isinstance(value, int) and not isinstance(value, bool):
             return value
-        self.report.fault(
+        self.report.add(
             "high-bad-choice", "choices are integer literals, dtype names in quotes or ranges", node
         )
         return 0
@@ -201,159 +219,149 @@ class _ModuleParser:
     # ---- statements ----
 
     def _block(self, body: Sequence[ast.stmt]) -> tuple[high.Stmt, ...]:
-        return tuple(stmt for node in body for stmt in self._statement(node))
+        return tuple(stmt for node in body if (stmt := self._statement(node)))
 
-    def _statement(self, node: ast.stmt) -> tuple[high.Stmt, ...]:
+    def _statement(self, node: ast.stmt) -> high.Stmt | None:
+        """Return the statement of `node`; None where there is none, or a fault was reported."""
         handler = self._statements.get(type(node))
         if handler is None:
             return self._unsupported(node, "in a kernel")
         return handler(node, self.report.span(node))
 
-    def _unsupported(self, node: ast.stmt, where: str) -> tuple[high.Stmt, ...]:
+    def _unsupported(self, node: ast.stmt, where: str) -> high.Stmt | None:
         span = self.report.span(node)
         line = self.source.line(span.line)
-        self.report.fault(
+        self.report.add(
             "high-unsupported-statement",
             f"{type(node).__name__} cannot stand {where}",
             Span(span.line, span.column, span.line, max(span.column + 1, len(line) + 1)),
             STATEMENT_HINTS.get(type(node)),
         )
-        return ()
+        return None
 
     def _target(self, node: ast.expr) -> Name | Index:
         target = self.parser.expr(node) if isinstance(node, ast.Name | ast.Subscript) else None
         if isinstance(target, Name | Index):
             return target
-        self.report.fault(
+        self.report.add(
             "high-bad-target", "only a name, `p[i]` or `tile[i, j]` can be assigned", node
         )
         return Name(id="_")
 
-    def _assign(self, node: ast.Assign, span: Span) -> tuple[high.Stmt, ...]:
+    def _assign(self, node: ast.Assign, span: Span) -> high.Stmt | None:
         if len(node.targets) > 1:
-            self.report.fault("high-bad-target", "assign one target at a time", node)
+            self.report.add("high-bad-target", "assign one target at a time", node)
         target = node.targets[0]
-        form = _called(node.value) if isinstance(node.value, ast.Call) else None
-        if form in ("regs", "local") and isinstance(node.value, ast.Call):
-            make = self._regs if form == "regs" else self._local
-            return make(target, node.value, span)
+        match node.value:
+            case ast.Call(func=ast.Name(id="regs")) as call:
+                return self._regs(target, call, span)
+            case ast.Call(func=ast.Name(id="local")) as call:
+                return self._local(target, call, span)
         place = self._target(target)
-        return (high.Assign(target=place, value=self.parser.expr(node.value), span=span),)
+        return high.Assign(target=place, value=self.parser.expr(node.value), span=span)
 
-    def _annotated(self, node: ast.AnnAssign, span: Span) -> tuple[high.Stmt, ...]:
+    def _annotated(self, node: ast.AnnAssign, span: Span) -> high.Stmt | None:
         if _is_tunable(node):
-            self.report.fault(
-                "high-bad-choice", "tunables stand at the start of the function", node
-            )
-            return ()
+            self.report.add("high-bad-choice", "tunables stand at the start of the function", node)
+            return None
         if node.value is None or not isinstance(node.target, ast.Name):
-            self.report.fault(
+            self.report.add(
                 "high-bad-target", "a typed assignment names a variable and its value", node
             )
-            return ()
+            return None
         target, kind = self._target(node.target), self.parser.type(node.annotation)
         value = self.parser.expr(node.value)
-        return (high.Assign(target=target, value=value, type=kind, span=span),)
+        return high.Assign(target=target, value=value, type=kind, span=span)
 
-    def _augmented(self, node: ast.AugAssign, span: Span) -> tuple[high.Stmt, ...]:
+    def _augmented(self, node: ast.AugAssign, span: Span) -> high.Stmt | None:
         op = BINARY_OPS.get(type(node.op))
         if op is None:
             return self._unsupported(node, "in a kernel")
         target, value = self._target(node.target), self.parser.expr(node.value)
-        return (high.Assign(target=target, value=value, op=f"{op}=", span=span),)
+        return high.Assign(target=target, value=value, op=f"{op}=", span=span)
 
-    def _regs(self, target: ast.expr, call: ast.Call, span: Span) -> tuple[high.Stmt, ...]:
-        shape = call.args[0] if call.args else None
-        elem = call.args[1] if len(call.args) == 2 else None
-        if not (
-            isinstance(target, ast.Name)
-            and isinstance(shape, ast.Tuple)
-            and isinstance(elem, ast.Name)
-        ):
-            self.report.fault("high-bad-regs", "write `name = regs((rows, columns), f32)`", call)
-            return ()
-        items = tuple(self.parser.expr(item) for item in shape.elts)
-        return (high.Regs(name=target.id, shape=items, elem=elem.id, span=span),)
+    def _regs(self, target: ast.expr, call: ast.Call, span: Span) -> high.Stmt | None:
+        match target, call:
+            case ast.Name(id=name), ast.Call(args=[ast.Tuple(elts), ast.Name(elem)], keywords=[]):
+                shape = tuple(map(self.parser.expr, elts))
+                return high.Regs(name=name, shape=shape, elem=elem, span=span)
+        self.report.add("high-bad-regs", "write `name = regs((rows, columns), f32)`", call)
+        return None
 
-    def _local(self, target: ast.expr, call: ast.Call, span: Span) -> tuple[high.Stmt, ...]:
-        elem = call.args[1] if len(call.args) == 2 else None
-        if not (isinstance(target, ast.Name) and isinstance(elem, ast.Name)):
-            self.report.fault("high-bad-local", "write `name = local(size, f32)`", call)
-            return ()
-        size = self.parser.expr(call.args[0])
-        return (high.Local(name=target.id, size=size, elem=elem.id, span=span),)
+    def _local(self, target: ast.expr, call: ast.Call, span: Span) -> high.Stmt | None:
+        match target, call:
+            case ast.Name(id=name), ast.Call(args=[size, ast.Name(id=elem)], keywords=[]):
+                return high.Local(name=name, size=self.parser.expr(size), elem=elem, span=span)
+        self.report.add("high-bad-local", "write `name = local(size, f32)`", call)
+        return None
 
-    def _expression(self, node: ast.Expr, span: Span) -> tuple[high.Stmt, ...]:
+    def _expression(self, node: ast.Expr, span: Span) -> high.Stmt | None:
         if not isinstance(node.value, ast.Call):
-            self.report.fault(
+            self.report.add(
                 "high-unused-value", "this value is computed and thrown away", node, "assign it"
             )
-            return ()
-        return (high.ExprStmt(expr=self.parser.expr(node.value), span=span),)
+            return None
+        return high.ExprStmt(expr=self.parser.expr(node.value), span=span)
 
-    def _if(self, node: ast.If, span: Span) -> tuple[high.Stmt, ...]:
+    def _if(self, node: ast.If, span: Span) -> high.Stmt | None:
         cond = self.parser.expr(node.test)
         then, other = self._block(node.body), self._block(node.orelse)
-        return (high.If(cond=cond, then=then, other=other, span=span),)
+        return high.If(cond=cond, then=then, other=other, span=span)
 
-    def _while(self, node: ast.While, span: Span) -> tuple[high.Stmt, ...]:
+    def _while(self, node: ast.While, span: Span) -> high.Stmt | None:
         self._no_else(node.orelse)
-        return (
-            high.While(cond=self.parser.expr(node.test), body=self._block(node.body), span=span),
-        )
+        cond = self.parser.expr(node.test)
+        return high.While(cond=cond, body=self._block(node.body), span=span)
 
-    def _for(self, node: ast.For, span: Span) -> tuple[high.Stmt, ...]:
+    def _for(self, node: ast.For, span: Span) -> high.Stmt | None:
         self._no_else(node.orelse)
         call, kind = node.iter, _called(node.iter)
         limit = 2 if kind == "vrange" else 3
-        if kind not in LOOP_KINDS or not isinstance(node.target, ast.Name):
-            self.report.fault(
+        if (
+            not isinstance(call, ast.Call)
+            or kind not in LOOP_KINDS
+            or not isinstance(node.target, ast.Name)
+        ):
+            self.report.add(
                 "high-bad-loop",
                 "loops are written `for name in range(...)`, `unroll(...)` or `vrange(...)`",
                 node.iter,
             )
-            return ()
-        assert isinstance(call, ast.Call)
+            return None
         if not 1 <= len(call.args) <= limit or call.keywords:
-            self.report.fault("high-bad-loop", f"`{kind}` takes 1 to {limit} arguments", call)
-            return ()
+            self.report.add("high-bad-loop", f"`{kind}` takes 1 to {limit} arguments", call)
+            return None
         bounds = [self.parser.expr(arg) for arg in call.args]
-        start = bounds[0] if len(bounds) > 1 else Int(value=0)
-        stop = bounds[1] if len(bounds) > 1 else bounds[0]
-        step = bounds[2] if len(bounds) > 2 else Int(value=1)
-        body = self._block(node.body)
-        name = node.target.id
-        return (
-            high.For(kind=kind, var=name, start=start, stop=stop, step=step, body=body, span=span),
-        )
+        start, stop, *rest = bounds if len(bounds) > 1 else (Int(value=0), *bounds)
+        step = rest[0] if rest else Int(value=1)
+        body, var = self._block(node.body), node.target.id
+        return high.For(kind=kind, var=var, start=start, stop=stop, step=step, body=body, span=span)
 
     def _no_else(self, orelse: Sequence[ast.stmt]) -> None:
         if orelse:
-            self.report.fault("high-bad-loop", "loops have no `else`", orelse[0])
+            self.report.add("high-bad-loop", "loops have no `else`", orelse[0])
 
-    def _return(self, node: ast.Return, span: Span) -> tuple[high.Stmt, ...]:
+    def _return(self, node: ast.Return, span: Span) -> high.Stmt | None:
         value = self.parser.expr(node.value) if node.value else None
-        return (high.Return(value=value, span=span),)
+        return high.Return(value=value, span=span)
 
 
-def _called(node: ast.expr) -> str | None:
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-        return node.func.id
+def _called(node: ast.expr | None) -> str | None:
+    match node:
+        case ast.Call(func=ast.Name(name)):
+            return name
     return None
 
 
 def _is_tunable(node: ast.stmt) -> bool:
-    return (
-        isinstance(node, ast.AnnAssign)
-        and isinstance(node.target, ast.Name)
-        and isinstance(node.annotation, ast.Name)
-        and node.annotation.id == "param"
-    )
+    match node:
+        case ast.AnnAssign(target=ast.Name(), annotation=ast.Name("param")):
+            return True
+    return False
 
 
 def _split_doc(body: list[ast.stmt]) -> tuple[str, list[ast.stmt]]:
-    first = body[0] if body else None
-    if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
-        if isinstance(first.value.value, str):
-            return inspect.cleandoc(first.value.value), body[1:]
+    match body:
+        case [ast.Expr(ast.Constant(str(doc))), *rest]:
+            return inspect.cleandoc(doc), rest
     return "", body

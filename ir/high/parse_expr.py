@@ -12,6 +12,7 @@ from typing import Any
 
 from dovetail.ir import expr as ex
 from dovetail.ir.diagnostics import Diagnostic, Source, Span
+from dovetail.ir.errors import SyntaxDiagnostic
 from dovetail.ir.high.nodes import Text
 
 BINARY_OPS: dict[type[ast.AST], str] = {
@@ -55,10 +56,10 @@ HINTS: dict[type[ast.AST], str] = {
 
 @dataclass(slots=True)
 class Reporter:
-    """Collects diagnostics of one source and turns `ast` positions into spans."""
+    """Collects the diagnostics of one source, each said once; `ast` positions become spans."""
 
     source: Source
-    diagnostics: list[Diagnostic] = field(default_factory=list)
+    found: dict[tuple[str, str, Span], Diagnostic] = field(default_factory=dict)
 
     def span(self, node: ast.AST) -> Span:
         """Return the span of `node`, columns counted in characters."""
@@ -70,10 +71,17 @@ class Reporter:
             self._column(at.end_lineno, at.end_col_offset),
         )
 
-    def fault(self, code: str, message: str, at: ast.AST | Span, hint: str | None = None) -> None:
-        """Record one diagnostic at a node or span."""
+    def add(self, code: str, message: str, at: ast.AST | Span, hint: str | None = None) -> None:
+        """Record one fault at a node or span."""
         span = at if isinstance(at, Span) else self.span(at)
-        self.diagnostics.append(Diagnostic(code, message, span, self.source, hint))
+        made = Diagnostic(code, message, span, self.source, hint)
+        self.found.setdefault((code, message, span), made)
+
+    def finish(self) -> None:
+        """Raise SyntaxDiagnostic with everything recorded, in text order, if there is anything."""
+        if self.found:
+            found = self.found.values()
+            raise SyntaxDiagnostic(sorted(found, key=lambda d: (d.span.line, d.span.column)))
 
     def _column(self, line: int, offset: int) -> int:
         text = self.source.line(line)
@@ -108,14 +116,14 @@ class ExprParser:
     def type(self, node: ast.AST) -> ex.Type:
         """Return the type written as `f32`, `vec[f32]` or `ptr[T]`."""
         span = self.reporter.span(node)
-        if isinstance(node, ast.Name):
-            return ex.NamedType(name=node.id, span=span)
-        if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
-            if node.value.id == "ptr":
-                return ex.PointerType(of=self.type(node.slice), span=span)
-            if node.value.id == "vec" and isinstance(node.slice, ast.Name):
-                return ex.NamedType(name=f"vec[{node.slice.id}]", span=span)
-        self.reporter.fault(
+        match node:
+            case ast.Name(name):
+                return ex.NamedType(name=name, span=span)
+            case ast.Subscript(ast.Name("ptr"), of):
+                return ex.PointerType(of=self.type(of), span=span)
+            case ast.Subscript(ast.Name("vec"), ast.Name(name)):
+                return ex.NamedType(name=f"vec[{name}]", span=span)
+        self.reporter.add(
             "high-bad-type",
             f"`{ast.unparse(node)}` is not a type",
             node,
@@ -125,7 +133,7 @@ class ExprParser:
 
     def _unsupported(self, node: ast.AST, what: ast.AST, span: Span) -> ex.Expr:
         kind = type(what).__name__
-        self.reporter.fault(
+        self.reporter.add(
             "high-unsupported-expression",
             f"`{ast.unparse(node)}`: {kind} is not part of the kernel language",
             node,
@@ -134,15 +142,13 @@ class ExprParser:
         return ex.Int(value=0, span=span)
 
     def _constant(self, node: ast.Constant, span: Span) -> ex.Expr:
-        value = node.value
-        if isinstance(value, bool):
-            return ex.Int(value=int(value), span=span)
-        if isinstance(value, int):
-            return ex.Int(value=value, span=span)
-        if isinstance(value, float):
-            return ex.Float(value=value, span=span)
-        if isinstance(value, str) and value.isidentifier():
-            return Text(value=value, span=span)
+        match node.value:
+            case int(value):
+                return ex.Int(value=int(value), span=span)  # `True`, too
+            case float(value):
+                return ex.Float(value=value, span=span)
+            case str(value) if value.isidentifier():
+                return Text(value=value, span=span)
         return self._unsupported(node, node, span)
 
     def _unary(self, node: ast.UnaryOp, span: Span) -> ex.Expr:
@@ -165,7 +171,7 @@ class ExprParser:
         if op is None:
             return self._unsupported(node, node.ops[0], span)
         if len(node.ops) > 1:
-            self.reporter.fault(
+            self.reporter.add(
                 "high-chained-comparison",
                 "comparisons cannot be chained",
                 node,
@@ -182,7 +188,7 @@ class ExprParser:
         if not isinstance(node.func, ast.Name):
             return self._unsupported(node, node.func, span)
         if node.keywords:
-            self.reporter.fault(
+            self.reporter.add(
                 "high-keyword-argument",
                 "calls take positional arguments only",
                 node.keywords[0],
@@ -192,7 +198,7 @@ class ExprParser:
         if name == "cast" and len(node.args) == 2:
             return ex.Cast(type=self.type(node.args[0]), operand=self.expr(node.args[1]), span=span)
         if name in ("regs", "local", "choice", "range", "unroll", "vrange"):
-            self.reporter.fault(
+            self.reporter.add(
                 "high-misplaced-form",
                 f"`{name}(...)` cannot stand here",
                 node,

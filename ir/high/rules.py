@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
+from dovetail.ir.expr import COMPARISONS
 from dovetail.ir.high.ops import ELEMENTS, INTS, REALS, STORAGE, VECTORS, Op
 
 UNKNOWN = "?"
@@ -19,7 +20,6 @@ _RANK["u64"] = 5
 NARROW = ("u8", "i8", "u16", "i16")
 """Integers that become i32 in arithmetic, as in C."""
 _REAL_RANK = {"int": 0, "float": 1, "f32": 2, "f64": 2}
-_COMPARE = ("==", "!=", "<", "<=", ">", ">=")
 _INT_ONLY = ("//", "%", "<<", ">>", "&", "|", "^")
 
 
@@ -77,13 +77,9 @@ def assignable(target: str, value: str) -> bool:
     if target in REALS:
         return value in ("int", "float") or (target, value) == ("f64", "f32")
     if is_pointer(target):
-        return value == "null" or (is_pointer(value) and _same_element(target, value))
+        symbolic = is_pointer(value) and not {element(target), element(value)} <= {*ELEMENTS}
+        return value == "null" or symbolic
     return (target, value) in (("int", "bool"), ("bool", "int"), ("float", "int"))
-
-
-def _same_element(left: str, right: str) -> bool:
-    symbolic = [e for e in (element(left), element(right)) if e not in ELEMENTS]
-    return left == right or bool(symbolic)
 
 
 def check_condition(type_: str) -> None:
@@ -114,13 +110,13 @@ def unary_type(op: str, operand: str) -> str:
 def binary_type(op: str, left: str, right: str) -> str:
     """Return the type of `left op right`."""
     if UNKNOWN in (left, right):
-        return "bool" if op in _COMPARE or op in ("&&", "||") else UNKNOWN
+        return "bool" if op in COMPARISONS or op in ("&&", "||") else UNKNOWN
     if op in ("&&", "||"):
         check_condition(left)
         check_condition(right)
         return "bool"
     _no_vector(op, (left, right))
-    if op in _COMPARE:
+    if op in COMPARISONS:
         return _compare(op, left, right)
     if is_pointer(left) or is_pointer(right):
         return _pointer_arithmetic(op, left, right)

@@ -72,22 +72,16 @@ def expressions(stmt: Stmt) -> Iterator[Expr]:
 def read_names(stmt: Stmt) -> set[str]:
     """Return the names read by `stmt` itself."""
     names: set[str] = set()
+    waiting: list[Node] = [*expressions(stmt)]
     if isinstance(stmt, Assign) and stmt.op == "=" and isinstance(stmt.target, Name):
-        _add_names(stmt.value, names)  # which may be the target itself: `a = a`
-        return names
-    for expr in expressions(stmt):
-        _add_names(expr, names)
-    return names
-
-
-def _add_names(expr: Node, names: set[str]) -> None:
-    waiting = [expr]
+        waiting = [stmt.value]  # which may be the target itself: `a = a`
     while waiting:
         node = waiting.pop()
         if isinstance(node, Name):
             names.add(node.id)
         elif not isinstance(node, Int):
             waiting += node.children()
+    return names
 
 
 # ---- homes ----

@@ -16,10 +16,11 @@ from dovetail.ir.diagnostics import Diagnostic, Source, Span
 from dovetail.ir.errors import SyntaxDiagnostic
 from dovetail.ir.expr import Call, Name
 from dovetail.ir.high.check_body import BodyChecker
-from dovetail.ir.high.check_expr import ExprChecker, Faults, Scope
+from dovetail.ir.high.check_expr import ExprChecker, Scope
 from dovetail.ir.high.nodes import For, Function, Param, Return, Tunable, Unit
 from dovetail.ir.high.ops import CONSTANTS, ELEMENTS, OPS, SCALARS, VECTORS
 from dovetail.ir.high.parse import parse_high
+from dovetail.ir.high.parse_expr import Reporter
 from dovetail.ir.high.print import print_high
 from dovetail.ir.high.scopes import all_statements, defined_names, find_constants, find_homes
 from dovetail.ir.schedule import SCHEDULE_VALUES
@@ -51,11 +52,9 @@ def verify_high(unit: Unit, source: Source, *, imported: Sequence[Function] = ()
 
     Raises SyntaxDiagnostic with every fault found, in text order.
     """
-    checker = _UnitChecker(unit, Faults(source), imported)
-    checker.check()
-    found = sorted(checker.faults.found.values(), key=lambda d: (d.span.line, d.span.column))
-    if found:
-        raise SyntaxDiagnostic(found)
+    reporter = Reporter(source)
+    _UnitChecker(unit, reporter, imported).check()
+    reporter.finish()
 
 
 def load_modules(source: Source, resolver: Resolver) -> Unit:
@@ -90,7 +89,7 @@ def _resolve(name: str, source: Source, resolver: Resolver, active: tuple[str, .
 
 
 def _import_span(name: str, source: Source) -> Span:
-    for number, line in enumerate(source.text.splitlines(), 1):
+    for number, line in enumerate(source.text.split("\n"), 1):
         found = re.match(rf"import\b.*\b({name})\b", line)
         if found:
             return Span(number, found.start(1) + 1, number, found.end(1) + 1)
@@ -105,7 +104,7 @@ def called(function: Function) -> set[str]:
 @dataclass(slots=True)
 class _UnitChecker:
     unit: Unit
-    faults: Faults
+    faults: Reporter
     imported: Sequence[Function]
     inlines: dict[str, Function] = field(init=False)
     calls: nx.DiGraph = field(init=False)  # who calls which @inline function
@@ -123,7 +122,12 @@ class _UnitChecker:
         for function in functions:
             for name in called(function) & self.inlines.keys():
                 self.calls.add_edge(function.name, name)
-        looping = {name for name, function in self.inlines.items() if _has_vector_loop(function)}
+        looping = {
+            name
+            for name, function in self.inlines.items()
+            for stmt in all_statements(function.body)
+            if isinstance(stmt, For) and stmt.kind == "vrange"
+        }
         callers = self.calls.reverse(copy=False)
         self.vector_loops = {n for layer in nx.bfs_layers(callers, looping) for n in layer}
 
@@ -163,7 +167,8 @@ class _UnitChecker:
         shared = self.tunables.keys() - own
         for name in sorted(nx.descendants(self.calls, kernel.name)) if shared else ():
             function = self.inlines[name]
-            used = _names_used(function) - {p.name for p in function.params}
+            names = {n.id for stmt in function.body for n in stmt.walk() if isinstance(n, Name)}
+            used = names - {p.name for p in function.params}
             for missing in sorted(used & shared - defined_names(function.body)):
                 message = f"`{kernel.name}` calls `{name}`, which uses the tunable `{missing}`"
                 hint = f"declare `{missing}` in `{kernel.name}`, or pass it as a parameter"
@@ -184,10 +189,10 @@ class _UnitChecker:
             self.faults.add("high-nesting", message, self.inlines[name].span, hint)
             return "?"
         if name not in self.results:
-            self.results[name] = self.check_function(function, Faults(self.faults.source))
+            self.results[name] = self.check_function(function, Reporter(self.faults.source))
         return self.results[name]
 
-    def check_function(self, function: Function, faults: Faults) -> str:
+    def check_function(self, function: Function, faults: Reporter) -> str:
         """Check one function and return the type of its result."""
         self.active.append(function.name)
         self.check_head(function, faults)
@@ -203,8 +208,11 @@ class _UnitChecker:
         self.check_parameter_types(function, checker)
         return checker.returned
 
-    def body_checker(self, function: Function, faults: Faults) -> BodyChecker:
-        tunables = function.tunables if function.kind == "kernel" else self.tunables.values()
+    def body_checker(self, function: Function, faults: Reporter) -> BodyChecker:
+        tunables: Iterable[Tunable] = function.tunables
+        if function.kind == "inline":  # a local may have the name of some kernel's tunable
+            own = defined_names(function.body)
+            tunables = (t for name, t in self.tunables.items() if name not in own)
         types = {t.name: "text" if isinstance(t.default, str) else "int" for t in tunables}
         fixed = {name: "a tunable" for name in types} | {n: "a constant" for n in CONSTANTS}
         known = {*types, *CONSTANTS}
@@ -217,18 +225,12 @@ class _UnitChecker:
                 fixed[param.name] = f"a {written} parameter"
             if written in COMPILE_TIME:
                 known.add(param.name)
-        if function.kind == "inline":  # a local may have the name of some kernel's tunable
-            own = defined_names(function.body)
-            fixed = {n: what for n, what in fixed.items() if n not in own or what != "a tunable"}
-            known -= {n for n in own if n not in fixed}
-            params = {param.name for param in function.params}
-            types = {n: t for n, t in types.items() if n not in own or n in params}
         constants = find_constants(function.body, known, find_homes(function.body))
         scope = Scope(dict(types), constants, set(types))
         exprs = ExprChecker(faults, self.inlines, self.result_of, self.vector_loops, scope)
         return BodyChecker(function, exprs, fixed)
 
-    def check_head(self, function: Function, faults: Faults) -> None:
+    def check_head(self, function: Function, faults: Reporter) -> None:
         _check_unique([*function.params, *function.tunables], faults)
         for param in function.params:
             _check_special(function, param, faults)
@@ -255,16 +257,7 @@ class _UnitChecker:
             checker.exprs.check_type(returns, function.returns.span, (*SCALARS, *VECTORS))
 
 
-def _has_vector_loop(function: Function) -> bool:
-    loops = (stmt for stmt in all_statements(function.body) if isinstance(stmt, For))
-    return any(loop.kind == "vrange" for loop in loops)
-
-
-def _names_used(function: Function) -> set[str]:
-    return {node.id for stmt in function.body for node in stmt.walk() if isinstance(node, Name)}
-
-
-def _check_unique(items: Iterable[Param | Tunable], faults: Faults) -> None:
+def _check_unique(items: Iterable[Param | Tunable], faults: Reporter) -> None:
     seen: set[str] = set()
     for item in items:
         if item.name in seen:
@@ -274,7 +267,7 @@ def _check_unique(items: Iterable[Param | Tunable], faults: Faults) -> None:
         seen.add(item.name)
 
 
-def _check_special(function: Function, param: Param, faults: Faults) -> None:
+def _check_special(function: Function, param: Param, faults: Reporter) -> None:
     written = print_high(param.type)
     allowed = SPECIAL[function.kind]
     if written in VALUE_TYPES and written not in allowed:
@@ -288,7 +281,7 @@ def _check_special(function: Function, param: Param, faults: Faults) -> None:
         faults.add("high-special-parameter", message, param.span, hint)
 
 
-def _check_tunable(tunable: Tunable, faults: Faults) -> None:
+def _check_tunable(tunable: Tunable, faults: Reporter) -> None:
     if len({type(choice) for choice in tunable.choices}) > 1:
         message = f"the choices of `{tunable.name}` mix numbers and names"
         faults.add("high-tunable", message, tunable.span)

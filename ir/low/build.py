@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -159,8 +160,8 @@ class Builder(Transformer[Token, Any]):
         return decl.Items((*specifiers.structs, *params), span_of(c))
 
     def type_name(self, c: list[Any]) -> ex.Type:
-        declarator = c[1] if len(c) > 1 else decl.Declarator("", (), NO_SPAN)
-        return self._type(c[0].type, declarator.layers, span_of(c))
+        layers = c[1].layers if len(c) > 1 else ()
+        return self._type(c[0].type, layers, span_of(c))
 
     def _type(self, base: ex.NamedType, layers: tuple[decl.Layer, ...], span: Span) -> ex.Type:
         type_: ex.Type = base
@@ -169,19 +170,12 @@ class Builder(Transformer[Token, Any]):
             if base.const and isinstance(type_, ex.NamedType | ex.PointerType):
                 type_ = replace(type_, const=True)
         for layer in reversed(layers):
-            if isinstance(layer, decl.Pointer):
-                type_ = ex.PointerType(
-                    of=type_, const=layer.const, restrict=layer.restrict, span=span
-                )
-            elif isinstance(layer, decl.Array):
-                type_ = ex.ArrayType(of=type_, size=layer.size, span=span)
-            else:
-                self.reporter.add(
-                    "low-function-pointer",
-                    "function pointers are outside the kernel subset",
-                    span,
-                    "call the function by its name",
-                )
+            if not isinstance(layer, decl.Parameters):
+                type_ = layer(of=type_, span=span)
+                continue
+            message = "function pointers are outside the kernel subset"
+            hint = "call the function by its name"
+            self.reporter.add("low-function-pointer", message, span, hint)
         return type_
 
     # ---- declarators ----
@@ -193,28 +187,24 @@ class Builder(Transformer[Token, Any]):
         return decl.wrapped(c[1])
 
     def pointer_declarator(self, c: list[Any]) -> decl.Declarator:
-        kinds = {t.type for t in c[1:-1]}
-        layer = decl.Pointer("CONST" in kinds, "RESTRICT" in kinds)
-        return decl.wrapped(c[-1], layer)
+        return decl.wrapped(c[-1], decl.pointer_layer(c[1:-1]))
 
     def array_declarator(self, c: list[Any]) -> decl.Declarator:
-        return decl.wrapped(c[0], decl.Array(decl.array_size(c)))
+        return decl.wrapped(c[0], decl.array_layer(c))
 
     def function_declarator(self, c: list[Any]) -> decl.Declarator:
         params = c[2].nodes if isinstance(c[2], decl.Items) else ()
         return decl.wrapped(c[0], decl.Parameters(params))
 
     def abstract_pointer(self, c: list[Any]) -> decl.Declarator:
-        inner = c[-1] if isinstance(c[-1], decl.Declarator) else decl.Declarator("", (), NO_SPAN)
-        kinds = {t.type for t in c[1:] if isinstance(t, Token)}
-        layer = decl.Pointer("CONST" in kinds, "RESTRICT" in kinds)
-        return decl.Declarator("", (*inner.layers, layer), span_of(c))
+        inner = c[-1].layers if isinstance(c[-1], decl.Declarator) else ()
+        return decl.Declarator("", (*inner, decl.pointer_layer(c[1:])), span_of(c))
 
     def abstract_arrays(self, c: list[Any]) -> decl.Declarator:
-        return decl.Declarator("", tuple(c), NO_SPAN)
+        return decl.Declarator("", tuple(c))
 
-    def abstract_array(self, c: list[Any]) -> decl.Array:
-        return decl.Array(decl.array_size(c))
+    def abstract_array(self, c: list[Any]) -> decl.Layer:
+        return decl.array_layer(c)
 
     def abstract_group(self, c: list[Any]) -> decl.Declarator:
         return decl.wrapped(c[1], *c[3:])
@@ -227,7 +217,7 @@ class Builder(Transformer[Token, Any]):
         return decl.Items(params, span_of(c))
 
     def parameter(self, c: list[Any]) -> low.Param:
-        declarator = c[1] if len(c) > 1 else decl.Declarator("", (), NO_SPAN)
+        declarator = c[1] if len(c) > 1 else decl.Declarator("")
         return self._param(c[0], declarator, span_of(c))
 
     def _param(
@@ -275,13 +265,14 @@ class Builder(Transformer[Token, Any]):
 
     def number(self, c: list[Any]) -> ex.Expr:
         text, span = str(c[0]), span_of(c)
-        if _INT.fullmatch(text):
-            value = _int_value(text)
-            return ex.Int(value=value, text="" if text == str(value) else text, span=span)
-        if _FLOAT.fullmatch(text):
-            number = _float_value(text)
-            spelled = f"{number!r}f"
-            return ex.Float(value=number, text="" if text == spelled else text, span=span)
+        with suppress(ValueError, OverflowError):  # too many digits, or two points among them
+            if _INT.fullmatch(text):
+                value = _int_value(text)
+                return ex.Int(value=value, text="" if text == str(value) else text, span=span)
+            if _FLOAT.fullmatch(text):
+                number = _float_value(text)
+                spelled = f"{number!r}f"
+                return ex.Float(value=number, text="" if text == spelled else text, span=span)
         self.reporter.add("low-number", f"{text!r} is no number", span)
         return ex.Int(value=0, span=span)
 
@@ -330,11 +321,7 @@ for _rule, _make in _PLAIN.items():
 
 def _int_value(text: str) -> int:
     digits = text.rstrip("uUlL")
-    if digits[:2] in ("0x", "0X"):
-        return int(digits, 16)
-    if digits[:2] in ("0b", "0B"):
-        return int(digits, 2)
-    return int(digits, 8) if digits.startswith("0") else int(digits)
+    return int(digits, 8 if digits.startswith("0") and digits.isdecimal() else 0)
 
 
 def _float_value(text: str) -> float:

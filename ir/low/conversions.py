@@ -5,8 +5,6 @@ In: types. Out: a type, or None where C refuses.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from dovetail.ir.expr import COMPARISONS, Expr, Int, NamedType, PointerType, Type
 from dovetail.ir.low.types import scalar, unqualified, vector
 
@@ -35,13 +33,9 @@ def _same_memory(left: Type, right: Type) -> bool:
     a, b = scalar(left), scalar(right)
     if a and b:
         return (a.size, a.floating, a.signed) == (b.size, b.floating, b.signed)
-    return _bare(left) == _bare(right)
-
-
-def _bare(type_: Type) -> Type:
-    if isinstance(type_, NamedType):
-        return replace(type_, const=False)
-    return type_
+    if isinstance(left, NamedType):
+        return unqualified(left) == unqualified(right)
+    return left == right
 
 
 def promote(type_: Type) -> Type:

@@ -5,28 +5,14 @@ In: parts found by the grammar. Out: frozen values with their spans; `build.py` 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from dovetail.ir.diagnostics import Span
-from dovetail.ir.expr import Expr, NamedType
+from dovetail.ir.diagnostics import NO_SPAN, Span
+from dovetail.ir.expr import ArrayType, Expr, NamedType, PointerType, Type
 from dovetail.ir.low import nodes as low
-
-
-@dataclass(frozen=True, slots=True)
-class Pointer:
-    """A `*` layer of a declarator."""
-
-    const: bool
-    restrict: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Array:
-    """A `[size]` layer of a declarator."""
-
-    size: Expr | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +22,11 @@ class Parameters:
     params: tuple[low.Param, ...]
 
 
-Layer = Pointer | Array | Parameters
+Layer = Callable[..., Type] | Parameters
+"""What stands around a name: it makes a type of a type `of` and a `span`, or is outside C's types.
+
+`pointer_layer` and `array_layer` make the former.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +34,8 @@ class Declarator:
     """A declared name (empty in a type name) and its layers, from the name outwards."""
 
     name: str
-    layers: tuple[Layer, ...]
-    span: Span
+    layers: tuple[Layer, ...] = ()
+    span: Span = NO_SPAN
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +71,13 @@ def wrapped(declarator: Declarator, *layers: Layer) -> Declarator:
     return replace(declarator, layers=(*declarator.layers, *layers))
 
 
-def array_size(children: Sequence[Any]) -> Expr | None:
-    """Return the size between the brackets `children` end with; None where there is none."""
+def pointer_layer(qualifiers: Sequence[Any]) -> Layer:
+    """Return the layer of a `*`."""
+    kinds = {getattr(q, "type", None) for q in qualifiers}
+    return partial(PointerType, const="CONST" in kinds, restrict="RESTRICT" in kinds)
+
+
+def array_layer(children: Sequence[Any]) -> Layer:
+    """Return the layer of the brackets that `children` end with."""
     last = children[-2]
-    return last if isinstance(last, Expr) else None
+    return partial(ArrayType, size=last if isinstance(last, Expr) else None)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from dovetail.ir import expr as ex
-from dovetail.ir.diagnostics import Span
+from dovetail.ir.diagnostics import Span, did_you_mean
 from dovetail.ir.low import nodes as low
 from dovetail.ir.low import types
 from dovetail.ir.low.conversions import INT, VOID, assignable, combine, promote
@@ -169,16 +169,9 @@ def _name(self: Inference, expr: ex.Name, scope: Scope) -> ex.Type | None:
     found = scope.find(expr.id) or types.CONSTANTS.get(expr.id)
     if found is not None or expr.id in self.known_constants:
         return found or INT
-    hint = _closest(expr.id, scope.names())
+    hint = did_you_mean(expr.id, scope.names())
     self.report("low-unknown-name", f"`{expr.id}` is not declared", expr.span, hint)
     return None
-
-
-def _closest(name: str, names: set[str]) -> str | None:
-    from difflib import get_close_matches  # noqa: PLC0415 - only after a fault
-
-    found = get_close_matches(name, names, 1)
-    return f"did you mean `{found[0]}`?" if found else None
 
 
 def _unary(self: Inference, expr: ex.Unary, scope: Scope) -> ex.Type | None:
@@ -241,8 +234,8 @@ def _call(self: Inference, expr: ex.Call, scope: Scope) -> ex.Type | None:
     known = (self.functions, types.LIBRARY, self.known)
     signature = next((table[expr.name] for table in known if expr.name in table), None)
     if signature is None:
-        names = set().union(*known)
-        hint = _closest(expr.name, names) or "define it, or check the target's intrinsics"
+        near = did_you_mean(expr.name, set().union(*known))
+        hint = near or "define it, or check the target's intrinsics"
         message = f"no function or intrinsic `{expr.name}` is known"
         self.report("low-unknown-function", message, expr.span, hint)
         for arg in expr.args:
@@ -282,17 +275,13 @@ def _cast(self: Inference, expr: ex.Cast, scope: Scope) -> ex.Type | None:
     addresses = isinstance(target, ex.PointerType) and (
         isinstance(found, ex.PointerType) or types.is_integer(found)
     )
-    same_bits = types.vector(target) and types.vector(found) and _bytes(target) == _bytes(found)
+    to, of = types.vector(target), types.vector(found)
+    same_bits = to and of and to.size == of.size
     as_integer = isinstance(found, ex.PointerType) and types.is_integer(target)
     if not (numbers or addresses or same_bits or as_integer or target == found):
         message = f"{print_low(found)} cannot be cast to {print_low(target)}"
         self.report("low-cast", message, expr.span)
     return target
-
-
-def _bytes(type_: ex.Type) -> int:
-    found = types.vector(type_)
-    return found.size if found else 0
 
 
 def _member(self: Inference, expr: low.Member, scope: Scope) -> ex.Type | None:
@@ -308,7 +297,7 @@ def _member(self: Inference, expr: low.Member, scope: Scope) -> ex.Type | None:
         return None
     if expr.field not in found:
         assert base is not None
-        hint = _closest(expr.field, set(found))
+        hint = did_you_mean(expr.field, found)
         self.report("low-field", f"{print_low(base)} has no field `{expr.field}`", expr.span, hint)
     return found.get(expr.field)
 

@@ -38,28 +38,29 @@ MOST_FAULTS = 100
 
 @dataclass(slots=True)
 class Reporter:
-    """Collects the diagnostics of one text, so that all faults are shown at once, or the first."""
+    """Collects the diagnostics of one text, so that all faults are shown at once, or the first.
+
+    found: by place; a second fault at the same place is the echo of the first and is dropped.
+    """
 
     source: Source
-    diagnostics: list[Diagnostic] = field(default_factory=list)
-    _places: set[Span] = field(default_factory=set)
+    found: dict[Span, Diagnostic] = field(default_factory=dict)
 
     @property
     def full(self) -> bool:
         """Whether later faults would be left out."""
-        return len(self.diagnostics) >= MOST_FAULTS
+        return len(self.found) >= MOST_FAULTS
 
     def add(self, code: str, message: str, span: Span, hint: str | None = None) -> None:
-        """Record one fault; a second one at the same place is its echo and is dropped."""
-        if span not in self._places and not self.full:
-            self._places.add(span)
-            self.diagnostics.append(Diagnostic(code, message, span, self.source, hint))
+        """Record one fault."""
+        if not self.full:
+            self.found.setdefault(span, Diagnostic(code, message, span, self.source, hint))
 
     def finish(self) -> None:
         """Raise SyntaxDiagnostic with everything recorded, in text order, if there is anything."""
-        if self.diagnostics:
-            ordered = sorted(self.diagnostics, key=lambda d: (d.span.line, d.span.column))
-            raise SyntaxDiagnostic(ordered)
+        if self.found:
+            found = self.found.values()
+            raise SyntaxDiagnostic(sorted(found, key=lambda d: (d.span.line, d.span.column)))
 
 
 @cache

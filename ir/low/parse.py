@@ -6,7 +6,7 @@ After a fault the parser goes back to the last whole statement and skips the bro
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,15 +19,9 @@ from dovetail.ir.expr import Call, Expr
 from dovetail.ir.low import nodes as low
 from dovetail.ir.low.build import Builder
 from dovetail.ir.low.lex import Reporter, classify, grammar, token_span
-from dovetail.ir.low.preprocess import (
-    MOST_NESTING,
-    Macro,
-    Preprocessor,
-    preprocess,
-    split_arguments,
-)
+from dovetail.ir.low.preprocess import Include, Macro, Preprocessor, no_header, split_arguments
 from dovetail.ir.low.types import constant
-from dovetail.ir.node import Node
+from dovetail.ir.node import MOST_NESTING, Node
 
 ASSEMBLY = ("inline assembly", "use intrinsics")
 UNSUPPORTED: dict[str, tuple[str, str]] = {
@@ -49,22 +43,31 @@ UNSUPPORTED: dict[str, tuple[str, str]] = {
 """C words outside the subset: what they are, and what to write in their place."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prelude:
-    """What a prelude text gives to the texts after it."""
+@dataclass(slots=True)
+class _Reading:
+    """Reads texts one after another: each knows the macros and types of those before it."""
 
-    macros: dict[str, Macro]
-    types: set[str]
-    builder: Builder | None
-    items: tuple[Node, ...]
+    macros: dict[str, Macro] = field(default_factory=dict)
+    types: set[str] = field(default_factory=set)
+    builder: Builder | None = None
 
+    def read(self, source: Source, include: Include) -> tuple[Preprocessor, list[Token]]:
+        """Return the tokens of a text, and what read it, which has the faults of directives."""
+        run = Preprocessor(Reporter(source), _evaluate, self.macros, include)
+        return run, list(classify(run.run(), self.types))
 
-Include = Callable[[str], str | None]
+    def parse(self, source: Source, include: Include = no_header, start: str = "unit") -> Any:
+        """Return what the start rule makes of a text; raises SyntaxDiagnostic with all faults."""
+        run, tokens = self.read(source, include)
+        return self.build(run.reporter, tokens, start)
 
-
-def no_header(name: str) -> str | None:
-    """Return that no header is at hand."""
-    return None
+    def build(self, reporter: Reporter, tokens: Sequence[Token], start: str = "unit") -> Any:
+        """Return what the start rule makes of tokens; raises as `parse`."""
+        self.builder = self.builder or Builder(reporter)
+        self.builder.reporter = reporter
+        made = _Run(reporter, self.builder, start).parse(tokens)
+        reporter.finish()
+        return made
 
 
 def parse_low(source: Source, *, defines: str = "", include: Include = no_header) -> low.Unit:
@@ -75,13 +78,10 @@ def parse_low(source: Source, *, defines: str = "", include: Include = no_header
     Raises SyntaxDiagnostic with all faults found, in text order. Nothing is checked beyond syntax:
     see `verify_low`.
     """
-    prelude = Prelude({}, set(), None, ())
-    if defines:
-        prelude = _parse_text(Source("<prelude>", defines), prelude, include)
-        items = tuple(without_spans(item) for item in prelude.items)
-        prelude = Prelude(prelude.macros, prelude.types, prelude.builder, items)
-    parsed = _parse_text(source, prelude, include)
-    return low.Unit(items=(*prelude.items, *parsed.items))
+    reading = _Reading()
+    before = reading.parse(Source("<prelude>", defines), include).items
+    items = map(without_spans, before)  # no text the reader can see has them
+    return low.Unit(items=(*items, *reading.parse(source, include).items))
 
 
 @dataclass(slots=True)
@@ -96,18 +96,14 @@ class Pieces:
     items: list[Node] = field(default_factory=list)
     dropped: list[Token] = field(default_factory=list)
     faults: list[Diagnostic] = field(default_factory=list)  # of directives
-    _macros: dict[str, Macro] = field(default_factory=dict)
-    _types: set[str] = field(default_factory=set)
-    _builder: Builder | None = None
+    _reading: _Reading = field(default_factory=_Reading)
     _parsed: dict[str, low.Function] = field(default_factory=dict)
 
     def add(self, source: Source, include: Include = no_header) -> None:
         """Read one text after those before it."""
-        reporter = Reporter(source)
-        self._builder = self._builder or Builder(reporter)
-        run = Preprocessor(reporter, _evaluate, self._macros, include)
-        tokens = list(classify(run.run(source.text), self._types))
-        self.dropped, self.faults, self.own = run.dropped, reporter.diagnostics, []
+        run, tokens = self._reading.read(source, include)
+        self.dropped, self.own = run.dropped, []
+        self.faults += run.reporter.found.values()
         for piece in split_items(tokens):
             name = _function_name(piece)
             if name is not None and name not in self.functions:
@@ -116,17 +112,20 @@ class Pieces:
                     self.own.append(name)
             elif name is None:
                 with contextlib.suppress(SyntaxDiagnostic):  # whoever needs it will say so
-                    self.items += self._parse(source, piece)
+                    self.items += self._reading.build(Reporter(source), piece).items
 
     def function(self, name: str) -> low.Function:
         """Return one function; raises SyntaxDiagnostic with its faults."""
         if name not in self._parsed:
             source, piece = self.functions[name]
             first, last = piece[0].line or 0, piece[-1].end_line or 0
-            inside = [d for d in self.faults if first <= d.span.line <= last]
-            if inside:
+            if inside := [
+                fault
+                for fault in self.faults
+                if fault.source is source and first <= fault.span.line <= last
+            ]:
                 raise SyntaxDiagnostic(inside)
-            items = self._parse(source, piece)
+            items = self._reading.build(Reporter(source), piece).items
             self.items += [n for i in items for n in i.walk() if isinstance(n, low.StructDef)]
             self._parsed[name] = next(i for i in items if isinstance(i, low.Function))
         return self._parsed[name]
@@ -141,15 +140,6 @@ class Pieces:
             found[name] = self.function(name)
             waiting += [n.name for n in found[name].walk() if isinstance(n, Call)]
         return low.Unit(items=(*self.items, *found.values()))
-
-    def _parse(self, source: Source, piece: Sequence[Token]) -> tuple[Node, ...]:
-        reporter = Reporter(source)
-        assert self._builder is not None
-        self._builder.reporter = reporter
-        unit = _Run(reporter, self._builder, "unit").parse(piece)
-        reporter.finish()
-        assert isinstance(unit, low.Unit)
-        return unit.items
 
 
 def split_items(tokens: Sequence[Token]) -> list[Sequence[Token]]:
@@ -189,12 +179,8 @@ def _function_name(piece: Sequence[Token]) -> str | None:
 
 def parse_low_expr(text: str) -> Expr:
     """Parse one expression; raises SyntaxDiagnostic."""
-    reporter = Reporter(Source("<expression>", text))
-    tokens = _tokens(text, reporter, {}, set())
-    result = _Run(reporter, Builder(reporter), "expression").parse(tokens)
-    reporter.finish()
-    assert isinstance(result, Expr)
-    return result
+    expr: Expr = _Reading().parse(Source("<expression>", text), start="expression")
+    return expr
 
 
 def without_spans(node: Node) -> Node:
@@ -202,38 +188,11 @@ def without_spans(node: Node) -> Node:
     return replace(node.map_children(without_spans), span=NO_SPAN)
 
 
-def _parse_text(source: Source, prelude: Prelude, include: Include) -> Prelude:
-    reporter = Reporter(source)
-    macros, types = dict(prelude.macros), set(prelude.types)
-    builder = Builder(reporter)
-    if prelude.builder:
-        builder.typedefs.update(prelude.builder.typedefs)
-    tokens = _tokens(source.text, reporter, macros, types, include)
-    unit = _Run(reporter, builder, "unit").parse(tokens)
-    reporter.finish()
-    assert isinstance(unit, low.Unit)
-    return Prelude(macros, types, builder, unit.items)
-
-
-def _tokens(
-    text: str,
-    reporter: Reporter,
-    macros: dict[str, Macro],
-    types: set[str],
-    include: Include = no_header,
-) -> Sequence[Token]:
-    found = preprocess(text, reporter, macros, _evaluate, include)
-    return list(classify(found, types))
-
-
-def _evaluate(tokens: Sequence[Token]) -> int:
-    """Return the value of a constant `#if` condition; ValueError if it is none."""
+def _evaluate(tokens: Sequence[Token]) -> int | None:
+    """Return the value of an `#if` condition, None if it is no constant."""
     reporter = Reporter(Source("<condition>", ""))
     expr = _Run(reporter, Builder(reporter), "expression").parse(tokens)
-    value = constant(expr, {}) if isinstance(expr, Expr) and not reporter.diagnostics else None
-    if value is None:
-        raise ValueError("not a constant")
-    return value
+    return None if reporter.found else constant(expr, {})
 
 
 @dataclass(slots=True)
@@ -282,7 +241,7 @@ class _Run:
         try:
             tree = parser.feed_token(Token.new_borrow_pos("$END", "", last))
         except UnexpectedToken:
-            if not self.reporter.diagnostics:
+            if not self.reporter.found:
                 opener = unclosed(tokens)
                 what = (
                     f"this `{opener}` is never closed"
@@ -292,7 +251,7 @@ class _Run:
                 span = token_span(opener if opener is not None else last)
                 self.reporter.add("low-unclosed", what, span)
             return None
-        if self.reporter.diagnostics:
+        if self.reporter.found:
             return None
         return self._build(tree) if isinstance(tree, Tree) else tree
 

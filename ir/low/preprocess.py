@@ -8,12 +8,22 @@ unless its file is given; `#if`, `#ifdef` are resolved; `#pragma` stays as a tok
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 from lark import Token
 
 from dovetail.ir.low.lex import Reporter, join_spans, move_token, token_span, tokenise
+from dovetail.ir.node import MOST_NESTING
+
+Include = Callable[[str], str | None]
+"""Gives the text of a header by its name, None for one that is known otherwise."""
+
+
+def no_header(name: str) -> str | None:
+    """Return that no header is at hand."""
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +34,6 @@ class Macro:
     params: tuple[str, ...] | None
     body: tuple[Token, ...]
     variadic: bool = False  # the last parameter, __VA_ARGS__, takes all further arguments
-
-
-def _built_in(name: str, params: tuple[str, ...], body: str) -> tuple[str, Macro]:
-    return name, Macro(name, params, tuple(tokenise(body)))
 
 
 _BUILT_IN = (
@@ -55,25 +61,34 @@ Alignment may be dropped: every array is printed with the alignment of a cache l
 _WITHOUT_EFFECT = ("register", "__extension__")
 """Words that change nothing that a kernel computes."""
 
-TUNE = re.compile(r"dovetail\s+tune\s*\(\s*([A-Za-z_]\w*)\s+in\s+(\d+)\s*\.\.\s*(\d+)\s*\)\s*")
+TUNE = re.compile(
+    r"dovetail\s+tune\s*\(\s*([A-Za-z_]\w*)\s+in\s+(\d{1,6})\s*\.\.\s*(\d{1,6})\s*\)\s*"
+)
 """`#pragma dovetail tune(NAME in 1..6)`: name, first and last value."""
 
-MOST_NESTING = 150
-"""Levels of a parse tree, or of macros; Python's own stack bounds what can be walked."""
 MOST_EXPANDED = 1 << 20
 """Tokens that macros of one text may make: each may double what the one before it makes."""
 
 _DIRECTIVE = re.compile(r"#\s*(\w*)\s*(.*)", re.DOTALL)
 
 
+@cache
+def _built_in() -> dict[str, Macro]:
+    macros = {name: Macro(name, params, tuple(tokenise(body))) for name, params, body in _BUILT_IN}
+    return macros | {word: Macro(word, None, ()) for word in _WITHOUT_EFFECT}
+
+
 @dataclass(slots=True)
 class Preprocessor:
-    """Reads one text. `macros` may come from an earlier text (a prelude) and grows."""
+    """Reads the text of `reporter`. `macros` may come from an earlier text (a prelude) and grows.
+
+    evaluate: gives the value of a constant expression, None for anything else.
+    """
 
     reporter: Reporter
-    evaluate: Callable[[Sequence[Token]], int]
-    macros: dict[str, Macro] = field(default_factory=dict)
-    include: Callable[[str], str | None] = lambda name: None  # text of an included file, if any
+    evaluate: Callable[[Sequence[Token]], int | None]
+    macros: dict[str, Macro]
+    include: Include
     dropped: list[Token] = field(default_factory=list)  # conditions that are false
     foreign: set[int] = field(default_factory=set)  # lines at which a file was included
     _included: set[str] = field(default_factory=set)
@@ -83,12 +98,11 @@ class Preprocessor:
     _depth: int = 0
     _expanded: int = 0
 
-    def run(self, text: str) -> list[Token]:
-        """Return the tokens of `text` after preprocessing; faults go to the reporter."""
+    def run(self) -> list[Token]:
+        """Return the tokens of the text after preprocessing; faults go to the reporter."""
         if not self.macros:
-            self.macros.update(_built_in(*row) for row in _BUILT_IN)
-            self.macros.update((word, Macro(word, None, ())) for word in _WITHOUT_EFFECT)
-        self._read(text)
+            self.macros.update(_built_in())
+        self._read(self.reporter.source.text)
         for _, _, opener in self._conditions:
             self._report("low-conditional", "this conditional has no #endif", opener)
         return self._out
@@ -100,9 +114,11 @@ class Preprocessor:
                 self._out += self._expand(segment, frozenset())
                 segment = []
                 self._directive(token)
+            elif not self._live():
+                continue
             elif token.type in _BAD_TOKENS:
                 self._bad_token(token)
-            elif self._live():
+            else:
                 segment.append(token)
         self._out += self._expand(segment, frozenset())
 
@@ -113,10 +129,7 @@ class Preprocessor:
         self.reporter.add(code, message, token_span(token), hint)
 
     def _bad_token(self, token: Token) -> None:
-        """Report the token."""
         code, message, hint = _BAD_TOKENS[token.type]
-        if not self._live():
-            return
         self._report(code, message.format(str(token)), token, hint)
         if code == "low-comment":
             self.reporter.finish()  # what follows is no code
@@ -190,21 +203,15 @@ class Preprocessor:
 
     def _pragma(self, token: Token, rest: str) -> None:
         text = " ".join(rest.split())
-        if text.startswith("dovetail"):
-            tune = TUNE.fullmatch(text)
-            if not tune or int(tune[2]) > int(tune[3]):
-                self._report(
-                    "low-pragma",
-                    "this dovetail pragma is malformed",
-                    token,
-                    "write #pragma dovetail tune(NAME in 1..6)",
-                )
-                return
-            self._tuned.add(tune[1])
-            self._out.append(move_token(Token("PRAGMA", text), token_span(token)))
-            self._declare_tuned(tune[1], token)
+        tune = TUNE.fullmatch(text)
+        if text.startswith("dovetail") and not (tune and int(tune[2]) <= int(tune[3])):
+            hint = "write #pragma dovetail tune(NAME in 1..6), with numbers below a million"
+            self._report("low-pragma", "this dovetail pragma is malformed", token, hint)
             return
         self._out.append(move_token(Token("PRAGMA", text), token_span(token)))
+        if tune:
+            self._tuned.add(tune[1])
+            self._declare_tuned(tune[1], token)
 
     # ---- conditionals ----
 
@@ -244,11 +251,10 @@ class Preprocessor:
             [move_token(t, token_span(token)) for t in tokenise(rest)], frozenset()
         )
         plain = [Token("NUMBER", "0") if t.type == "NAME" else t for t in words]
-        try:
-            return bool(self.evaluate(plain))
-        except ValueError:
+        value = self.evaluate(plain)
+        if value is None:
             self._report("low-conditional", "this condition is no constant", token)
-            return False
+        return bool(value)
 
     # ---- expansion ----
 
@@ -417,18 +423,3 @@ _CONDITIONALS: dict[str, _Handler] = {
     "else": Preprocessor._else,
     "endif": Preprocessor._endif,
 }
-
-
-def preprocess(
-    text: str,
-    reporter: Reporter,
-    macros: dict[str, Macro],
-    evaluate: Callable[[Sequence[Token]], int],
-    include: Callable[[str], str | None] = lambda name: None,
-) -> Iterable[Token]:
-    """Return the tokens of `text` with macros expanded; `macros` is read and extended.
-
-    `evaluate` gives the value of a constant expression and raises ValueError for anything else;
-    `include` the text of a header by its name, None for one that is known otherwise.
-    """
-    return Preprocessor(reporter, evaluate, macros, include).run(text)

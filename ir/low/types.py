@@ -6,7 +6,7 @@ Types are the nodes of `dovetail.ir.expr`; sizes are in bytes on an LP64 machine
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from dovetail.ir import expr as ex
@@ -52,26 +52,22 @@ SCALARS: dict[str, Scalar] = {
 """Arithmetic types by canonical name."""
 
 
-def _combinations() -> dict[str, str]:
-    spellings = {
-        "_Bool": "_Bool, bool",
-        "char": "char",
-        "signed char": "char signed",
-        "unsigned char": "char unsigned",
-        "short": "short, int short, short signed, int short signed",
-        "unsigned short": "short unsigned, int short unsigned",
-        "int": "int, signed, int signed",
-        "unsigned": "unsigned, int unsigned",
-        "long": "long, int long, long signed, int long signed",
-        "unsigned long": "long unsigned, int long unsigned",
-        "long long": "long long, int long long, long long signed, int long long signed",
-        "unsigned long long": "long long unsigned, int long long unsigned",
-        "long double": "double long",
-    }
-    return {words: name for name, row in spellings.items() for words in row.split(", ")}
-
-
-ARITHMETIC = _combinations()
+_SPELLINGS = {
+    "_Bool": "_Bool, bool",
+    "char": "char",
+    "signed char": "char signed",
+    "unsigned char": "char unsigned",
+    "short": "short, int short, short signed, int short signed",
+    "unsigned short": "short unsigned, int short unsigned",
+    "int": "int, signed, int signed",
+    "unsigned": "unsigned, int unsigned",
+    "long": "long, int long, long signed, int long signed",
+    "unsigned long": "long unsigned, int long unsigned",
+    "long long": "long long, int long long, long long signed, int long long signed",
+    "unsigned long long": "long long unsigned, int long long unsigned",
+    "long double": "double long",
+}
+ARITHMETIC = {words: name for name, row in _SPELLINGS.items() for words in row.split(", ")}
 """Sorted type words, such as `int long unsigned`, to the canonical name."""
 
 
@@ -92,41 +88,28 @@ class Vector:
         return self.size // SCALARS[self.lane].size if self.lane else 0
 
 
-def _vectors() -> dict[str, Vector]:
-    x86 = {"": "float", "d": "double", "i": None, "bh": None}
-    found = [
-        Vector(f"__m{bits}{suffix}", bits // 8, lane)
-        for bits in (128, 256, 512)
-        for suffix, lane in x86.items()
-    ]
-    found.append(Vector("__m64", 8))
-    found += [Vector("dt_f32x32", 128, "float"), Vector("dt_i32x32", 128, "int32_t")]
-    lanes: dict[str, tuple[int, ...]] = {
-        "float": (16, 32, 64),
-        "bfloat": (16,),
-        "int": (8, 16, 32, 64),
-        "uint": (8, 16, 32, 64),
-    }
-    for kind, widths in lanes.items():
-        found += [
-            Vector(f"{kind}{width}x{bits // width}_t", bits // 8, f"{kind}{width}_t")
-            for width in widths
-            for bits in (64, 128)
-        ]
-    return {v.name: v for v in found}
+def _vectors() -> Iterator[Vector]:
+    for bits in (128, 256, 512):
+        for suffix, lane in (("", "float"), ("d", "double"), ("i", None), ("bh", None)):
+            yield Vector(f"__m{bits}{suffix}", bits // 8, lane)
+    yield Vector("__m64", 8)
+    yield Vector("dt_f32x32", 128, "float")
+    yield Vector("dt_i32x32", 128, "int32_t")
+    integers = (8, 16, 32, 64)
+    neon = {"float": (16, 32, 64), "bfloat": (16,), "int": integers, "uint": integers}
+    for kind, widths in neon.items():
+        for width in widths:
+            for bits in (64, 128):
+                yield Vector(f"{kind}{width}x{bits // width}_t", bits // 8, f"{kind}{width}_t")
 
 
-VECTORS = _vectors()
+VECTORS = {v.name: v for v in _vectors()}
 """SIMD register types by name."""
 
 VECTOR_GROUPS = {
-    f"{lane}x{lanes}x{count}_t": (f"{lane}x{lanes}_t", count)
-    for lane, width in (
-        ("float16", 16),
-        ("float32", 32),
-        *((f"{sign}int{width}", width) for sign in ("", "u") for width in (8, 16, 32, 64)),
-    )
-    for lanes in (64 // width, 128 // width)
+    f"{name.removesuffix('_t')}x{count}_t": (name, count)
+    for name in VECTORS
+    if name.endswith("_t") and not name.startswith(("float64", "bfloat"))
     for count in (2, 3, 4)
 }
 """NEON groups such as `float32x4x2_t`: a struct with one field `val`, an array of vectors."""
@@ -150,9 +133,7 @@ def is_integer(type_: ex.Type | None) -> bool:
 
 def unqualified(type_: ex.Type) -> ex.Type:
     """Return `type_` without `const` and `restrict` of its own, arrays as pointers."""
-    if isinstance(type_, ex.ArrayType):
-        return ex.PointerType(of=type_.of)
-    if isinstance(type_, ex.PointerType):
+    if isinstance(type_, ex.ArrayType | ex.PointerType):
         return ex.PointerType(of=type_.of)
     return ex.NamedType(name=type_.name) if isinstance(type_, ex.NamedType) else type_
 
@@ -203,7 +184,10 @@ SIGN_OPERATORS: dict[str, Callable[[int], int]] = {
 
 
 def constant(expr: ex.Expr, constants: Mapping[str, int]) -> int | None:
-    """Return the value of an integer constant expression (C's rules, no overflow), else None."""
+    """Return the value of an integer constant expression (C's rules), else None.
+
+    Nor is what needs more than 64 bits one: squares of squares would have digits without end.
+    """
     if isinstance(expr, ex.Int):
         return expr.value
     if isinstance(expr, ex.Name):
@@ -224,7 +208,8 @@ def constant(expr: ex.Expr, constants: Mapping[str, int]) -> int | None:
             return None
         if expr.op in ("<<", ">>") and not 0 <= right < 64:
             return None
-        return INTEGER_OPERATORS[expr.op](left, right)
+        value = INTEGER_OPERATORS[expr.op](left, right)
+        return value if -(1 << 63) <= value < 1 << 64 else None
     return None
 
 
@@ -242,23 +227,19 @@ _INT = ex.NamedType(name="int")
 _VOID_POINTER = ex.PointerType(of=ex.NamedType(name="void"))
 
 
-def _math() -> dict[str, Signature]:
-    counts = {
-        1: "exp exp2 expm1 log log2 log10 log1p sqrt cbrt fabs floor ceil round rint trunc "
-        "nearbyint sin cos tan asin acos atan sinh cosh tanh erf erfc",
-        2: "pow fmod fmin fmax atan2 hypot copysign fdim",
-        3: "fma",
-    }
-    rows: dict[str, Signature] = {}
-    for count, names in counts.items():
-        for name in names.split():
-            rows[name] = Signature((_DOUBLE,) * count, _DOUBLE)
-            rows[f"{name}f"] = Signature((_FLOAT,) * count, _FLOAT)
-    return rows
-
-
+_MATH = {
+    1: "exp exp2 expm1 log log2 log10 log1p sqrt cbrt fabs floor ceil round rint trunc "
+    "nearbyint sin cos tan asin acos atan sinh cosh tanh erf erfc",
+    2: "pow fmod fmin fmax atan2 hypot copysign fdim",
+    3: "fma",
+}
 LIBRARY: dict[str, Signature] = {
-    **_math(),
+    **{
+        f"{name}{suffix}": Signature((type_,) * count, type_)
+        for count, names in _MATH.items()
+        for name in names.split()
+        for suffix, type_ in (("", _DOUBLE), ("f", _FLOAT))
+    },
     "ldexpf": Signature((_FLOAT, _INT), _FLOAT),
     "abs": Signature((_INT,), _INT),
     "isnan": Signature((None,), _INT),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dovetail.ir.diagnostics import Source
-from dovetail.ir.expr import ArrayType, Int, NamedType, PointerType, Type
+from dovetail.ir.expr import ArrayType, Int, NamedType, Type
 from dovetail.ir.low import nodes as low
 from dovetail.ir.low.conversions import VOID
 from dovetail.ir.low.infer import Inference, Scope
@@ -72,7 +72,8 @@ def _check_function(function: low.Function, infer: Inference, outer: Scope) -> N
             message = f"parameter `{param.name}` is declared twice"
             infer.report("low-duplicate", message, param.span)
         body.complete(param.type, param.name, param)
-        scope.types[param.name] = _decayed(param.type)
+        array = isinstance(param.type, ArrayType)
+        scope.types[param.name] = unqualified(param.type) if array else param.type
     body.block(function.body, scope)
     if unqualified(function.returns) != VOID and not _always_returns(function.body):
         message = f"`{function.name}` may end without returning a value"
@@ -82,16 +83,11 @@ def _check_function(function: low.Function, infer: Inference, outer: Scope) -> N
 def _check_tunables(unit: low.Unit, infer: Inference) -> None:
     declared = {n.name for n in unit.walk() if isinstance(n, low.Declare)}
     for node in unit.walk():
-        if isinstance(node, low.Pragma) and node.text.startswith("dovetail"):
-            found = TUNE.fullmatch(node.text)
-            if found and found[1] not in declared:
-                message = f"tune names `{found[1]}`, which is no constant here"
-                hint = f"add #define {found[1]} {found[2]}"
-                infer.report("low-tune", message, node.span, hint)
-
-
-def _decayed(type_: Type) -> Type:
-    return PointerType(of=type_.of) if isinstance(type_, ArrayType) else type_
+        found = TUNE.fullmatch(node.text) if isinstance(node, low.Pragma) else None
+        if found and found[1] not in declared:
+            message = f"tune names `{found[1]}`, which is no constant here"
+            hint = f"add #define {found[1]} {found[2]}"
+            infer.report("low-tune", message, node.span, hint)
 
 
 @dataclass(slots=True)

@@ -14,8 +14,8 @@ from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.errors import SpecError
 from dovetail.ir.formats import FORMATS
 from dovetail.ir.model import ModelSpec
+from dovetail.ir.plans import Figure
 from dovetail.ir.profile import CostRow, ProfileFile, ProfileKey
-from dovetail.topology.parameters import Figure
 
 ASSUMED_SPREAD = 0.2
 """Error that rows of the roofline may well have, relative."""

@@ -12,10 +12,11 @@ from dovetail.compiler.schedules import LINEAR, GemmOp
 from dovetail.compiler.search.dietcode import choose, predict_costs
 from dovetail.compiler.search.policy import PREDICTED, SearchTask
 from dovetail.ir.artifact import PhasePlan
+from dovetail.ir.plans import Figure
 from dovetail.topology.configuration import Configuration, Process
 from dovetail.topology.contention import Simulator
 from dovetail.topology.hardware import read_hardware
-from dovetail.topology.parameters import Figure, default_parameters
+from dovetail.topology.parameters import default_parameters
 from dovetail.topology.plan import plan_topology
 from dovetail.topology.presets import preset_model
 from dovetail.topology.replay import DEFAULT_TRACE, Trace, step_rows
@@ -57,7 +58,7 @@ def test_slower_small_products_slow_decode_only_and_want_more_cores() -> None:
         steps.append((decode, simulator.prefill(every, tokens=512).total))
     assert steps[0][0] < steps[1][0] and steps[0][1] == steps[1][1]
     cores = [
-        len(plan_topology(HARDWARE, MODEL, parameters=f).chosen[1].configuration.pus)
+        len(plan_topology(HARDWARE, MODEL, parameters=f).pairs[0].decode.configuration.pus)
         for f in (plain, slow)
     ]
     assert cores[0] < cores[1]

@@ -34,7 +34,8 @@ from dovetail.compiler.schedules import (
 from dovetail.ir.errors import ScheduleError
 from dovetail.ir.model import PANEL
 from dovetail.ir.schedule import ORDERS, SCHEDULE_VALUES, Row
-from dovetail.topology.hardware import CacheSpec, HardwareSpec, read_hardware
+from dovetail.topology.hardware import HardwareSpec, read_hardware
+from dovetail.topology.values import CacheSpec
 from tests.codegen.float_targets import FLOAT_TARGETS
 
 

@@ -1,6 +1,6 @@
 """Diagnostics point at the text: line, caret under the place, hint."""
 
-from dovetail.ir.diagnostics import NO_SPAN, Diagnostic, Source, Span, render_all
+from dovetail.ir.diagnostics import NO_SPAN, Diagnostic, Source, Span
 from dovetail.ir.errors import DovetailError, SyntaxDiagnostic
 
 SOURCE = Source("k.c", "int a;\n\tint bad = x;\nlast")
@@ -21,6 +21,11 @@ def test_a_text_is_split_into_lines_once():
     assert [SOURCE.line(number) for number in (0, 3, 4)] == ["", "last", ""]
 
 
+def test_lines_end_where_parsers_end_them():
+    source = Source("k.c", "/* \f \u2028 */\n\f\r\nint a;")
+    assert [source.line(number) for number in (1, 2, 3)] == ["/* \f \u2028 */", "\f", "int a;"]
+
+
 def test_a_span_over_several_lines_is_marked_to_the_end_of_the_first():
     found = Diagnostic("low-x", "wrong", Span(1, 5, 2, 3), SOURCE)
     assert found.render().splitlines()[2] == "      ^^"
@@ -35,4 +40,4 @@ def test_the_error_carries_and_shows_all():
     error = SyntaxDiagnostic(rows)
     assert isinstance(error, DovetailError)
     assert error.diagnostics == tuple(rows)
-    assert str(error) == render_all(rows)
+    assert str(error) == "\n".join(row.render() for row in rows)

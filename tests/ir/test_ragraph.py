@@ -168,6 +168,7 @@ def test_a_choice_without_targets_may_lead_anywhere() -> None:
         (lambda g: g.add_function(5, "no code", "d"), "node 5: 'no code' is no function"),
         (lambda g: RAGraph(inputs="input"), "inputs is a list of names"),
         (lambda g: g.add_function(5, len, "no name"), "node 5: output 'no name'"),
+        (lambda g: g.add_function("END", len, "x"), "node 'END': START and END are the two ends"),
         (lambda g: g.add_function(END, len, "x"), "named by a number or a text"),
         (lambda g: g.add_function(True, len, "x"), "named by a number or a text"),
         (lambda g: g.add_edge(0, 1, [1]), "targets are for functions"),

@@ -174,6 +174,28 @@ def test_a_slow_reference_tells_that_the_machine_was_busy():
     assert records.trusts(msgspec.structs.replace(failed, reference=first.reference))
 
 
+class Visited(RecordSet):
+    """One to which another thread adds a record while this one looks at each."""
+
+    def __init__(self):
+        super().__init__()
+        self.added = 0
+
+    def trusts(self, record):
+        self.added += 1
+        self.add(make_record(kernel=f"from elsewhere {self.added}"))
+        return super().trusts(record)
+
+
+def test_records_may_come_while_others_are_looked_at():
+    records = Visited()
+    first = [beside(1.0, when=WHEN + timedelta(hours=hour)) for hour in range(2)]
+    records.append(first)
+    assert first[1] in records.known.values() and records.added == 2
+    assert first[1] in records.needed()
+    assert {*map(encode_record, first)} < {*map(encode_record, records.records())}
+
+
 def test_short_times_may_vary():
     records = RecordSet()
     records.add(beside(1e-6))

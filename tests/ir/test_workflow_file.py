@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -98,12 +99,23 @@ def test_any_names_and_prompts_survive(names: list[int | str], prompt: str) -> N
         (TEXT.replace("choose: again", "choose: x"), "the edge from 'pick' names the function 'x'"),
         (TEXT.replace("choose: again", "to: 0, choose: again"), "needs either"),
         ("[" * 100_000, "no workflow"),
+        ("name: !!int ''", "no workflow"),
+        ("name: !!bool x", "no workflow"),
+        ("name: !!timestamp x", "no workflow"),
         ("a: &a [1]\nb: [*a, *a]", "aliases are not read"),
     ],
 )
 def test_other_texts_are_refused_in_a_sentence(text: str | bytes, said: str) -> None:
     with pytest.raises(WorkflowError, match=said):
         read_workflow(text, FUNCTIONS)
+
+
+@pytest.mark.parametrize("option", ["node", "self", "prompt", "model", "tempreature"])
+def test_what_is_no_option_of_a_generation_is_none_in_a_file(option: str) -> None:
+    nodes = [{"kind": "generation", "name": 1, "prompt": "a", "options": {option: 3}}]
+    edges = [{"from": "START", "to": 1}, {"from": 1, "to": "END"}]
+    with pytest.raises(WorkflowError, match=f"the generation 1 has no option '{option}'"):
+        read_workflow(json.dumps({"name": "x", "nodes": nodes, "edges": edges}))
 
 
 def test_a_function_without_a_name_cannot_be_written() -> None:

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from dovetail.ir.errors import SpecError
 from dovetail.topology.binding import choose_pus
-from dovetail.topology.hardware import HardwareSpec, NodeSpec, PuSpec, read_hardware
+from dovetail.topology.hardware import HardwareSpec, read_hardware
+from dovetail.topology.values import NodeSpec, PuSpec
 from tests.topology.snapshot import Machine
 
 

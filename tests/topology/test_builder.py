@@ -3,13 +3,7 @@ from __future__ import annotations
 import pytest
 
 from dovetail.ir.errors import SpecError
-from dovetail.topology.builder import (
-    Machine,
-    PuRow,
-    add_distances,
-    build_hardware,
-    scale_capacity,
-)
+from dovetail.topology.builder import PuRow, add_distances, build_hardware, scale_capacity
 from dovetail.topology.values import NodeSpec
 
 
@@ -19,7 +13,7 @@ def node(number: int, *pus: int) -> NodeSpec:
 
 def test_cores_and_sockets_get_dense_numbers() -> None:
     rows = [PuRow(7, ("a", 1), "x"), PuRow(2, ("a", 0), "y"), PuRow(9, ("a", 1), "x")]
-    spec = build_hardware(Machine("m", rows))
+    spec = build_hardware("m", rows)
     assert [(p.id, p.core, p.socket) for p in spec.pus] == [(2, 0, 0), (7, 1, 1), (9, 1, 1)]
     assert spec.allowed_pus == (2, 7, 9)
 
@@ -29,7 +23,7 @@ def test_pus_without_memory_use_the_nearest_nodes_evenly() -> None:
     dies = [frozenset((i, i + 1)) for i in range(0, 8, 2)]
     package = frozenset(range(8))
     nodes = [node(0, 0, 1), node(5, 4, 5)]
-    spec = build_hardware(Machine("m", rows, nodes, domains=[*dies, package]))
+    spec = build_hardware("m", rows, nodes, domains=[*dies, package])
     assert [p.node for p in spec.pus] == [0, 0, 0, 0, 5, 5, 5, 5]
     assert spec.memory_bytes == 5
 
@@ -47,4 +41,4 @@ def test_favoured_cores_are_no_kind_of_their_own() -> None:
 @pytest.mark.parametrize("rows", [[], [PuRow(1, 0, 0)] * 2, [PuRow(i, i, 0) for i in range(8193)]])
 def test_impossible_numbers_of_pus(rows: list[PuRow]) -> None:
     with pytest.raises(SpecError, match="m lists"):
-        build_hardware(Machine("m", rows))
+        build_hardware("m", rows)

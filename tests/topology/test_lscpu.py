@@ -134,3 +134,9 @@ def test_bad_text_is_a_spec_error(tmp_path: Path, text: str) -> None:
 def test_a_cache_of_impossible_many_instances_stays_unknown(tmp_path: Path) -> None:
     cache = field("L3 cache", f"1 MiB ({'9' * 5000} instances)")
     assert not load(tmp_path, json.dumps({"lscpu": [field("CPU(s)", "2"), cache]})).caches
+
+
+def test_sizes_have_a_point(tmp_path: Path) -> None:
+    caches = [field("L1d", "64K"), field("L2", "2.5 MiB (2 instances)")]
+    spec = load(tmp_path, json.dumps({"lscpu": [field("CPU(s)", "2"), *caches]}))
+    assert (spec.cache_bytes(1), spec.cache_bytes(2)) == (64 << 10, 1280 << 10)

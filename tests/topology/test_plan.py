@@ -34,12 +34,12 @@ def plan(source: str | HardwareSpec, **options: object) -> TopologyPlan:
 
 
 def decode_cores(found: TopologyPlan) -> int:
-    return len(found.chosen[1].configuration.pus)
+    return len(found.pairs[0].decode.configuration.pus)
 
 
 def test_latent_clusters_are_found_and_lose_one_core_each() -> None:
     found = plan("package:4 numa:2 core:24")
-    prefill, decode = found.chosen
+    prefill, decode = found.pairs[0].prefill, found.pairs[0].decode
     assert len(prefill.configuration.pus) == 192
     assert decode.levels == "package:4 numa:2 latent:6 core:3/4"
     assert {pu % 4 for pu in decode.configuration.pus} == {0, 1, 2}
@@ -54,9 +54,9 @@ def test_latent_clusters_are_found_and_lose_one_core_each() -> None:
 def test_larger_clusters_lose_more_of_their_cores() -> None:
     of_four = plan("package:4 numa:2 cluster:6 core:4")
     of_six = plan("package:4 numa:2 cluster:4 core:6")
-    assert of_four.chosen[1].levels.endswith("core:3/4")
+    assert of_four.pairs[0].decode.levels.endswith("core:3/4")
     assert decode_cores(of_six) < decode_cores(of_four)
-    assert len(of_six.chosen[0].configuration.pus) == 192
+    assert len(of_six.pairs[0].prefill.configuration.pus) == 192
 
 
 def test_half_the_bandwidth_needs_fewer_cores() -> None:
@@ -66,7 +66,7 @@ def test_half_the_bandwidth_needs_fewer_cores() -> None:
         line, parameters=figures.measured(package_bandwidth=figures.package_bandwidth.value / 2)
     )
     assert decode_cores(slower) < decode_cores(plan(line))
-    assert slower.score.decode > plan(line).score.decode
+    assert slower.pairs[0].score.decode > plan(line).pairs[0].score.decode
 
 
 def test_every_plan_keeps_to_allowed_pus_and_operator_limits() -> None:
@@ -74,7 +74,7 @@ def test_every_plan_keeps_to_allowed_pus_and_operator_limits() -> None:
     cut = msgspec.structs.replace(spec, allowed_pus=tuple(range(0, 64, 3)))
     found = plan(cut)
     assert found.notes
-    for item in (*found.prefill, *found.decode, *found.chosen):
+    for item in (*found.prefill, *found.decode, found.pairs[0].prefill, found.pairs[0].decode):
         assert set(item.configuration.pus) <= set(cut.allowed_pus)
         assert allows_processes(MODEL, len(item.configuration.processes))
 
@@ -115,7 +115,9 @@ def test_group_sizes_are_powers_of_two_where_all_would_be_too_many() -> None:
 
 def test_one_core_is_enough() -> None:
     found = plan("core:1")
-    assert [item.configuration.pus for item in found.chosen] == [(0,), (0,)]
+    assert (
+        found.pairs[0].prefill.configuration.pus == found.pairs[0].decode.configuration.pus == (0,)
+    )
     assert found.report.cut == ()
 
 
@@ -162,6 +164,6 @@ def test_a_trace_without_requests() -> None:
 def test_every_machine_of_the_corpus(file: str) -> None:
     spec = load_hardware(TOPOLOGIES / file)
     found = plan(spec)
-    assert set(found.chosen[1].configuration.pus) <= set(spec.allowed_pus)
+    assert set(found.pairs[0].decode.configuration.pus) <= set(spec.allowed_pus)
     assert found.report.patterns
     assert_bounded(found)

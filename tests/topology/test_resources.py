@@ -65,3 +65,13 @@ def test_an_idle_pu_keeps_the_system_away() -> None:
     smt = read_hardware("core:4 pu:2")
     one_per_core = cross_section(build_tree(smt).tree.remove(1, 2), 0, memory_homes(smt))
     assert MachineModel(smt, default_parameters(smt)).profile(one_per_core).preemption == 0
+
+
+def test_siblings_that_a_file_gives_different_caches_are_one_core() -> None:
+    spec = read_hardware("package:1 l3:2 core:2 pu:2")
+    odd = [
+        msgspec.structs.replace(c, pus=pus)
+        for c, pus in zip(spec.caches, ((0,), (1, 2, 3)), strict=False)
+    ]
+    split = msgspec.structs.replace(spec, caches=tuple(odd))
+    assert 0 < profile(split, (0, 1)).seconds_per_byte < 1

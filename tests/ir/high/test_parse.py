@@ -113,6 +113,9 @@ REFUSED = [
     ("high-bad-choice", kernel("M: param = choice(range(n))"), (3, 29)),
     ("high-bad-choice", kernel("M: param = choice(1, best=1)"), (3, 26)),
     ("high-bad-choice", kernel("x = 1\nM: param = choice(1)"), (4, 5)),
+    ("high-bad-choice", kernel("M: param = choice(range(1000000000))"), (3, 23)),
+    ("high-bad-choice", kernel(f"M: param = choice(range({10**30}))"), (3, 23)),
+    ("high-bad-choice", kernel("M: param = choice({[1]})"), (3, 23)),
     ("high-unsupported-statement", kernel("with p: pass"), (3, 5)),
     ("high-unsupported-statement", kernel("def f(): pass"), (3, 5)),
     ("high-unsupported-expression", kernel("x = n ** 2"), (3, 9)),
@@ -127,7 +130,9 @@ REFUSED = [
     ("high-bad-target", kernel("x, y = 1"), (3, 5)),
     ("high-bad-target", kernel("x: i64"), (3, 5)),
     ("high-bad-regs", kernel("acc = regs(4, f32)"), (3, 11)),
+    ("high-bad-regs", kernel("acc = regs((4, 2), f32, fill=1)"), (3, 11)),
     ("high-bad-local", kernel("s = local(4)"), (3, 9)),
+    ("high-bad-local", kernel("s = local(4, f32, fill=1)"), (3, 9)),
     ("high-unused-value", kernel("n + 1"), (3, 5)),
     ("high-bad-loop", kernel("for i in p: pass"), (3, 14)),
     ("high-bad-loop", kernel("for i in vrange(0, n, 2): pass"), (3, 14)),
@@ -149,3 +154,6 @@ def test_all_faults_are_reported_at_once():
 
 def test_deep_nesting_is_a_diagnostic():
     assert faults(kernel(f"x = {'-' * 5000}n"))[0].code == "high-syntax"
+    for count in (200, 400):
+        (found,) = faults(kernel(f"x = {' + '.join(['n'] * count)}"))
+        assert (found.code, found.span.line) == ("high-nesting", 3)

@@ -24,6 +24,9 @@ SYNTAX = {
     "string": ("low-string", 'void f(int x) {\n  g(«"text"»);\n}'),
     "character constant": ("low-string", "void f(int x) {\n  x = «'a'»;\n}"),
     "number": ("low-number", "void f(float x) {\n  x = «1.5g»;\n}"),
+    "two points": ("low-number", "void f(float x) {\n  x = «0x1.2.3p5»;\n}"),
+    "too large": ("low-number", "void f(float x) {\n  x = «0x1p99999»;\n}"),
+    "too long": ("low-number", "void f(int x) {\n  x = «" + "9" * 5000 + "»;\n}"),
     "octal": ("low-number", "void f(int x) {\n  x = «089»;\n}"),
     "missing semicolon": ("low-missing-semicolon", "void f(int x) {\n  x = 1«»\n  x = 2;\n}"),
     "semicolon before brace": ("low-missing-semicolon", "void f(int x) {\n  x = 1«» }"),
@@ -58,6 +61,7 @@ SYNTAX = {
     "open condition": ("low-conditional", "«#if SIZE(3)»\n#endif\n"),
     "error directive": ("low-error", "«#error not for this machine»\n"),
     "malformed tune": ("low-pragma", "«#pragma dovetail tune(MR 1..6)»\n"),
+    "endless tune": ("low-pragma", "«#pragma dovetail tune(MR in 1.." + "9" * 5000 + ")»\n"),
 }  # fmt: skip
 
 MEANING = {

@@ -3,10 +3,12 @@
 import pytest
 
 from dovetail.ir.diagnostics import Source, Span
+from dovetail.ir.errors import SyntaxDiagnostic
 from dovetail.ir.expr import ArrayType, Cast, Float, Int, Name, NamedType, PointerType
 from dovetail.ir.low import nodes as low
-from dovetail.ir.low.parse import parse_low, parse_low_expr
+from dovetail.ir.low.parse import Pieces, parse_low, parse_low_expr
 from dovetail.ir.low.print import print_low
+from dovetail.ir.low.types import constant
 from dovetail.ir.low.verify import verify_low
 
 
@@ -142,3 +144,36 @@ def test_spans_cover_what_was_written():
     assert value.span == Span(2, 10, 3, 8)
     assert value.left.span == Span(2, 10, 2, 17)
     assert unit.function("f").span == Span(1, 5, 1, 6)
+
+
+def test_structs_without_a_name_in_a_prelude_and_in_the_text_are_two():
+    unit = parse(
+        "typedef struct { int y; } B;\nfloat f(A a, B b) { return a.x + b.y; }",
+        defines="typedef struct { float x; } A;",
+    )
+    first, second = (item for item in unit.items if isinstance(item, low.StructDef))
+    assert first.name != second.name
+    verify_low(unit, Source("k.c", ""), functions={}, constants={})
+
+
+def test_a_directive_is_a_fault_of_the_function_and_text_around_it_only():
+    pieces = Pieces()
+    wrong, fine = (
+        "int {}(int x) {{\n#frob\n  return x;\n}}\n",
+        "int {}(int x) {{\n\n  return x;\n}}\n",
+    )
+    for name, text in (("a", fine), ("b", wrong), ("c", fine), ("d", wrong)):
+        pieces.add(Source(name, text.format(name)))
+    assert [pieces.function(name).name for name in "ac"] == ["a", "c"]
+    for name in "bd":
+        with pytest.raises(SyntaxDiagnostic, match=f"{name}:2:1.*frob"):
+            pieces.function(name)
+
+
+def test_constants_have_64_bits():
+    for text, value in (
+        ("1 << 62 << 1", 1 << 63),
+        ("4294967296 * 4294967296", None),
+        ("7 / -2", -3),
+    ):
+        assert constant(parse_low_expr(text), {}) == value

@@ -13,13 +13,13 @@ from unittest.mock import patch
 import torch
 
 from dovetail.compiler.pipeline import compile_model
+from dovetail.ir.plans import Figure
 from dovetail.runtime.accel import executor
 from dovetail.runtime.accel.executor import DeviceExecutor
 from dovetail.runtime.app import App, load
 from dovetail.runtime.schedule.cost_tables import TablePredictor
 from dovetail.runtime.schedule.plan import SchedulerSettings, StepPlan
 from dovetail.runtime.sim.machines import assumed_profile, find_machine
-from dovetail.topology.parameters import Figure
 from tests.models import save_model
 from tests.runtime.schedule.integrity import check_integrity
 

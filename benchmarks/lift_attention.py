@@ -29,7 +29,6 @@ from dovetail.codegen.targets import host_target
 from dovetail.compiler.attention_search import PREFILL
 from dovetail.compiler.measure import AttentionCase, Candidate, Meter
 from dovetail.compiler.schedules import make_schedule
-from dovetail.ir.expr import Name
 from dovetail.ir.high import nodes as high
 
 FILE, FUNCTION = "llm_c__train_gpt2.c", "attention_forward"
@@ -43,9 +42,7 @@ def lifted_unit() -> high.Unit:
     found = lift_row(read_file(path, setting_of(path)), Row(FILE, FUNCTION))
     assert found is not None, "llm.c's attention does not lift"
     kernel = found.unit.functions[-1]
-    taken = {n.id for n in kernel.walk() if isinstance(n, Name)}
-    body = unroll_vectors(kernel.body, taken)
-    made = replace(kernel, body=body, tunables=(*kernel.tunables, TUNABLE))
+    made = replace(kernel, body=unroll_vectors(kernel), tunables=(*kernel.tunables, TUNABLE))
     return high.Unit(functions=(*found.unit.functions[:-1], made))
 
 

@@ -32,7 +32,7 @@ from dovetail.compiler.schedules import make_schedule
 from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.diagnostics import Source
 from dovetail.ir.errors import SpecError
-from dovetail.ir.expr import Name, NamedType, PointerType
+from dovetail.ir.expr import NamedType, PointerType
 from dovetail.ir.high import nodes as high
 from dovetail.ir.high.parse import parse_high
 from dovetail.ir.high.print import print_high
@@ -152,8 +152,7 @@ def fit_kernel(unit: high.Unit, op: RowOp, name: str, file: str) -> high.Unit:
     loop takes at a time, joins its tunables. Raises SpecError where it does not fit.
     """
     kernel = unit.functions[-1]
-    taken = {n.id for n in kernel.walk() if isinstance(n, Name)} | {p.name for p in kernel.params}
-    body = unroll_vectors(kernel.body, taken)
+    body = unroll_vectors(kernel)
     varied = body != kernel.body
     tunables = (*kernel.tunables, *((TUNABLE,) if varied else ()))
     helpers = unit.functions[:-1]

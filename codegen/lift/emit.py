@@ -7,19 +7,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from dovetail.codegen.lift.types import Names
+from dovetail.ir import expr as ex
 from dovetail.ir.expr import (
     Binary,
     Call,
     Cast,
     Expr,
+    Float,
     Index,
     Int,
     Name,
     NamedType,
     PointerType,
-    Unary,
 )
-from dovetail.ir.expr import Ternary as Ternary_
 from dovetail.ir.high import nodes as high
 
 VL = Name(id="VL")
@@ -34,11 +34,9 @@ def num(value: int) -> Expr:
 def op(sign: str, left: Expr, right: Expr | int) -> Expr:
     """Return `left sign right`, without what adds nothing."""
     right = num(right) if isinstance(right, int) else right
-    if isinstance(right, Int) and (
-        (right.value == 0 and sign in ("+", "-", "<<", ">>")) or (right.value == 1 and sign == "*")
-    ):
+    if (right == NOTHING and sign in ("+", "-", "<<", ">>")) or (right == num(1) and sign == "*"):
         return left
-    if sign == "+" and isinstance(left, Int) and left.value == 0:
+    if left == NOTHING and sign == "+":
         return right
     if isinstance(left, Int) and isinstance(right, Int) and sign in ("+", "-", "*"):
         a, b = left.value, right.value
@@ -48,7 +46,7 @@ def op(sign: str, left: Expr, right: Expr | int) -> Expr:
 
 def pick(cond: Expr, then: Expr, other: Expr) -> Expr:
     """Return `then if cond else other`."""
-    return Ternary_(cond=cond, then=then, other=other)
+    return ex.Ternary(cond=cond, then=then, other=other)
 
 
 def cast(type_: str, value: Expr) -> Expr:
@@ -63,6 +61,20 @@ def call(name: str, *args: Expr) -> Expr:
     return Call(name=name, args=args)
 
 
+def zero_of(elem: str) -> Expr:
+    """Return 0 as a lane, or a pointer, has it."""
+    if elem.startswith("ptr"):
+        return Name(id="null")
+    return Float(value=0.0) if elem in ("f32", "f64") else num(0)
+
+
+def type_of(text: str) -> ex.Type:
+    """Return a type of the high IR: `f32`, `ptr[f32]`."""
+    if text.startswith("ptr["):
+        return PointerType(of=NamedType(name=text[4:-1]))
+    return NamedType(name=text)
+
+
 @dataclass(frozen=True, slots=True)
 class Address:
     """`base + at`: a pointer expression to elements of a type, and a number of elements."""
@@ -73,7 +85,7 @@ class Address:
 
     def moved(self, count: Expr | int, sign: str = "+") -> Address:
         """Return the address some elements further."""
-        if isinstance(self.at, Int) and self.at.value == 0 and sign == "-":
+        if self.at == NOTHING and sign == "-":
             return Address(op("-", self.base, count), self.elem)
         return Address(self.base, self.elem, op(sign, self.at, count))
 
@@ -85,10 +97,10 @@ class Address:
         """Return the same address, counted in another element type."""
         if elem == self.elem:
             return self
-        type_ = PointerType(of=NamedType(name=elem))
-        if isinstance(self.base, Cast) and self.at == num(0):
-            return Address(Cast(type=type_, operand=self.base.operand), elem)
-        return Address(Cast(type=type_, operand=self.pointer()), elem)
+        source = self.pointer()
+        if isinstance(source, Cast):
+            source = source.operand
+        return Address(Cast(type=type_of(f"ptr[{elem}]"), operand=source), elem)
 
     def item(self, index: Expr | int = 0) -> Expr:
         """Return the element at an index; halves are loaded, as f32."""
@@ -110,9 +122,8 @@ class Writer:
             self.do(call("store", *target.args, value))
             return
         assert isinstance(target, Name | Index)
-        kind = None if type_ is None else NamedType(name=type_.removeprefix("ptr[").rstrip("]"))
-        whole = PointerType(of=kind) if kind and type_ != kind.name else kind
-        self.out.append(high.Assign(target=target, value=value, type=whole))
+        kind = None if type_ is None else type_of(type_)
+        self.out.append(high.Assign(target=target, value=value, type=kind))
 
     def do(self, expr: Expr) -> None:
         """Write a call evaluated for its effect."""
@@ -154,11 +165,17 @@ class Writer:
         )
 
     def branch(self, cond: Expr, then: Sequence[high.Stmt], other: Sequence[high.Stmt]) -> None:
-        """Write an `if`, turned round where only its second arm does anything."""
-        if then:
-            self.out.append(high.If(cond=cond, then=tuple(then), other=tuple(other)))
-        elif other:
-            self.out.append(high.If(cond=negated(cond), then=tuple(other)))
+        """Write an `if`."""
+        self.out += choose(cond, tuple(then), tuple(other))
+
+
+def choose(
+    cond: Expr, then: tuple[high.Stmt, ...], other: tuple[high.Stmt, ...]
+) -> tuple[high.Stmt, ...]:
+    """Return an `if`, turned round where only its second arm does anything."""
+    if then:
+        return (high.If(cond=cond, then=then, other=other),)
+    return (high.If(cond=negated(cond), then=other),) if other else ()
 
 
 def negated(cond: Expr) -> Expr:
@@ -166,4 +183,4 @@ def negated(cond: Expr) -> Expr:
     turned = {"==": "!=", "!=": "=="}
     if isinstance(cond, Binary) and cond.op in turned:
         return Binary(op=turned[cond.op], left=cond.left, right=cond.right)
-    return Unary(op="!", operand=cond)
+    return ex.Unary(op="!", operand=cond)

@@ -13,18 +13,17 @@ from typing import Any
 import numpy as np
 
 from dovetail.codegen.isa.intrinsics import SCALAR_TYPES, Intrinsic
+from dovetail.codegen.lift.scalar import address_of
 from dovetail.codegen.lift.symbolic import Lane, SymbolicPointer, Table, Traffic, apply, as_lane
-from dovetail.codegen.lift.types import Unliftable
+from dovetail.codegen.lift.types import VECTOR_CALLS, VECTOR_OPS, Unliftable
 from dovetail.ir import expr as ex
 from dovetail.ir.low import nodes as low
 from dovetail.ir.low.print import print_low
 from dovetail.ir.low.types import INTEGER_OPERATORS, SIGN_OPERATORS, constant, scalar
 
-SCALAR_CALLS = {"sqrtf": "vsqrt", "fabsf": "vabs", "fmaxf": "vmax", "fminf": "vmin", "expf": "vexp"}
 ILL_TYPED = (TypeError, ValueError, AttributeError, IndexError, OverflowError)
 """What is raised for C that is ill-typed, or that leaves a table."""
 MOST_TURNS = 64
-FLOAT_OPS = {"+": "vadd", "-": "vsub", "*": "vmul", "/": "vdiv"}
 
 
 @dataclass(slots=True)
@@ -84,10 +83,9 @@ class Executor:
     def declare(self, stmt: low.Declare) -> None:
         """Execute a declaration."""
         self.types[stmt.name] = stmt.type
-        if isinstance(stmt.type, ex.ArrayType) and stmt.init is None:
-            self.env[stmt.name] = SymbolicPointer(stmt.name, 0, Traffic({}))
-        elif isinstance(stmt.type, ex.ArrayType):
-            self.env[stmt.name] = table(stmt)
+        if isinstance(stmt.type, ex.ArrayType):
+            local = SymbolicPointer(stmt.name, 0, Traffic({}))
+            self.env[stmt.name] = local if stmt.init is None else table(stmt)
         elif stmt.init is not None:
             self.env[stmt.name] = self.converted(self.expr(stmt.init), stmt.type)
 
@@ -97,7 +95,9 @@ class Executor:
         if found is None:
             return value
         if found.floating:
-            return as_lane(value) if found.name == "float" else _refuse("a double")
+            if found.name != "float":
+                raise Unliftable("it holds a double")
+            return as_lane(value)
         if not isinstance(value, int | np.integer):
             raise Unliftable("a counter is not known")
         return int(value) & ((1 << 8 * found.size) - 1) if not found.signed else int(value)
@@ -125,8 +125,7 @@ class Executor:
     def step_size(self, pointer: ex.Expr) -> int:
         """Return the bytes that one step of a pointer expression covers."""
         type_ = self.pointer_type(pointer)
-        of = type_.of if isinstance(type_, ex.PointerType | ex.ArrayType) else None
-        found = scalar(of) if of is not None else None
+        found = scalar(type_.of) if isinstance(type_, ex.PointerType | ex.ArrayType) else None
         if found is None:
             raise Unliftable("a pointer to vectors is stepped")
         return found.size
@@ -142,10 +141,6 @@ class Executor:
         if isinstance(expr, ex.Unary) and expr.op == "&" and isinstance(expr.operand, ex.Index):
             return self.pointer_type(expr.operand.base)
         return None
-
-
-def _refuse(what: str) -> Any:
-    raise Unliftable(f"it holds {what}")
 
 
 def table(stmt: low.Declare) -> Table:
@@ -186,9 +181,9 @@ def _binary(self: Executor, expr: ex.Binary) -> Any:
         if expr.op in "/%" and right == 0:
             raise Unliftable("a division by zero")
         return INTEGER_OPERATORS[expr.op](int(left), int(right))
-    if isinstance(left, np.ndarray) or isinstance(right, np.ndarray) or expr.op not in FLOAT_OPS:
+    if isinstance(left, np.ndarray) or isinstance(right, np.ndarray) or expr.op not in VECTOR_OPS:
         raise Unliftable(f"`{expr.op}` on vectors or unknown numbers")
-    return Lane(FLOAT_OPS[expr.op], (as_lane(left), as_lane(right)))
+    return Lane(VECTOR_OPS[expr.op], (as_lane(left), as_lane(right)))
 
 
 def _step_pointer(self: Executor, expr: ex.Binary, left: Any, right: Any) -> Any:
@@ -206,22 +201,16 @@ def _unary(self: Executor, expr: ex.Unary) -> Any:
     if expr.op == "*":
         return _at(self.expr(expr.operand))
     if expr.op == "&":
-        inner = expr.operand
-        if not isinstance(inner, ex.Index):
+        if not isinstance(expr.operand, ex.Index):
             raise Unliftable("it takes an address")
-        return self.expr(_address(inner))
+        return self.expr(address_of(expr.operand))
     value = self.expr(expr.operand)
     if isinstance(value, int | np.integer):
         return SIGN_OPERATORS[expr.op](int(value))
-    if isinstance(value, Lane) and value.op == "const" and expr.op == "-":
-        return Lane("const", (-value.args[0],))
     if isinstance(value, Lane) and expr.op == "-":
-        return Lane("vneg", (value,))
+        known = value.op == "const"
+        return Lane("const", (-value.args[0],)) if known else Lane("vneg", (value,))
     raise Unliftable(f"`{expr.op}` on this")
-
-
-def _address(place: ex.Index) -> ex.Expr:
-    return ex.Binary(op="+", left=place.base, right=place.indices[0])
 
 
 def _at(pointer: Any) -> Any:
@@ -239,8 +228,8 @@ def _cast(self: Executor, expr: ex.Cast) -> Any:
 
 def _call(self: Executor, expr: ex.Call) -> Any:
     args = [self.expr(a) for a in expr.args]
-    if expr.name in SCALAR_CALLS:
-        return Lane(SCALAR_CALLS[expr.name], tuple(map(as_lane, args)))
+    if expr.name in VECTOR_CALLS:
+        return Lane(VECTOR_CALLS[expr.name], tuple(map(as_lane, args)))
     if expr.name in self.functions:
         return self.inline(self.functions[expr.name], args)
     row = self.intrinsics.get(expr.name)
@@ -250,12 +239,10 @@ def _call(self: Executor, expr: ex.Call) -> Any:
 
 
 def _assign(self: Executor, expr: low.Assign) -> Any:
-    value: Any
-    if expr.op == "=":
-        value = self.expr(expr.value)
-    else:
-        value = self.expr(ex.Binary(op=expr.op[:-1], left=expr.target, right=expr.value))
-    target = expr.target
+    target, source = expr.target, expr.value
+    if expr.op != "=":
+        source = ex.Binary(op=expr.op[:-1], left=target, right=source)
+    value = self.expr(source)
     if isinstance(target, ex.Name):
         if target.id not in self.types:
             raise Unliftable(f"it assigns `{target.id}`")
@@ -263,7 +250,7 @@ def _assign(self: Executor, expr: low.Assign) -> Any:
         return self.env[target.id]
     place = None
     if isinstance(target, ex.Index):
-        place = self.expr(_address(target))
+        place = self.expr(address_of(target))
     elif isinstance(target, ex.Unary) and target.op == "*":
         place = self.expr(target.operand)
     if not isinstance(place, SymbolicPointer):
@@ -280,7 +267,9 @@ def _step(self: Executor, expr: low.Step) -> Any:
 
 def _sizeof(self: Executor, expr: low.SizeOf) -> Any:
     value = constant(expr, {})
-    return value if value is not None else _refuse("sizeof")
+    if value is None:
+        raise Unliftable("it holds sizeof")
+    return value
 
 
 _RULES: dict[type[ex.Expr], Callable[[Executor, Any], Any]] = {
@@ -289,7 +278,7 @@ _RULES: dict[type[ex.Expr], Callable[[Executor, Any], Any]] = {
     ex.Name: _name,
     ex.Binary: _binary,
     ex.Unary: _unary,
-    ex.Index: lambda self, expr: _at(self.expr(_address(expr))),
+    ex.Index: lambda self, expr: _at(self.expr(address_of(expr))),
     ex.Cast: _cast,
     ex.Call: _call,
     low.Member: lambda self, expr: self.outer(expr),

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from dovetail.codegen.lift.emit import VL, Address, Writer, call, cast, num, op
-from dovetail.codegen.lift.types import refuse
-from dovetail.ir.expr import Binary, Call, Expr, Float, Int, Name, Type, Unary
+from dovetail.codegen.lift.emit import VL, Address, Writer, call, cast, num, op, zero_of
+from dovetail.codegen.lift.types import SIZES, VECTOR_OPS, WORKS_IN, refuse
+from dovetail.codegen.lower.fold import fold
+from dovetail.ir.expr import COMPARISONS, Binary, Expr, Float, Int, Name, Type, Unary
+from dovetail.ir.high.ops import INTS
 
-SIZES = {"i8": 1, "u8": 1, "i16": 2, "u16": 2, "f16": 2, "i32": 4, "u32": 4, "f32": 4}
-SIZES |= {"i64": 8, "u64": 8, "f64": 8}
-WORKS_IN = {"i8": "i32", "u8": "i32", "i16": "i32", "u16": "i32"}
 Arg = Expr | Address
+Load = Callable[[Address], Expr]
+Places = Callable[[Expr], tuple[Expr, Expr]]
 Made = tuple[Type, Expr | Address | None]
 Rule = Callable[["Lanes", list[Any]], Made]
-JOINED = {"+": "vadd", "-": "vsub", "*": "vmul", "/": "vdiv"}
 
 
 @dataclass(slots=True)
@@ -39,6 +40,10 @@ class Lanes:
         self.w.loop(count, lambda i: self.put(out, i, lane(i)))
         return out
 
+    def map(self, elem: str, count: int, lane: Callable[..., Expr], *held: Arg) -> Address:
+        """Return a vector of `lane` of the lanes of others; a number is the same for all."""
+        return self.each(elem, count, lambda i: lane(*(item(a, i) for a in held)))
+
     def listed(self, elem: str, values: Sequence[Expr]) -> Address:
         """Return a vector of given lanes."""
         out = self.new(elem, len(values))
@@ -48,32 +53,36 @@ class Lanes:
 
     def put(self, out: Address, index: Expr, value: Expr) -> None:
         """Write a lane."""
-        elem = out.elem
-        if elem in ("i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64"):
-            value = value if isinstance(value, Int) and value.value >= 0 else cast(elem, value)
+        if out.elem in INTS and not (isinstance(value, Int) and value.value >= 0):
+            value = cast(out.elem, value)
         self.w.set(out.item(index), value)
 
-    def floats(self, count: int, make: Callable[[Callable[[Address], Expr]], Expr]) -> Address:
-        """Return a vector of f32 made in groups of VL lanes; `make` gets a way to load others."""
-        out = self.new("f32", count)
+    def held(self, value: Expr, elem: str, name: str = "t") -> Expr:
+        """Return a variable that holds a lane."""
+        return self.w.temporary(value, WORKS_IN.get(elem, elem), name)
+
+    def groups(self, to: Address, count: int, make: Callable[[Load], Expr]) -> None:
+        """Write lanes in groups of VL, all unrolled; `make` gets a way to load those of others."""
         used = call("min", VL, num(count))
 
         def group(u: Expr) -> None:
-            step = op("*", u, VL)
-            made = make(lambda at: call("vload", at.read_as("f32").moved(step).pointer(), used))
-            self.w.do(call("vstore", out.moved(step).pointer(), made, used))
+            def place(at: Address) -> Expr:
+                return at.moved(op("*", u, VL)).pointer()
 
-        groups = call("max", num(1), op("//", num(count), VL))
-        self.loop_groups(groups, group)
+            made = make(lambda at: call(f"vload{KINDS.get(at.elem, '')}", place(at), used))
+            self.w.do(call(f"vstore{KINDS.get(to.elem, '')}", place(to), made, used))
+
+        self.w.loop(call("max", num(1), op("//", num(count), VL)), group, "unroll")
+
+    def floats(self, count: int, make: Callable[[Load], Expr], elem: str = "f32") -> Address:
+        """Return a vector of lanes of 32 bits made in groups of VL."""
+        out = self.new(elem, count)
+        self.groups(out, count, make)
         return out
-
-    def loop_groups(self, groups: Expr, body: Callable[[Expr], None]) -> None:
-        """Write a loop over the vectors of a group, all unrolled."""
-        self.w.loop(groups, body, "unroll")
 
     def calls(self, name: str, count: int, *args: Address) -> Address:
         """Return a builtin of f32 vectors applied to vectors."""
-        return self.floats(count, lambda load: call(name, *(load(a) for a in args)))
+        return self.floats(count, lambda load: call(name, *(load(a.read_as("f32")) for a in args)))
 
     def clear(self, to: Address, count: int) -> None:
         """Write zeros."""
@@ -90,14 +99,7 @@ class Lanes:
     def move(self, to: Address, source: Address, count: int) -> None:
         """Write a copy of elements."""
         if to.elem == "f32" and count in (2, 4, 8, 16):
-            used = call("min", VL, num(count))
-
-            def group(u: Expr) -> None:
-                step = op("*", u, VL)
-                made = call("vload", source.moved(step).pointer(), used)
-                self.w.do(call("vstore", to.moved(step).pointer(), made, used))
-
-            self.loop_groups(call("max", num(1), op("//", num(count), VL)), group)
+            self.groups(to, count, lambda load: load(source))
             return
         if to.elem == "f16":
             to, source = to.read_as("u16"), source.read_as("u16")
@@ -123,17 +125,15 @@ class Lanes:
         return out
 
     def dots(
-        self, count: int, acc: Address, a: Address, b: Address, fixed: int | None = None
+        self, acc: Address, a: Address, b: Address, count: int, each: int, at: Places | None = None
     ) -> Address:
-        """Return acc + dot products of the neighbours of its lanes' size; fixed: those of b."""
-        each = SIZES[acc.elem] // SIZES[a.elem]
+        """Return acc + sums of `each` products; at: where those of a lane begin in a and b."""
 
         def lane(i: Expr) -> Expr:
             made: Expr = acc.item(i)
+            x, y = at(i) if at else (op("*", i, each), op("*", i, each))
             for k in range(each):
-                j = op("+", op("*", i, each), k)
-                other = j if fixed is None else num(each * fixed + k)
-                made = op("+", made, op("*", a.item(j), b.item(other)))
+                made = op("+", made, op("*", a.item(op("+", x, k)), b.item(op("+", y, k))))
             return made
 
         return self.each(acc.elem, count, lane)
@@ -142,43 +142,34 @@ class Lanes:
         """Return a vector with one number in all lanes."""
         if elem == "f32":
             return self.floats(count, lambda load: call("vbroadcast", value))
-        held = value
-        if not isinstance(value, Int | Float | Name):
-            held = self.w.temporary(value, WORKS_IN.get(elem, elem))
-        return self.each(elem, count, lambda i: held)
+        same = value if isinstance(value, Int | Float | Name) else self.held(value, elem)
+        return self.each(elem, count, lambda i: same)
 
     def operate(self, sign: str, elem: str, count: int, sides: Sequence[Address]) -> Address:
         """Return vectors joined by an operator of C."""
-        if elem == "f32" and sign in JOINED:
-            return self.calls(JOINED[sign], count, *sides)
-        if sign in (">", "<", "==", ">=", "<=", "!="):
+        if elem == "f32" and sign in VECTOR_OPS:
+            return self.calls(VECTOR_OPS[sign], count, *sides)
+        if sign in COMPARISONS:
             raise refuse(f"`{sign}` on vectors")
         sign = "//" if sign == "/" and elem != "f64" else sign
-        a, b = sides
-        return self.each(elem, count, lambda i: op(sign, a.item(i), b.item(i)))
+        return self.map(elem, count, partial(op, sign), *sides)
 
     def total(self, elem: str, count: int, at: Address, join: Callable[[Expr, Expr], Expr]) -> Expr:
         """Return all lanes joined into one number."""
-        kind = WORKS_IN.get(elem, elem)
-        total = self.w.temporary(_plain(at.item(0), elem), kind, "total")
-
-        def one(i: Expr) -> None:
-            self.w.set(total, _plain(join(total, at.item(op("+", i, 1))), kind))
-
+        total = self.held(at.item(0), elem, "total")
         if count > 1:
-            self.w.loop(count - 1, one)
+            self.w.loop(count - 1, lambda i: self.w.set(total, join(total, at.item(op("+", i, 1)))))
         return total
 
 
-def _plain(value: Expr, elem: str) -> Expr:
-    return cast("i32", value) if elem in WORKS_IN else value
+def item(value: Arg, index: Expr) -> Expr:
+    """Return a lane of a vector, or the number that stands for all lanes."""
+    return value.item(index) if isinstance(value, Address) else value
 
 
-def zero_of(elem: str) -> Expr:
-    """Return 0 as a lane, or a pointer, has it."""
-    if elem.startswith("ptr"):
-        return Name(id="null")
-    return Float(value=0.0) if elem in ("f32", "f64") else num(0)
+def read_all(args: Sequence[Arg], elem: str) -> list[Any]:
+    """Return operands, vectors counted in an element."""
+    return [a.read_as(elem) if isinstance(a, Address) else a for a in args]
 
 
 def minus(value: Expr) -> Expr:
@@ -186,15 +177,25 @@ def minus(value: Expr) -> Expr:
     return Unary(op="-", operand=value)
 
 
+def inverted(value: Expr) -> Expr:
+    """Return ~value."""
+    return Unary(op="~", operand=value)
+
+
 def less(a: Expr, b: Expr | int, sign: str = "<") -> Expr:
     """Return a comparison."""
     return Binary(op=sign, left=a, right=num(b) if isinstance(b, int) else b)
 
 
+def range_of(elem: str) -> tuple[int, int]:
+    """Return the smallest and the largest number of an integer element."""
+    bits = 8 * SIZES[elem]
+    return (0, (1 << bits) - 1) if elem[0] == "u" else (-(1 << bits - 1), (1 << bits - 1) - 1)
+
+
 def saturate(value: Expr, elem: str) -> Expr:
     """Return an integer held in the range of an element type."""
-    bits = 8 * SIZES[elem]
-    low, top = (0, (1 << bits) - 1) if elem[0] == "u" else (-(1 << bits - 1), (1 << bits - 1) - 1)
+    low, top = range_of(elem)
     return call("max", call("min", value, num(top)), num(low))
 
 
@@ -205,29 +206,20 @@ def wide(value: Expr) -> Expr:
 
 def integer_at(value: Arg) -> int:
     """Return an immediate of an instruction."""
-    if isinstance(value, Unary) and isinstance(value.operand, Int):
-        return {"-": -1, "+": 1}.get(value.op, 1) * value.operand.value
-    if isinstance(value, Call | Name | Address) or not isinstance(value, Int):
-        from dovetail.codegen.lower.fold import fold  # noqa: PLC0415
-
-        made = fold(value, {}) if isinstance(value, Expr) else value
-        if isinstance(made, Int):
-            return made.value
+    known = fold(value, {}) if isinstance(value, Expr) else value
+    if not isinstance(known, Int):
         raise refuse("an immediate that is not constant")
-    return value.value
+    return known.value
 
 
+KINDS = {"i32": "_i32"}
+"""What the names of loads and stores of an element end with."""
+_SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "and": "&", "or": "|", "xor": "^"}
 BINARY: dict[str, Callable[[Expr, Expr], Expr]] = {
-    "add": lambda a, b: op("+", a, b),
-    "sub": lambda a, b: op("-", a, b),
-    "mul": lambda a, b: op("*", a, b),
-    "div": lambda a, b: op("/", a, b),
-    "max": lambda a, b: call("max", a, b),
-    "min": lambda a, b: call("min", a, b),
-    "and": lambda a, b: op("&", a, b),
-    "or": lambda a, b: op("|", a, b),
-    "xor": lambda a, b: op("^", a, b),
-    "andnot": lambda a, b: op("&", Unary(op="~", operand=a), b),
+    **{name: partial(op, sign) for name, sign in _SIGNS.items()},
+    "max": partial(call, "max"),
+    "min": partial(call, "min"),
+    "andnot": lambda a, b: op("&", inverted(a), b),
 }
 """Operations on two lanes whose result has the lanes' type."""
 COMPARED = {"eq": "==", "gt": ">", "ge": ">=", "lt": "<", "le": "<=", "neq": "!="}

@@ -11,14 +11,14 @@ from functools import partial
 from typing import Any
 
 from dovetail.codegen.lift import x86_lanes
-from dovetail.codegen.lift.emit import Address, cast, num, op, pick
-from dovetail.codegen.lift.lanes import Lanes, Made, Rule, less, zero_of
-from dovetail.codegen.lift.types import refuse
+from dovetail.codegen.lift.emit import Address, cast, num, op, pick, zero_of
+from dovetail.codegen.lift.lanes import Lanes, Made, Rule, item, less
+from dovetail.codegen.lift.types import VOID, refuse
 from dovetail.codegen.lift.x86_moves import MOVES
 from dovetail.codegen.lift.x86_named import SPECIAL
-from dovetail.codegen.lift.x86_shape import ELEMENTS, INT, PLAIN, VOID, Handler, Shape, vec
+from dovetail.codegen.lift.x86_shape import ELEMENTS, PLAIN, Handler, Shape, vec
 from dovetail.codegen.lift.x86_whole import WHOLE
-from dovetail.ir.expr import Expr, NamedType
+from dovetail.ir.expr import Expr
 
 HANDLERS = MOVES | WHOLE
 
@@ -30,46 +30,24 @@ NAME = re.compile(
 
 def x86_rule(name: str) -> Rule | None:
     """Return what an intrinsic of x86 writes."""
-    special = SPECIAL.get(name)
-    if special is not None:
-        return special
+    if name in SPECIAL:
+        return SPECIAL[name]
     found = NAME.fullmatch(name)
     if not found:
         return None
-    width, masked, operation, suffix, to_mask = found.groups()
-    bits = int(width or 128)
-    elem = ELEMENTS.get(suffix or "", "u8")
-    handler = _handler(operation, suffix or "", to_mask)
+    width, masked, operation, suffix, to_mask = found.groups(default="")
+    bits, elem = int(width or 128), ELEMENTS.get(suffix, "u8")
+    handler, shape = _handler(operation, suffix, to_mask), Shape(bits, elem, suffix)
     if handler is None:
         return None
-    shape = Shape(bits, elem, suffix or "")
 
     def rule(lanes: Lanes, args: list[Any]) -> Made:
         if masked:
             return _masked(lanes, shape, operation, masked, handler, args)
         made = handler(lanes, shape, args)
-        if isinstance(made, tuple):
-            return made
-        if made is None:
-            return VOID, None
-        if isinstance(made, Address):
-            return vec(bits, _result_element(operation, elem)), made
-        return _number_type(elem, operation), made
+        return (vec(bits, elem), made) if isinstance(made, Address) else made or (VOID, None)
 
     return rule
-
-
-def _result_element(operation: str, elem: str) -> str:
-    if operation.startswith("cvt") and elem not in ("f32", "f64"):
-        return "i8"
-    return elem
-
-
-def _number_type(elem: str, operation: str) -> NamedType:
-    if operation == "movemask" or operation.startswith("cvttss"):
-        return INT
-    names = {"f32": "float", "f64": "double", "i64": "long long"}
-    return NamedType(name=names.get(elem, "int"))
 
 
 def _masked(
@@ -100,17 +78,15 @@ def _masked(
         if isinstance(made, tuple):  # the size of its lanes is not the one that the name ends with
             raise refuse(f"a mask on {operation}")
         made = made.read_as(shape.elem)
-    zero = zero_of(shape.elem)
-    kept = source.read_as(shape.elem) if source is not None else None
-    out = lanes.each(
-        shape.elem,
-        shape.count,
-        lambda i: pick(chosen(i), made.item(i), kept.item(i) if kept else zero),
-    )
-    return vec(shape.bits, shape.elem), out
+    kept = zero_of(shape.elem) if source is None else source.read_as(shape.elem)
+
+    def lane(i: Expr) -> Expr:
+        return pick(chosen(i), made.item(i), item(kept, i))
+
+    return vec(shape.bits, shape.elem), lanes.each(shape.elem, shape.count, lane)
 
 
-def _handler(operation: str, suffix: str, to_mask: str | None) -> Handler | None:
+def _handler(operation: str, suffix: str, to_mask: str) -> Handler | None:
     if suffix in ("ss", "sd"):  # what computes on one lane keeps the others
         return HANDLERS.get("store" if operation == "store" else f"{operation}_{suffix}")
     if to_mask:
@@ -124,11 +100,10 @@ def _handler(operation: str, suffix: str, to_mask: str | None) -> Handler | None
         return partial(x86_lanes.fused_floats, operation)
     if operation in x86_lanes.LANEWISE and suffix[:2] == "ep":
         return partial(x86_lanes.lanewise, operation)
-    bits = suffix[:2] == "si" or suffix in ("ps", "pd", "epi32", "epi64")
-    if operation in x86_lanes.BITS and bits:
+    if operation in x86_lanes.BITS and (suffix[:2] == "si" or suffix in ("ps", "pd")):
         return partial(x86_lanes.bitwise, operation)
     if re.fullmatch(r"cvtep[iu]\d+|cvtt?p[sdh]", operation):
         return partial(x86_lanes.conversion, operation, suffix)
-    if re.fullmatch(r"cast(ps|pd|si)\d*(_p[sd]|_si\d+)?|castps|castsi\d+|castpd", operation):
+    if re.fullmatch(r"cast(ps|pd|si)\d*(_p[sd]|_si\d+)?", operation):
         return x86_lanes.cast_register
     return None

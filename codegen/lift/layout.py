@@ -8,38 +8,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dovetail.codegen.lift.types import refuse
+from dovetail.codegen.lift.types import TAGGED, WORKS_IN, element_of, refuse
 from dovetail.ir.expr import ArrayType, NamedType, PointerType, Type
 from dovetail.ir.low import nodes as low
-from dovetail.ir.low.types import VECTOR_GROUPS, VECTORS, Scalar, constant, scalar, vector
-
-_INTEGERS = {(1, True): "i8", (1, False): "u8", (2, True): "i16", (2, False): "u16"}
-_WIDER = {(4, True): "i32", (4, False): "u32", (8, True): "i64", (8, False): "u64"}
-_REALS = {"float": "f32", "float32_t": "f32", "double": "f64", "float64_t": "f64"}
-_HALVES = {
-    "_Float16": "f16",
-    "__fp16": "f16",
-    "float16_t": "f16",
-    "__bf16": "bf16",
-    "bfloat16_t": "bf16",
-}
-
-
-def element_of(found: Scalar) -> str:
-    """Return the element type in memory of a C scalar."""
-    if found.floating:
-        made = _REALS.get(found.name) or _HALVES.get(found.name)
-        if made is None:
-            raise refuse(f"{found.name} values")
-        return made
-    return {**_INTEGERS, **_WIDER}[found.size, found.signed]
+from dovetail.ir.low.types import VECTOR_GROUPS, VECTORS, constant, scalar, vector
 
 
 def value_of(elem: str) -> str:
     """Return the type in which values of an element are computed."""
-    return {"i8": "i32", "u8": "i32", "i16": "i32", "u16": "i32", "f16": "f32", "bf16": "f32"}.get(
-        elem, elem
-    )
+    return {**WORKS_IN, "f16": "f32", "bf16": "f32"}.get(elem, elem)
+
+
+def kind_of(type_: Type) -> str:
+    """Return the type in which numbers of a C type are computed."""
+    found = scalar(type_)
+    assert found is not None
+    return value_of(element_of(found))
 
 
 def pointee_element(type_: Type) -> str:
@@ -112,4 +96,17 @@ class Layout:
             else:
                 out.update({n: (start + o, t) for n, (o, t) in self.fields(field.type).items()})
             at = max(at, start + size)
+        return out
+
+    def floats(self, type_: NamedType, start: int = 0) -> dict[tuple[str, ...], int]:
+        """Return, for each path of fields of a struct of floats, its index in floats."""
+        out: dict[tuple[str, ...], int] = {}
+        for name, (offset, of) in self.fields(type_).items():
+            if isinstance(of, NamedType) and of.name.startswith(TAGGED):
+                inner = self.floats(of, start + offset)
+                out.update({(name, *path): at for path, at in inner.items()})
+            elif isinstance(of, NamedType) and of.name == "float":
+                out[(name,)] = (start + offset) // 4
+            else:
+                raise refuse(f"{type_.name} holds more than floats")
         return out

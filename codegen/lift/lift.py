@@ -7,20 +7,21 @@ independent of its width; `Unit.notes` says what was assumed and what stayed as 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 
 from dovetail.codegen.catalog import resolve_imports
 from dovetail.codegen.isa.intrinsics import Intrinsic
 from dovetail.codegen.isa.signatures import known_constants, known_functions
+from dovetail.codegen.lift.emit import type_of
 from dovetail.codegen.lift.layout import Layout
 from dovetail.codegen.lift.literal import Literal
 from dovetail.codegen.lift.pinned import Pinned
-from dovetail.codegen.lift.reductions import reduce_chain
 from dovetail.codegen.lift.scalar import Scalars
 from dovetail.codegen.lift.statements import Statements
 from dovetail.codegen.lift.strips import Strips
-from dovetail.codegen.lift.types import REFUSED, Names, Unliftable, element_type, refuse, value_type
+from dovetail.codegen.lift.types import TAGGED, VOID, Names, reason_of, refuse, value_type
 from dovetail.codegen.targets import TARGETS
 from dovetail.ir import expr as ex
 from dovetail.ir.diagnostics import Source
@@ -47,15 +48,14 @@ def lift(unit: low.Unit, function: str, *, faults: SyntaxDiagnostic | None = Non
     Raises SpecError, with the reason, for C that has no high form.
     """
     functions = {f.name: f for f in unit.items if isinstance(f, low.Function)}
-    if function not in functions:
-        known = ", ".join(sorted(functions)) or "none"
-        raise SpecError(f"there is no function `{function}`; the text has: {known}")
+    check_known(function, functions, functions)
+    lifter = _Lifter(unit, functions)
     if faults is not None:
-        return _as_it_stands(unit, functions, function, faults.diagnostics[0].message)
+        return lifter.as_it_stands(functions[function], faults.diagnostics[0].message)
     try:
-        return _understood(unit, functions, function)
+        return lifter.understood(functions[function])
     except SpecError as error:
-        return _as_it_stands(unit, functions, function, str(error).removeprefix(REFUSED))
+        return lifter.as_it_stands(functions[function], reason_of(error))
 
 
 def lift_function(pieces: Pieces, function: str) -> high.Unit:
@@ -63,9 +63,7 @@ def lift_function(pieces: Pieces, function: str) -> high.Unit:
 
     Raises SyntaxDiagnostic where that is no C of the subset.
     """
-    if function not in pieces.functions:
-        known = ", ".join(sorted(pieces.own)) or "none"
-        raise SpecError(f"there is no function `{function}`; the text has: {known}")
+    check_known(function, pieces.functions, pieces.own)
     unit = pieces.unit([function])
     targets = list(TARGETS.values())
     source = pieces.functions[function][0]
@@ -78,52 +76,30 @@ def lift_function(pieces: Pieces, function: str) -> high.Unit:
     return lift(unit, function)
 
 
-def _as_it_stands(
-    unit: low.Unit, functions: dict[str, low.Function], function: str, why: str
-) -> high.Unit:
-    """Return the kernel written out literally; `why` tells what stood against more."""
-    lifter = _Lifter(unit, functions, {})
-    structs = {s.name: s for s in unit.items if isinstance(s, low.StructDef)}
-    layout = Layout(structs, lifter.constants())
-    tables = {d.name: d for d in unit.items if isinstance(d, low.Declare)}
+def check_known(function: str, functions: Container[str], shown: Iterable[str]) -> None:
+    """Raise SpecError where a text has no such function, with those that it has."""
+    if function not in functions:
+        known = ", ".join(sorted(shown)) or "none"
+        raise SpecError(f"there is no function `{function}`; the text has: {known}")
+
+
+def finish(unit: high.Unit) -> high.Unit:
+    """Return what was made as the parser reads it.
+
+    Raises SpecError where the C was such that the high IR would refuse what it became.
+    """
+    made = rewrite_node(unit, [(ex.Int, spell_number), (ex.Float, spell_number)])
+    assert isinstance(made, high.Unit)
+    own = {function.name for function in made.functions}
+    imported = [f for f in resolve_imports(made).functions if f.name not in own]
     try:
-        made = Literal(functions, layout, tables).kernel(functions[function])
-    except SpecError as error:
-        second = str(error).removeprefix(REFUSED)
-        raise refuse(
-            second if second == why else f"{second} (and not by its meaning: {why})"
-        ) from None
-    signed = rewrite_node(made, [(ex.Int, spell_number), (ex.Float, spell_number)])
-    assert isinstance(signed, high.Function)
-    note = f"written out as it stands, because {why}"
-    whole = high.Unit(functions=(signed,), notes=(note,))
-    check_lifted(whole)
-    return whole
-
-
-def _understood(unit: low.Unit, functions: dict[str, low.Function], function: str) -> high.Unit:
-    """Return the kernel with loops as vector loops, and helpers as @inline functions."""
-    lifter = _Lifter(unit, functions, _intrinsics())
-    called = [functions[name] for name in lifter.called(functions[function])]
-    helpers = tuple(lifter.inline(helper) for helper in called if not _takes_vectors(helper))
-    kernel = lifter.kernel(functions[function])
-    calls = {n.name for f in (*helpers, kernel) for n in f.walk() if isinstance(n, ex.Call)}
-    imports = (MATH_MODULE,) if calls & set(MATH_FUNCTIONS) else ()
-    made = high.Unit(functions=(*helpers, kernel), imports=imports, notes=tuple(lifter.notes))
-    check_lifted(made)
+        verify_high(made, Source("lifted", ""), imported=imported)
+    except SyntaxDiagnostic as error:
+        raise refuse(error.diagnostics[0].message) from None
     return made
 
 
-def check_lifted(unit: high.Unit) -> None:
-    """Raise SpecError where the C was such that the high IR would refuse what it became."""
-    own = {function.name for function in unit.functions}
-    imported = [f for f in resolve_imports(unit).functions if f.name not in own]
-    try:
-        verify_high(unit, Source("lifted", ""), imported=imported)
-    except SyntaxDiagnostic as error:
-        raise refuse(error.diagnostics[0].message) from None
-
-
+@cache
 def _intrinsics() -> Mapping[str, Intrinsic]:
     return {n: row for t in reversed(TARGETS.values()) for n, row in t.intrinsics.items()}
 
@@ -134,9 +110,9 @@ def _takes_vectors(function: low.Function) -> bool:
     return any(vector(type_) is not None for type_ in types)
 
 
-def _holds_vectors(function: low.Function, intrinsics: Mapping[str, Intrinsic]) -> bool:
-    calls = {n.name for n in function.walk() if isinstance(n, ex.Call)}
-    return any(intrinsics[name].lanes for name in calls if name in intrinsics)
+def _holds_vectors(function: low.Function) -> bool:
+    rows = (_intrinsics().get(n.name) for n in function.walk() if isinstance(n, ex.Call))
+    return any(row.lanes for row in rows if row is not None)
 
 
 def spell_number(node: ex.Int | ex.Float) -> ex.Expr | None:
@@ -153,9 +129,29 @@ def spell_number(node: ex.Int | ex.Float) -> ex.Expr | None:
 class _Lifter:
     unit: low.Unit
     functions: dict[str, low.Function]
-    intrinsics: Mapping[str, Intrinsic]
     notes: list[str] = field(default_factory=list)
     inlines: dict[str, tuple[tuple[str, ...], str]] = field(default_factory=dict)
+
+    def as_it_stands(self, function: low.Function, why: str) -> high.Unit:
+        """Return the kernel written out literally; `why` tells what stood against more."""
+        tables = {d.name: d for d in self.unit.items if isinstance(d, low.Declare)}
+        try:
+            made = Literal(self.functions, self.layout(), tables).kernel(function)
+        except SpecError as error:
+            second = reason_of(error)
+            also = "" if second == why else f" (and not by its meaning: {why})"
+            raise refuse(f"{second}{also}") from None
+        note = f"written out as it stands, because {why}"
+        return finish(high.Unit(functions=(made,), notes=(note,)))
+
+    def understood(self, function: low.Function) -> high.Unit:
+        """Return the kernel with loops as vector loops, and helpers as @inline functions."""
+        called = [self.functions[name] for name in self.called(function)]
+        helpers = [self.inline(helper) for helper in called if not _takes_vectors(helper)]
+        functions = (*helpers, self.kernel(function))
+        calls = {n.name for f in functions for n in f.walk() if isinstance(n, ex.Call)}
+        imports = () if calls.isdisjoint(MATH_FUNCTIONS) else (MATH_MODULE,)
+        return finish(high.Unit(functions=functions, imports=imports, notes=tuple(self.notes)))
 
     def called(self, function: low.Function) -> list[str]:
         """Return the helpers a function calls, each before its users; recursion is refused."""
@@ -175,9 +171,7 @@ class _Lifter:
 
     def inline(self, function: low.Function) -> high.Function:
         """Return a helper as an @inline function."""
-        returns = function.returns
-        void = isinstance(returns, ex.NamedType) and returns.name == "void"
-        result = None if void else value_type(returns)
+        result = None if function.returns == VOID else value_type(function.returns)
         made = self.translate(function, "inline", result)
         params = tuple(value_type(p.type) for p in function.params)
         self.inlines[function.name] = (params, result or "void")
@@ -185,7 +179,7 @@ class _Lifter:
 
     def kernel(self, function: low.Function) -> high.Function:
         """Return the function as a @kernel."""
-        if function.returns != ex.NamedType(name="void"):
+        if function.returns != VOID:
             raise refuse(f"{function.name} returns a value", "store it through a pointer")
         return self.translate(function, "kernel", None)
 
@@ -195,71 +189,60 @@ class _Lifter:
         noted = list(self.notes)
         try:
             params, body = self.attempt(function, tunables, Statements)
-        except (Unliftable, SpecError) as reason:
-            if not _holds_vectors(function, self.intrinsics):
-                raise refuse(str(reason).removeprefix(REFUSED)) from None
+        except SpecError as reason:
+            if not _holds_vectors(function):
+                raise
             self.notes[:] = noted
             try:
                 params, body = self.attempt(function, tunables, Pinned)
-            except (Unliftable, SpecError) as second:
-                why = str(second).removeprefix(REFUSED)
-                first = str(reason).removeprefix(REFUSED)
-                raise refuse(f"{why} (and not with symbolic width: {first})") from None
+            except SpecError as second:
+                first = reason_of(reason)
+                why = f"{reason_of(second)} (and not with symbolic width: {first})"
+                raise refuse(why) from None
         while kind == "kernel" and body and body[-1] == high.Return():
             body = body[:-1]
-        made = high.Function(
+        return high.Function(
             kind=kind,
             name=function.name,
             params=params,
-            returns=None if result is None else ex.NamedType(name=result),
+            returns=None if result is None else type_of(result),
             tunables=tunables,
             body=body,
         )
-        signed = rewrite_node(made, [(ex.Int, spell_number), (ex.Float, spell_number)])
-        assert isinstance(signed, high.Function)
-        return signed
 
     def attempt(
         self, function: low.Function, tunables: tuple[high.Tunable, ...], how: type[Statements]
     ) -> tuple[tuple[high.Param, ...], tuple[high.Stmt, ...]]:
-        """Translate parameters and body one way; Unliftable or SpecError if it does not work."""
+        """Translate parameters and body one way; SpecError if it does not work."""
         tuned = {t.name for t in tunables}
-        scalars = Scalars(
-            Names(),
-            {s.name: s for s in self.unit.items if isinstance(s, low.StructDef)},
-            tuned,
-            self.inlines,
-            self.constants(),
-            notes=self.notes,
-        )
+        scalars = Scalars(Names(), self.layout(), tuned, self.inlines, notes=self.notes)
         types: dict[str, ex.Type] = {}
         for node in function.walk():
             if isinstance(node, low.Declare | low.Param):
                 types.setdefault(node.name, node.type)
-        strips = Strips(scalars, self.intrinsics, types, self.functions, reduce_chain)
+        strips = Strips(scalars, _intrinsics(), types, self.functions)
         params = tuple(self.param(p, scalars) for p in function.params)
         own = [
             s for s in function.body.body if not (isinstance(s, low.Declare) and s.name in tuned)
         ]
         try:
             return params, how(scalars, strips, function).function_body(own)
-        except (Unliftable, SpecError) as reason:
+        except SpecError as reason:
             why = f" ({strips.reason})" if strips.reason else ""
-            raise Unliftable(f"{str(reason).removeprefix(REFUSED)}{why}") from None
+            raise refuse(f"{reason_of(reason)}{why}") from None
 
     def param(self, param: low.Param, scalars: Scalars) -> high.Param:
         type_ = param.type
         of = type_.of if isinstance(type_, ex.PointerType | ex.ArrayType) else None
-        if isinstance(of, ex.NamedType) and of.name.startswith(("struct ", "union ")):
-            scalars.struct_params[param.name] = of.name
-        high_type = value_type(type_)
-        name = scalars.names.declare(param.name, high_type)
-        if high_type.startswith("ptr"):
-            assert of is not None
-            made: ex.Type = ex.PointerType(of=ex.NamedType(name=element_type(of)))
-        else:
-            made = ex.NamedType(name=high_type)
-        return high.Param(name=name, type=made)
+        if isinstance(of, ex.NamedType) and of.name.startswith(TAGGED):
+            scalars.structs[param.name] = of
+        kind = value_type(type_)
+        return high.Param(name=scalars.names.declare(param.name, kind), type=type_of(kind))
+
+    def layout(self) -> Layout:
+        """Return the structs and the constants of the file."""
+        structs = {s.name: s for s in self.unit.items if isinstance(s, low.StructDef)}
+        return Layout(structs, self.constants())
 
     def constants(self) -> dict[str, int]:
         """Return the integer constants of the file."""

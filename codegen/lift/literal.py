@@ -7,26 +7,19 @@ structs, unions, casts of pointers and `void *` mean what they mean to a C compi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dovetail.codegen.lift.emit import Address, Writer, cast, negated, num, op
-from dovetail.codegen.lift.lanes import Lanes, zero_of
-from dovetail.codegen.lift.layout import (
-    Layout,
-    element_of,
-    pointee_element,
-    value_of,
-)
+from dovetail.codegen.lift.emit import Address, Writer, cast, negated, num, op, type_of, zero_of
+from dovetail.codegen.lift.lanes import Lanes
+from dovetail.codegen.lift.layout import Layout, kind_of, pointee_element, value_of
 from dovetail.codegen.lift.literal_expr import RULES, compare, short_circuit
 from dovetail.codegen.lift.literal_values import (
-    BYTES,
     DEEPEST,
     HELPER,
     LARGEST_TABLE,
-    LONG,
-    NARROW,
     RESULT,
     Value,
     Variable,
@@ -34,16 +27,15 @@ from dovetail.codegen.lift.literal_values import (
     holds,
     leaves,
     memory_element,
-    names_in,
     narrowed,
     reachable,
     returns,
 )
-from dovetail.codegen.lift.types import Names, refuse
+from dovetail.codegen.lift.types import LONG, SIZES, VOID, WORKS_IN, Names, element_of, refuse
 from dovetail.ir import expr as ex
 from dovetail.ir.high import nodes as high
 from dovetail.ir.low import nodes as low
-from dovetail.ir.low.types import constant, scalar, vector
+from dovetail.ir.low.types import constant, scalar, unqualified, vector
 
 
 @dataclass(slots=True)
@@ -63,29 +55,26 @@ class Literal:
     prologue: list[high.Stmt] = field(default_factory=list)  # fills the tables
     w: Writer = field(init=False)
     lanes: Lanes = field(init=False)
+    outside: Layout = field(init=False)  # what is known outside of functions
 
     def __post_init__(self) -> None:
+        self.outside = self.layout
         self.w = Writer(self.names)
         self.lanes = Lanes(self.w)
 
     def kernel(self, function: low.Function) -> high.Function:
         """Return the function as a @kernel; what it returns goes to `result[0]`."""
-        params = []
         self.enter(function)
-        for param in function.params:
-            made, type_ = self.parameter(param)
-            params.append(high.Param(name=made, type=type_))
-        back = function.returns
-        if back != ex.NamedType(name="void"):
+        params = [self.parameter(param) for param in function.params]
+        back, result = function.returns, None
+        if isinstance(back, ex.PointerType):
+            raise refuse("a kernel that returns a pointer")
+        if back != VOID:
             elem = memory_element(back)
-            if isinstance(back, ex.PointerType):
-                raise refuse("a kernel that returns a pointer")
             made = self.names.declare(RESULT, f"ptr[{elem}]")
-            pointer = ex.PointerType(of=ex.NamedType(name=elem))
-            params.append(high.Param(name=made, type=pointer))
-            self.results.append(Variable(back, at=Address(ex.Name(id=made), elem)))
-        else:
-            self.results.append(None)
+            params.append(high.Param(name=made, type=type_of(f"ptr[{elem}]")))
+            result = Variable(back, at=Address(ex.Name(id=made), elem))
+        self.results.append(result)
         self.block(function.body.body)
         out = self.w.out
         if out and out[-1] == high.Return():
@@ -108,46 +97,51 @@ class Literal:
             if isinstance(node, ex.Unary) and node.op == "&" and isinstance(node.operand, ex.Name):
                 self.addressed.add(node.operand.id)
 
-    def parameter(self, param: low.Param) -> tuple[str, ex.Type]:
-        """Declare a parameter; return its name and type in the high IR."""
-        type_ = param.type
-        if isinstance(type_, ex.ArrayType):
-            type_ = ex.PointerType(of=type_.of)
-        if isinstance(type_, ex.PointerType):
-            elem = pointee_element(type_.of)
-            made = self.names.declare(param.name, f"ptr[{elem}]")
-            self.scopes[-1][param.name] = Variable(type_, made)
-            return made, ex.PointerType(of=ex.NamedType(name=elem))
-        found = scalar(type_)
-        if found is None:  # by value: a pointer to it
+    def parameter(self, param: low.Param) -> high.Param:
+        """Declare a parameter; return it as the high IR has it."""
+        type_, name = unqualified(param.type), param.name
+        if scalar(type_) is not None:
+            kind = kind_of(type_)
+            kind = "i64" if kind in ("i32", "u32", "u64") else kind  # kernels take integers so
+            made = self.names.declare(name, kind)
+            if kind == kind_of(type_) and name not in self.addressed:
+                self.bind(name, Variable(type_, made))
+            else:
+                self.declare_as(
+                    name, type_, Value(LONG if kind == "i64" else type_, ex.Name(id=made))
+                )
+        elif isinstance(type_, ex.PointerType):
+            kind = f"ptr[{pointee_element(type_.of)}]"
+            made = self.names.declare(name, kind)
+            self.bind(name, Variable(type_, made))
+        else:  # by value: a pointer to it
             elem = memory_element(type_)
-            made = self.names.declare(param.name, f"ptr[{elem}]")
-            given = Value(type_, at=Address(ex.Name(id=made), elem))
-            self.declare_as(param.name, type_, given)
-            return made, ex.PointerType(of=ex.NamedType(name=elem))
-        kind = value_of(element_of(found))
-        kind = "i64" if kind in ("i32", "u32", "u64") else kind  # kernels take integers of 64 bits
-        made = self.names.declare(param.name, kind)
-        source = Value(LONG if kind == "i64" else type_, ex.Name(id=made))
-        if kind == value_of(element_of(found)) and param.name not in self.addressed:
-            self.scopes[-1][param.name] = Variable(type_, made)
-        else:
-            self.declare_as(param.name, type_, source)
-        return made, ex.NamedType(name=kind)
+            kind = f"ptr[{elem}]"
+            made = self.names.declare(name, kind)
+            self.declare_as(name, type_, Value(type_, at=Address(ex.Name(id=made), elem)))
+        return high.Param(name=made, type=type_of(kind))
 
     # ---- statements ----
 
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """Open a scope: what is declared in it, and what is known of it, ends with it."""
+        layout = self.layout
+        self.scopes.append({})
+        yield
+        self.scopes.pop()
+        self.layout = layout
+
     def block(self, body: Sequence[low.Stmt]) -> None:
         """Translate the statements of a block."""
-        self.scopes.append({})
-        for i, stmt in enumerate(body):
-            if isinstance(stmt, low.If) and len(self.results) > 1 and returns(stmt):
-                self.leave_early(stmt, body[i + 1 :])
-                break
-            self.statement(stmt)
-            if isinstance(stmt, low.Return):
-                break
-        self.scopes.pop()
+        with self.scope():
+            for i, stmt in enumerate(body):
+                if isinstance(stmt, low.If) and len(self.results) > 1 and returns(stmt):
+                    self.leave_early(stmt, body[i + 1 :])
+                    break
+                self.statement(stmt)
+                if isinstance(stmt, low.Return):
+                    break
 
     def leave_early(self, stmt: low.If, rest: Sequence[low.Stmt]) -> None:
         """Translate `if (c) return x; rest` of a helper: the rest becomes the other arm."""
@@ -158,11 +152,8 @@ class Literal:
             then += rest
         if not ends(other):
             other += rest
-        self.statement(
-            low.If(
-                cond=stmt.cond, then=low.Block(body=tuple(then)), other=low.Block(body=tuple(other))
-            )
-        )
+        arms = low.Block(body=tuple(then)), low.Block(body=tuple(other))
+        self.statement(replace(stmt, then=arms[0], other=arms[1]))
 
     def statement(self, stmt: low.Stmt) -> None:
         """Translate one statement."""
@@ -170,78 +161,74 @@ class Literal:
 
     def declare(self, stmt: low.Declare) -> None:
         """Translate a declaration."""
-        type_ = stmt.type
-        if isinstance(type_, ex.ArrayType) and type_.size is None and stmt.init is not None:
-            count = len(stmt.init.items) if isinstance(stmt.init, low.InitList) else 0
-            type_ = replace(type_, size=ex.Int(value=count))
-        if isinstance(stmt.init, low.InitList) or stmt.init is None:
-            variable = self.declare_as(stmt.name, type_, None)
-            if stmt.init is not None:
-                assert isinstance(stmt.init, low.InitList)
-                if variable.at is None:
-                    self.assign(variable, self.expr(stmt.init.items[0]))
-                else:
-                    self.fill(variable.at, type_, stmt.init)
+        type_, init = stmt.type, stmt.init
+        if isinstance(init, low.InitList) and (scalar(type_) or isinstance(type_, ex.PointerType)):
+            init = init.items[0] if init.items else ex.Int(value=0)
+        if isinstance(init, low.InitList):
+            if isinstance(type_, ex.ArrayType) and type_.size is None:
+                type_ = replace(type_, size=ex.Int(value=len(init.items)))
+            at = self.declare_as(stmt.name, type_, None).at
+            assert at is not None
+            self.fill(at, type_, init)
             return
-        known = constant(stmt.init, self.layout.constants)
+        if init is None:
+            self.declare_as(stmt.name, type_, None)
+            return
+        known = constant(init, self.layout.constants)
         if stmt.static and known is None:
             raise refuse(f"the static variable {stmt.name}")
+        self.declare_as(stmt.name, type_, self.expr(init))
         if known is not None and getattr(type_, "const", False) and scalar(type_):
-            self.layout.constants[stmt.name] = known  # type: ignore[index]
-        self.declare_as(stmt.name, type_, self.expr(stmt.init))
+            constants = {**self.layout.constants, stmt.name: known}
+            self.layout = replace(self.layout, constants=constants)
 
     def declare_as(self, name: str, type_: ex.Type, value: Value | None) -> Variable:
         """Declare a variable of a C type with a value, or 0 where C leaves it open."""
-        found = scalar(type_)
-        made: Variable
-        if found is not None and name not in self.addressed:
-            kind = value_of(element_of(found))
-            made = Variable(type_, self.names.declare(name, kind))
-            start = self.convert(value, type_).number if value else zero_of(kind)
-            self.w.set(ex.Name(id=made.name), start, kind)
-        elif isinstance(type_, ex.PointerType) and name not in self.addressed:
-            elem = pointee_element(type_.of)
-            made = Variable(type_, self.names.declare(name, f"ptr[{elem}]"))
-            if value is not None:
-                self.w.set(ex.Name(id=made.name), self.convert(value, type_).address.pointer())
-            else:
-                kind = f"ptr[{elem}]"
-                self.w.set(ex.Name(id=made.name), zero_of(kind), kind)
-        else:
+        number = scalar(type_) is not None
+        if name in self.addressed or not (number or isinstance(type_, ex.PointerType)):
             made = self.declare_memory(name, type_)
             if value is not None:
                 assert made.at is not None
                 self.store(made.at, type_, value)
-        self.scopes[-1][name] = made
+        else:
+            of = type_.of if isinstance(type_, ex.PointerType) else None
+            kind = kind_of(type_) if of is None else f"ptr[{pointee_element(of)}]"
+            made = Variable(type_, self.names.declare(name, kind))
+            start = zero_of(kind) if value is None else self.held(value, type_)
+            self.w.set(ex.Name(id=made.name), start, kind if number or value is None else None)
+        self.bind(name, made)
         return made
+
+    def bind(self, name: str, variable: Variable) -> None:
+        """Let a name mean a variable: what a constant of that name was is hidden."""
+        self.scopes[-1][name] = variable
+        if name in self.layout.constants:
+            constants = {n: v for n, v in self.layout.constants.items() if n != name}
+            self.layout = replace(self.layout, constants=constants)
 
     def declare_memory(self, name: str, type_: ex.Type) -> Variable:
         """Declare a variable that is memory: an array, struct, vector, what has an address."""
         elem = memory_element(type_)
         size = self.layout.size(type_)
-        return Variable(type_, at=self.w.array(name, size // BYTES[elem], elem))
+        return Variable(type_, at=self.w.array(name, size // SIZES[elem], elem))
 
     def fill(self, at: Address, type_: ex.Type, init: ex.Expr) -> None:
         """Store an initialiser; what it does not name is 0."""
         if not isinstance(init, low.InitList):
             self.store(at, type_, self.expr(init))
             return
+        if scalar(type_) or isinstance(type_, ex.PointerType):
+            self.fill(at, type_, init.items[0] if init.items else ex.Int(value=0))
+            return
+        size = self.layout.size(type_)
         if isinstance(type_, ex.ArrayType):
             each = self.layout.size(type_.of)
-            count = self.layout.size(type_) // each
-            if len(init.items) < count:
-                bytes_ = at.read_as("u8")
-                self.w.loop(each * count, lambda i: self.w.set(bytes_.item(i), num(0)))
-            for i, item in enumerate(init.items):
-                self.fill(self.field(at, i * each, type_.of), type_.of, item)
-            return
-        if scalar(type_) or isinstance(type_, ex.PointerType):
-            self.fill(at, type_, init.items[0])
-            return
-        fields = self.layout.fields(type_)
-        bytes_ = at.read_as("u8")
-        self.w.loop(self.layout.size(type_), lambda i: self.w.set(bytes_.item(i), num(0)))
-        for (offset, declared), item in zip(fields.values(), init.items, strict=False):
+            parts = [(start, type_.of) for start in range(0, size, each)]
+        else:
+            parts = list(self.layout.fields(type_).values())
+        if len(init.items) < len(parts) or not isinstance(type_, ex.ArrayType):
+            self.lanes.clear(at.read_as("u8"), size)
+        for (offset, declared), item in zip(parts, init.items, strict=False):
             kind = declared
             if isinstance(kind, ex.ArrayType) and kind.size is None:
                 kind = replace(kind, size=ex.Int(value=len(getattr(item, "items", ()))))
@@ -250,7 +237,7 @@ class Literal:
     def field(self, at: Address, offset: int, type_: ex.Type) -> Address:
         """Return the address of a part of memory, counted in the part's own elements."""
         elem = memory_element(type_)
-        size = BYTES[elem]
+        size = SIZES[elem]
         if elem == at.elem and offset % size == 0:
             return at.moved(offset // size)
         return at.read_as("u8").moved(offset).read_as(elem)
@@ -262,7 +249,7 @@ class Literal:
     def branch(self, stmt: low.If) -> None:
         """Translate `if`."""
         known = constant(stmt.cond, self.layout.constants)
-        if known is not None and not names_in(stmt.cond, self.scopes):
+        if known is not None:
             chosen = stmt.then if known else stmt.other
             if chosen is not None:
                 self.block(chosen.body)
@@ -277,11 +264,10 @@ class Literal:
 
     def for_loop(self, stmt: low.For) -> None:
         """Translate `for` as `while`, with its step before each `continue`."""
-        self.scopes.append({})
-        for item in stmt.init:
-            self.statement(item)
-        self.repeat(stmt.cond, stmt.body, stmt.step, last=None)
-        self.scopes.pop()
+        with self.scope():
+            for item in stmt.init:
+                self.statement(item)
+            self.repeat(stmt.cond, stmt.body, stmt.step, last=None)
 
     def while_loop(self, stmt: low.While) -> None:
         """Translate `while` and `do`."""
@@ -354,14 +340,11 @@ class Literal:
             type_ = replace(type_, size=ex.Int(value=len(stmt.init.items)))
         if self.layout.size(type_) > LARGEST_TABLE:
             raise refuse(f"the table {name}, which is larger than {LARGEST_TABLE} bytes")
-        scopes, self.scopes = self.scopes, [self.scopes[0]]
-        with self.w.inside() as filled:
-            made = self.declare_memory(name, type_)
+        with self.apart(), self.w.inside() as filled:
+            made = self.tables[name] = self.declare_memory(name, type_)
             assert made.at is not None
             self.fill(made.at, type_, stmt.init)
         self.prologue += filled
-        self.scopes = scopes
-        self.tables[name] = made
         return made
 
     def place(self, expr: ex.Expr) -> Variable:
@@ -411,7 +394,7 @@ class Literal:
         size, elem = self.layout.size(of), memory_element(of)
         if at.elem != elem:
             return at.read_as("u8").moved(op("*", count, size), sign).read_as(elem)
-        return at.moved(op("*", count, size // BYTES[elem]), sign)
+        return at.moved(op("*", count, size // SIZES[elem]), sign)
 
     def count(self, value: Value) -> ex.Expr:
         """Return a number by which an address is moved: as in C, an unsigned one wraps."""
@@ -436,41 +419,39 @@ class Literal:
 
     def kept(self, item: ex.Expr, elem: str) -> Address:
         """Return the address that an i64 in memory is; the memory may change before it is used."""
-        pointer = ex.PointerType(of=ex.NamedType(name=elem))
-        made = ex.Cast(type=pointer, operand=cast("i64", item))
-        return Address(self.w.temporary(made, f"ptr[{elem}]"), elem)
+        kind = f"ptr[{elem}]"
+        made = ex.Cast(type=type_of(kind), operand=cast("i64", item))
+        return Address(self.w.temporary(made, kind), elem)
 
     def assign(self, place: Variable, value: Value) -> None:
         """Write a value to a place."""
         if place.at is not None:
             self.store(place.at, place.type, value)
-        elif isinstance(place.type, ex.PointerType):
-            moved = self.convert(value, place.type).address.pointer()
-            self.w.set(ex.Name(id=place.name), moved)
         else:
-            self.w.set(ex.Name(id=place.name), self.convert(value, place.type).number)
+            self.w.set(ex.Name(id=place.name), self.held(value, place.type))
+
+    def held(self, value: Value, type_: ex.Type) -> ex.Expr:
+        """Return what a variable of a C type holds where it has a value."""
+        made = self.convert(value, type_)
+        return made.address.pointer() if isinstance(type_, ex.PointerType) else made.number
 
     def store(self, at: Address, type_: ex.Type, value: Value) -> None:
         """Write a value to memory."""
-        found = scalar(type_)
-        if found is not None:
-            made = self.convert(value, type_).number
+        if found := scalar(type_):
             at = at.read_as(element_of(found))
-            self.w.set(at.item(), narrowed(made, at.elem))
-            return
-        if isinstance(type_, ex.PointerType):
-            made = cast("i64", self.convert(value, type_).address.pointer())
-            self.w.set(at.read_as("i64").item(), made)
-            return
-        self.copy(at, value.address, self.layout.size(type_))
+            self.w.set(at.item(), narrowed(self.held(value, type_), at.elem))
+        elif isinstance(type_, ex.PointerType):
+            self.w.set(at.read_as("i64").item(), cast("i64", self.held(value, type_)))
+        else:
+            self.copy(at, value.address, self.layout.size(type_))
 
     def copy(self, to: Address, source: Address, size: int) -> None:
         """Write a copy of some bytes, in the largest elements that both have."""
-        if to.base == source.base and to.at == source.at and to.elem == source.elem:
+        if to == source:
             return
         elem = to.elem if to.elem == source.elem else "u8"
         a, b = to.read_as(elem), source.read_as(elem)
-        self.lanes.move(a, b, size // BYTES[elem])
+        self.lanes.move(a, b, size // SIZES[elem])
 
     # ---- expressions ----
 
@@ -505,8 +486,7 @@ class Literal:
         if isinstance(type_, ex.PointerType):
             if value.expr == num(0):
                 elem = pointee_element(type_.of)
-                pointer = ex.PointerType(of=ex.NamedType(name=elem))
-                null = ex.Cast(type=pointer, operand=ex.Name(id="null"))
+                null = ex.Cast(type=type_of(f"ptr[{elem}]"), operand=ex.Name(id="null"))
                 return Value(type_, at=Address(null, elem))
             return Value(type_, at=value.address.read_as(pointee_element(type_.of)))
         wanted = scalar(type_)
@@ -536,7 +516,7 @@ class Literal:
         if wanted.name == "_Bool":
             zero = zero_of("f32" if source.floating else "i32")
             return Value(type_, cast("i32", ex.Binary(op="!=", left=made, right=zero)))
-        if elem in NARROW and not (had == elem and not isinstance(made, ex.Int)):
+        if elem in WORKS_IN and not (had == elem and not isinstance(made, ex.Int)):
             return Value(type_, cast("i32", cast(elem, made)))
         if kind != value_of(had) or isinstance(made, ex.Int):
             if had == "u32" and kind in ("i64", "u64"):
@@ -549,24 +529,27 @@ class Literal:
         if len(args) != len(function.params):
             raise refuse(f"a call of {function.name} with {len(args)} arguments")
         values = [self.expr(arg) for arg in args]
-        outer_scopes, outer_addressed = self.scopes, set(self.addressed)
-        self.scopes = [{}]
-        self.enter(function)
-        for param, value in zip(function.params, values, strict=True):
-            type_ = param.type
-            if isinstance(type_, ex.ArrayType):
-                type_ = ex.PointerType(of=type_.of)
-            self.declare_as(param.name, type_, value)
-        void = function.returns == ex.NamedType(name="void")
-        result = None if void else self.declare_as(RESULT + "_of", function.returns, None)
-        self.results.append(result)
-        self.steps.append(HELPER)
-        self.block(function.body.body)
-        self.steps.pop()
-        self.results.pop()
-        self.active.pop()
-        self.scopes, self.addressed = outer_scopes, outer_addressed
-        return self.load(result) if result is not None else Value(ex.NamedType(name="void"))
+        with self.apart():
+            self.enter(function)
+            for param, value in zip(function.params, values, strict=True):
+                self.declare_as(param.name, unqualified(param.type), value)
+            void = function.returns == VOID
+            result = None if void else self.declare_as(RESULT + "_of", function.returns, None)
+            self.results.append(result)
+            self.steps.append(HELPER)
+            self.block(function.body.body)
+            self.steps.pop()
+            self.results.pop()
+            self.active.pop()
+        return self.load(result) if result is not None else Value(VOID)
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Leave the function for a helper, or what stands outside of all: it knows other names."""
+        outer = self.scopes, self.layout, set(self.addressed)
+        self.scopes, self.layout = [{}], self.outside
+        yield
+        self.scopes, self.layout, self.addressed = outer
 
 
 _STATEMENTS: dict[type[Any], Callable[[Literal, Any], None]] = {

@@ -8,32 +8,37 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dovetail.codegen.lift.emit import Address, call, cast, negated, num, op, pick
-from dovetail.codegen.lift.lanes import zero_of
-from dovetail.codegen.lift.layout import element_of, pointee_element, value_of, vector_element
+from dovetail.codegen.lift.emit import Address, call, cast, negated, num, op, pick, zero_of
+from dovetail.codegen.lift.layout import kind_of, pointee_element, vector_element
 from dovetail.codegen.lift.literal_values import (
     ASIDE,
-    BYTES,
-    COMPARISONS,
     DOUBLES,
-    FLOAT,
     FLOAT_LANES,
-    INT,
-    LONG,
     MEMORY,
+    NUMBERS,
     Value,
     holds,
-    is_integer,
     memory_element,
     narrowed,
 )
 from dovetail.codegen.lift.rules import find_rule
-from dovetail.codegen.lift.types import LIMITS, MATH, NAMES, refuse
+from dovetail.codegen.lift.types import (
+    DOUBLE,
+    FLOAT,
+    INT,
+    LIMITS,
+    LONG,
+    MATH,
+    NAMES,
+    SIZES,
+    VOID,
+    refuse,
+)
 from dovetail.ir import expr as ex
 from dovetail.ir.high import nodes as high
 from dovetail.ir.low import nodes as low
 from dovetail.ir.low.conversions import combine, promote
-from dovetail.ir.low.types import constant, scalar, vector
+from dovetail.ir.low.types import constant, is_integer, scalar, unqualified, vector
 
 Literal = Any
 
@@ -47,18 +52,18 @@ def _name(self: Literal, expr: ex.Name) -> Any:
     if expr.id in self.layout.constants:
         return Value(INT, num(self.layout.constants[expr.id]))
     if expr.id in LIMITS:
-        return Value(ex.NamedType(name="float"), ex.Float(value=LIMITS[expr.id]))
+        return Value(FLOAT, ex.Float(value=LIMITS[expr.id]))
     if expr.id == "NULL":
         return Value(INT, num(0))
     table = self.globals.get(expr.id)
     if table is not None and table.init is not None and scalar(table.type):
         return self.convert(self.expr(table.init), table.type)
-    if expr.id in COMPARISONS:
-        return Value(INT, num(COMPARISONS[expr.id]))
+    if expr.id in NUMBERS:
+        return Value(INT, num(NUMBERS[expr.id]))
     if expr.id in DOUBLES:
-        return Value(ex.NamedType(name="double"), ex.Float(value=DOUBLES[expr.id]))
+        return Value(DOUBLE, ex.Float(value=DOUBLES[expr.id]))
     if expr.id in NAMES:
-        return Value(ex.NamedType(name="float"), ex.Name(id=NAMES[expr.id]))
+        return Value(FLOAT, ex.Name(id=NAMES[expr.id]))
     raise refuse(f"the name {expr.id}")
 
 
@@ -73,7 +78,7 @@ def _int(self: Literal, expr: ex.Int) -> Any:
 
 def _float(self: Literal, expr: ex.Float) -> Any:
     double = bool(expr.text) and expr.text[-1] not in "fF"
-    return Value(ex.NamedType(name="double" if double else "float"), ex.Float(value=expr.value))
+    return Value(DOUBLE if double else FLOAT, ex.Float(value=expr.value))
 
 
 def _unary(self: Literal, expr: ex.Unary) -> Any:
@@ -114,18 +119,15 @@ def _join(self: Literal, sign: str, left: Value, right: Value) -> Any:
     type_ = combine(sign, left.type, right.type)
     if type_ is None:
         raise refuse(f"`{sign}` on these")
-    found = scalar(type_)
-    assert found is not None
-    a = self.convert(left, type_).number
-    b = self.convert(right, type_).number
+    kind = kind_of(type_)
+    a, b = self.convert(left, type_).number, self.convert(right, type_).number
     if isinstance(a, ex.Int) and isinstance(b, ex.Int):
         known = constant(ex.Binary(op=sign, left=a, right=b), {})
-        if known is not None and (element_of(found) == "u32" or holds(element_of(found), known)):
-            return Value(type_, num(known & 0xFFFFFFFF if element_of(found) == "u32" else known))
+        if known is not None and (kind == "u32" or holds(kind, known)):
+            return Value(type_, num(known & 0xFFFFFFFF if kind == "u32" else known))
     if isinstance(a, ex.Int):  # a literal alone would take the type of what it meets
-        a = cast(element_of(found), a)
-    high_sign = "//" if sign == "/" and not found.floating else sign
-    return Value(type_, op(high_sign, a, b))
+        a = cast(kind, a)
+    return Value(type_, op("//" if sign == "/" and kind[0] != "f" else sign, a, b))
 
 
 def _join_addresses(self: Literal, sign: str, left: Value, right: Value) -> Any:
@@ -141,25 +143,24 @@ def _join_addresses(self: Literal, sign: str, left: Value, right: Value) -> Any:
         left, right = right, left
     if sign not in "+-":
         raise refuse(f"`{sign}` on an address")
-    of = left.type.of if isinstance(left.type, ex.PointerType | ex.ArrayType) else None
-    type_ = ex.PointerType(of=of) if of is not None else left.type
-    moved = self.moved(left.address, of or ex.NamedType(name="void"), self.count(right), sign)
-    return Value(type_, at=moved)
+    type_ = unqualified(left.type)
+    of = type_.of if isinstance(type_, ex.PointerType) else VOID
+    return Value(type_, at=self.moved(left.address, of, self.count(right), sign))
 
 
 def _lanes_of(self: Literal, sign: str, left: Value, right: Value) -> Any:
     type_ = left.type if vector(left.type) else right.type
     shape = vector(type_)
     assert shape is not None
-    lane = shape.lane or "long long"
-    elem = pointee_element(ex.NamedType(name=lane))
-    count = shape.size // BYTES[elem]
+    lane = ex.NamedType(name=shape.lane or "long long")
+    elem = pointee_element(lane)
+    count = shape.size // SIZES[elem]
     sides: list[Address] = []
     for side in (left, right):
         if vector(side.type):
             sides.append(side.address.read_as(elem))
         else:
-            made = self.convert(side, ex.NamedType(name=lane)).number
+            made = self.convert(side, lane).number
             sides.append(self.lanes.spread(made, elem, count))
     made_at = self.lanes.operate(sign, elem, count, sides)
     return Value(type_, at=made_at.read_as(vector_element(shape.name)))
@@ -177,9 +178,7 @@ def _ternary(self: Literal, expr: ex.Ternary) -> Any:
     if vector(then.type) or vector(other.type):
         raise refuse("a choice of vectors")
     if then.at is not None or other.at is not None:
-        type_ = then.type if then.at is not None else other.type
-        if isinstance(type_, ex.ArrayType):
-            type_ = ex.PointerType(of=type_.of)
+        type_ = unqualified(then.type if then.at is not None else other.type)
     else:
         type_ = combine("+", then.type, other.type) or INT
     then, other = self.convert(then, type_), self.convert(other, type_)
@@ -187,10 +186,7 @@ def _ternary(self: Literal, expr: ex.Ternary) -> Any:
         elem = then.at.elem
         a, b, kind = then.at.pointer(), other.address.pointer(), f"ptr[{elem}]"
     else:
-        a, b = then.number, other.number
-        found = scalar(type_)
-        assert found is not None
-        elem, kind = "", value_of(element_of(found))
+        a, b, elem, kind = then.number, other.number, "", kind_of(type_)
         if isinstance(a, ex.Int) and isinstance(b, ex.Int):
             a = cast(kind, a)
     if first or second:
@@ -211,7 +207,7 @@ def _call(self: Literal, expr: ex.Call) -> Any:
     if expr.name in ASIDE:
         for arg in expr.args[:1]:
             self.w.do(call("prefetch", self.expr(arg).address.pointer()))
-        return Value(ex.NamedType(name="void"))
+        return Value(VOID)
     if expr.name in MATH:
         return _math(self, expr)
     if expr.name in _TESTS:
@@ -221,43 +217,42 @@ def _call(self: Literal, expr: ex.Call) -> Any:
         raise refuse(f"a call of {expr.name}")
     args = [self.expr(arg) for arg in expr.args]
     if FLOAT_LANES.search(expr.name):
-        args = [self.convert(a, FLOAT) if is_integer(a) else a for a in args]
+        args = [self.convert(a, FLOAT) if a.at is None and is_integer(a.type) else a for a in args]
     given = [a.expr if a.expr is not None else a.address for a in args]
     try:
         type_, result = rule(self.lanes, given)
-    except (IndexError, ValueError):
+    except (AttributeError, IndexError, TypeError, ValueError):
         raise refuse(f"a call of {expr.name} with {len(args)} arguments") from None
     if isinstance(result, Address):
         return Value(type_, at=result.read_as(memory_element(type_)))
-    found = scalar(type_)
-    if found is not None and not found.floating and result is not None:
-        kind = value_of(element_of(found))
-        result = cast(kind, result)
+    if result is not None and is_integer(type_):
+        result = cast(kind_of(type_), result)
     return Value(type_, result)
 
 
 def _memory(self: Literal, expr: ex.Call) -> Any:
     to, source = self.expr(expr.args[0]), self.expr(expr.args[1])
     size = self.expr(expr.args[2]).number
+    size = size if isinstance(size, ex.Int) else cast("i64", size)
     a = to.address.read_as("u8")
     if expr.name == "memset":
-        self.w.loop(cast_i64(size), lambda i: self.w.set(a.item(i), narrowed(source.number, "u8")))
-    else:
-        b = source.address.read_as("u8")
-        self.w.loop(cast_i64(size), lambda i: self.w.set(a.item(i), b.item(i)))
+        self.w.loop(size, lambda i: self.w.set(a.item(i), narrowed(source.number, "u8")))
+        return to
+    b = source.address.read_as("u8")
+    ahead = ex.Binary(op="<", left=b.pointer(), right=a.pointer())
+
+    def copy(i: ex.Expr) -> None:
+        if expr.name == "memmove":  # from the end, where the first bytes go over what follows
+            i = pick(ahead, op("-", op("-", size, 1), i), i)
+        self.w.set(a.item(i), b.item(i))
+
+    self.w.loop(size, copy)
     return to
-
-
-def cast_i64(size: ex.Expr) -> ex.Expr:
-    """Return a count as an i64."""
-    return size if isinstance(size, ex.Int) else cast("i64", size)
 
 
 def _math(self: Literal, expr: ex.Call) -> Any:
     name = expr.name
-    type_ = ex.NamedType(
-        name="int" if name == "abs" else "float" if name.endswith("f") else "double"
-    )
+    type_ = INT if name == "abs" else FLOAT if name.endswith("f") else DOUBLE
     args = tuple(self.convert(self.expr(arg), type_).number for arg in expr.args)
     return Value(type_, call(MATH[name], *args))
 
@@ -281,7 +276,7 @@ def _test_number(self: Literal, expr: ex.Call) -> Any:
 
 
 def _cast(self: Literal, expr: ex.Cast) -> Any:
-    if expr.type == ex.NamedType(name="void"):
+    if expr.type == VOID:
         self.expr(expr.operand)
         return Value(expr.type)
     value = self.expr(expr.operand)
@@ -305,17 +300,14 @@ def _assign(self: Literal, expr: low.Assign) -> Any:
 def _step(self: Literal, expr: low.Step) -> Any:
     place = self.place(expr.target)
     old = self.load(place)
-    if not expr.prefix:
-        if old.at is not None:
-            kept = self.w.temporary(old.at.pointer(), f"ptr[{old.at.elem}]")
-            kept_value = Value(old.type, at=Address(kept, old.at.elem))
-        else:
-            found = scalar(old.type)
-            assert found is not None
-            kept = self.w.temporary(old.number, value_of(element_of(found)))
-            kept_value = Value(old.type, kept)
+    kept = old
+    if not expr.prefix and old.at is not None:
+        held = self.w.temporary(old.at.pointer(), f"ptr[{old.at.elem}]")
+        kept = Value(old.type, at=Address(held, old.at.elem))
+    elif not expr.prefix:
+        kept = Value(old.type, self.w.temporary(old.number, kind_of(old.type)))
     self.assign(place, _join(self, expr.op[0], old, Value(INT, num(1))))
-    return self.load(place) if expr.prefix else kept_value
+    return self.load(place) if expr.prefix else kept
 
 
 def _sizeof(self: Literal, expr: low.SizeOf) -> Any:

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dovetail.codegen.lift.emit import Address, cast
-from dovetail.codegen.lift.lanes import SIZES, WORKS_IN
+from dovetail.codegen.lift.lanes import range_of
 from dovetail.codegen.lift.layout import pointee_element, vector_element
-from dovetail.codegen.lift.types import refuse
+from dovetail.codegen.lift.types import SIZES, WORKS_IN, refuse
 from dovetail.ir import expr as ex
 from dovetail.ir.high import nodes as high
 from dovetail.ir.low import nodes as low
-from dovetail.ir.low.types import VECTOR_GROUPS, VECTORS, scalar
+from dovetail.ir.low.types import VECTOR_GROUPS, VECTORS
 
-INT = ex.NamedType(name="int")
-LONG = ex.NamedType(name="long")
 RESULT = "result"
 """The parameter through which a kernel gives back what the C function returned."""
 MEMORY = ("memcpy", "memmove", "memset")
@@ -60,57 +58,41 @@ class Variable:
     at: Address | None = None
 
 
-FLOAT = ex.NamedType(name="float")
 FLOAT_LANES = re.compile(r"_set[r1]?_p[sd]$|_set1_ps$|_n_f32$|_set_ss$")
 """Intrinsics that make floats of the numbers they are given."""
 
 
-def is_integer(value: Value) -> bool:
-    """Whether a value is an integer."""
-    found = scalar(value.type)
-    return value.expr is not None and found is not None and not found.floating
-
-
 HELPER: Any = "helper"
-COMPARISONS = {"EQ_OQ": 0, "LT_OS": 1, "LE_OS": 2, "NEQ_UQ": 4, "GE_OS": 13, "GT_OS": 14}
-COMPARISONS |= {"LT_OQ": 17, "LE_OQ": 18, "GE_OQ": 29, "GT_OQ": 30, "NEQ_OQ": 12, "EQ_OS": 16}
-COMPARISONS = {f"_CMP_{name}": value for name, value in COMPARISONS.items()}
-COMPARISONS |= {
-    "_MM_FROUND_TO_NEAREST_INT": 0,
-    "_MM_FROUND_TO_NEG_INF": 1,
+_PREDICATES = (
+    "EQ_OQ LT_OS LE_OS UNORD_Q NEQ_UQ NLT_US NLE_US ORD_Q "
+    "EQ_UQ NGE_US NGT_US FALSE_OQ NEQ_OQ GE_OS GT_OS TRUE_UQ "
+    "EQ_OS LT_OQ LE_OQ UNORD_S NEQ_US NLT_UQ NLE_UQ ORD_S "
+    "EQ_US NGE_UQ NGT_UQ FALSE_OS NEQ_OS GE_OQ GT_OQ TRUE_US"
+)
+_ROUNDINGS = {"TO_NEAREST_INT": 0, "TO_NEG_INF": 1, "TO_POS_INF": 2, "TO_ZERO": 3, "NO_EXC": 8}
+NUMBERS = {
+    **{f"_CMP_{name}": number for number, name in enumerate(_PREDICATES.split())},
+    **{f"_MM_FROUND_{name}": number for name, number in _ROUNDINGS.items()},
     "_MM_HINT_T0": 3,
     "_MM_ROUND_NEAREST": 0,
+    **{f"INT{bits}_MAX": (1 << bits - 1) - 1 for bits in (8, 16, 32)},
+    **{f"INT{bits}_MIN": -(1 << bits - 1) for bits in (8, 16, 32)},
+    **{f"UINT{bits}_MAX": (1 << bits) - 1 for bits in (8, 16)},
 }
-COMPARISONS |= {"_MM_FROUND_TO_POS_INF": 2, "_MM_FROUND_TO_ZERO": 3, "_MM_FROUND_NO_EXC": 8}
-COMPARISONS |= {f"INT{bits}_MAX": (1 << bits - 1) - 1 for bits in (8, 16, 32)}
-COMPARISONS |= {f"INT{bits}_MIN": -(1 << bits - 1) for bits in (8, 16, 32)}
-COMPARISONS |= {f"UINT{bits}_MAX": (1 << bits) - 1 for bits in (8, 16)}
 """Numbers that headers name."""
 DOUBLES = {"M_PI": math.pi, "M_SQRT1_2": math.sqrt(0.5), "M_SQRT2": math.sqrt(2), "M_E": math.e}
 DOUBLES |= {"M_LN2": math.log(2), "M_LOG2E": 1 / math.log(2), "M_2_SQRTPI": 2 / math.sqrt(math.pi)}
-BYTES = SIZES | {"bf16": 2}
-NARROW = tuple(WORKS_IN)
-RANGE = {
-    "i8": (-128, 127),
-    "u8": (0, 255),
-    "i16": (-(1 << 15), (1 << 15) - 1),
-    "u16": (0, (1 << 16) - 1),
-    "i32": (-(1 << 31), (1 << 31) - 1),
-    "u32": (0, (1 << 31) - 1),
-    "i64": (-(1 << 63), (1 << 63) - 1),
-    "u64": (0, (1 << 63) - 1),
-}
 
 
 def holds(elem: str, value: int) -> bool:
-    """Whether an element type holds a number."""
-    low_, high_ = RANGE[elem]
-    return low_ <= value <= high_
+    """Whether an element type holds a number; of 32 bits and more, as if they were signed."""
+    low, top = range_of(elem)
+    return low <= value <= (top if SIZES[elem] < 4 else range_of(f"i{8 * SIZES[elem]}")[1])
 
 
 def narrowed(value: ex.Expr, elem: str) -> ex.Expr:
     """Return a value as it is stored in an element."""
-    return cast(elem, value) if elem in NARROW and not isinstance(value, ex.Int) else value
+    return cast(elem, value) if elem in WORKS_IN and not isinstance(value, ex.Int) else value
 
 
 def memory_element(type_: ex.Type) -> str:
@@ -140,12 +122,6 @@ def ends(body: Sequence[low.Stmt]) -> bool:
 def leaves(body: low.Block) -> bool:
     """Whether a body leaves its loop, or goes on with it."""
     return any(isinstance(n, low.Break | low.Continue) for n in body.walk())
-
-
-def names_in(expr: ex.Expr, scopes: Sequence[Mapping[str, Variable]]) -> bool:
-    """Whether an expression has names of variables."""
-    names = {n.id for n in expr.walk() if isinstance(n, ex.Name)}
-    return any(name in scope for name in names for scope in scopes)
 
 
 def reachable(body: Sequence[high.Stmt]) -> list[high.Stmt]:

@@ -27,7 +27,7 @@ class Counted:
 
 def counted(loop: low.For) -> Counted | None:
     """Return the loop in counted form, None where its count is not known on entry."""
-    begun = _beginning(loop)
+    begun = beginning(loop)
     if begun is None or loop.cond is None or loop.step is None:
         return None
     var, start, owned = begun
@@ -43,7 +43,8 @@ def counted(loop: low.For) -> Counted | None:
     return Counted(var, start, stop, stepped[1], loop.body, owned)
 
 
-def _beginning(loop: low.For) -> tuple[str, Expr, bool] | None:
+def beginning(loop: low.For) -> tuple[str, Expr, bool] | None:
+    """Return the variable that a loop gives a value first, the value, and whether it is its own."""
     if len(loop.init) != 1:
         return None
     first = loop.init[0]
@@ -101,6 +102,23 @@ def assigned_names(nodes: Iterable[Node]) -> set[str]:
 def read_names(nodes: Iterable[Node]) -> set[str]:
     """Return every name that occurs in `nodes`."""
     return {n.id for root in nodes for n in root.walk() if isinstance(n, Name)}
+
+
+def read_first(body: Iterable[Node]) -> set[str]:
+    """Return the names that statements read before one of them gives them a value."""
+    found: set[str] = set()
+    given: set[str] = set()
+    for stmt in body:
+        name, reads = "", [stmt]
+        if isinstance(stmt, low.Declare):
+            name, reads = stmt.name, stmt.children()
+        elif isinstance(stmt, low.ExprStmt) and isinstance(stmt.expr, low.Assign):
+            target = stmt.expr.target
+            if stmt.expr.op == "=" and isinstance(target, Name):
+                name, reads = target.id, [stmt.expr.value]
+        found |= read_names(reads) - given
+        given.add(name)
+    return found
 
 
 def steady(expr: Expr, changed: set[str]) -> bool:

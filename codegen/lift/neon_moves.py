@@ -10,10 +10,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from dovetail.codegen.lift.emit import Address, cast, num, op, pick
-from dovetail.codegen.lift.lanes import SIZES, WORKS_IN, Lanes, Made, integer_at, less
-from dovetail.codegen.lift.neon_shape import Handler, Shape, scalar_type, vec
-from dovetail.codegen.lift.types import refuse
+from dovetail.codegen.lift.emit import Address, cast, num, pick
+from dovetail.codegen.lift.lanes import Lanes, Made, integer_at, less
+from dovetail.codegen.lift.neon_shape import Handler, Shape, operands, scalar_type, vec
+from dovetail.codegen.lift.types import SIZES, WORKS_IN, refuse
 from dovetail.ir.expr import Expr
 
 Picks = Callable[[int, int], list[int]]
@@ -29,7 +29,7 @@ def _load(lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
         return shape.same(_set_lane(lanes, shape, [lane, *args[1:]]))
     source = args[0].read_as(shape.elem)
     if shape.form == "_dup":
-        kept = lanes.w.temporary(source.item(), WORKS_IN.get(shape.elem, shape.elem))
+        kept = lanes.held(source.item(), shape.elem)
         return shape.same(lanes.spread(kept, shape.elem, shape.count))
     out = lanes.new(shape.elem, shape.count * shape.group)
     for k in range(shape.group):
@@ -72,10 +72,7 @@ def _store_apart(ways: int, lanes: Lanes, shape: Shape, args: list[Any]) -> None
 
 
 def _dup(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
-    if shape.form in ("_lane", "_laneq"):
-        lane = args[0].read_as(shape.elem).item(integer_at(args[1]))
-        args = [lanes.w.temporary(lane, WORKS_IN.get(shape.elem, shape.elem), "lane")]
-    return lanes.spread(args[0], shape.elem, shape.count)
+    return lanes.spread(operands(lanes, shape, args)[0], shape.elem, shape.count)
 
 
 def _half(upper: int, lanes: Lanes, shape: Shape, args: list[Any]) -> Any:
@@ -84,8 +81,7 @@ def _half(upper: int, lanes: Lanes, shape: Shape, args: list[Any]) -> Any:
 
 def _get_lane(lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
     made = args[0].read_as(shape.elem).item(integer_at(args[1]))
-    kind = WORKS_IN.get(shape.elem)
-    return scalar_type(shape.kind), cast(kind, made) if kind else made
+    return scalar_type(shape.kind), cast("i32", made) if shape.elem in WORKS_IN else made
 
 
 def _set_lane(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
@@ -149,15 +145,11 @@ def _reverse(block: int, lanes: Lanes, shape: Shape, args: list[Any]) -> Address
 
 def _table(size: int, lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
     a, at = args[0].read_as(shape.elem), args[1].read_as("u8")
-    return lanes.each(
-        shape.elem,
-        shape.count,
-        lambda i: pick(
-            less(at.item(i), size),
-            op("+", a.item(cast("i64", at.item(i))), 0),
-            cast("i32", num(0)),
-        ),
-    )
+
+    def lane(j: Expr) -> Expr:
+        return pick(less(j, size), a.item(cast("i64", j)), cast("i32", num(0)))
+
+    return lanes.map(shape.elem, shape.count, lane, at)
 
 
 MOVES: dict[str, Handler] = {

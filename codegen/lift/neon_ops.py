@@ -10,36 +10,34 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from dovetail.codegen.lift.emit import Address, call, cast, num, op, pick
+from dovetail.codegen.lift.emit import Address, call, cast, num, op, pick, zero_of
 from dovetail.codegen.lift.lanes import (
     BINARY,
     COMPARED,
-    SIZES,
-    WORKS_IN,
     Lanes,
     Made,
     Rule,
     integer_at,
+    inverted,
     less,
     minus,
+    read_all,
     saturate,
-    zero_of,
+    wide,
 )
 from dovetail.codegen.lift.neon_moves import MOVES
 from dovetail.codegen.lift.neon_shape import (
     ELEMENTS,
     NAME,
-    VOID,
     Handler,
     Shape,
     operands,
     scalar_type,
     vec,
 )
-from dovetail.codegen.lift.types import refuse
+from dovetail.codegen.lift.types import SIZES, VOID, WORKS_IN, refuse
 from dovetail.codegen.lift.x86_lanes import round_lanes
-from dovetail.codegen.lift.x86_moves import load_halves
-from dovetail.ir.expr import Expr, Float, Unary
+from dovetail.ir.expr import Expr, Float
 
 Lane = Callable[..., Expr]
 
@@ -61,11 +59,7 @@ def neon_rule(name: str) -> Rule | None:
 
     def rule(lanes: Lanes, args: list[Any]) -> Made:
         made = handler(lanes, shape, args)
-        if made is None:
-            return VOID, None
-        if isinstance(made, Address):
-            return shape.same(made)
-        return made if isinstance(made, tuple) else (scalar_type(shape.kind), made)
+        return shape.same(made) if isinstance(made, Address) else made or (VOID, None)
 
     return rule
 
@@ -75,22 +69,16 @@ def neon_rule(name: str) -> Rule | None:
 
 def _elementwise(lane: Lane, builtin: str, lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
     """Return `lane` of all operands; builtin: what does it with f32 vectors, if anything does."""
-    held = [
-        a.read_as(shape.elem) if isinstance(a, Address) else a for a in operands(lanes, shape, args)
-    ]
-    if shape.elem == "f32" and builtin:
-        held = [*held[1:], held[0]] if builtin in ("vfma", "vfnma") else held
-        return lanes.floats(
-            shape.count,
-            lambda load: call(
-                builtin,
-                *(load(a) if isinstance(a, Address) else call("vbroadcast", a) for a in held),
-            ),
-        )
-    return lanes.each(
-        shape.elem,
+    held = read_all(operands(lanes, shape, args), shape.elem)
+    if shape.elem != "f32" or not builtin:
+        return lanes.map(shape.elem, shape.count, partial(lane, shape), *held)
+    held = [*held[1:], held[0]] if builtin in ("vfma", "vfnma") else held
+    return lanes.floats(
         shape.count,
-        lambda i: lane(shape, *(a.item(i) if isinstance(a, Address) else a for a in held)),
+        lambda load: call(
+            builtin,
+            *(load(a) if isinstance(a, Address) else call("vbroadcast", a) for a in held),
+        ),
     )
 
 
@@ -105,7 +93,7 @@ def _each_widened(lane: Lane) -> Handler:
         if shape.elem in ("i64", "u64"):
             raise refuse("a sum or difference of 64-bit lanes that needs more bits")
         narrow = shape.elem in WORKS_IN or shape.elem[0] == "f"
-        return lane(shape, *(held if narrow else (cast("i64", a) for a in held)))
+        return lane(shape, *(held if narrow else map(wide, held)))
 
     return _each(wider)
 
@@ -114,20 +102,17 @@ def _mask(
     sign: str, side: Callable[[Expr], Expr], lanes: Lanes, shape: Shape, args: list[Any]
 ) -> Made:
     """Return where a comparison holds, with 0 if there is nothing else."""
-    a = args[0].read_as(shape.elem)
-    b = args[1].read_as(shape.elem) if len(args) > 1 else None
+    sides = [*read_all(args, shape.elem), zero_of(shape.elem)][:2]
     kind = "u" + shape.kind[1:]
 
-    def lane(i: Expr) -> Expr:
-        other = side(b.item(i)) if b else zero_of(shape.elem)
-        return pick(less(side(a.item(i)), other, sign), num(-1), num(0))
+    def lane(x: Expr, y: Expr) -> Expr:
+        return pick(less(side(x), side(y), sign), num(-1), num(0))
 
-    return vec(kind, shape.count), lanes.each(ELEMENTS[kind], shape.count, lane)
+    return vec(kind, shape.count), lanes.map(ELEMENTS[kind], shape.count, lane, *sides)
 
 
 def _bitwise(make: Lane, lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
-    held = [a.read_as("u32") for a in args]
-    made = lanes.each("u32", shape.bits // 32, lambda i: make(*(a.item(i) for a in held)))
+    made = lanes.map("u32", shape.bits // 32, make, *(a.read_as("u32") for a in args))
     return made.read_as(shape.elem)
 
 
@@ -140,7 +125,7 @@ def _nan_or(shape: Shape, a: Expr, b: Expr, made: Expr) -> Expr:
 
 def _doubling_high(more: int, shape: Shape, a: Expr, b: Expr) -> Expr:
     bits = 8 * SIZES[shape.elem]
-    made = op("+", op("*", cast("i64", a), b), more << (bits - 2))
+    made = op("+", op("*", wide(a), b), more << (bits - 2))
     return saturate(op(">>", made, num(bits - 1)), shape.elem)
 
 
@@ -150,20 +135,15 @@ def _doubling_high(more: int, shape: Shape, a: Expr, b: Expr) -> Expr:
 def _widening(kept: int, lane: Lane, lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
     """Return results twice as wide; the first `kept` operands already are."""
     elem, count = ELEMENTS[shape.wider], 8 // SIZES[shape.elem]
-    held: list[Any] = []
-    for k, a in enumerate(operands(lanes, shape, args)):
-        if not isinstance(a, Address):
-            held.append(a)
-        elif k < kept:
-            held.append(a.read_as(elem))
-        else:
-            held.append(shape.upper(a.read_as(shape.elem)))
+    given = operands(lanes, shape, args)
+    held = read_all(given[:kept], elem)
+    for a in read_all(given[kept:], shape.elem):
+        held.append(shape.upper(a) if isinstance(a, Address) else a)
 
-    def one(i: Expr) -> Expr:
-        items = [a.item(i) if isinstance(a, Address) else a for a in held]
+    def widened(*items: Expr) -> Expr:
         return lane(*(cast(elem, item) if SIZES[elem] == 8 else item for item in items))
 
-    return vec(shape.wider, count), lanes.each(elem, count, one)
+    return vec(shape.wider, count), lanes.map(elem, count, widened, *held)
 
 
 def _left_wide(lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
@@ -179,7 +159,7 @@ def _narrowing(
     elem, count = ELEMENTS[to], 16 // SIZES[shape.elem]
     a = args[shape.high].read_as(shape.elem)
     shift = integer_at(args[-1]) if shape.form == "_n" else 0
-    made = lanes.each(elem, count, lambda i: make(op(">>", a.item(i), num(shift)), elem))
+    made = lanes.map(elem, count, lambda x: make(op(">>", x, num(shift)), elem), a)
     if not shape.high:
         return vec(to, count), made
     return vec(to, 2 * count), lanes.joined(args[0].read_as(elem), made, count)
@@ -191,15 +171,15 @@ def _convert(lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
         return vec("f16", 4), lanes.each("f16", 4, a.item)
     if a.elem == "f16":
         a = shape.upper(a)
-        return vec("f32", 4), lanes.floats(4, lambda load: load_halves(load, a))
+        return vec("f32", 4), lanes.floats(4, lambda load: load(a))
     if shape.form != "_n":
-        return shape.same(lanes.each(elem, count, lambda i: cast(elem, a.item(i))))
-    factor = 2.0 ** integer_at(args[1])
-    if elem == "f32":
-        part = Float(value=1 / factor)
-        return shape.same(lanes.each(elem, count, lambda i: op("*", cast(elem, a.item(i)), part)))
-    times = Float(value=factor)
-    return shape.same(lanes.each(elem, count, lambda i: cast(elem, op("*", a.item(i), times))))
+        return shape.same(lanes.map(elem, count, partial(cast, elem), a))
+    times = Float(value=2.0 ** (integer_at(args[1]) * (-1 if elem[0] == "f" else 1)))
+
+    def fixed(x: Expr) -> Expr:
+        return op("*", cast(elem, x), times) if elem[0] == "f" else cast(elem, op("*", x, times))
+
+    return shape.same(lanes.map(elem, count, fixed, a))
 
 
 def _round_to_int(lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
@@ -239,25 +219,22 @@ def _across(join: Lane, wide: bool, lanes: Lanes, shape: Shape, args: list[Any])
 
 
 def _dot(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
-    side = ELEMENTS[shape.kind[0] + "8"]
-    acc, a, b = args[0].read_as(shape.elem), args[1].read_as(side), args[2].read_as(side)
-    fixed = integer_at(args[3]) if shape.form else None
-    return lanes.dots(shape.count, acc, a, b, fixed)
+    acc, a, b = _bytes(shape, args)
+    fixed = 4 * integer_at(args[3]) if shape.form else None
+    at = None if fixed is None else lambda i: (op("*", i, 4), num(fixed))
+    return lanes.dots(acc, a, b, shape.count, 4, at)
 
 
 def _mmla(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
+    def rows(i: Expr) -> tuple[Expr, Expr]:
+        return op("*", op(">>", i, num(1)), 8), op("*", op("&", i, num(1)), 8)
+
+    return lanes.dots(*_bytes(shape, args), 4, 8, rows)
+
+
+def _bytes(shape: Shape, args: list[Any]) -> tuple[Address, Address, Address]:
     side = ELEMENTS[shape.kind[0] + "8"]
-    acc, a, b = args[0].read_as(shape.elem), args[1].read_as(side), args[2].read_as(side)
-
-    def lane(i: Expr) -> Expr:
-        row, column = op(">>", i, num(1)), op("&", i, num(1))
-        made: Expr = acc.item(i)
-        for k in range(8):
-            x, y = op("+", op("*", row, 8), k), op("+", op("*", column, 8), k)
-            made = op("+", made, op("*", a.item(x), b.item(y)))
-        return made
-
-    return lanes.each(shape.elem, 4, lane)
+    return args[0].read_as(shape.elem), args[1].read_as(side), args[2].read_as(side)
 
 
 # ---- shifts ----
@@ -266,12 +243,13 @@ def _mmla(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
 def _shift_each(lane: Lane, lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
     """Return lanes shifted by a number, or by the low bytes of lanes, which are signed."""
     a, n = args[0].read_as(shape.elem), args[1]
-    by = n.read_as("i" + shape.elem[1:]) if isinstance(n, Address) else None
+    if not isinstance(n, Address):
+        return lanes.map(shape.elem, shape.count, partial(lane, shape), a, n)
 
-    def one(i: Expr) -> Expr:
-        return lane(shape, a.item(i), cast("i32", cast("i8", by.item(i))) if by else n)
+    def one(x: Expr, by: Expr) -> Expr:
+        return lane(shape, x, cast("i32", cast("i8", by)))
 
-    return lanes.each(shape.elem, shape.count, one)
+    return lanes.map(shape.elem, shape.count, one, a, n.read_as("i" + shape.elem[1:]))
 
 
 def _shift_exact(lane: Lane, lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
@@ -285,22 +263,18 @@ def _shift(shape: Shape, a: Expr, n: Expr) -> Expr:
     bits = 8 * SIZES[shape.elem]
     right = op(">>", a, call("min", minus(n), num(bits - 1)))
     if shape.elem[0] == "u":
-        right = pick(less(minus(n), bits), op(">>", op("+", a, 0), minus(n)), cast("i32", num(0)))
+        right = pick(less(minus(n), bits), op(">>", a, minus(n)), cast("i32", num(0)))
         right = right if bits != 32 else op("&", cast("u32", right), cast("u32", num(-1)))
-    left = pick(less(n, bits), op("<<", op("+", a, 0), n), cast("i32", num(0)))
+    left = pick(less(n, bits), op("<<", a, n), cast("i32", num(0)))
     return pick(less(n, 0), right, left)
 
 
 def _shift_fixed(sign: str, lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
     a, n = args[0].read_as(shape.elem), integer_at(args[1])
-    bits = 8 * SIZES[shape.elem]
-
-    def lane(i: Expr) -> Expr:
-        if n >= bits:
-            return num(0) if shape.elem[0] == "u" else op(">>", a.item(i), num(bits - 1))
-        return op(sign, a.item(i), num(n))
-
-    return lanes.each(shape.elem, shape.count, lane)
+    top = 8 * SIZES[shape.elem] - 1
+    if n > top and shape.elem[0] == "u":
+        return lanes.spread(num(0), shape.elem, shape.count)
+    return lanes.map(shape.elem, shape.count, lambda x: op(sign, x, num(min(n, top))), a)
 
 
 def _shift_left(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
@@ -310,31 +284,22 @@ def _shift_left(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
 
 
 def _rounded_shift(shape: Shape, a: Expr, n: Expr) -> Expr:
-    zero, by = cast("i64", num(0)), call("min", minus(n), num(63))
-    down = op(">>", op("+", op(">>", cast("i64", a), op("-", by, 1)), 1), num(1))
-    left = pick(less(n, 8 * SIZES[shape.elem]), op("<<", cast("i64", a), n), zero)
+    by = call("min", minus(n), num(63))
+    down = op(">>", op("+", op(">>", wide(a), op("-", by, 1)), 1), num(1))
+    left = pick(less(n, 8 * SIZES[shape.elem]), op("<<", wide(a), n), wide(num(0)))
     return pick(less(n, 0), down, left)
 
 
 def _saturated_shift(shape: Shape, a: Expr, n: Expr) -> Expr:
-    wide = cast("i64", a)
-    right = op(">>", wide, call("min", minus(n), num(63)))
-    left = saturate(op("<<", wide, call("min", n, num(31))), shape.elem)
+    right = op(">>", wide(a), call("min", minus(n), num(63)))
+    left = saturate(op("<<", wide(a), call("min", n, num(31))), shape.elem)
     left = pick(less(n, 31, ">"), saturate(op("<<", left, num(1)), shape.elem), left)
     return pick(less(n, 0), right, left)
 
 
 def _shift_and_add(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
     made = _shift_fixed(">>", lanes, shape, args[1:])
-    return lanes.each(shape.elem, shape.count, lambda i: _ADD(args[0].item(i), made.item(i)))
-
-
-def _absolute(value: Expr) -> Expr:
-    return call("abs", value)
-
-
-def _inverted(value: Expr) -> Expr:
-    return Unary(op="~", operand=value)
+    return lanes.map(shape.elem, shape.count, _ADD, args[0].read_as(shape.elem), made)
 
 
 _ADD, _SUB, _MUL, _MAX, _MIN = (BINARY[n] for n in ("add", "sub", "mul", "max", "min"))
@@ -349,7 +314,7 @@ HANDLERS: dict[str, Handler] = MOVES | {
     "minnm": _each(lambda s, a, b: _MIN(a, b), "vmin"),
     **dict.fromkeys(("mla", "fma"), _each(lambda s, c, a, b: _ADD(c, op("*", a, b)), "vfma")),
     **dict.fromkeys(("mls", "fms"), _each(lambda s, c, a, b: _SUB(c, op("*", a, b)), "vfnma")),
-    "abs": _each(lambda s, a: call("abs", op("+", a, 0)), "vabs"),
+    "abs": _each(lambda s, a: call("abs", a), "vabs"),
     "neg": _each(lambda s, a: minus(a), "vneg"),
     "sqrt": _each(lambda s, a: call("sqrt", a), "vsqrt"),
     "rndn": _each(lambda s, a: a, "vround"),
@@ -379,13 +344,13 @@ HANDLERS: dict[str, Handler] = MOVES | {
     "and": partial(_bitwise, BINARY["and"]),
     "orr": partial(_bitwise, BINARY["or"]),
     "eor": partial(_bitwise, BINARY["xor"]),
-    "bic": partial(_bitwise, lambda a, b: op("&", a, _inverted(b))),
-    "orn": partial(_bitwise, lambda a, b: op("|", a, _inverted(b))),
-    "mvn": partial(_bitwise, _inverted),
-    "bsl": partial(_bitwise, lambda m, a, b: op("|", op("&", m, a), op("&", _inverted(m), b))),
+    "bic": partial(_bitwise, lambda a, b: op("&", a, inverted(b))),
+    "orn": partial(_bitwise, lambda a, b: op("|", a, inverted(b))),
+    "mvn": partial(_bitwise, inverted),
+    "bsl": partial(_bitwise, lambda m, a, b: op("|", op("&", m, a), op("&", inverted(m), b))),
     **{f"c{n}{z}": partial(_mask, s, lambda v: v) for n, s in COMPARED.items() for z in ("", "z")},
-    **{f"ca{n}": partial(_mask, s, _absolute) for n, s in COMPARED.items()},
-    "movl": partial(_widening, 0, lambda a: op("+", a, 0)),
+    **{f"ca{n}": partial(_mask, s, partial(call, "abs")) for n, s in COMPARED.items()},
+    "movl": partial(_widening, 0, lambda a: a),
     "mull": partial(_widening, 0, _MUL),
     "mlal": partial(_widening, 1, lambda acc, a, b: op("+", acc, op("*", a, b))),
     "mlsl": partial(_widening, 1, lambda acc, a, b: op("-", acc, op("*", a, b))),

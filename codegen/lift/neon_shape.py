@@ -10,23 +10,18 @@ from collections.abc import Callable
 from typing import Any
 
 from dovetail.codegen.lift.emit import Address
-from dovetail.codegen.lift.lanes import SIZES, WORKS_IN, Lanes, Made, integer_at
+from dovetail.codegen.lift.lanes import Lanes, Made, integer_at
+from dovetail.codegen.lift.types import SIZES
 from dovetail.ir.expr import NamedType
 
-VOID = NamedType(name="void")
 ELEMENTS = {
-    **{f"{s}{b}": f"{'i' if s == 's' else 'u'}{b}" for s in "su" for b in (8, 16, 32)},
-    "s64": "i64",
-    "u64": "u64",
-    "f16": "f16",
-    "f32": "f32",
-    "f64": "f64",
+    **{f"{s}{b}": f"{'i' if s == 's' else 'u'}{b}" for s in "su" for b in (8, 16, 32, 64)},
+    **{elem: elem for elem in ("f16", "f32", "f64")},
 }
 KINDS = {"s": "int", "u": "uint", "f": "float"}
 NAME = re.compile(
     r"v(get_low|get_high|[a-z0-9]+?)(q?)(_high)?(_n|_lane|_laneq|_dup|)((?:_[suf](?:8|16|32|64))+)(?:_x([234]))?"
 )
-WIDER = {"8": "16", "16": "32", "32": "64"}
 
 
 def vec(kind: str, count: int) -> NamedType:
@@ -53,12 +48,12 @@ class Shape:
     @property
     def wider(self) -> str:
         """The kind of lanes twice as wide."""
-        return self.kind[0] + WIDER[self.kind[1:]]
+        return f"{self.kind[0]}{2 * int(self.kind[1:])}"
 
     @property
     def narrower(self) -> str:
         """The kind of lanes half as wide."""
-        return self.kind[0] + {"64": "32", "32": "16", "16": "8"}[self.kind[1:]]
+        return f"{self.kind[0]}{int(self.kind[1:]) // 2}"
 
     def upper(self, at: Address) -> Address:
         """Return the upper half of a register for a `_high` form."""
@@ -81,6 +76,5 @@ def operands(lanes: Lanes, shape: Shape, args: list[Any]) -> list[Any]:
     """Return the operands; the lane that a `_lane` form names stands for all lanes."""
     if shape.form in ("_lane", "_laneq"):
         lane = args[-2].read_as(shape.elem).item(integer_at(args[-1]))
-        kept = lanes.w.temporary(lane, WORKS_IN.get(shape.elem, shape.elem), "lane")
-        return [*args[:-2], kept]
+        return [*args[:-2], lanes.held(lane, shape.elem, "lane")]
     return args

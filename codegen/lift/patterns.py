@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dovetail.ir.expr import Binary, Call, Expr, Float, Int, Name
+from dovetail.codegen.lift.emit import call, num
+from dovetail.ir.expr import Binary, Call, Expr, Float, Name
 from dovetail.ir.high import nodes as high
 
 IDENTITY = {"add": 0.0, "max": float("-inf"), "min": float("inf")}
@@ -36,14 +37,14 @@ def extreme_of(cond: Expr, value: Expr, target: Expr) -> str | None:
 
 def vector_loop(var: str, start: Expr, stop: Expr, body: tuple[high.Stmt, ...]) -> high.For:
     """Return a `vrange` over single elements."""
-    return high.For(kind="vrange", var=var, start=start, stop=stop, step=Int(value=1), body=body)
+    return high.For(kind="vrange", var=var, start=start, stop=stop, step=num(1), body=body)
 
 
 def join_term(kind: str, acc: Name, term: Expr, zero_tail: bool) -> Expr:
     """Return `acc` with a vector joined; `zero_tail`: its lanes past the end are 0."""
     if kind == "add" and zero_tail:
         if isinstance(term, Call) and term.name == "vmul":
-            return Call(name="vfma", args=(*term.args, acc))
-        return Call(name="vadd", args=(acc, term))
-    kept = Call(name="vtail", args=(term, Float(value=IDENTITY[kind])))
-    return Call(name=f"v{kind}", args=(acc, kept) if kind == "add" else (kept, acc))
+            return call("vfma", *term.args, acc)
+        return call("vadd", acc, term)
+    kept = call("vtail", term, Float(value=IDENTITY[kind]))
+    return call("vadd", acc, kept) if kind == "add" else call(f"v{kind}", kept, acc)

@@ -9,25 +9,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from dovetail.codegen.lift.emit import VL, call, num, op
 from dovetail.codegen.lift.execute import Executor
-from dovetail.codegen.lift.loops import assigned_names
+from dovetail.codegen.lift.loops import assigned_names, read_names
 from dovetail.codegen.lift.statements import Body, Statements
 from dovetail.codegen.lift.symbolic import Lane, SymbolicPointer, Traffic, as_lane, vector_of
 from dovetail.codegen.lift.types import Unliftable
-from dovetail.codegen.lift.unrolls import merge_unrolls
 from dovetail.ir.errors import SpecError
 from dovetail.ir.expr import Binary, Call, Cast, Expr, Float, Index, Int, Name, Unary
 from dovetail.ir.high import nodes as high
 from dovetail.ir.high.print import print_high
+from dovetail.ir.high.scopes import map_bodies
 from dovetail.ir.low import nodes as low
 from dovetail.ir.low.types import constant, vector
 
-VL = Name(id="VL")
 LANES = re.compile(r"vget_(low|high)|_lane")
 MOST_LANES = 64
 """The longest remainder that is run through, in elements."""
@@ -35,13 +35,12 @@ MOST_LANES = 64
 
 def count_of(lanes: int) -> Expr:
     """Return how many vectors hold `lanes` lanes."""
-    whole = Binary(op="//", left=Int(value=lanes), right=VL)
-    return Call(name="max", args=(Int(value=1), whole))
+    return call("max", num(1), op("//", num(lanes), VL))
 
 
 def used_lanes(lanes: int) -> Expr:
     """Return how many lanes of each vector of a group are used."""
-    return Call(name="min", args=(VL, Int(value=lanes)))
+    return call("min", VL, num(lanes))
 
 
 @dataclass(slots=True)
@@ -57,15 +56,17 @@ class Pinned(Statements):
     def function_body(self, body: Sequence[low.Stmt]) -> Body:
         """Translate a function body; its tiles are declared at the top."""
         self.unroll = self.scalars.names.fresh("u", "i64")
-        self.strips.off = True
         made = merge_unrolls(self.body(body))
-        used = {n.id for stmt in made for n in stmt.walk() if isinstance(n, Name)}
-        widths = sorted(self.widths)
-        shown = " and ".join(map(str, widths))
+        used = read_names(made)
+        shown = " and ".join(map(str, sorted(self.widths)))
         self.scalars.note(
             f"pinned to vectors of {shown} lanes; other widths use groups or parts of them"
         )
         return (*(r for r in self.regs if r.name in used), *made)
+
+    def chain(self, body: Sequence[low.Stmt]) -> tuple[int, Body]:
+        """Take no loop apart: it keeps its width."""
+        return 0, ()
 
     def block(self, body: Sequence[low.Stmt]) -> Body:
         """Translate a C block; vectors declared in it end with it."""
@@ -124,7 +125,7 @@ class Pinned(Statements):
                     raise Unliftable("vectors joined by operators")
                 return self.set_tile(expr.target.id, expr.value)
         if isinstance(expr, Call) and expr.name in self.strips.intrinsics:
-            return self.call(expr)
+            return self.store(expr)
         return Statements.effect(self, expr)
 
     def set_tile(self, target: str, value: Expr) -> Body:
@@ -133,10 +134,13 @@ class Pinned(Statements):
         found = list(self.evaluate(value, Traffic({})))
         if len(found) != lanes:
             raise Unliftable(f"`{target}` has {lanes} lanes, its value {len(found)}")
-        place = Index(base=Name(id=name), indices=(Name(id=self.unroll),))
-        return self.each(lanes, high.Assign(target=place, value=self.join(found)))
+        return self.each(lanes, high.Assign(target=self.part(name), value=self.join(found)))
 
-    def call(self, expr: Call) -> Body:
+    def part(self, tile: str) -> Index:
+        """Return the vector with index `u` of a tile."""
+        return Index(base=Name(id=tile), indices=(Name(id=self.unroll),))
+
+    def store(self, expr: Call) -> Body:
         """Return a store of a whole vector, or nothing for a prefetch."""
         traffic = Traffic({})
         self.evaluate(expr, traffic)
@@ -149,8 +153,8 @@ class Pinned(Statements):
             raise Unliftable("a store that is not whole")
         array = arrays.pop()
         value = self.join([traffic.stores[array, offset] for offset in offsets])
-        args = (self.address(array, first // 4), value, used_lanes(lanes))
-        return self.each(lanes, high.ExprStmt(expr=Call(name="vstore", args=args)))
+        made = call("vstore", self.address(array, first // 4), value, used_lanes(lanes))
+        return self.each(lanes, high.ExprStmt(expr=made))
 
     def each(self, lanes: int, stmt: high.Stmt) -> Body:
         """Return `stmt` for every vector of a group."""
@@ -158,9 +162,9 @@ class Pinned(Statements):
         loop = high.For(
             kind="unroll",
             var=self.unroll,
-            start=Int(value=0),
+            start=num(0),
             stop=count_of(lanes),
-            step=Int(value=1),
+            step=num(1),
             body=(stmt,),
         )
         return (loop,)
@@ -169,10 +173,8 @@ class Pinned(Statements):
 
     def environment(self, traffic: Traffic) -> dict[str, Any]:
         """Return what is known: pointers, and tiles as their own lanes."""
-        env: dict[str, Any] = {**self.strips.vectors, **self.strips.pointers(traffic)}
-        for name, (_, lanes) in self.tiles.items():
-            env[name] = vector_of([Lane("var", (name, i)) for i in range(lanes)])
-        return env
+        tiles = {name: vector_of(row_of(name, lanes)) for name, (_, lanes) in self.tiles.items()}
+        return {**self.strips.environment(traffic), **tiles}
 
     def executor(self, env: dict[str, Any]) -> Executor:
         """Return an executor over `env`."""
@@ -191,26 +193,24 @@ class Pinned(Statements):
         """Return lanes as the expression of the vector with index `u` in their group."""
         first = lanes[0]
         if all(lane == first for lane in lanes) and first.op in ("scalar", "const", "load"):
-            return Call(name="vbroadcast", args=(self.uniform(first),))
+            return call("vbroadcast", self.uniform(first))
         if any(lane.op != first.op for lane in lanes):
             raise Unliftable("lanes are computed differently")
         if first.op == "var":
             name, width = self.tiles[first.args[0]]
-            wanted = [Lane("var", (first.args[0], i)) for i in range(width)]
-            if list(lanes) != wanted:
+            if list(lanes) != row_of(first.args[0], width):
                 raise Unliftable("lanes change their places")
-            return Index(base=Name(id=name), indices=(Name(id=self.unroll),))
+            return self.part(name)
         if first.op == "load":
             array, offset = first.args
             wanted = [Lane("load", (array, offset + 4 * i)) for i in range(len(lanes))]
             if list(lanes) != wanted:
                 raise Unliftable("a load that is not whole")
-            args = (self.address(array, offset // 4), used_lanes(len(lanes)))
-            return Call(name="vload", args=args)
+            return call("vload", self.address(array, offset // 4), used_lanes(len(lanes)))
         if first.op in ("scalar", "const"):
             raise Unliftable("lanes of different scalars")
         columns = zip(*(lane.args for lane in lanes), strict=True)
-        return Call(name=first.op, args=tuple(self.join(column) for column in columns))
+        return call(first.op, *map(self.join, columns))
 
     def uniform(self, lane: Lane) -> Expr:
         """Return the scalar that all lanes hold."""
@@ -222,9 +222,8 @@ class Pinned(Statements):
         array, offset = lane.args
         base, at = self.base(array), offset // 4
         if isinstance(base, Binary) and base.op == "+":
-            index = base.right if not at else Binary(op="+", left=base.right, right=Int(value=at))
-            return Index(base=base.left, indices=(index,))
-        return Index(base=base, indices=(Int(value=at),))
+            return Index(base=base.left, indices=(op("+", base.right, at),))
+        return Index(base=base, indices=(num(at),))
 
     def place(self, expr: Expr, traffic: Traffic) -> SymbolicPointer | None:
         """Return a computed address: what moves names an array, the constant part is its offset."""
@@ -247,11 +246,7 @@ class Pinned(Statements):
 
     def address(self, array: str, offset: int) -> Expr:
         """Return the address of vector `u` of a group that starts at `array + offset`."""
-        made = self.base(array)
-        if offset:
-            made = Binary(op="+", left=made, right=Int(value=offset))
-        step = Binary(op="*", left=Name(id=self.unroll), right=VL)
-        return Binary(op="+", left=made, right=step)
+        return op("+", op("+", self.base(array), offset), op("*", Name(id=self.unroll), VL))
 
     # ---- remainders ----
 
@@ -259,7 +254,7 @@ class Pinned(Statements):
         """Translate `if`; the arm for a remainder by what it stores for every count."""
         try:
             return Statements.branch(self, stmt)
-        except (Unliftable, SpecError) as reason:
+        except SpecError as reason:
             found = remainder(stmt)
             if found is None:
                 raise
@@ -295,8 +290,7 @@ class Pinned(Statements):
         out: list[high.Stmt] = []
         for array in arrays:
             out += self.partial(array, [longest[array, 4 * i] for i in range(lanes - 1)], left)
-        out.append(high.Assign(target=Name(id=left), value=Int(value=0)))
-        return tuple(out)
+        return (*out, high.Assign(target=Name(id=left), value=num(0)))
 
     def leftover(self, counter: str, count: int, block: low.Block) -> dict[tuple[str, int], Lane]:
         """Return what a remainder block stores with `count` elements left."""
@@ -316,27 +310,19 @@ class Pinned(Statements):
             if lanes[at].op != "var":
                 raise Unliftable("a remainder that computes")
             name, width = self.tiles[lanes[at].args[0]]
-            row = [Lane("var", (lanes[at].args[0], i)) for i in range(width)]
-            if lanes[at : at + width] != row[: len(lanes) - at]:
+            if lanes[at : at + width] != row_of(lanes[at].args[0], width)[: len(lanes) - at]:
                 raise Unliftable("a remainder whose lanes change their places")
-            place = Index(base=Name(id=name), indices=(Name(id=self.unroll),))
-            out += self.each(width, self.counted_store(array, at, place, width, left))
+            rest = op("-", op("-", Name(id=left), at), op("*", Name(id=self.unroll), VL))
+            count = call("max", call("min", rest, used_lanes(width)), num(0))  # perhaps none
+            made = call("vstore", self.address(array, at), self.part(name), count)
+            out += self.each(width, high.ExprStmt(expr=made))
             at += width
         return out
 
-    def counted_store(
-        self, array: str, at: int, value: Expr, width: int, left: str
-    ) -> high.ExprStmt:
-        """Return the store of the lanes of one vector that are left, perhaps none."""
-        rest: Expr = Name(id=left)
-        if at:
-            rest = Binary(op="-", left=rest, right=Int(value=at))
-        step = Binary(op="*", left=Name(id=self.unroll), right=VL)
-        rest = Binary(op="-", left=rest, right=step)
-        some = Call(name="min", args=(rest, used_lanes(width)))
-        count = Call(name="max", args=(some, Int(value=0)))
-        args = (self.address(array, at), value, count)
-        return high.ExprStmt(expr=Call(name="vstore", args=args))
+
+def row_of(name: str, lanes: int) -> list[Lane]:
+    """Return the lanes of a C vector, each as itself."""
+    return [Lane("var", (name, i)) for i in range(lanes)]
 
 
 def split_offset(expr: Expr) -> tuple[Expr, int]:
@@ -369,3 +355,30 @@ def remainder(stmt: low.If) -> tuple[str, int, low.Block] | None:
         return None
     lanes = {">=": bound, ">": bound + 1}.get(cond.op)
     return None if lanes is None else (cond.left.id, lanes, stmt.other)
+
+
+def merge_unrolls(body: Body) -> Body:
+    """Join neighbouring unrolled loops over one group; none that loads may follow a store."""
+    out: list[high.Stmt] = []
+    for stmt in map(_inside, body):
+        last = out[-1] if out else None
+        if (
+            isinstance(stmt, high.For)
+            and isinstance(last, high.For)
+            and stmt.kind == last.kind == "unroll"
+            and stmt.stop == last.stop
+            and not (_calls(last, "vstore") and _calls(stmt, "vload"))
+        ):
+            out[-1] = replace(last, body=(*last.body, *stmt.body))
+        else:
+            out.append(stmt)
+    return tuple(out)
+
+
+def _inside(stmt: high.Stmt) -> high.Stmt:
+    unrolled = isinstance(stmt, high.For) and stmt.kind == "unroll"
+    return stmt if unrolled else map_bodies(stmt, merge_unrolls)
+
+
+def _calls(stmt: high.Stmt, name: str) -> bool:
+    return any(isinstance(n, Call) and n.name == name for n in stmt.walk())

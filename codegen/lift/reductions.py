@@ -12,15 +12,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from dovetail.codegen.lift import symbolic as sym
+from dovetail.codegen.lift.emit import call
 from dovetail.codegen.lift.loops import assigned_names, read_names
 from dovetail.codegen.lift.patterns import IDENTITY, join_term, vector_loop
-from dovetail.codegen.lift.shapes import Strip, check_limits, find_strip
+from dovetail.codegen.lift.shapes import Strip, check_dead, check_limits, find_strip
 from dovetail.codegen.lift.strips import Strips
 from dovetail.codegen.lift.types import Unliftable
 from dovetail.codegen.lift.writer import Broadcasts, Writer
-from dovetail.ir.expr import Binary, Call, Expr, Float, Name, NamedType
+from dovetail.ir.expr import Binary, Call, Float, Name, NamedType
 from dovetail.ir.high import nodes as high
 from dovetail.ir.low import nodes as low
+from dovetail.ir.low.types import vector
 
 JOINS = {"vadd": "add", "vmax": "max", "vmin": "min"}
 
@@ -35,11 +37,44 @@ class Terms:
     moving: frozenset[str]
 
 
-def reduce_chain(
-    strips: Strips, found: Sequence[Strip], rest: Sequence[low.Stmt]
+def match_chain(
+    strips: Strips, body: Sequence[low.Stmt], later: set[str]
 ) -> tuple[int, tuple[high.Stmt, ...]]:
-    """Return how many statements of `rest` belong to the reduction, and what it all becomes."""
-    return _Reducer(strips, found, rest).run()
+    """Return how many statements a chain at the start of `body` takes, and what they become.
+
+    later: the names that are read after `body`.
+    """
+    found: list[Strip] = []
+    for stmt in body:
+        strip = find_strip(stmt, strips.types)
+        if strip is None or (found and strip.counter != found[0].counter):
+            break
+        found.append(strip)
+    if not any(map(_holds_vectors, body[: len(found)])):
+        return 0, ()
+    rest = body[len(found) :]
+    tail = rest[0] if rest and isinstance(rest[0], low.If) else None
+    if tail is not None and found[0].counter not in read_names([tail.cond]):
+        tail = None
+    used = len(found) + (tail is not None)
+    try:
+        return used, strips.chain(found, tail, read_names(body[used:]) | later)
+    except Unliftable as reason:
+        strips.reason = strips.reason or str(reason)
+    try:
+        used, made = _Reducer(strips, found, rest, later).run()
+    except Unliftable as reason:
+        strips.reason = f"{strips.reason}, {reason}"
+        return 0, ()
+    return len(found) + used, made
+
+
+def _holds_vectors(stmt: low.Stmt) -> bool:
+    return any(
+        (isinstance(n, low.Declare) and vector(n.type) is not None)
+        or (isinstance(n, Call) and n.name.startswith(("_mm", "vst1")))
+        for n in stmt.walk()
+    )
 
 
 @dataclass(slots=True)
@@ -47,6 +82,7 @@ class _Reducer:
     strips: Strips
     found: Sequence[Strip]
     rest: Sequence[low.Stmt]
+    later: set[str]
 
     def run(self) -> tuple[int, tuple[high.Stmt, ...]]:
         first = self.found[0]
@@ -68,7 +104,8 @@ class _Reducer:
             check_limits([*self.found, last], None)
             self.check_same(terms, self.terms(last, {result: 1}), last.count // unit)
             used, least, after = used + 1, 1, after[1:]
-        self.check_dead(result, used)
+        later = read_names(self.rest[used:]) | self.later
+        check_dead(self.found, self.rest[:used], later - {result})
         return used, self.build(terms, first, unit, least, result, extra)
 
     def accumulators(self) -> dict[str, int]:
@@ -109,27 +146,18 @@ class _Reducer:
         self, strip: Strip, accumulators: dict[str, int], at: int
     ) -> tuple[list[tuple[str, sym.Lane]], frozenset[str]]:
         """Return (join, term) for each accumulator lane, and the pointers that moved."""
-        traffic = sym.Traffic({})
-        pointers = self.strips.pointers(traffic)
-        env: dict[str, Any] = {**self.strips.vectors, **pointers}
-        for name, lanes in accumulators.items():
-            env[name] = _fresh(name, lanes)
-        if strip.limit is not None:
-            env[strip.counter] = at
-        executor = self.strips.executor(env, frozenset(assigned_names(strip.body)))
-        executor.run(strip.body)
+        traffic, steps, env = self.strips.run(
+            strip, frozenset(assigned_names(strip.body)), at, _fresh(accumulators)
+        )
         if traffic.stores:
             raise Unliftable("it stores and reduces in one loop")
-        steps = sym.steps_of(executor.env, pointers)
         joins: list[tuple[str, sym.Lane]] = []
         for name, lanes in accumulators.items():
-            made = executor.env[name]
-            for i, lane in enumerate(made if lanes > 1 else [made]):
+            for i, lane in enumerate(env[name] if lanes > 1 else [env[name]]):
                 joins += taken(sym.as_lane(lane), sym.Lane("acc", (name, i)))
-        moving = frozenset(p for p, step in steps.items() if step)
-        if any(steps[p] != 4 * len(joins) for p in moving):
+        if any(step != 4 * len(joins) for step in steps.values()):
             raise Unliftable("pointers do not move by the elements read")
-        return joins, moving
+        return joins, frozenset(steps)
 
     def check_same(self, wanted: Terms, found: Terms, count: int) -> None:
         if (found.kind, found.count, found.moving) != (wanted.kind, count, wanted.moving):
@@ -145,8 +173,7 @@ class _Reducer:
         Returns the statements used, the float's name and what else is joined to it.
         """
         traffic = sym.Traffic({})
-        env: dict[str, Any] = {**self.strips.vectors, **self.strips.pointers(traffic)}
-        env.update({acc: _fresh(acc, lanes) for acc, lanes in accumulators.items()})
+        env = {**self.strips.environment(traffic), **_fresh(accumulators)}
         executor = self.strips.executor(env, frozenset())
         name: str | None = None
         wanted = {
@@ -184,14 +211,6 @@ class _Reducer:
             raise Unliftable("accumulators start at different values")
         return others[0] if others else None
 
-    def check_dead(self, result: str, used: int) -> None:
-        """Only the result may be read after what the reduction takes."""
-        left = (strip.leaves() for strip in self.found)
-        gone = set().union(*left, assigned_names(self.rest[:used]))
-        again = (gone - {result}) & read_names(self.rest[used:])
-        if again:
-            raise Unliftable(f"`{sorted(again)[0]}` is used after the loops")
-
     # ---- the result ----
 
     def build(
@@ -202,16 +221,15 @@ class _Reducer:
         before, start, stop = self.strips.bounds(strip, unit, least)
         acc = Name(id=names.fresh(f"{result}_v", "vec"))
         var = names.fresh("i", "i64")
-        text = Writer(self.strips.scalars, var, set(terms.moving), Broadcasts(names, before))
+        text = Writer(self.strips.scalars, var, terms.moving, Broadcasts(names, before))
         zero_tail = _zero_past_end(terms.term, terms.moving)
         joined = join_term(terms.kind, acc, text.vector(terms.term), zero_tail)
         loop = vector_loop(var, start, stop, (high.Assign(target=acc, value=joined),))
-        reduced: Expr = Call(name=f"vreduce_{terms.kind}", args=(acc,))
-        begin: Expr = Call(name="vzero", args=())
+        reduced = call(f"vreduce_{terms.kind}", acc)
+        begin = call("vzero")
         if terms.kind != "add":
-            fill: Expr = Float(value=IDENTITY[terms.kind])
-            value = fill if extra is None else text.scalar(extra)
-            begin = Call(name="vbroadcast", args=(value,))
+            identity = Float(value=IDENTITY[terms.kind])
+            begin = call("vbroadcast", identity if extra is None else text.scalar(extra))
         elif extra is not None:
             reduced = Binary(op="+", left=text.scalar(extra), right=reduced)
         made = names.find(result) or names.declare(result, "f32")
@@ -227,9 +245,10 @@ def _zero_past_end(term: sym.Lane, moving: frozenset[str]) -> bool:
     return joined and all(_zero_past_end(a, moving) for a in term.args)
 
 
-def _fresh(name: str, lanes: int) -> Any:
-    made = [sym.Lane("acc", (name, i)) for i in range(lanes)]
-    return made[0] if lanes == 1 else sym.vector_of(made)
+def _fresh(accumulators: dict[str, int]) -> dict[str, Any]:
+    """Return accumulators whose lanes are themselves."""
+    lanes = {n: [sym.Lane("acc", (n, i)) for i in range(k)] for n, k in accumulators.items()}
+    return {name: sym.vector_of(of) if len(of) > 1 else of[0] for name, of in lanes.items()}
 
 
 def _target(stmt: low.Stmt) -> str | None:
@@ -255,18 +274,10 @@ def taken(lane: sym.Lane, acc: sym.Lane) -> list[tuple[str, sym.Lane]]:
     if lane.op in JOINS:
         left, right = lane.args
         kind = JOINS[lane.op]
-        if _holds(left, acc):
+        if acc in left.walk():
             return [*taken(left, acc), (kind, right)]
         return [*taken(right, acc), (kind, left)]
     raise Unliftable("an accumulator is not only joined with terms")
-
-
-def _holds(lane: sym.Lane, acc: sym.Lane) -> bool:
-    if lane == acc:
-        return True
-    if lane.op in ("load", "scalar", "const", "acc"):
-        return False
-    return any(_holds(a, acc) for a in lane.args)
 
 
 def _leaves(lane: sym.Lane, kind: str) -> list[sym.Lane]:

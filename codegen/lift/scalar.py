@@ -9,17 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from dovetail.codegen.lift.types import (
-    LIMITS,
-    MATH,
-    NAMES,
-    Names,
-    element_type,
-    float_offsets,
-    refuse,
-    value_type,
-)
+from dovetail.codegen.lift.emit import cast, num, op
+from dovetail.codegen.lift.layout import Layout
+from dovetail.codegen.lift.types import LIMITS, MATH, NAMES, Names, element_type, refuse, value_type
 from dovetail.ir import expr as ex
+from dovetail.ir.high.rules import is_pointer
 from dovetail.ir.low import nodes as low
 from dovetail.ir.low.types import constant, scalar
 
@@ -28,14 +22,13 @@ Typed = tuple[ex.Expr, str]
 
 @dataclass(slots=True)
 class Scalars:
-    """Translates expressions. `constants` are integers known at compile time, tunables left out."""
+    """Translates expressions."""
 
     names: Names
-    structs: dict[str, low.StructDef]
+    layout: Layout
     tunables: set[str]
     inlines: dict[str, tuple[tuple[str, ...], str]]  # helper -> parameter types, result
-    constants: dict[str, int] = field(default_factory=dict)
-    struct_params: dict[str, str] = field(default_factory=dict)  # C name -> struct it points to
+    structs: dict[str, ex.NamedType] = field(default_factory=dict)  # parameter -> what it points to
     notes: list[str] = field(default_factory=list)
 
     def note(self, text: str) -> None:
@@ -65,44 +58,24 @@ class Scalars:
     def pointer(self, expr: ex.Expr) -> ex.Expr:
         """Return a pointer expression."""
         made, type_ = self.expr(expr)
-        if not type_.startswith("ptr"):
+        if not is_pointer(type_):
             raise refuse(f"a {type_} where a pointer is wanted")
         return made
-
-    def field(self, expr: low.Member) -> Typed:
-        """Return `p->a.b` of a struct of floats as an element of the array it is."""
-        path: list[str] = []
-        node: ex.Expr = expr
-        while isinstance(node, low.Member):
-            path.insert(0, node.field)
-            if node.arrow:
-                break
-            node = node.base
-        base = node.base if isinstance(node, low.Member) else None
-        if not isinstance(base, ex.Name) or base.id not in self.struct_params:
-            raise refuse("fields of anything but a struct parameter")
-        offsets = float_offsets(self.structs, self.struct_params[base.id])
-        if tuple(path) not in offsets:
-            raise refuse(f"the field {'.'.join(path)}")
-        at = ex.Int(value=offsets[tuple(path)])
-        return ex.Index(base=self.expr(base)[0], indices=(at,)), "f32"
 
 
 def convert(made: ex.Expr, type_: str, wanted: str) -> ex.Expr:
     """Return a value of `type_` as `wanted`, with a cast where the high IR wants one."""
-    if type_ == wanted or (type_ == "null" and wanted.startswith("ptr")):
+    if type_ == wanted or (type_ == "null" and is_pointer(wanted)):
         return made
-    if type_ in ("int", "bool") and wanted == "i64":
+    if type_ in ("int", "bool", "i32") and wanted == "i64":
         return made
     if type_ == "int" and wanted in ("f32", "f64") and isinstance(made, ex.Int):
         return ex.Float(value=float(made.value))
     if type_ == "float" and wanted in ("f32", "f64"):
         return made
-    if type_ in ("i32", "u16", "u32") and wanted == "i64":
-        return ex.Cast(type=ex.NamedType(name="i64"), operand=made) if type_ != "i32" else made
-    if type_.startswith("ptr") or wanted.startswith("ptr"):
+    if is_pointer(type_) or is_pointer(wanted):
         raise refuse(f"a {type_} used as {wanted}")
-    return ex.Cast(type=ex.NamedType(name=wanted), operand=made)
+    return cast(wanted, made)
 
 
 def common(left: str, right: str) -> str:
@@ -133,21 +106,19 @@ def _name(self: Scalars, expr: ex.Name) -> Typed:
         return ex.Name(id=expr.id), "i64"
     found = self.names.find(expr.id)
     if found is None:
-        if expr.id in self.constants:
-            return ex.Int(value=self.constants[expr.id]), "int"
+        if expr.id in self.layout.constants:
+            return num(self.layout.constants[expr.id]), "int"
         raise refuse(f"the name {expr.id}")
     return ex.Name(id=found), self.names.type_of(found)
 
 
 def _unary(self: Scalars, expr: ex.Unary) -> Typed:
     if expr.op == "*":
-        return _element(self, expr.operand, ex.Int(value=0))
+        return _element(self, expr.operand, num(0))
     if expr.op == "&":
-        if isinstance(expr.operand, ex.Index):
-            inner = expr.operand
-            sum_ = ex.Binary(op="+", left=inner.base, right=inner.indices[0])
-            return self.expr(sum_)
-        raise refuse("the address of a variable")
+        if not isinstance(expr.operand, ex.Index):
+            raise refuse("the address of a variable")
+        return self.expr(address_of(expr.operand))
     made, type_ = self.expr(expr.operand)
     if expr.op == "!":
         if isinstance(made, ex.Unary) and made.op == "!":
@@ -166,9 +137,7 @@ def _binary(self: Scalars, expr: ex.Binary) -> Typed:
         return ex.Binary(op=expr.op, left=left, right=right), "bool"
     left, left_type = self.expr(expr.left)
     right, right_type = self.expr(expr.right)
-    if "null" in (left_type, right_type) or any(
-        t.startswith("ptr") for t in (left_type, right_type)
-    ):
+    if "null" in (left_type, right_type) or is_pointer(left_type) or is_pointer(right_type):
         return _pointers(expr.op, (left, left_type), (right, right_type))
     type_ = common(left_type, right_type)
     if type_ in ("f32", "f64"):
@@ -187,10 +156,8 @@ def _pointers(op: str, left: Typed, right: Typed) -> Typed:
     made = ex.Binary(op=op, left=left[0], right=right[0])
     if op in ex.COMPARISONS:
         return made, "bool"
-    if left[1].startswith("ptr") and right[1].startswith("ptr"):
-        return made, "i64"
-    if left[1].startswith("ptr"):
-        return made, left[1]
+    if is_pointer(left[1]):
+        return made, "i64" if is_pointer(right[1]) else left[1]
     return ex.Binary(op=op, left=right[0], right=left[0]), right[1]
 
 
@@ -198,8 +165,8 @@ def _ternary(self: Scalars, expr: ex.Ternary) -> Typed:
     cond = self.expr(expr.cond)[0]
     then, then_type = self.expr(expr.then)
     other, other_type = self.expr(expr.other)
-    if then_type.startswith("ptr") or other_type.startswith("ptr"):
-        type_ = then_type if then_type.startswith("ptr") else other_type
+    if is_pointer(then_type) or is_pointer(other_type):
+        type_ = then_type if is_pointer(then_type) else other_type
     else:
         type_ = common(then_type, other_type)
         if type_ in ("f32", "f64"):
@@ -223,15 +190,31 @@ def _call(self: Scalars, expr: ex.Call) -> Typed:
 
 def _element(self: Scalars, base: ex.Expr, at: ex.Expr) -> Typed:
     made, type_ = self.expr(base)
-    if not type_.startswith("ptr"):
+    if not is_pointer(type_):
         raise refuse(f"indexing a {type_}")
     if isinstance(made, ex.Binary) and made.op == "+":
-        at, made = _sum(made.right, at), made.left
+        at, made = op("+", made.right, at), made.left
     return ex.Index(base=made, indices=(at,)), type_[4:-1]
 
 
-def _sum(left: ex.Expr, right: ex.Expr) -> ex.Expr:
-    return left if right == ex.Int(value=0) else ex.Binary(op="+", left=left, right=right)
+def address_of(place: ex.Index) -> ex.Expr:
+    """Return the address of an element."""
+    return ex.Binary(op="+", left=place.base, right=place.indices[0])
+
+
+def _field(self: Scalars, expr: low.Member) -> Typed:
+    """Return `p->a.b` of a struct of floats as an element of the array it is."""
+    path = [expr.field]
+    while not expr.arrow and isinstance(expr.base, low.Member):
+        expr = expr.base
+        path.insert(0, expr.field)
+    base = expr.base
+    if not isinstance(base, ex.Name) or base.id not in self.structs:
+        raise refuse("fields of anything but a struct parameter")
+    offsets = self.layout.floats(self.structs[base.id])
+    if tuple(path) not in offsets:
+        raise refuse(f"the field {'.'.join(path)}")
+    return ex.Index(base=self.expr(base)[0], indices=(num(offsets[tuple(path)]),)), "f32"
 
 
 def _cast(self: Scalars, expr: ex.Cast) -> Typed:
@@ -278,13 +261,12 @@ def _is_address(type_: ex.Type) -> bool:
 def in_elements(count: ex.Expr, size: int) -> ex.Expr:
     """Return a number of bytes as a number of elements of `size` bytes."""
     if isinstance(count, ex.Int):
-        return ex.Int(value=count.value // size)
+        return num(count.value // size)
     if isinstance(count, ex.Binary) and count.op == "*":
         for factor, rest in ((count.left, count.right), (count.right, count.left)):
             if isinstance(factor, ex.Int) and factor.value % size == 0:
-                left = factor.value // size
-                return rest if left == 1 else ex.Binary(op="*", left=rest, right=ex.Int(value=left))
-    return ex.Binary(op="//", left=count, right=ex.Int(value=size))
+                return op("*", rest, factor.value // size)
+    return ex.Binary(op="//", left=count, right=num(size))
 
 
 def _sizeof(self: Scalars, expr: low.SizeOf) -> Typed:
@@ -305,5 +287,5 @@ _RULES: dict[type[ex.Expr], Callable[[Scalars, Any], Typed]] = {
     ex.Index: lambda self, expr: _element(self, expr.base, self.integer(expr.indices[0])),
     ex.Cast: _cast,
     low.SizeOf: _sizeof,
-    low.Member: lambda self, expr: self.field(expr),
+    low.Member: _field,
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dovetail.codegen.lift.loops import advance, assigned_names
+from dovetail.codegen.lift.loops import advance, assigned_names, beginning
 from dovetail.codegen.lift.types import Unliftable
 from dovetail.ir.expr import Binary, Expr, Name, Type
 from dovetail.ir.low import nodes as low
@@ -36,9 +36,10 @@ class Strip:
 
 def find_strip(stmt: low.Stmt, types: dict[str, Type]) -> Strip | None:
     """Return the loop as a strip, None if it is none."""
+    begun = beginning(stmt) if isinstance(stmt, low.For) else None
     if isinstance(stmt, low.For) and stmt.cond is not None and stmt.step is not None:
         cond, body, step = stmt.cond, list(stmt.body.body), stmt.step
-        if not _starts_plain(stmt.init, types):
+        if stmt.init and (begun is None or constant(begun[1], {}) != 0):
             return None
     elif isinstance(stmt, low.While) and not stmt.do and stmt.body.body:
         *body, last = stmt.body.body
@@ -56,26 +57,10 @@ def find_strip(stmt: low.Stmt, types: dict[str, Type]) -> Strip | None:
     limit = _limit(cond, counter, amount)
     if limit is None or counter in assigned_names(body):
         return None
-    begun = stmt.init if isinstance(stmt, low.For) else ()
-    from_zero = bool(begun)
-    owned = from_zero and isinstance(begun[0], low.Declare)
+    if begun is not None and begun[0] != counter:
+        return None
+    from_zero, owned = begun is not None, begun is not None and begun[2]
     return Strip(counter, limit[0], abs(amount), tuple(body), from_zero, limit[1], owned)
-
-
-def _starts_plain(init: Sequence[low.Stmt], types: dict[str, Type]) -> bool:
-    """Whether a loop starts where the chain stands: at index 0, or anywhere."""
-    if not init:
-        return True
-    if len(init) != 1 or not isinstance(init[0], low.Declare | low.ExprStmt):
-        return False
-    first = init[0]
-    if isinstance(first, low.Declare):
-        if first.init is None or constant(first.init, {}) != 0:
-            return False
-        types.setdefault(first.name, first.type)
-        return True
-    made = first.expr
-    return isinstance(made, low.Assign) and made.op == "=" and constant(made.value, {}) == 0
 
 
 def _limit(cond: Expr, counter: str, amount: int) -> tuple[Expr | None, bool] | None:
@@ -115,3 +100,10 @@ def check_limits(strips: Sequence[Strip], tail: low.If | None) -> None:
         raise Unliftable("a loop passes the end before others")
     if any(s.beyond for s in strips[1:]):
         raise Unliftable("a loop of a chain passes the end")
+
+
+def check_dead(strips: Sequence[Strip], taken: Sequence[low.Stmt], later: set[str]) -> None:
+    """Check that nothing reads later what loops, and what is taken with them, leave changed."""
+    again = later & assigned_names(taken).union(*(strip.leaves() for strip in strips))
+    if again:
+        raise Unliftable(f"`{min(again)}` is used after the loops")

@@ -6,28 +6,24 @@ In: the body of a low function. Out: a high body, with notes on what stayed scal
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from dovetail.codegen.lift.emit import negated
-from dovetail.codegen.lift.loops import advance, counted
+from dovetail.codegen.lift.emit import call, choose, negated, num, type_of, zero_of
+from dovetail.codegen.lift.loops import advance, counted, read_first, read_names
+from dovetail.codegen.lift.reductions import match_chain
 from dovetail.codegen.lift.scalar import Scalars, common, convert
 from dovetail.codegen.lift.strips import Strips
 from dovetail.codegen.lift.types import Unliftable, element_type, refuse, value_type
 from dovetail.codegen.lift.vectorise import loop_name, vectorise
 from dovetail.ir import expr as ex
 from dovetail.ir.high import nodes as high
+from dovetail.ir.high.rules import is_pointer
 from dovetail.ir.low import nodes as low
 from dovetail.ir.low.types import constant
 from dovetail.ir.rewrite import rewrite_node
 
 Body = tuple[high.Stmt, ...]
-UNSET: dict[str, ex.Expr] = {
-    "i64": ex.Int(value=0),
-    "f32": ex.Float(value=0.0),
-    "f64": ex.Float(value=0.0),
-}
-"""What a variable holds that C leaves undefined until it is assigned."""
 
 
 @dataclass(slots=True)
@@ -37,6 +33,7 @@ class Statements:
     scalars: Scalars
     strips: Strips
     function: low.Function
+    later: set[str] = field(default_factory=set)  # names that are read after the block at hand
 
     def function_body(self, body: Sequence[low.Stmt]) -> Body:
         """Translate a function body."""
@@ -45,23 +42,31 @@ class Statements:
     def block(self, body: Sequence[low.Stmt]) -> Body:
         """Translate the statements of a C block, in a scope of its own."""
         self.scalars.names.scopes.append({})
+        own = {s.name for s in body if isinstance(s, low.Declare)}
+        outer, self.later = self.later, self.later - own
         out = self.body(body)
         self.scalars.names.scopes.pop()
+        self.later = outer
         return out
 
     def body(self, body: Sequence[low.Stmt]) -> Body:
         """Translate statements in the scope at hand."""
         out: list[high.Stmt] = []
-        i = 0
+        outer, i = self.later, 0
         while i < len(body):
-            used, made = self.strips.match(body[i:])
-            if used:
-                out += made
-                i += used
-                continue
-            out += self.statement(body[i])
-            i += 1
+            used, made = self.chain(body[i:])
+            if not used:
+                again = _read_again(body[i])
+                self.later = outer | again | read_names(body[i + 1 :])
+                made = self.statement(body[i])
+                self.later = outer
+            out += made
+            i += used or 1
         return tuple(out)
+
+    def chain(self, body: Sequence[low.Stmt]) -> tuple[int, Body]:
+        """Return how many statements vector loops at the start take, and what they become."""
+        return match_chain(self.strips, body, self.later)
 
     def statement(self, stmt: low.Stmt) -> Body:
         """Translate one statement."""
@@ -81,10 +86,10 @@ class Statements:
         value = None if stmt.init is None else self.scalars.value(stmt.init, type_)
         name = self.scalars.names.declare(stmt.name, type_)
         if value is None:
-            if type_ not in UNSET or stmt.name not in self.read_outside(stmt.name):
+            if is_pointer(type_) or stmt.name not in self.read_outside(stmt.name):
                 return ()
-            value = UNSET[type_]
-        kind = None if type_.startswith("ptr") else ex.NamedType(name=type_)
+            value = zero_of(type_)  # C leaves it undefined until it is assigned
+        kind = None if is_pointer(type_) else type_of(type_)
         return (high.Assign(target=ex.Name(id=name), value=value, type=kind),)
 
     def array(self, stmt: low.Declare) -> Body:
@@ -102,15 +107,13 @@ class Statements:
         if isinstance(expr, low.Comma):
             return tuple(s for item in expr.items for s in self.effect(item))
         if isinstance(expr, low.Step):
-            op = expr.op[0]
-            return self.effect(low.Assign(op=f"{op}=", target=expr.target, value=ex.Int(value=1)))
+            return self.effect(low.Assign(op=f"{expr.op[0]}=", target=expr.target, value=num(1)))
         if isinstance(expr, low.Assign):
             return self.assign(expr)
         if isinstance(expr, ex.Cast):
             return self.effect(expr.operand)
         if isinstance(expr, ex.Call) and expr.name in ("__builtin_prefetch", "_mm_prefetch"):
-            call = ex.Call(name="prefetch", args=(self.scalars.pointer(expr.args[0]),))
-            return (high.ExprStmt(expr=call),)
+            return (high.ExprStmt(expr=call("prefetch", self.scalars.pointer(expr.args[0]))),)
         if isinstance(expr, ex.Call):
             made, type_ = self.scalars.expr(expr)
             return (high.ExprStmt(expr=made),) if type_ == "void" else ()
@@ -133,11 +136,12 @@ class Statements:
         if expr.op == "=":
             return high.Assign(target=target, value=self.scalars.value(expr.value, type_))
         value, value_type_ = self.scalars.expr(expr.value)
-        joined = type_ if type_.startswith("ptr") else common(type_, value_type_)
+        joined = type_ if is_pointer(type_) else common(type_, value_type_)
         if joined in (type_, "int") or (type_ == "i32" and joined == "i64"):
             op = "//=" if expr.op == "/=" and type_ not in ("f32", "f64") else expr.op
-            fitted = value if joined in ("int", "i64") else _fit(value, value_type_, type_)
-            return high.Assign(target=target, value=fitted, op=op)
+            if joined not in ("int", "i64") and not is_pointer(type_):
+                value = convert(value, value_type_, type_)
+            return high.Assign(target=target, value=value, op=op)
         whole = ex.Binary(op=expr.op[:-1], left=expr.target, right=expr.value)
         return high.Assign(target=target, value=self.scalars.value(whole, type_))
 
@@ -152,11 +156,7 @@ class Statements:
         cond = self.scalars.expr(stmt.cond)[0]
         then = self.block(stmt.then.body)
         other = self.block(stmt.other.body) if stmt.other else ()
-        if not then and not other:
-            return ()
-        if not then:
-            return (high.If(cond=negated(cond), then=other),)
-        return (high.If(cond=cond, then=then, other=other),)
+        return choose(cond, then, other)
 
     def loop(self, stmt: low.For) -> Body:
         """Translate `for`: as vectors, as a counted loop, or as `while`."""
@@ -166,7 +166,7 @@ class Statements:
         # C's scope of the loop variable is the loop; the high IR's is the function
         self.scalars.names.scopes.append({})
         try:
-            if found.step == ex.Int(value=1) and not _has_loop(stmt.body):
+            if found.step == num(1) and not _has_loop(stmt.body):
                 try:
                     return vectorise(found, self.scalars)
                 except Unliftable as reason:
@@ -196,11 +196,11 @@ class Statements:
         """Translate a `for` whose count is not known on entry."""
         self.scalars.names.scopes.append({})
         init = tuple(s for part in stmt.init for s in self.statement(part))
-        cond = self.scalars.expr(stmt.cond)[0] if stmt.cond is not None else ex.Int(value=1)
-        step = low.ExprStmt(expr=stmt.step) if stmt.step is not None else None
+        cond = self.scalars.expr(stmt.cond)[0] if stmt.cond is not None else num(1)
         body = list(stmt.body.body)
-        if step is not None:
-            body = [_before_continue(s, step) for s in body] + [step]
+        if stmt.step is not None:
+            step = low.ExprStmt(expr=stmt.step)
+            body = [*(_before_continue(s, step) for s in body), step]
         made = high.While(cond=cond, body=self.block(body))
         self.scalars.names.scopes.pop()
         return (*init, made)
@@ -215,7 +215,7 @@ class Statements:
         body = self.block(stmt.body.body)
         done = negated(self.scalars.expr(stmt.cond)[0])
         leave = high.If(cond=done, then=(high.Break(),))
-        return (high.While(cond=ex.Int(value=1), body=(*body, leave)),)
+        return (high.While(cond=num(1), body=(*body, leave)),)
 
     def give_back(self, stmt: low.Return) -> Body:
         """Translate `return`."""
@@ -225,8 +225,13 @@ class Statements:
         return (high.Return(value=self.scalars.value(stmt.value, wanted)),)
 
 
-def _fit(value: ex.Expr, found: str, wanted: str) -> ex.Expr:
-    return value if wanted.startswith("ptr") else convert(value, found, wanted)
+def _read_again(stmt: low.Stmt) -> set[str]:
+    """Return the names that the next turn of a loop reads before it gives them a value."""
+    if not isinstance(stmt, low.For | low.While):
+        return set()
+    step = stmt.step if isinstance(stmt, low.For) else None
+    asked = [node for node in (stmt.cond, step) if node is not None]
+    return read_names(asked) | read_first(stmt.body.body)
 
 
 def _loop_variable(stmt: low.For) -> str | None:

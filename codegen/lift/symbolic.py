@@ -7,7 +7,7 @@ loads and stores in the ISA tables move them like numbers; arithmetic comes from
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, reduce
 from typing import Any
@@ -30,6 +30,17 @@ class Lane:
     op: str
     args: tuple[Any, ...]
 
+    @property
+    def parts(self) -> tuple[Lane, ...]:
+        """The lanes that this one is computed from."""
+        return () if self.op in LEAVES else self.args
+
+    def walk(self) -> Iterator[Lane]:
+        """Yield this lane and all that it is computed from."""
+        yield self
+        for part in self.parts:
+            yield from part.walk()
+
     def __add__(self, other: Any) -> Lane:
         return Lane("vadd", (self, as_lane(other)))
 
@@ -49,6 +60,9 @@ class Lane:
         raise Unliftable("lanes are compared")
 
     __lt__ = __gt__ = __le__ = __ge__ = _compared
+
+
+LEAVES = ("load", "scalar", "const", "acc", "var")
 
 
 def as_lane(value: Any) -> Lane:
@@ -183,12 +197,12 @@ def apply(row: Intrinsic, args: list[Any]) -> Any:
     """Return what an intrinsic gives on symbolic or concrete operands; Unliftable if unknown."""
     args = [np.ndarray.view(a, Lanes) if _is_vector(a) else a for a in args]
     if row.op and (row.meaning is None or any(_symbolic(a) for a in args)):
-        return _Apply(args, row.lanes).value(op_tree(row.op))
+        return _value(op_tree(row.op), args, row.lanes)
     by_lane = LANE_OPS.get(_LANE.sub("", row.name)) if _LANE.search(row.name) else None
     if by_lane is not None:
         *vectors, source, lane = args
         spread = vector_of([as_lane(source[lane])] * row.lanes)
-        return _Apply([*vectors, spread], row.lanes).value(op_tree(by_lane))
+        return _value(op_tree(by_lane), [*vectors, spread], row.lanes)
     if row.meaning is None:
         raise Unliftable(f"`{row.name}` is not followed")
     return row.meaning(*args)
@@ -202,36 +216,32 @@ def _symbolic(value: Any) -> bool:
     return isinstance(value, SymbolicPointer | Lane) or _is_vector(value)
 
 
-@dataclass(frozen=True, slots=True)
-class _Apply:
-    args: list[Any]
-    lanes: int
-
-    def value(self, expr: Expr) -> Any:
-        if isinstance(expr, Name):
-            return self.args[int(expr.id[1:])]
-        if isinstance(expr, Int):
-            return expr.value
-        if isinstance(expr, Index):
-            return self.value(expr.base).load(np.float32, 1)[0]
-        assert isinstance(expr, Call)
-        args = [self.value(a) for a in expr.args]
-        if expr.name in POINTWISE:
-            columns = zip(*args, strict=True)
-            return vector_of([Lane(expr.name, tuple(map(as_lane, c))) for c in columns])
-        if expr.name in REDUCTIONS:
-            return reduce(lambda a, b: Lane(REDUCTIONS[expr.name], (a, b)), map(as_lane, args[0]))
-        if expr.name in _MOVES:
-            return _MOVES[expr.name](self, args)
-        raise Unliftable(f"{expr.name} mixes lanes")
+def _value(expr: Expr, given: list[Any], lanes: int) -> Any:
+    """Return the value of an op column; `given` are the operands that its names count."""
+    if isinstance(expr, Name):
+        return given[int(expr.id[1:])]
+    if isinstance(expr, Int):
+        return expr.value
+    if isinstance(expr, Index):
+        return _value(expr.base, given, lanes).load(np.float32, 1)[0]
+    assert isinstance(expr, Call)
+    args = [_value(a, given, lanes) for a in expr.args]
+    if expr.name in POINTWISE:
+        columns = zip(*args, strict=True)
+        return vector_of([Lane(expr.name, tuple(map(as_lane, c))) for c in columns])
+    if expr.name in REDUCTIONS:
+        return reduce(lambda a, b: Lane(REDUCTIONS[expr.name], (a, b)), map(as_lane, args[0]))
+    if expr.name in _MOVES:
+        return _MOVES[expr.name](lanes, *args)
+    raise Unliftable(f"{expr.name} mixes lanes")
 
 
-_MOVES: Mapping[str, Callable[[_Apply, list[Any]], Any]] = {
-    "vload": lambda self, args: args[0].load(np.float32, self.lanes),
-    "vstore": lambda self, args: args[0].store(args[1]),
-    "vbroadcast": lambda self, args: vector_of([as_lane(args[0])] * self.lanes),
-    "vzero": lambda self, args: vector_of([as_lane(0.0)] * self.lanes),
-    "prefetch": lambda self, args: None,
+_MOVES: Mapping[str, Callable[..., Any]] = {
+    "vload": lambda lanes, at: at.load(np.float32, lanes),
+    "vstore": lambda lanes, at, values: at.store(values),
+    "vbroadcast": lambda lanes, value: vector_of([as_lane(value)] * lanes),
+    "vzero": lambda lanes: vector_of([as_lane(0.0)] * lanes),
+    "prefetch": lambda lanes, at: None,
 }
 
 
@@ -240,31 +250,27 @@ def shifted(lane: Lane, moving: Mapping[str, int]) -> Lane:
     if lane.op == "load":
         array, offset = lane.args
         return Lane("load", (array, offset + moving.get(array, 0)))
-    if lane.op in ("scalar", "const", "acc"):
+    if not lane.parts:
         return lane
     return Lane(lane.op, tuple(shifted(a, moving) for a in lane.args))
 
 
 def canonical(lane: Lane) -> Lane:
     """Return a form that is equal for sums and products in any order, fused or not."""
-    if lane.op in ("load", "scalar", "const", "acc"):
+    if not lane.parts:
         return lane
+    if lane.op == "vfma":
+        a, b, c = lane.args
+        return canonical(Lane("vadd", (Lane("vmul", (a, b)), c)))
     args = [canonical(a) for a in lane.args]
     if lane.op in ("vmul", "vadd"):
         args.sort(key=repr)
-    if lane.op == "vfma":
-        product = Lane("vmul", tuple(sorted(args[:2], key=repr)))
-        return Lane("vadd", tuple(sorted((product, args[2]), key=repr)))
     return Lane(lane.op, tuple(args))
 
 
-def loads_of(lane: Lane) -> set[tuple[str, int]]:
+def loads_of(lane: Lane) -> set[tuple[Any, ...]]:
     """Return the (array, byte offset) pairs that a lane reads."""
-    if lane.op == "load":
-        return {(lane.args[0], lane.args[1])}
-    if lane.op in ("scalar", "const", "acc"):
-        return set()
-    return set().union(*(loads_of(a) for a in lane.args))
+    return {part.args for part in lane.walk() if part.op == "load"}
 
 
 # ---- where the addresses of a run go ----
@@ -274,11 +280,11 @@ FAR = 1 << 12
 
 
 def steps_of(env: Mapping[str, Any], pointers: Iterable[str]) -> dict[str, int]:
-    """Return how many bytes each pointer moved in a run, of which `env` is the end."""
+    """Return by how many bytes those pointers moved that did in a run; `env` is its end."""
     ends = {name: env[name] for name in pointers}
     if not all(isinstance(end, SymbolicPointer) for end in ends.values()):
         raise Unliftable("a pointer's name is used for something else")
-    return {name: end.offset for name, end in ends.items()}
+    return {name: end.offset for name, end in ends.items() if end.offset}
 
 
 def moved_arrays(pairs: Iterable[tuple[Lane, Lane]]) -> frozenset[str]:
@@ -302,7 +308,7 @@ def _compare(near: Lane, far: Lane, moved: set[str], fixed: set[str]) -> None:
         if far.args[1] - near.args[1] != 4 * FAR:
             raise Unliftable("an address does not follow the index by one element")
         moved.add(near.args[0])
-    elif near.op != far.op or near.op in ("load", "scalar", "const", "acc"):
+    elif near.op != far.op or not near.parts:
         raise Unliftable("an address does not follow the index by one element")
     else:
         for a, b in zip(near.args, far.args, strict=True):

@@ -6,32 +6,25 @@ All integer variables become i64: kernels index memory with them and C leaves ov
 from __future__ import annotations
 
 import keyword
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain, count
 
 from dovetail.ir.errors import SpecError
 from dovetail.ir.expr import ArrayType, NamedType, PointerType, Type
 from dovetail.ir.high.ops import CONSTANTS, ELEMENTS, OPS, REAL_FUNCTIONS, REAL_PAIRS
-from dovetail.ir.low import nodes as low
-from dovetail.ir.low.types import SCALARS, scalar, vector
+from dovetail.ir.low.types import Scalar, scalar, vector
 
 COUNTS = ("size_t", "uintptr_t")
 """Unsigned types that count: taken as signed ones, since no array has 2 ** 63 bytes."""
-
-ELEMENT_OF = {
-    "float": "f32",
-    "float32_t": "f32",
-    "double": "f64",
-    "float64_t": "f64",
-    "int": "i32",
-    "int32_t": "i32",
-    "unsigned": "u32",
-    "uint32_t": "u32",
-    "unsigned short": "u16",
-    "uint16_t": "u16",
-    **dict.fromkeys(COUNTS, "i64"),
-    **{s.name: "i64" for s in SCALARS.values() if s.size == 8 and s.signed and not s.floating},
-}
-"""C scalar to the element type of a pointer to it."""
+TAGGED = ("struct ", "union ")
+"""How the names of structs begin."""
+POINTED = ("f32", "f64", "i32", "u32", "u16", "i64")
+"""Elements of the pointers of kernels that are understood."""
+SIZES = {elem: int(elem.lstrip("biuf")) // 8 for elem in ELEMENTS}
+"""Bytes of an element."""
+WORKS_IN = dict.fromkeys(("i8", "u8", "i16", "u16"), "i32")
+"""Elements narrower than an int to the type in which they are computed."""
 
 MATH = {
     **{name + f: name for name in (*REAL_FUNCTIONS, *REAL_PAIRS) for f in ("f", "")},
@@ -46,14 +39,19 @@ LIMITS = {
     "FLT_MIN": 1.1754943508222875e-38,
     "FLT_EPSILON": 1.1920928955078125e-07,
 }
+VOID, INT, LONG, FLOAT, DOUBLE = (
+    NamedType(name=name) for name in ("void", "int", "long", "float", "double")
+)
+VECTOR_OPS = {"+": "vadd", "-": "vsub", "*": "vmul", "/": "vdiv"}
+"""Operator on floats to builtin of vectors."""
+VECTOR_CALLS = {"sqrtf": "vsqrt", "fabsf": "vabs", "fmaxf": "vmax", "fminf": "vmin", "expf": "vexp"}
+"""C math function to function of vectors."""
 NAMES = {"NULL": "null", "INFINITY": "inf", "HUGE_VALF": "inf"}
 RESERVED = {*keyword.kwlist, *OPS, *CONSTANTS, *ELEMENTS, "cast", "regs", "local", "param"}
-
-
 REFUSED = "this cannot be lifted: "
 
 
-class Unliftable(Exception):
+class Unliftable(SpecError):
     """A pattern does not apply; the reason says why. Never leaves this package."""
 
 
@@ -62,54 +60,48 @@ def refuse(what: str, hint: str = "") -> SpecError:
     return SpecError(f"{REFUSED}{what}" + (f"; {hint}" if hint else ""))
 
 
+def reason_of(error: SpecError) -> str:
+    """Return what stands against lifting."""
+    return str(error).removeprefix(REFUSED)
+
+
 def value_type(type_: Type) -> str:
     """Return the high type of a variable of C type `type_`."""
     if isinstance(type_, PointerType | ArrayType):
         return f"ptr[{element_type(type_.of)}]"
     found = scalar(type_)
     if found is not None:
-        if found.floating and found.name not in ELEMENT_OF:
+        if found.floating and found.size not in (4, 8):
             raise refuse(f"{found.name} variables")
         if not (found.signed or found.name in COUNTS) and found.rank > 0:
             raise refuse(f"{found.name} variables, whose overflow wraps around", "use int64_t")
-        return ELEMENT_OF[found.name] if found.floating else "i64"
+        return element_of(found) if found.floating else "i64"
     if vector(type_) is not None:
         return "vec"
     assert isinstance(type_, NamedType)
     raise refuse(f"{type_.name} values")
 
 
+def element_of(found: Scalar) -> str:
+    """Return the element type in memory of a C scalar."""
+    if found.size > 8:
+        raise refuse(f"{found.name} values")
+    if found.name in ("__bf16", "bfloat16_t"):
+        return "bf16"
+    return f"{'f' if found.floating else 'i' if found.signed else 'u'}{8 * found.size}"
+
+
 def element_type(type_: Type) -> str:
     """Return the element of a pointer to `type_`; a struct counts as an array of its floats."""
-    if isinstance(type_, NamedType):
-        if type_.name in ELEMENT_OF:
-            return ELEMENT_OF[type_.name]
-        if type_.name.startswith(("struct ", "union ")):
-            return "f32"
+    if not isinstance(type_, NamedType):
+        raise refuse("pointers to pointers")
+    if type_.name.startswith(TAGGED):
+        return "f32"
+    found = scalar(type_)
+    elem = "i64" if type_.name in COUNTS else element_of(found) if found is not None else ""
+    if elem not in POINTED:
         raise refuse(f"pointers to {type_.name}")
-    raise refuse("pointers to pointers")
-
-
-def float_offsets(structs: dict[str, low.StructDef], name: str) -> dict[tuple[str, ...], int]:
-    """Return, for each path of fields of a struct of floats, its index in floats."""
-    out: dict[tuple[str, ...], int] = {}
-    at = 0
-    definition = structs.get(name.split()[1])
-    if definition is None:
-        raise refuse(f"{name} is not defined", "give it in a prelude")
-    for item in definition.fields:
-        base = 0 if definition.kind == "union" else at
-        if isinstance(item.type, NamedType) and item.type.name == "float":
-            out[(item.name,)] = base
-            size = 1
-        elif isinstance(item.type, NamedType) and item.type.name.startswith(("struct", "union")):
-            inner = float_offsets(structs, item.type.name)
-            out.update({(item.name, *path): base + i for path, i in inner.items()})
-            size = 1 + max(inner.values(), default=-1)
-        else:
-            raise refuse(f"{name} holds more than floats")
-        at += size
-    return out
+    return elem
 
 
 @dataclass(slots=True)
@@ -123,14 +115,12 @@ class Names:
     def declare(self, name: str, type_: str, *, loop: bool = False) -> str:
         """Return the high name of a new C variable; loop variables share no name with others."""
         shadows = any(name in scope for scope in self.scopes)
-        made = name
-        count = 1
-        while made in RESERVED or (
-            made in self.used
-            and (shadows or self.used[made] != type_ or loop != (made in self.loops))
-        ):
-            count += 1
-            made = f"{name}_{count}"
+
+        def serves(made: str) -> bool:
+            alike = self.used.get(made) == type_ and loop == (made in self.loops)
+            return made not in self.used or (alike and not shadows)
+
+        made = next(filter(serves, _spellings(name)))
         self.used[made] = type_
         if loop:
             self.loops.add(made)
@@ -139,11 +129,7 @@ class Names:
 
     def fresh(self, name: str, type_: str) -> str:
         """Return an unused high name for a value that no C variable holds."""
-        count = 1
-        made = name
-        while made in RESERVED or made in self.used:
-            count += 1
-            made = f"{name}_{count}"
+        made = next(made for made in _spellings(name) if made not in self.used)
         self.used[made] = type_
         return made
 
@@ -154,3 +140,9 @@ class Names:
     def type_of(self, name: str) -> str:
         """Return the type of a high name."""
         return self.used[name]
+
+
+def _spellings(name: str) -> Iterator[str]:
+    """Yield names like `name` that mean nothing else in the high IR: itself, then with a number."""
+    spelled = chain((name,), (f"{name}_{n}" for n in count(2)))
+    return (made for made in spelled if made not in RESERVED)

@@ -6,10 +6,14 @@ In: the body of a high-IR function. Out: the same with loops over UNROLL vectors
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from dovetail.codegen.lift.emit import VL, call, num, op
+from dovetail.codegen.lift.loops import read_names
+from dovetail.codegen.lift.types import Names
 from dovetail.ir.expr import Binary, Call, Expr, Index, Name
 from dovetail.ir.high import nodes as high
+from dovetail.ir.high.scopes import defined_names, map_bodies
 from dovetail.ir.node import Node
 from dovetail.ir.rewrite import rewrite_node
 
@@ -20,40 +24,28 @@ JOINS = {"vadd": "vadd", "vfma": "vadd", "vfnma": "vadd", "vmax": "vmax", "vmin"
 """What a sum over lanes is made by, to what joins two of them."""
 
 
-def unroll_vectors(body: Sequence[high.Stmt], taken: set[str]) -> tuple[high.Stmt, ...]:
-    """Return a body whose vector loops are unrolled where that is known to be right.
+def unroll_vectors(kernel: high.Function) -> tuple[high.Stmt, ...]:
+    """Return a kernel's body with vector loops unrolled where that is known to be right."""
+    taken = {*(p.name for p in kernel.params), *defined_names(kernel.body), *read_names([kernel])}
+    return _each_loop(kernel.body, Names(dict.fromkeys(taken, "")))
 
-    taken: names in use; those of new variables join it.
-    """
+
+def _each_loop(body: tuple[high.Stmt, ...], names: Names) -> tuple[high.Stmt, ...]:
     out: list[high.Stmt] = []
     for stmt in body:
-        if isinstance(stmt, high.For) and stmt.kind == "vrange":
-            out += _unroll(stmt, taken) or (stmt,)
-        elif isinstance(stmt, high.For | high.While):
-            inner = unroll_vectors(stmt.body, taken)
-            out.append(_with(stmt, body=inner))
-        elif isinstance(stmt, high.If):
-            then, other = unroll_vectors(stmt.then, taken), unroll_vectors(stmt.other, taken)
-            out.append(_with(stmt, then=then, other=other))
-        else:
-            out.append(stmt)
+        made = _unroll(stmt, names) if isinstance(stmt, high.For) else ()
+        out += made or (map_bodies(stmt, lambda inner: _each_loop(inner, names)),)
     return tuple(out)
 
 
-def _with(stmt: high.Stmt, **changed: object) -> high.Stmt:
-    fields = {name: getattr(stmt, name) for name in stmt.__dataclass_fields__}
-    return type(stmt)(**(fields | changed))
-
-
-def _unroll(loop: high.For, taken: set[str]) -> tuple[high.Stmt, ...]:
+def _unroll(loop: high.For, names: Names) -> tuple[high.Stmt, ...]:
     """Return the unrolled loop, nothing where its body is more than a line of assignments."""
-    if not all(isinstance(s, high.Assign | high.ExprStmt) for s in loop.body):
-        return ()
-    sums = _sums(loop.body)
+    plain = all(isinstance(s, high.Assign | high.ExprStmt) for s in loop.body)
+    sums = _sums(loop.body) if loop.kind == "vrange" and plain else None
     if sums is None:
         return ()
-    u, full, var = (_fresh(name, taken) for name in ("u", "full", loop.var))
-    tiles = {name: _fresh(f"{name}_u", taken) for name in sums}
+    u, full, var = (names.fresh(name, "i64") for name in ("u", "full", loop.var))
+    tiles = {name: names.fresh(f"{name}_u", "tile") for name in sums}
     step = op("*", Name(id=UNROLL), VL)
     whole = op("*", Binary(op="//", left=op("-", loop.stop, loop.start), right=step), step)
     out: list[high.Stmt] = []
@@ -62,8 +54,8 @@ def _unroll(loop: high.For, taken: set[str]) -> tuple[high.Stmt, ...]:
         out.append(high.Regs(name=tile, shape=(Name(id=UNROLL),), elem="f32"))
         out.append(_each(u, (high.Assign(target=_cell(tile, u), value=start),)))
     moved = op("+", Name(id=var), op("*", Name(id=u), VL))
-    names: dict[str, Expr] = {loop.var: moved, **{n: _cell(t, u) for n, t in tiles.items()}}
-    body = tuple(_renamed(stmt, names) for stmt in loop.body)
+    renamed: dict[str, Expr] = {loop.var: moved, **{n: _cell(t, u) for n, t in tiles.items()}}
+    body = tuple(_renamed(stmt, renamed) for stmt in loop.body)
     out.append(high.Assign(target=Name(id=full), value=op("+", loop.start, whole)))
     main = (_each(u, body),)
     stop = Name(id=full)
@@ -71,16 +63,16 @@ def _unroll(loop: high.For, taken: set[str]) -> tuple[high.Stmt, ...]:
     for name, tile in tiles.items():
         joined = call(sums[name], Name(id=name), _cell(tile, u))
         out.append(_each(u, (high.Assign(target=Name(id=name), value=joined),)))
-    return (*out, _with(loop, start=Name(id=full)))
+    return (*out, replace(loop, start=Name(id=full)))
 
 
 def _sums(body: Sequence[high.Stmt]) -> dict[str, str] | None:
     """Return the variables that go on from turn to turn, by what joins them; None if unknown."""
     assigned = [s.target.id for s in body if isinstance(s, high.Assign) and type(s.target) is Name]
-    carried: set[str] = set()
+    carried: dict[str, None] = {}  # in order, for the text to be the same each time
     known: set[str] = set()
     for stmt in body:
-        carried |= {n for n in _read(stmt) if n in assigned and n not in known}
+        carried |= dict.fromkeys(n for n in _read(stmt) if n in assigned and n not in known)
         if isinstance(stmt, high.Assign) and isinstance(stmt.target, Name):
             known.add(stmt.target.id)
     found: dict[str, str] = {}
@@ -129,12 +121,3 @@ def _each(var: str, body: tuple[high.Stmt, ...]) -> high.For:
 
 def _cell(tile: str, u: str) -> Index:
     return Index(base=Name(id=tile), indices=(Name(id=u),))
-
-
-def _fresh(name: str, taken: set[str]) -> str:
-    made, count = name, 1
-    while made in taken:
-        count += 1
-        made = f"{name}_{count}"
-    taken.add(made)
-    return made

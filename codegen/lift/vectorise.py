@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from dovetail.codegen.lift.emit import call, num, op
 from dovetail.codegen.lift.loops import Counted, assigned_names, read_names, steady
 from dovetail.codegen.lift.patterns import (
     extreme_of,
@@ -16,24 +17,23 @@ from dovetail.codegen.lift.patterns import (
     terms_of,
     vector_loop,
 )
-from dovetail.codegen.lift.scalar import Scalars, convert
-from dovetail.codegen.lift.types import REFUSED, Unliftable, value_type
+from dovetail.codegen.lift.scalar import Scalars, address_of, convert
+from dovetail.codegen.lift.types import (
+    VECTOR_CALLS,
+    VECTOR_OPS,
+    Unliftable,
+    reason_of,
+    value_type,
+)
 from dovetail.codegen.lift.writer import Broadcasts
 from dovetail.ir import expr as ex
 from dovetail.ir.errors import SpecError
 from dovetail.ir.high import nodes as high
+from dovetail.ir.high.rules import is_pointer
 from dovetail.ir.low import nodes as low
 from dovetail.ir.low.print import print_low
 from dovetail.ir.low.types import scalar
 
-VECTOR_OPS = {"+": "vadd", "-": "vsub", "*": "vmul", "/": "vdiv"}
-VECTOR_CALLS = {
-    "expf": "vexp",
-    "sqrtf": "vsqrt",
-    "fabsf": "vabs",
-    "fmaxf": "vmax",
-    "fminf": "vmin",
-}
 ALIAS_NOTE = "arrays of different names are taken to be the same or not to overlap: {}"
 
 
@@ -59,7 +59,7 @@ def vectorise(loop: Counted, scalars: Scalars) -> tuple[high.Stmt, ...]:
     try:
         return _Vectoriser(loop, scalars).run()
     except SpecError as error:
-        raise Unliftable(str(error).removeprefix(REFUSED)) from None
+        raise Unliftable(reason_of(error)) from None
 
 
 @dataclass(slots=True)
@@ -71,9 +71,7 @@ class _Vectoriser:
     after: list[high.Stmt] = field(default_factory=list)
     locals: dict[str, Value] = field(default_factory=dict)
     hoisted: Broadcasts = field(init=False)
-    stored: dict[str, tuple[ex.Expr, ex.Expr]] = field(
-        default_factory=dict
-    )  # base -> offset, value
+    stored: dict[str, tuple[ex.Expr, ex.Expr]] = field(default_factory=dict)  # offset, value
     loaded: dict[str, set[ex.Expr]] = field(default_factory=dict)
     reductions: dict[str, Reduction] = field(default_factory=dict)
     var: str = ""
@@ -126,17 +124,15 @@ class _Vectoriser:
         return [high.Assign(target=target, value=made.expr)]
 
     def assign(self, expr: low.Assign) -> list[high.Stmt]:
-        target = expr.target
-        if isinstance(target, ex.Name):
-            if target.id in self.locals and target.id not in self.reductions:
-                whole = expr.value
-                if expr.op != "=":
-                    whole = ex.Binary(op=expr.op[:-1], left=target, right=expr.value)
-                return self.set_local(target.id, whole)
+        target, value = expr.target, expr.value
+        if isinstance(target, ex.Name) and (
+            target.id not in self.locals or target.id in self.reductions
+        ):
             return self.reduce(target.id, expr)
-        value = expr.value
         if expr.op != "=":
-            value = ex.Binary(op=expr.op[:-1], left=target, right=expr.value)
+            value = ex.Binary(op=expr.op[:-1], left=target, right=value)
+        if isinstance(target, ex.Name):
+            return self.set_local(target.id, value)
         base, offset = self.place(target)
         if offset is None:
             raise Unliftable(f"every iteration writes `{print_low(target)}`")
@@ -150,8 +146,7 @@ class _Vectoriser:
             held = ex.Name(id=self.scalars.names.fresh("v", "vec"))
             first = [high.Assign(target=held, value=made)]
         self.stored[base] = (offset, held)
-        call = ex.Call(name="vstore", args=(join_address(base, offset), held))
-        return [*first, high.ExprStmt(expr=call)]
+        return [*first, high.ExprStmt(expr=call("vstore", join_address(base, offset), held))]
 
     # ---- reductions ----
 
@@ -203,16 +198,11 @@ class _Vectoriser:
         return [high.Assign(target=known.acc, value=joined)]
 
     def begin(self, reduction: Reduction, result: ex.Name) -> None:
-        if reduction.kind == "add":
-            zero = ex.Call(name="vzero", args=())
-            self.before.append(high.Assign(target=reduction.acc, value=zero))
-            sum_ = ex.Call(name="vreduce_add", args=(reduction.acc,))
-            self.after.append(high.Assign(target=result, value=sum_, op="+="))
-            return
-        spread = ex.Call(name="vbroadcast", args=(result,))
-        self.before.append(high.Assign(target=reduction.acc, value=spread))
-        extreme = ex.Call(name=f"vreduce_{reduction.kind}", args=(reduction.acc,))
-        self.after.append(high.Assign(target=result, value=extreme))
+        total = reduction.kind == "add"
+        start = call("vzero") if total else call("vbroadcast", result)
+        self.before.append(high.Assign(target=reduction.acc, value=start))
+        made = call(f"vreduce_{reduction.kind}", reduction.acc)
+        self.after.append(high.Assign(target=result, value=made, op="+=" if total else "="))
 
     # ---- expressions ----
 
@@ -229,17 +219,15 @@ class _Vectoriser:
             return self.load(expr)
         if isinstance(expr, ex.Binary) and expr.op in VECTOR_OPS:
             left, right = self.value(expr.left), self.value(expr.right)
-            args = (self.vector(left), self.vector(right))
             zero = left.zero_tail and right.zero_tail and expr.op != "/"
-            return Value(ex.Call(name=VECTOR_OPS[expr.op], args=args), True, zero)
+            return self.applied(VECTOR_OPS[expr.op], left, right, zero=zero)
         if isinstance(expr, ex.Unary) and expr.op in "-+":
             inner = self.value(expr.operand)
             if expr.op == "+":
                 return inner
-            return Value(ex.Call(name="vneg", args=(self.vector(inner),)), True, inner.zero_tail)
+            return self.applied("vneg", inner, zero=inner.zero_tail)
         if isinstance(expr, ex.Call) and expr.name in VECTOR_CALLS:
-            made = tuple(self.vector(self.value(a)) for a in expr.args)
-            return Value(ex.Call(name=VECTOR_CALLS[expr.name], args=made), True)
+            return self.applied(VECTOR_CALLS[expr.name], *map(self.value, expr.args))
         if isinstance(expr, ex.Ternary):
             return self.select(expr)
         if isinstance(expr, ex.Cast):
@@ -261,19 +249,19 @@ class _Vectoriser:
         cond = expr.cond
         if not isinstance(cond, ex.Binary) or cond.op not in ("<", ">"):
             raise Unliftable(f"the condition `{print_low(cond)}` has no vector form")
-        left, right = self.vector(self.value(cond.left)), self.vector(self.value(cond.right))
-        if cond.op == "<":
-            left, right = right, left
-        then, other = self.vector(self.value(expr.then)), self.vector(self.value(expr.other))
-        return Value(ex.Call(name="vselect_gt", args=(left, right, then, other)), True)
+        compared = (cond.left, cond.right) if cond.op == ">" else (cond.right, cond.left)
+        return self.applied("vselect_gt", *map(self.value, (*compared, expr.then, expr.other)))
+
+    def applied(self, name: str, *values: Value, zero: bool = False) -> Value:
+        """Return a builtin of vectors; zero: its lanes past the end are 0."""
+        return Value(call(name, *map(self.vector, values)), True, zero)
 
     def invariant(self, expr: ex.Expr) -> bool:
         """Whether no iteration changes the value; memory is steady where the loop never writes."""
         reads = [n for n in expr.walk() if isinstance(n, ex.Index | low.Member)]
         if not reads:
             return steady(expr, self.changed)
-        names = {n.id for n in expr.walk() if isinstance(n, ex.Name)}
-        if names & self.changed or any(isinstance(n, ex.Call) for n in expr.walk()):
+        if read_names([expr]) & self.changed or any(isinstance(n, ex.Call) for n in expr.walk()):
             return False
         writes = any(
             isinstance(n, low.Assign) and not isinstance(n.target, ex.Name)
@@ -287,7 +275,7 @@ class _Vectoriser:
     def spread(self, expr: ex.Expr) -> ex.Expr:
         """Return a vector of one scalar, made before the loop unless it reads memory."""
         if any(isinstance(n, ex.Index) for n in expr.walk()):
-            return ex.Call(name="vbroadcast", args=(expr,))
+            return call("vbroadcast", expr)
         return self.hoisted.vector(expr)
 
     def load(self, expr: ex.Expr) -> Value:
@@ -298,15 +286,14 @@ class _Vectoriser:
         if written is not None and written[0] == offset:
             return Value(written[1], True)
         self.loaded.setdefault(base, set()).add(offset)
-        call = ex.Call(name="vload", args=(join_address(base, offset),))
-        return Value(call, True, True)
+        return Value(call("vload", join_address(base, offset)), True, True)
 
     # ---- addresses ----
 
     def place(self, expr: ex.Expr) -> tuple[str, ex.Expr | None]:
         """Return the array and its offset (the loop variable with a step of 1, and what stays)."""
         if isinstance(expr, ex.Index):
-            total: ex.Expr = ex.Binary(op="+", left=expr.base, right=expr.indices[0])
+            total = address_of(expr)
         elif isinstance(expr, ex.Unary) and expr.op == "*":
             total = expr.operand
         else:
@@ -325,15 +312,10 @@ class _Vectoriser:
             return base, None
         if moving != [(ex.Name(id=self.loop.var), 1)]:
             raise Unliftable(f"`{print_low(expr)}` does not step by one element")
-        index: ex.Expr | None = None
+        index: ex.Expr = num(0)
         for term, sign in rest:
-            made = self.scalars.integer(term)
-            if index is None:
-                index = made if sign > 0 else ex.Unary(op="-", operand=made)
-            else:
-                index = ex.Binary(op="+" if sign > 0 else "-", left=index, right=made)
-        var = ex.Name(id=self.var)
-        return base, var if index is None else ex.Binary(op="+", left=index, right=var)
+            index = op("+" if sign > 0 else "-", index, self.scalars.integer(term))
+        return base, op("+", index, ex.Name(id=self.var))
 
     def array_of(self, term: ex.Expr) -> str | None:
         if not isinstance(term, ex.Name) or term.id in self.changed:
@@ -342,9 +324,9 @@ class _Vectoriser:
         if found is None:
             return None
         type_ = self.scalars.names.type_of(found)
-        if type_.startswith("ptr") and type_ != "ptr[f32]":
+        if is_pointer(type_) and type_ != "ptr[f32]":
             raise Unliftable(f"`{term.id}` does not hold floats")
-        return found if type_.startswith("ptr") else None
+        return found if is_pointer(type_) else None
 
     def check_dependences(self) -> None:
         """An array that is written may be read at the place just written only."""

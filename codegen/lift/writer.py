@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from dovetail.codegen.lift.emit import call, op
 from dovetail.codegen.lift.scalar import Scalars
 from dovetail.codegen.lift.symbolic import Lane
 from dovetail.codegen.lift.types import Names
-from dovetail.ir.expr import Binary, Call, Expr, Float, Int, Name
+from dovetail.ir.expr import Expr, Float, Name
 from dovetail.ir.high import nodes as high
 
 
@@ -24,8 +25,7 @@ class Broadcasts:
         if value not in self.made:
             base = f"{value.id}_v" if isinstance(value, Name) else "all"
             name = self.made[value] = Name(id=self.names.fresh(base, "vec"))
-            call = Call(name="vbroadcast", args=(value,))
-            self.before.append(high.Assign(target=name, value=call))
+            self.before.append(high.Assign(target=name, value=call("vbroadcast", value)))
         return self.made[value]
 
 
@@ -35,13 +35,13 @@ class Writer:
 
     scalars: Scalars
     var: str
-    moving: set[str]
+    moving: frozenset[str]
     spread: Broadcasts
 
     def address(self, array: str) -> Expr:
         """Return the place of the current elements of an array."""
         base = Name(id=self.scalars.names.find(array) or array)
-        return Binary(op="+", left=base, right=Name(id=self.var))
+        return op("+", base, Name(id=self.var))
 
     def scalar(self, lane: Lane) -> Expr:
         """Return a lane that is the same everywhere as a scalar."""
@@ -53,9 +53,8 @@ class Writer:
         if lane.op == "load":
             array, offset = lane.args
             if array in self.moving:
-                return Call(name="vload", args=(self.address(array),))
-            made = Binary(op="+", left=Name(id=array), right=Int(value=offset // 4))
-            return self.spread.vector(Call(name="load", args=(made,)))
+                return call("vload", self.address(array))
+            return self.spread.vector(call("load", op("+", Name(id=array), offset // 4)))
         if lane.op in ("const", "scalar"):
             return self.spread.vector(self.scalar(lane))
-        return Call(name=lane.op, args=tuple(self.vector(a) for a in lane.args))
+        return call(lane.op, *map(self.vector, lane.args))

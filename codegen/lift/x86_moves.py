@@ -10,23 +10,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from dovetail.codegen.lift.emit import Address, call, cast, num, op, pick
-from dovetail.codegen.lift.lanes import (
-    SIZES,
-    WORKS_IN,
-    Lanes,
-    Made,
-    integer_at,
-    less,
-    saturate,
-    zero_of,
-)
+from dovetail.codegen.lift.emit import Address, cast, num, op, pick, zero_of
+from dovetail.codegen.lift.lanes import Lanes, Made, integer_at, less, saturate
+from dovetail.codegen.lift.types import INT, SIZES
 from dovetail.codegen.lift.x86_lanes import padded_register
-from dovetail.codegen.lift.x86_shape import INT, Handler, Shape, vec
+from dovetail.codegen.lift.x86_shape import Handler, Shape, vec
 from dovetail.ir.expr import Expr, NamedType
 
 Source = Callable[[int, int, int], tuple[int, int]]
-"""Of a fixed shuffle: lane, lanes, control -> which vector, which lane."""
+"""Of a fixed shuffle: lane, lanes, control -> which vector, which lane; vector NONE is 0."""
+NONE = -1
 
 
 # ---- memory, and vectors of given lanes ----
@@ -34,9 +27,8 @@ Source = Callable[[int, int, int], tuple[int, int]]
 
 def _store(lanes: Lanes, shape: Shape, args: list[Any]) -> None:
     bits = {"si16": 16, "si32": 32, "si64": 64, "ss": 32, "sd": 64}.get(shape.suffix, shape.bits)
-    elem = {"ss": "f32", "sd": "f64"}.get(shape.suffix, shape.elem)
-    to, source = args[0].read_as(elem), args[1].read_as(elem)
-    lanes.move(to, source, bits // 8 // SIZES[elem])
+    to, source = shape.read(args)
+    lanes.move(to, source, bits // 8 // SIZES[shape.elem])
 
 
 def _store_half(first: int, lanes: Lanes, shape: Shape, args: list[Any]) -> None:
@@ -52,9 +44,7 @@ def _load(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
 def _mask_load(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
     source, mask = args[0].read_as(shape.elem), args[1].read_as(shape.integer)
     zero = zero_of(shape.elem)
-    return lanes.each(
-        shape.elem, shape.count, lambda i: pick(less(mask.item(i), 0), source.item(i), zero)
-    )
+    return lanes.map(shape.elem, shape.count, lambda x, m: pick(less(m, 0), x, zero), source, mask)
 
 
 def _mask_store(lanes: Lanes, shape: Shape, args: list[Any]) -> None:
@@ -65,15 +55,14 @@ def _mask_store(lanes: Lanes, shape: Shape, args: list[Any]) -> None:
 def _load_half(first: int, lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
     out = _load(lanes, Shape(128, "f32", "ps"), args)
     lanes.move(out.moved(first), args[1].read_as("f32"), 2)
-    return vec(128, "f32"), out
+    return vec(128, "f64" if shape.suffix == "pd" else "f32"), out
 
 
-def _load_part(size: int, lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
+def _load_part(size: int, lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
     out = lanes.new("u8", 16)
     lanes.clear(out, 16)
     lanes.move(out, args[0].read_as("u8"), size)
-    elem = {"ss": "f32", "ps": "f32", "sd": "f64", "pd": "f64"}.get(shape.suffix, "u8")
-    return vec(128, elem), out.read_as(elem)
+    return out.read_as(shape.elem)
 
 
 def _set1(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
@@ -89,8 +78,7 @@ def _set(order: int, lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
 
 
 def _first_lane(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
-    source = args[0].read_as(shape.elem)
-    held = lanes.w.temporary(source.item(), WORKS_IN.get(shape.elem, shape.elem))
+    held = lanes.held(args[0].read_as(shape.elem).item(), shape.elem)
     return lanes.spread(held, shape.elem, shape.count)
 
 
@@ -102,15 +90,25 @@ def _permuted(
 ) -> Address:
     kind = elem or shape.elem
     vectors = shape.read(args, kind)
+    if not vectors:
+        raise ValueError("no vector among the operands")
     control = integer_at(args[-1]) if not isinstance(args[-1], Address) else 0
     count = shape.counted(kind)
     picked = [source(i, count, control) for i in range(count)]
-    made = lanes.listed(kind, [vectors[v % len(vectors)].item(j) for v, j in picked])
-    return made.read_as(shape.elem)
+    values = [num(0) if v == NONE else vectors[v % len(vectors)].item(j) for v, j in picked]
+    return lanes.listed(kind, values).read_as(shape.elem)
 
 
 def _fields(i: int, n: int, control: int) -> tuple[int, int]:
     return 0, (i & ~3) + (control >> (2 * (i & 3)) & 3)
+
+
+def _bits(i: int, n: int, control: int) -> tuple[int, int]:
+    return i % 2, (i & ~1) + (control >> i & 1)
+
+
+def _fields_of_two(i: int, n: int, control: int) -> tuple[int, int]:
+    return (i & 3) // 2, _fields(i, n, control)[1]
 
 
 def _blocks(i: int, n: int, control: int) -> tuple[int, int]:
@@ -119,90 +117,60 @@ def _blocks(i: int, n: int, control: int) -> tuple[int, int]:
     return (0 if block < blocks // 2 else 1), 2 * field + i % 2
 
 
-SHUFFLES: dict[str, Source] = {
-    "epi32": _fields,
-    "pd": lambda i, n, c: (i % 2, (i & ~1) + (c >> i & 1)),
-}
-"""The shuffle by an immediate of an element; others take two lanes of each vector."""
+def _bytes_after(i: int, n: int, control: int) -> tuple[int, int]:
+    """The bytes of two registers in blocks of 16, the second one's first, from one on."""
+    at = (i & 15) + control
+    return (NONE, 0) if at > 31 else (1 - at // 16, (i & ~15) + at % 16)
 
 
-def _shuffle(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
-    if shape.suffix == "epi8":
-        return _shuffle_bytes(lanes, shape, args)
-    source = SHUFFLES.get(
-        shape.suffix, lambda i, n, c: ((i & 3) // 2, (i & ~3) + (c >> (2 * (i & 3)) & 3))
-    )
-    return _permuted(None, source, lanes, shape, args)
+def _byte_shift(sign: int, i: int, n: int, control: int) -> tuple[int, int]:
+    at = (i & 15) + sign * control
+    return (0, (i & ~15) + at) if 0 <= at < 16 else (NONE, 0)
 
 
 def _shuffle_bytes(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
     a, b = shape.read(args, "u8")
-    return lanes.each(
-        "u8",
-        shape.count,
-        lambda i: pick(
-            less(op("&", b.item(i), num(128)), 0, "!="),
-            cast("i32", num(0)),
-            op("+", a.item(op("+", op("&", i, num(-16)), op("&", b.item(i), num(15)))), 0),
-        ),
-    )
+
+    def lane(i: Expr) -> Expr:
+        moved = a.item(op("+", op("&", i, num(-16)), op("&", b.item(i), num(15))))
+        return pick(less(op("&", b.item(i), num(128)), 0, "!="), cast("i32", num(0)), moved)
+
+    return lanes.each("u8", shape.count, lane)
 
 
-def _unpack(high_half: int, lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
-    a, b = shape.read(args)
-    block = 16 // SIZES[shape.elem]
-    picked = []
-    for i in range(shape.count):
-        base, j = i // block * block, i % block
-        at = base + high_half * block // 2 + j // 2
-        picked.append((b if j % 2 else a).item(at))
-    return lanes.listed(shape.elem, picked)
+def _unpack(upper: int, lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
+    n = 16 // SIZES[shape.elem]
+
+    def source(i: int, count: int, control: int) -> tuple[int, int]:
+        return i % 2, i // n * n + (upper * n + i % n) // 2
+
+    return _permuted(None, source, lanes, shape, args)
 
 
 def _permutexvar(index: int, lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
     at, a = args[index].read_as(shape.integer), args[1 - index].read_as(shape.elem)
-    return lanes.each(
-        shape.elem, shape.count, lambda i: a.item(op("&", at.item(i), num(shape.count - 1)))
-    )
+    last = num(shape.count - 1)
+    return lanes.map(shape.elem, shape.count, lambda j: a.item(op("&", j, last)), at)
 
 
 def _permute_in_blocks(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
-    a, (at,) = args[0].read_as("f32"), shape.read(args[1:], "i32")
+    a: Address = args[0].read_as("f32")
+    (at,) = shape.read(args[1:], "i32")
 
     def lane(i: Expr) -> Expr:
-        return cast("f32", a.item(op("|", op("&", i, num(-4)), op("&", at.item(i), num(3)))))
+        return a.item(op("|", op("&", i, num(-4)), op("&", at.item(i), num(3))))
 
     return lanes.each("f32", shape.count, lane)
 
 
 def _permute_two(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
-    a, b = args[0].read_as(shape.elem), args[2].read_as(shape.elem)
-    at, last = args[1].read_as(shape.integer), shape.count - 1
+    (a, b), at = shape.read([args[0], args[2]]), args[1].read_as(shape.integer)
 
-    def lane(i: Expr) -> Expr:
-        index = op("&", at.item(i), num(last))
-        other = less(op("&", at.item(i), num(shape.count)), 0, "!=")
-        return pick(other, b.item(index), a.item(index))
+    def lane(j: Expr) -> Expr:
+        index = op("&", j, num(shape.count - 1))
+        return pick(less(op("&", j, num(shape.count)), 0, "!="), b.item(index), a.item(index))
 
-    return lanes.each(shape.elem, shape.count, lane)
-
-
-def _alignr(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
-    a, b, n = args[0].read_as("u8"), args[1].read_as("u8"), integer_at(args[2])
-    values: list[Expr] = []
-    for i in range(shape.bits // 8):
-        base, j = i & ~15, (i & 15) + n
-        values.append(b.item(base + j) if j < 16 else a.item(base + j - 16) if j < 32 else num(0))
-    return lanes.listed("u8", values)
-
-
-def _byte_shift(sign: int, lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
-    a, n = args[0].read_as("u8"), integer_at(args[1])
-    values: list[Expr] = []
-    for i in range(shape.bits // 8):
-        j = (i & 15) + sign * n
-        values.append(a.item((i & ~15) + j) if 0 <= j < 16 else num(0))
-    return lanes.listed("u8", values)
+    return lanes.map(shape.elem, shape.count, lane, at)
 
 
 # ---- narrower lanes ----
@@ -222,27 +190,19 @@ def _pack(narrower: dict[str, str], lanes: Lanes, shape: Shape, args: list[Any])
 
 def _narrowed_lanes(source: str, lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
     a, count = args[0].read_as(source), shape.counted(source)
-    made = lanes.each(shape.elem, count, lambda i: saturate(a.item(i), shape.elem))
-    return vec(max(128, count * SIZES[shape.elem] * 8), "u8"), padded_register(lanes, made, count)
+    made = lanes.map(shape.elem, count, lambda x: saturate(x, shape.elem), a)
+    return padded_register(lanes, made, count)
 
 
 def _halves_to(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
     a = args[0].read_as("f16")
-    return lanes.floats(shape.count, lambda load: load_halves(load, a))
+    return lanes.floats(shape.count, lambda load: load(a))
 
 
-def load_halves(load: Any, a: Address) -> Expr:
-    """Return the load of halves for a vector of a group, given the load of floats."""
-    made = load(Address(a.base, "f32", a.at))  # keeps the step; elements are halves
-    return call("vload", Address(made.args[0], "f16").pointer(), made.args[1])
-
-
-def to_halves(lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
-    """Return f32 lanes as halves."""
-    a = args[0].read_as("f32")
-    made = lanes.each("f16", shape.count, a.item)
-    padded = padded_register(lanes, made.read_as("u16"), shape.count)
-    return vec(max(128, 16 * shape.count), "u8"), padded.read_as("u8")
+def _to_halves(lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
+    count = shape.counted("f32")
+    made = lanes.each("f16", count, args[0].read_as("f32").item)
+    return padded_register(lanes, made.read_as("u16"), count)
 
 
 # ---- parts of registers ----
@@ -288,9 +248,8 @@ def _repeat(bits: int, lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
     return vec(shape.bits, elem), out
 
 
-def joined(lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
-    """Return a register of two halves, the upper one first."""
-    top, low = args
+def _joined(order: int, lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
+    top, low = args[::order]
     out = lanes.joined(low, top.read_as(low.elem), shape.bits // 16 // SIZES[low.elem])
     return vec(shape.bits, low.elem if low.elem in ("f32", "f64") else "u8"), out
 
@@ -309,26 +268,30 @@ def _permute2(lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
     return vec(shape.bits, elem), out
 
 
+_BYTES_DOWN, _BYTES_UP = (partial(_permuted, "u8", partial(_byte_shift, sign)) for sign in (1, -1))
 _QUARTERS, _HALVES = ("32x4", "64x2"), ("64x4", "32x8")
 MOVES: dict[str, Handler] = {
     **dict.fromkeys(("loadu", "load", "lddqu", "stream_load"), _load),
     "maskload": _mask_load,
     "maskstore": _mask_store,
-    "loadl_pi": partial(_load_half, 0),
-    "loadh_pi": partial(_load_half, 2),
+    **dict.fromkeys(("loadl_pi", "loadl_pd"), partial(_load_half, 0)),
+    **dict.fromkeys(("loadh_pi", "loadh_pd"), partial(_load_half, 2)),
     "mov": lambda lanes, shape, args: args[0],  # under a mask
     **dict.fromkeys(("storeu", "store", "stream"), _store),
     **dict.fromkeys(("storel", "storel_pi"), partial(_store_half, 0)),
     **dict.fromkeys(("storeh", "storeh_pi"), partial(_store_half, 8)),
-    **dict.fromkeys(("loadl", "load_sd", "loadu_si64"), partial(_load_part, 8)),
+    **dict.fromkeys(("loadl_epi64", "load_sd", "loadu_si64"), partial(_load_part, 8)),
     **dict.fromkeys(("load_ss", "loadu_si32"), partial(_load_part, 4)),
     "loadu_si16": partial(_load_part, 2),
-    **dict.fromkeys(("set1", "set_ps1"), _set1),
+    "set1": _set1,
     **dict.fromkeys(("setzero", "undefined"), _zero),
     "set4": lambda lanes, shape, args: lanes.listed(shape.elem, args[::-1] * (shape.count // 4)),
     "setr": partial(_set, 1),
     "set": partial(_set, -1),
-    "permute": partial(_permuted, None, _fields),
+    "permute_ps": partial(_permuted, None, _fields),
+    **dict.fromkeys(("permute_pd", "shuffle_pd"), partial(_permuted, None, _bits)),
+    "shuffle_ps": partial(_permuted, None, _fields_of_two),
+    "shuffle_epi8": _shuffle_bytes,
     "permute4x64": partial(_permuted, "i64", _fields),
     "shuffle_epi32": partial(_permuted, "i32", _fields),
     **dict.fromkeys(("shuffle_i32x4", "shuffle_f32x4"), partial(_permuted, "i64", _blocks)),
@@ -341,23 +304,26 @@ MOVES: dict[str, Handler] = {
         _permuted, "i16", lambda i, n, c: _fields(i, n, c) if i & 4 == 0 else (0, i)
     ),
     "shufflehi": partial(_permuted, "i16", lambda i, n, c: _fields(i, n, c) if i & 4 else (0, i)),
-    "shuffle": _shuffle,
     "unpacklo": partial(_unpack, 0),
     "unpackhi": partial(_unpack, 1),
     "permutex2var": _permute_two,
     "permutexvar": partial(_permutexvar, 0),
     "permutevar8x32": partial(_permutexvar, 1),
     "permutevar_ps": _permute_in_blocks,
-    "alignr": _alignr,
-    **dict.fromkeys(("srli_si128", "bsrli"), partial(_byte_shift, 1)),
-    **dict.fromkeys(("slli_si128", "bslli"), partial(_byte_shift, -1)),
+    "alignr_epi8": partial(_permuted, "u8", _bytes_after),
+    **dict.fromkeys(("srli_si128", "bsrli_si128", "bsrli_epi128"), _BYTES_DOWN),
+    **dict.fromkeys(("slli_si128", "bslli_si128", "bslli_epi128"), _BYTES_UP),
+    "blend": partial(_permuted, None, lambda i, n, c: (c >> (i % 8) & 1, i)),
     "packs": partial(_pack, {"i16": "i8", "i32": "i16"}),
     "packus": partial(_pack, {"i16": "u8", "i32": "u16"}),
     "cvtsepi32": partial(_narrowed_lanes, "i32"),
     "cvtsepi16": partial(_narrowed_lanes, "i16"),
-    "cvtph": _halves_to,
+    "cvtph_ps": _halves_to,
+    "cvtps_ph": _to_halves,
+    **{f"set_m128{k}": partial(_joined, 1) for k in ("", "i", "d")},
+    **{f"setr_m128{k}": partial(_joined, -1) for k in ("", "i", "d")},
     "extract": _extract,
-    "insert": _insert,
+    **{f"insert_epi{bits}": _insert for bits in (8, 16, 32, 64)},
     **{f"extract{k}{s}": partial(_part, 128) for k in "fi" for s in ("128", *_QUARTERS)},
     **{f"extract{k}{s}": partial(_part, 256) for k in "fi" for s in _HALVES},
     **{f"insert{k}{s}": partial(_insert_part, 128) for k in "fi" for s in ("128", *_QUARTERS)},

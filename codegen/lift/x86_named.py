@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from dovetail.codegen.lift.emit import call, cast, num, op
-from dovetail.codegen.lift.lanes import BINARY, SIZES, Lanes, Made, Rule, less
-from dovetail.codegen.lift.x86_moves import joined, to_halves
-from dovetail.codegen.lift.x86_shape import INT, PLAIN, VOID, Shape, vec
-from dovetail.ir.expr import NamedType
-
-
-def _halves_of(bits: int, lanes: Lanes, args: list[Any]) -> Made:
-    return to_halves(lanes, Shape(bits, "f32", "ps"), args)
+from dovetail.codegen.lift.emit import call, cast, num
+from dovetail.codegen.lift.lanes import BINARY, Lanes, Made, Rule
+from dovetail.codegen.lift.types import SIZES, VOID
+from dovetail.codegen.lift.x86_shape import PLAIN, vec
+from dovetail.ir.expr import Expr, NamedType
 
 
 def _first(type_: str, elem: str) -> Rule:
@@ -47,8 +44,8 @@ def _low(elem: str, lanes: Lanes, args: list[Any]) -> Made:
     return vec(128, elem), out
 
 
-def _spread_first(lanes: Lanes, args: list[Any]) -> Made:
-    return vec(128, "f32"), lanes.spread(args[0].read_as("f32").item(), "f32", 4)
+def _spread(of: Callable[[Any], Expr], lanes: Lanes, args: list[Any]) -> Made:
+    return vec(128, "f32"), lanes.spread(of(args[0]), "f32", 4)
 
 
 def _scalar_op(name: str, elem: str, lanes: Lanes, args: list[Any]) -> Made:
@@ -71,25 +68,6 @@ def _same_bits(bits: int, elem: str, lanes: Lanes, args: list[Any]) -> Made:
     return vec(bits, elem), args[0].read_as(elem)
 
 
-def _joined(order: int, lanes: Lanes, args: list[Any]) -> Made:
-    return joined(lanes, Shape(256, "u8", ""), args[::order])
-
-
-def _nothing(lanes: Lanes, args: list[Any]) -> Made:
-    return VOID, None
-
-
-def _test_zero(lanes: Lanes, args: list[Any]) -> Made:
-    a, b = (v.read_as("u32") for v in args)
-    both = lanes.each("u32", 8, lambda i: op("&", a.item(i), b.item(i)))
-    return INT, cast("i32", less(lanes.total("u32", 8, both, BINARY["or"]), 0, "=="))
-
-
-def _test_masks(lanes: Lanes, args: list[Any]) -> Made:
-    both = op("|", cast("i64", args[0]), cast("i64", args[1]))
-    return INT, cast("i32", less(both, 0, "=="))
-
-
 KINDS = (("ps", "f32"), ("si", "u8"), ("pd", "f64"))
 PARTS = ((256, 128), (512, 128), (512, 256))
 WIDTHS = {"": 128, "256": 256, "512": 512}
@@ -103,7 +81,10 @@ SPECIAL: dict[str, Rule] = {
     "_mm_cvtsi32_si128": partial(_low, "i32"),
     "_mm_cvtsi64_si128": partial(_low, "i64"),
     "_mm_set_ss": partial(_low, "f32"),
-    **dict.fromkeys(("_mm_load1_ps", "_mm_load_ps1"), _spread_first),
+    **dict.fromkeys(
+        ("_mm_load1_ps", "_mm_load_ps1"), partial(_spread, lambda at: at.read_as("f32").item())
+    ),
+    "_mm_set_ps1": partial(_spread, lambda value: value),
     **{
         f"_mm_{n}_{s}": partial(_scalar_op, n, e)
         for n in PLAIN
@@ -120,13 +101,8 @@ SPECIAL: dict[str, Rule] = {
         for whole, part in PARTS
         for k, e in KINDS
     },
-    **{f"_mm{w}_cvtps_ph": partial(_halves_of, bits) for w, bits in WIDTHS.items()},
-    **{f"_mm256_set_m128{k}": partial(_joined, 1) for k in ("", "i", "d")},
-    "_mm256_setr_m128i": partial(_joined, -1),
-    "_mm256_zeroupper": _nothing,
+    "_mm256_zeroupper": lambda lanes, args: (VOID, None),
     **{f"_cvtu32_mask{b}": _as_mask(f"__mmask{b}", "i64") for b in (8, 16, 32)},
     "_cvtu64_mask64": _as_mask("__mmask64", "i64"),
     **{f"_cvtmask{b}_u32": _as_mask("unsigned", "u32") for b in (8, 16, 32)},
-    "_mm256_testz_si256": _test_zero,
-    "_mm512_kortestz": _test_masks,
 }

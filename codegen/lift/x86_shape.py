@@ -6,11 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from dovetail.codegen.lift.emit import Address
-from dovetail.codegen.lift.lanes import SIZES, Lanes
+from dovetail.codegen.lift.lanes import Lanes
+from dovetail.codegen.lift.types import SIZES
 from dovetail.ir.expr import NamedType
 
-VOID = NamedType(name="void")
-INT = NamedType(name="int")
 ELEMENTS = {
     **{f"ep{s}{b}": f"{'i' if s == 'i' else 'u'}{b}" for s in "iu" for b in (8, 16, 32)},
     "epi64": "i64",
@@ -23,7 +22,8 @@ ELEMENTS = {
     "sd": "f64",
     **dict.fromkeys(("si128", "si256", "si512", "si64", "si32", "si16", "i128"), "u8"),
 }
-PLAIN = {"add": "vadd", "sub": "vsub", "mul": "vmul", "div": "vdiv", "min": "vmin", "max": "vmax"}
+PLAIN = ("add", "sub", "mul", "div", "min", "max")
+"""Operations on floats that vectors have, with a `v` before them."""
 
 
 def vec(bits: int, elem: str) -> NamedType:

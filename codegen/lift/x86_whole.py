@@ -6,7 +6,6 @@ number.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,19 +13,19 @@ from dovetail.codegen.lift.emit import Address, call, cast, num, op, pick
 from dovetail.codegen.lift.lanes import (
     BINARY,
     COMPARED,
-    SIZES,
     Lanes,
     Made,
     integer_at,
+    inverted,
     less,
     minus,
     saturate,
     wide,
 )
-from dovetail.codegen.lift.types import refuse
-from dovetail.codegen.lift.x86_lanes import FLOAT_SIGNS, float_binary, shifted
-from dovetail.codegen.lift.x86_shape import INT, Handler, Shape
-from dovetail.ir.expr import Expr, Float, Unary
+from dovetail.codegen.lift.types import INT, SIZES, refuse
+from dovetail.codegen.lift.x86_lanes import Lane, bits_of, compared, float_binary, shifted
+from dovetail.codegen.lift.x86_shape import Handler, Shape
+from dovetail.ir.expr import Expr, Float, NamedType
 
 
 def _down(x: Expr) -> Expr:
@@ -37,7 +36,7 @@ def _up(x: Expr) -> Expr:
     return minus(call("floor", minus(x)))
 
 
-ROUNDED: dict[int, Callable[[Expr], Expr]] = {
+ROUNDED: dict[int, Lane] = {
     1: _down,
     2: _up,
     3: lambda x: pick(less(x, Float(value=0.0)), _up(x), _down(x)),
@@ -51,41 +50,30 @@ def _round(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
         raise refuse("rounding to other than whole numbers")
     if mode & 4 or not mode & 3:  # by the state of the CPU, or to the nearest
         return lanes.calls("vround", shape.count, a)
-    lane = ROUNDED[mode & 3]
-    return lanes.each("f32", shape.count, lambda i: lane(a.item(i)))
-
-
-def _ceil(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
-    return _round(lanes, shape, [args[0], num(2)])
+    return lanes.map("f32", shape.count, ROUNDED[mode & 3], a)
 
 
 def _sqrt(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
     a = args[0].read_as(shape.elem)
     if shape.elem == "f32":
         return lanes.calls("vsqrt", shape.count, a)
-    return lanes.each(shape.elem, shape.count, lambda i: call("sqrt", a.item(i)))
+    return lanes.map(shape.elem, shape.count, partial(call, "sqrt"), a)
 
 
 def _compare(sign: str, lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
     """Return masks of lanes; an immediate tells the sign where the name does not."""
-    sign = sign or FLOAT_SIGNS.get(integer_at(args[2]) & 15, "")
-    if not sign:
-        raise refuse(f"comparison {integer_at(args[2])} of vectors")
     a, b = shape.read(args[:2])
-    out = lanes.new(shape.elem, shape.count)
-    bits = out.read_as("i32" if shape.elem == "f32" else "i64")
-    lanes.w.loop(
-        shape.count,
-        lambda i: lanes.w.set(
-            bits.item(i), pick(less(a.item(i), b.item(i), sign), num(-1), num(0))
-        ),
-    )
-    return out
+
+    def lane(x: Expr, y: Expr) -> Expr:
+        holds = less(x, y, sign) if sign else compared(integer_at(args[2]), x, y)
+        return pick(holds, num(-1), num(0))
+
+    return lanes.map(shape.integer, shape.count, lane, a, b).read_as(shape.elem)
 
 
-def _inverse(of: Callable[[Expr], Expr], lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
+def _inverse(of: Lane, lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
     a = args[0].read_as(shape.elem)
-    return lanes.each(shape.elem, shape.count, lambda i: op("/", Float(value=1.0), of(a.item(i))))
+    return lanes.map(shape.elem, shape.count, lambda x: op("/", Float(value=1.0), of(x)), a)
 
 
 def _scalef(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
@@ -110,20 +98,9 @@ def _scalef(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
 
 
 def _blendv(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
-    elem = shape.integer
-    a, b, mask = shape.read(args, elem)
-    made = lanes.each(
-        elem, shape.count, lambda i: pick(less(mask.item(i), 0), b.item(i), a.item(i))
-    )
+    a, b, mask = shape.read(args, shape.integer)
+    made = lanes.map(shape.integer, shape.count, lambda x, y, m: pick(less(m, 0), y, x), a, b, mask)
     return made.read_as(shape.elem)
-
-
-def _blend(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
-    control = integer_at(args[2])
-    a, b = shape.read(args[:2])
-    return lanes.listed(
-        shape.elem, [(b if control >> (i % 8) & 1 else a).item(i) for i in range(shape.count)]
-    )
 
 
 def _pairs(left: str, right: str, to: str, lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
@@ -142,7 +119,7 @@ def _pairs(left: str, right: str, to: str, lanes: Lanes, shape: Shape, args: lis
 def _dots(left: str, right: str, lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
     """Return acc + dot products of the neighbours that fill an i32."""
     acc, a, b = args[0].read_as("i32"), args[1].read_as(left), args[2].read_as(right)
-    return lanes.dots(shape.bits // 32, acc, a, b)
+    return lanes.dots(acc, a, b, shape.bits // 32, 4 // SIZES[left])
 
 
 def _hadd(sign: str, lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
@@ -173,7 +150,7 @@ def _shift_count(sign: str, lanes: Lanes, shape: Shape, args: list[Any]) -> Addr
     """Return lanes shifted by the low lane of a vector."""
     a, n = args[0].read_as(shape.elem), cast("i32", args[1].read_as("i64").item())
     held = lanes.w.temporary(n, "i32", "count")
-    return lanes.each(shape.elem, shape.count, lambda i: shifted(sign, shape, a.item(i), held))
+    return lanes.map(shape.elem, shape.count, partial(shifted, sign, shape), a, held)
 
 
 def _mul_wide(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
@@ -187,36 +164,32 @@ def _mul_wide(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
     ).read_as("u8")
 
 
-def _reduce(name: str, lanes: Lanes, shape: Shape, args: list[Any]) -> Expr:
-    return lanes.total(shape.elem, shape.count, args[0].read_as(shape.elem), BINARY[name])
+def _reduce(name: str, lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
+    type_ = {"f32": "float", "f64": "double", "i64": "long long"}.get(shape.elem, "int")
+    made = lanes.total(shape.elem, shape.count, args[0].read_as(shape.elem), BINARY[name])
+    return NamedType(name=type_), made
 
 
 def _movemask(lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
     a = args[0].read_as(shape.integer)
-    total = lanes.w.temporary(cast("i64", num(0)), "i64", "mask")
-    lanes.w.loop(
-        shape.count,
-        lambda i: lanes.w.set(total, op("|", total, op("<<", cast("i64", less(a.item(i), 0)), i))),
-    )
-    return INT, cast("i32", total)
+    return INT, cast("i32", bits_of(lanes, shape.count, lambda i: less(a.item(i), 0)))
 
 
 def _ternary_logic(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
-    a, b, c = shape.read(args[:3], "u32")
     table = integer_at(args[3])
 
-    def lane(i: Expr) -> Expr:
+    def lane(*operands: Expr) -> Expr:
         made: Expr = cast("u32", num(0))
         for row in range(8):
             if table >> row & 1:
-                bits = [
-                    v.item(i) if row >> k & 1 else Unary(op="~", operand=v.item(i))
-                    for v, k in ((a, 2), (b, 1), (c, 0))
-                ]
-                made = op("|", made, op("&", op("&", bits[0], bits[1]), bits[2]))
+                a, b, c = (
+                    v if row >> k & 1 else inverted(v)
+                    for v, k in zip(operands, (2, 1, 0), strict=True)
+                )
+                made = op("|", made, op("&", op("&", a, b), c))
         return made
 
-    return lanes.each("u32", shape.bits // 32, lane).read_as("u8")
+    return lanes.map("u32", shape.bits // 32, lane, *shape.read(args[:3], "u32")).read_as("u8")
 
 
 def _affine(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
@@ -235,10 +208,21 @@ def _affine(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
     return lanes.each("u8", shape.bits // 8, lane)
 
 
+def _test_zero(lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
+    count = shape.bits // 32
+    both = lanes.map("u32", count, BINARY["and"], *shape.read(args, "u32"))
+    return INT, cast("i32", less(lanes.total("u32", count, both, BINARY["or"]), 0, "=="))
+
+
+def _test_masks(lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
+    both = op("|", cast("i64", args[0]), cast("i64", args[1]))
+    return INT, cast("i32", less(both, 0, "=="))
+
+
 FLOATS = ("ps", "pd")
 WHOLE: dict[str, Handler] = {
     **dict.fromkeys(("round_ps", "roundscale_ps", "floor_ps"), _round),
-    "ceil_ps": _ceil,
+    "ceil_ps": lambda lanes, shape, args: _round(lanes, shape, [args[0], num(2)]),
     "sqrt": _sqrt,
     "cmp": partial(_compare, ""),
     **{f"cmp{n}_{s}": partial(_compare, sign) for n, sign in COMPARED.items() for s in FLOATS},
@@ -248,7 +232,6 @@ WHOLE: dict[str, Handler] = {
     **dict.fromkeys(("rcp", "rcp14"), partial(_inverse, lambda x: x)),
     **dict.fromkeys(("rsqrt", "rsqrt14"), partial(_inverse, lambda x: call("sqrt", x))),
     "blendv": _blendv,
-    "blend": _blend,
     "madd": partial(_pairs, "i16", "i16", "i32"),
     "maddubs": partial(_pairs, "u8", "i8", "i16"),
     **dict.fromkeys(("dpbusd", "dpbusd_avx"), partial(_dots, "u8", "i8")),
@@ -261,6 +244,8 @@ WHOLE: dict[str, Handler] = {
     "mul": _mul_wide,
     **{f"reduce_{name}": partial(_reduce, name) for name in ("add", "max", "min", "mul")},
     "movemask": _movemask,
+    **dict.fromkeys(("testz_si128", "testz_si256"), _test_zero),
+    "kortestz": _test_masks,
     "ternarylogic": _ternary_logic,
     "gf2p8affine_epi64": _affine,
 }

@@ -341,6 +341,80 @@ def test_floats_are_rounded_as_the_immediate_says():
     assert np.array_equal(y[:32], np.ravel([near, down, up, toward, near, near, down, toward]))
 
 
+def test_doubles_keep_their_lanes_and_round_to_the_nearest():
+    text = """void f(const float *x, const unsigned char *u, float *y, int *z) {
+        _mm_storeu_ps(y, _mm_set_ps1(x[0]));
+        __m256d a = _mm256_cvtps_pd(_mm_mul_ps(_mm_loadu_ps(x), _mm_set1_ps(9.0f)));
+        _mm_storeu_ps(y + 4, _mm256_cvtpd_ps(_mm256_permute_pd(a, 9)));
+        __m128d low = _mm_loadl_pd(_mm256_castpd256_pd128(a), (const double *)(u + 8));
+        _mm_storeu_pd((double *)(y + 8), low);
+        _mm_storeu_si128((__m128i *)z, _mm256_cvtpd_epi32(a));
+        _mm_storeu_si128((__m128i *)(z + 4), _mm256_cvttpd_epi32(a));
+    }"""
+    (x, u), (y, z) = arguments(0)[:2], called(lifted_library(text, "generic"), 0)
+    a = x[:4] * np.float32(9)
+    assert np.array_equal(y[:8], [*[x[0]] * 4, a[1], a[0], a[2], a[3]])
+    assert y[8:12].tobytes() == u[8:16].tobytes() + np.float64(a[1]).tobytes()
+    assert np.array_equal(z[:8], np.append(np.rint(a), np.trunc(a)))
+
+
+def test_comparisons_by_number_tell_what_is_no_number():
+    numbers = (0, 1, 2, 4, 5, 6, 9, 10, 12, 13, 14, 17, 22, 28)
+    stores = "".join(f"z[{k}] = _mm512_cmp_ps_mask(a, b, {n});" for k, n in enumerate(numbers))
+    stores += "_mm256_storeu_si256((__m256i *)(z + 20), _mm256_castps_si256("
+    stores += "_mm256_cmp_ps(_mm512_castps512_ps256(a), _mm512_castps512_ps256(b), _CMP_NLT_UQ)));"
+    text = "void f(const float *x, const unsigned char *u, float *y, int *z) "
+    text += f"{{ __m512 a = _mm512_loadu_ps(x), b = _mm512_loadu_ps(x + 16); {stores} }}"
+    a, b = np.float32([np.nan, 1, 2, 3] * 4), np.float32([1, 1, 3, np.nan, np.nan, 0, 2, 3] * 2)
+    x, z = np.append(a, b), np.zeros(64, np.int32)
+    lifted_library(text, "generic").f(*(ctypes.c_void_p(v.ctypes.data) for v in (x, x, x, z)))
+    same, less, more = a == b, a < b, a > b
+    meant = {0: same, 1: less, 2: less | same, 4: ~same, 5: ~less, 6: ~(less | same)}
+    meant |= {9: ~(more | same), 10: ~more, 12: less | more, 13: more | same, 14: more}
+    for k, n in enumerate(numbers):
+        assert np.array_equal(z[k] >> np.arange(16) & 1, meant[n % 16]), n
+    assert np.array_equal(z[20:28], -(~less[:8]).astype(int))
+
+
+def test_memory_moves_over_itself_and_constants_end_with_their_scope():
+    text = """static int four(const int *z) { const int n = 4; int t[n];
+        t[3] = z[3]; return t[n - 1]; }
+    void f(const float *x, const unsigned char *u, float *y, int *z) {
+        for (int i = 0; i < 8; i++) z[i] = u[i];
+        memmove(z + 1, z, 4 * 6);
+        memmove(z + 2, z + 4, 4 * 3);
+        int n = u[0] | 1;
+        z[8] = four(z);
+        if (n == 4) z[9] = 1;
+        { const int n = 5; z[10] = n == 5; }
+        z[11] = n;
+    }"""
+    u, (_, z) = arguments(0)[1], called(lifted_library(text, "generic"), 0)
+    want = [*u[:8].tolist()]
+    want[1:7] = want[:6]
+    want[2:5] = want[4:7]
+    assert z[:12].tolist() == [*want, want[3], 0, 1, int(u[0]) | 1]
+
+
+def test_an_array_of_a_length_that_only_a_helper_knows_is_refused():
+    pieces = Pieces()
+    text = """static void help(float *x) { const int n = 4; float t[n]; t[0] = x[0]; x[1] = t[0]; }
+    void f(float *x, int n) { float *p[1]; p[0] = x; help(x); float t[n]; t[n - 1] = x[0];
+        x[2] = t[n - 1]; }"""
+    pieces.add(Source("k.c", text))
+    with pytest.raises(SpecError, match="whose length is not constant"):
+        lift_function(pieces, "f")
+
+
+@pytest.mark.parametrize("call", ["_mm_adds_epi16(a)", "_mm_and_si128(a, a, a)", "_mm_abs_epi8()"])
+def test_operands_that_do_not_fit_an_intrinsic_are_refused(call):
+    pieces = Pieces()
+    text = f"__m128i a = _mm_loadu_si128((__m128i *)p[0]); _mm_storeu_si128((__m128i *)x, {call});"
+    pieces.add(Source("k.c", f"void f(int *x) {{ int *p[1]; p[0] = x; {text} }}"))
+    with pytest.raises(SpecError, match=r"a call of _mm_\w+ with \d arguments"):
+        lift_function(pieces, "f")
+
+
 def test_inverses_and_roots_of_all_lanes():
     text = """void f(const float *x, const unsigned char *u, float *y, int *z) {
         __m256 a = _mm256_andnot_ps(_mm256_set1_ps(-0.0f), _mm256_loadu_ps(x));

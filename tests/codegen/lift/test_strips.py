@@ -79,6 +79,16 @@ def test_what_is_not_elementwise_keeps_its_width_and_its_numbers(function, targe
 
 
 @pytest.mark.parametrize(
+    "function", ["rows_in_a_row", "in_a_block", "beginning_of_another", "twice_as_far"]
+)
+def test_what_loops_leave_changed_is_kept_where_it_is_read(function):
+    for n in SIZES:
+        args = [n, np.abs(draw(n + 16)), np.zeros(n + 16, np.float32)]
+        for want, got in both("vectors.c", function, AVX2, "generic", args):
+            assert np.all(np.abs(got - want) <= 1e-5 * np.maximum(np.abs(want), 1)), n
+
+
+@pytest.mark.parametrize(
     ("file", "function", "reason"),
     [
         ("sums.c", "wrong_sum", "not only joined with terms"),

@@ -49,3 +49,51 @@ void fixed_place(long n, const float* x, float* y) {
         _mm256_storeu_ps(y + i, v);
     }
 }
+
+// Loops after which something still reads what they leave changed.
+
+void rows_in_a_row(long n, const float* x, float* y) {
+    for (int row = 0; row < 2; row++) {
+        long left = n / 2;
+        for (; left >= 8; left -= 8) {
+            _mm256_storeu_ps(y, _mm256_sqrt_ps(_mm256_loadu_ps(x)));
+            x += 8;
+            y += 8;
+        }
+    }
+}
+
+void in_a_block(long n, const float* x, float* y) {
+    float* first = y;
+    {
+        for (; n >= 8; n -= 8) {
+            _mm256_storeu_ps(y, _mm256_sqrt_ps(_mm256_loadu_ps(x)));
+            x += 8;
+            y += 8;
+        }
+    }
+    *first = (float) n;
+}
+
+void beginning_of_another(long n, const float* x, float* y) {
+    float* first = y;
+    for (int other = 0; n >= 8; n -= 8) {
+        _mm256_storeu_ps(y, _mm256_sqrt_ps(_mm256_loadu_ps(x)));
+        x += 8;
+        y += 8;
+    }
+    *first = (float) n;
+}
+
+void twice_as_far(long n, const float* x, float* y) {
+    const long half = n / 2;
+    __m256 acc = _mm256_setzero_ps();
+    for (long i = 0; i + 8 <= half; i += 8) {
+        acc = _mm256_add_ps(acc, _mm256_loadu_ps(x + i));
+        x += 8;
+    }
+    float parts[8], sum = 0.0f;
+    _mm256_storeu_ps(parts, acc);
+    for (int k = 0; k < 8; k++) sum += parts[k];
+    *y = sum;
+}

@@ -97,11 +97,12 @@ class _RenderProcess:
             _settle(job.future, self._do(job))
         except ChildLost as lost:
             self._end()
-            if self._beyond is not None and not isinstance(job.order, Teach):
-                self._beyond.put(job)
+            beyond = None if self._closed else self._beyond
+            if beyond is not None and not isinstance(job.order, Teach):
+                beyond.put(job)
             else:
                 _settle(job.future, self._explain(lost, job.order))
-            if self._beyond is not None and not self._closed:  # the next one finds it there
+            if beyond is not None:  # the next one finds it there
                 with suppress(DovetailError, ChildLost):
                     self._begin()
         except DovetailError as error:
@@ -126,11 +127,12 @@ class _RenderProcess:
         if isinstance(order, Teach):
             return self._learn(child, order) or ""
         if isinstance(order, TryForm) and FORMS not in self._known:
-            self._ask(child, FIRST_FORM, LEARN_SECONDS)
+            if (wrong := self._ask(child, FIRST_FORM, LEARN_SECONDS).error) is not None:
+                return DeviceError(f"no form of answers can be tried here: {wrong}")
             self._known.add(FORMS)
         if job.teach is not None and job.teach.key not in self._known:
-            if wrong := self._learn(child, job.teach):
-                return wrong
+            if fault := self._learn(child, job.teach):
+                return fault
         found = self._wait(child, order)
         if found.error is not None:
             return _refuse(order, found.error)
@@ -146,6 +148,8 @@ class _RenderProcess:
 
     def _begin(self) -> Child:
         self._child = child = Child.start(MODULE, "the process {} of chat templates")
+        if self._closed:  # `close` may have looked for a process before it was there
+            child.member.kill()
         child.tell(RenderLimits(MEMORY, self._nice))
         self._known.clear()
         return child

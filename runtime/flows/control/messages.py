@@ -41,7 +41,7 @@ class Generate:
     """Have the engine reply to `prompt` under the node's options -> Progressed*, Finished(text).
 
     steps: decode steps between two reports of progress (a generation sub-stage); 0 = no reports.
-    provisional: speculative; nobody may see its text before `Commit`.
+    provisional: speculative; nobody may see its text before `Started` names its job.
     """
 
     job: int
@@ -137,14 +137,6 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
-    """A provisional generation is the real one now: its text, past and future, may be shown."""
-
-    job: int
-    source: Source
-
-
-@dataclass(frozen=True, slots=True)
 class Cancel:
     """Nobody waits any more for a job that is no scan or copy; free what it holds."""
 
@@ -155,7 +147,8 @@ class Cancel:
 class Started:
     """A node began; for those who watch the request.
 
-    job, prompt: of its generation, None and empty for others.
+    job, prompt: of its generation, None and empty for others. The text of that, past and future,
+    may be shown from now on: if it was provisional, it is the real one now.
     """
 
     source: Source
@@ -192,21 +185,8 @@ class Deliver:
     graph: LiveGraph | None = None
 
 
-Order: TypeAlias = (
-    Generate
-    | Embed
-    | Invoke
-    | Choose
-    | FindClusters
-    | ScanClusters
-    | Copy
-    | Commit
-    | Cancel
-    | Started
-    | Written
-    | Rewrote
-    | Deliver
-)
+Work: TypeAlias = Generate | Embed | Invoke | Choose | FindClusters | ScanClusters | Copy
+Order: TypeAlias = Work | Cancel | Started | Written | Rewrote | Deliver
 
 
 # ---- reports ----

@@ -74,8 +74,7 @@ class _RenderProcess:
     @property
     def pid(self) -> int | None:
         """Process id, None while there is none."""
-        child = self._child
-        return None if child is None else child.pid
+        return None if (child := self._child) is None else child.pid
 
     def close(self) -> None:
         """End the process; what waits fails."""
@@ -89,9 +88,6 @@ class _RenderProcess:
 
     def _serve(self, job: _Job) -> None:
         if job.future.cancelled():
-            return
-        if self._closed:
-            _settle(job.future, RequestError(CLOSED))
             return
         try:
             _settle(job.future, self._do(job))
@@ -121,6 +117,8 @@ class _RenderProcess:
 
     def _do(self, job: _Job) -> str | DovetailError:
         """Return the text, or why there is none."""
+        if self._closed:
+            return RequestError(CLOSED)
         if self._child is not None and hung_up([self._child.channel.socket]):
             self._end()  # it was killed while it had nothing to do
         child, order = self._child or self._begin(), job.order
@@ -202,9 +200,7 @@ class Renderer:
 
     def learn(self, teach: Teach) -> None:
         """Return once the template is known; ArtifactError where it is none."""
-        job = _Job(teach)
-        self._quick.put(job)
-        job.future.result()
+        self._put(_Job(teach)).result()
 
     def render(self, teach: Teach, conversation: bytes) -> Future[str]:
         """Return the future of a text.

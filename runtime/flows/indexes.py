@@ -20,6 +20,7 @@ from dovetail.ir.errors import DovetailError, RequestError, SpecError, WorkflowE
 from dovetail.ir.index_file import EarlyEnd, Passage
 from dovetail.ir.workflow import Retrieval
 from dovetail.runtime.child.framing import MAX_MESSAGE
+from dovetail.runtime.flows.prompts import pack_vector
 from dovetail.runtime.index.cursor import Hit
 from dovetail.runtime.index.documents import Document, DocumentStore, divide
 from dovetail.runtime.native.encoder import Rows
@@ -79,11 +80,12 @@ class BoundIndex:
                 f"index {self.name!r} has vectors of {self.opened.dim} values; its encoder here "
                 f"makes some of {len(vector)}; {MEND}"
             )
-        query = wire.SearchQuery(np.ascontiguousarray(vector, np.float32).tobytes(), known=(0,))
-        found = (
-            worker.ask(wire.ProbeQueries(self.name, (query,), 1)).result().body if same else None
-        )
-        for far in found.queries[0].known.values() if isinstance(found, wire.ProbedQueries) else ():
+        if not same:
+            return
+        query = wire.SearchQuery(pack_vector(vector), known=(0,))
+        found = worker.ask(wire.ProbeQueries(self.name, (query,), 1)).result().body
+        assert isinstance(found, wire.ProbedQueries)
+        for far in found.queries[0].known.values():
             own = float(vector @ vector)
             like = -far / own if self.opened.metric == "ip" else 1 - far / (2 * own)
             if not ALIKE <= like <= 1 / ALIKE:

@@ -60,7 +60,8 @@ class Ticket:
         """Return a generation that nobody waits for, to what a call would ask."""
         assert isinstance(call.node, Generation), "it has no prompt"
         searches = (n for n in self.run.workflow.nodes.values() if isinstance(n, Retrieval))
-        opening = Opening.of(call, {n.output for n in searches if n.order == ANY_ORDER})
+        free = {node.output for node in searches if node.order == ANY_ORDER}
+        opening = Opening.of(call, free) if free else None
         ahead = search_after(self.run.workflow, call.node.name)
         return Reply(self.graph, self.source(call), call.node, prompt, ahead=ahead, opening=opening)
 

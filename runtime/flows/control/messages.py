@@ -57,7 +57,6 @@ class Embed:
     """Turn a text into a vector -> Finished(vector). Orders given together may share a batch.
 
     query: for a search of `index` (its encoder, with the prompt for queries), else by `model`.
-    provisional: of a reply that is still being written; it only prepares a later search.
     """
 
     job: int
@@ -66,7 +65,6 @@ class Embed:
     model: str | None = None
     query: bool = False
     index: str | None = None
-    provisional: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +101,6 @@ class FindClusters:
     node: Retrieval
     vector: bytes
     known: tuple[int, ...] = ()
-    provisional: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,15 +119,14 @@ class ScanClusters:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Drop clusters from an index's cache on the device and copy others there -> Finished(None).
+    """Copy clusters to an index's cache on the device, which keeps what is hot -> Finished(None).
 
-    Runs beside scans, which use neither the ones nor the others meanwhile.
+    Runs beside scans, which use neither what comes nor what has to go meanwhile.
     """
 
     job: int
     index: str | None
     load: tuple[int, ...]
-    drop: tuple[int, ...]
 
 
 # ---- orders: what follows from work ----

@@ -73,13 +73,13 @@ class Searches:
         front = self._front
         search.began, used = front.now, history if REORDER in front.asked else None
         known = tuple(id_ for _, id_ in used.hits) if used else ()
-        source, query, provisional = search.source, search.query, search.call is None
+        source, query = search.source, search.query
         assert isinstance(query, bytes), "a text is embedded first"
-        if not search.earlier and not provisional:
+        if not search.earlier and search.call is not None:
             self._newest = search.began
         insort(front.searches, search, key=lambda each: (each.source.request, each.began))
         search.job = front.post(
-            lambda job: messages.FindClusters(job, source, search.spec, query, known, provisional),
+            lambda job: messages.FindClusters(job, source, search.spec, query, known),
             source.request,
             partial(self._probed, search, used),
             partial(self._fail, [search]),
@@ -208,7 +208,7 @@ class Searches:
 
         graph.begin(node)
         self._front.post(
-            lambda job: messages.Copy(job, index, swap.load, swap.drop),
+            lambda job: messages.Copy(job, index, swap.load),
             None,
             lambda report: copied(report.value or ()),
             lambda error: copied(swap.load),
@@ -329,9 +329,7 @@ class Replies:
 
         reply.graph.begin(node)
         reply.reads = self._front.post(
-            lambda job: messages.Embed(
-                job, source, text, query=True, index=index, provisional=True
-            ),
+            lambda job: messages.Embed(job, source, text, query=True, index=index),
             source.request,
             embedded,
             lambda error: None,  # and no scout is sent

@@ -182,11 +182,10 @@ class Wavefront:
         if not ticket.run.asks(place):
             self._go_on(ticket, go, None)
             return
-        take: Callable[[Any], None] = lambda report: self._go_on(ticket, go, report.value)  # noqa: E731
         self.front.post(
             lambda job: messages.Choose(job, partial(ticket.run.choose, place, state)),
             ticket.number,
-            take,
+            lambda report: self._go_on(ticket, go, report.value),
             partial(self._fail, ticket, place),
         )
 

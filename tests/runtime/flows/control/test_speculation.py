@@ -176,7 +176,7 @@ def words(hand: Hand, reply: Generate, vector: list[float]) -> list[Order]:
     """Let a reply grow, and its embedding come; return what follows."""
     hand.tell(Progressed(reply.job, "some words", next(TOKENS)))
     embed = hand.last(Embed)
-    assert embed.provisional and embed.source == reply.source
+    assert embed.source == reply.source
     return hand.tell(Finished(embed.job, vector))
 
 
@@ -185,14 +185,14 @@ def test_a_scout_searches_with_what_is_written_and_its_history_shows_the_way() -
     reply = follow(hand)
     words(hand, reply, [0.0, 0.0])
     (probe,) = [o for o in words(hand, reply, [0.0, 0.1]) if isinstance(o, FindClusters)]
-    assert probe.provisional and probe.source.node == "search"
+    assert probe.source.node == "search"
     hand.probed(0, 1, 2)
     hand.scanned((1.0, 7))
     hand.tell(Finished(reply.job, "some words more"))
     assert not hand.all(Deliver)
     hand.tell(Finished(hand.last(Embed).job, [0.0, 0.2]))
     true = hand.last(FindClusters)
-    assert not true.provisional and true.known == (7,)
+    assert true.known == (7,)
 
 
 @pytest.mark.parametrize(("load", "sent"), [(31, 1), (32, 0)])

@@ -70,7 +70,7 @@ def search(
         scans = [
             Part(
                 probe.vector,
-                cursor.ahead(step),
+                cursor.left[:step],
                 probe.centroids[first : first + step],
                 bound=cursor.bound,
             )

@@ -26,7 +26,6 @@ from dovetail.runtime.flows.control.messages import (
     Cancel,
     Catalog,
     Choose,
-    Commit,
     Copy,
     Deliver,
     Embed,
@@ -40,6 +39,7 @@ from dovetail.runtime.flows.control.messages import (
     Report,
     ScanClusters,
     Scanned,
+    Started,
 )
 from dovetail.runtime.flows.workflow_run import Call, WorkflowRun
 from dovetail.runtime.index.scans import Part
@@ -123,7 +123,7 @@ class WorkflowSimulation:
 
     outcomes: in the order of ends. busy: seconds that `cpu`, `gpu` and `engine` were at work.
     vectors: scanned on each device. scans: ordered. guesses, held: generations begun on a guess,
-    and those that were committed.
+    and those that held.
     """
 
     def __init__(
@@ -141,6 +141,7 @@ class WorkflowSimulation:
         self._texts: list[Embed] = []
         self._encoding = self._stepping = False
         self._arrivals: dict[int, float] = {}
+        self._guessed: set[int] = set()
         self.now = 0.0
         self.outcomes: list[WorkflowOutcome] = []
         self.busy: dict[str, float] = defaultdict(float)
@@ -182,11 +183,13 @@ class WorkflowSimulation:
     # ---- orders ----
 
     def _generate(self, order: Generate) -> None:
-        self.guesses += order.provisional
+        if order.provisional:
+            self._guessed.add(order.job)
+            self.guesses += 1
         self.engine.add(order)
 
-    def _commit(self, order: Commit) -> None:
-        self.held += 1
+    def _started(self, order: Started) -> None:
+        self.held += order.job in self._guessed
 
     def _cancel(self, order: Cancel) -> None:
         self.engine.cancel(order.job)
@@ -286,7 +289,7 @@ class WorkflowSimulation:
 
 _DO = {
     Generate: "_generate",
-    Commit: "_commit",
+    Started: "_started",
     Cancel: "_cancel",
     Embed: "_embed",
     Invoke: "_invoke",

@@ -188,17 +188,8 @@ class ArtifactReader:
 
     def check(self, name: str, entry: FileEntry, *, contents: bool = True) -> None:
         """Raise ArtifactError where a file's size, or with `contents` sha256, is not as listed."""
-        found = self.file(name)
-        try:
-            with open_regular(found) as file:
-                size = os.fstat(file.fileno()).st_size
-            if size != entry.bytes:
-                problem = f"has {size} bytes where the manifest says {entry.bytes}"
-                raise damaged(self.path, name, problem)
-            if contents and entry.sha256 is not None and hash_file(found) != entry.sha256:
-                raise damaged(self.path, name, "does not have the sha256 the manifest gives")
-        except OSError as error:
-            raise damaged(self.path, name, f"cannot be read ({error.strerror})") from None
+        if problem := find_damage(self.file(name), entry, contents=contents):
+            raise damaged(self.path, name, problem)
 
     def _read_manifest(self) -> Manifest:
         check_folder(self.path)
@@ -243,6 +234,20 @@ class ArtifactReader:
             return msgspec.json.decode(data, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise damaged(self.path, name, f"cannot be decoded ({error})") from None
+
+
+def find_damage(path: Path, entry: FileEntry, *, contents: bool) -> str:
+    """Return how a file differs from what a manifest says of it, "" where it does not."""
+    try:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+        if size != entry.bytes:
+            return f"has {size} bytes where the manifest says {entry.bytes}"
+        if contents and entry.sha256 is not None and hash_file(path) != entry.sha256:
+            return "does not have the sha256 the manifest gives"
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    return ""
 
 
 def hash_file(path: Path) -> str:

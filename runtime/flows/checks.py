@@ -5,7 +5,10 @@ In: a workflow, and what there is. Out: nothing, or a WorkflowError that names t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import msgspec
 
 from dovetail.ir.errors import DovetailError, WorkflowError
 from dovetail.ir.workflow import Embedding, Generation, Retrieval, Workflow
@@ -33,6 +36,7 @@ def check_workflow(
         try:
             if isinstance(node, Retrieval):
                 find_index(node.index)
+                _check_filters(node.filters)
             elif isinstance(node, Generation | Embedding):
                 _check_model(node, models, generates)
                 if isinstance(node, Generation):
@@ -40,6 +44,14 @@ def check_workflow(
         except DovetailError as error:
             where = f"workflow {workflow.name!r}: node {node.name!r}"
             raise WorkflowError(f"{where}: {error}") from None
+
+
+def _check_filters(filters: Mapping[str, object]) -> None:
+    """Raise a WorkflowError for what cannot be sent to the process that searches."""
+    try:
+        msgspec.msgpack.decode(msgspec.msgpack.encode(dict(filters)), type=dict[str, Any])
+    except (TypeError, ValueError, OverflowError, msgspec.ValidationError) as error:
+        raise WorkflowError(f"filters must be plain values by names of fields: {error}") from None
 
 
 def _check_model(node: Generation | Embedding, models: Collection[str], generates: bool) -> None:

@@ -19,28 +19,8 @@ from dovetail.ir.errors import CapacityError, DovetailError, RequestError, Workf
 from dovetail.ir.graph import GENERATION
 from dovetail.ir.workflow import Generation, Name
 from dovetail.runtime.engine.tally import Tally
+from dovetail.runtime.flows.control import messages
 from dovetail.runtime.flows.control.front import Statistics
-from dovetail.runtime.flows.control.messages import (
-    Cancel,
-    Choose,
-    Commit,
-    Copy,
-    Deliver,
-    Device,
-    Embed,
-    Failed,
-    FindClusters,
-    Finished,
-    Generate,
-    Invoke,
-    Report,
-    Rewrote,
-    ScanClusters,
-    Source,
-    Started,
-    Written,
-    as_ours,
-)
 from dovetail.runtime.flows.control.wavefront import Wavefront
 from dovetail.runtime.flows.events import NodeFinished, NodeStarted, NodeText, Rewritten, SubStage
 from dovetail.runtime.flows.generations import Generations
@@ -83,8 +63,10 @@ class Executors:
     hot: HotSets | None
     max_waiting: int | None = None
     recorder: FlowRecorder | None = None
-    scans: Mapping[Device, Tally] = field(
-        default_factory=lambda: {device: Tally(SCAN_SECONDS) for device in get_args(Device)}
+    scans: Mapping[messages.Device, Tally] = field(
+        default_factory=lambda: {
+            device: Tally(SCAN_SECONDS) for device in get_args(messages.Device)
+        }
     )
 
 
@@ -106,18 +88,17 @@ class Session:
         )
         self._embedding = EmbeddingThreads(self.told, self._embedded)
         self._do: dict[type, Callable[[Any], None]] = {
-            Generate: self.generations.begin,
-            Embed: self._embed,
-            Invoke: self._invoke,
-            Choose: self._invoke,
-            ScanClusters: self._retrievals.scan,
-            Copy: self._retrievals.copy,
-            Cancel: self._cancel,
-            Commit: lambda order: None,  # the node's start follows, and shows its text
-            Started: self._started,
-            Written: self._written,
-            Rewrote: self._rewrote,
-            Deliver: self._deliver,
+            messages.Generate: self.generations.begin,
+            messages.Embed: self._embed,
+            messages.Invoke: self._invoke,
+            messages.Choose: self._invoke,
+            messages.ScanClusters: self._retrievals.scan,
+            messages.Copy: self._retrievals.copy,
+            messages.Cancel: self._cancel,
+            messages.Started: self._started,
+            messages.Written: self._written,
+            messages.Rewrote: self._rewrote,
+            messages.Deliver: self._deliver,
         }
 
     def begin(self, run: WorkflowRun, job: WorkflowJob) -> None:
@@ -128,8 +109,12 @@ class Session:
         self._jobs[job.number] = job
 
     def _check_room(self) -> None:
-        """Runs that have not come to the engine yet wait as what is in its queue does."""
-        early = [job.seconds for job in self._jobs.values() if not job.writes]
+        """Runs that have not come to the engine yet wait as what is in its queue does.
+
+        One whose guess is there counts as that.
+        """
+        begun = self.generations.requests
+        early = [j.seconds for n, j in self._jobs.items() if not j.writes and n not in begun]
         waiting, most = len(early) + self.generations.waiting, self._executors.max_waiting
         if most is not None and waiting >= most:
             raise CapacityError(
@@ -146,9 +131,9 @@ class Session:
 
     def cycle(self) -> None:
         """Do what the control plane orders now."""
-        probes: list[FindClusters] = []
+        probes: list[messages.FindClusters] = []
         for order in self.control.orders(time.perf_counter()):
-            if isinstance(order, FindClusters):
+            if isinstance(order, messages.FindClusters):
                 probes.append(order)
             else:
                 self._do[type(order)](order)
@@ -163,7 +148,7 @@ class Session:
 
     # ---- messages ----
 
-    def told(self, report: Report) -> None:
+    def told(self, report: messages.Report) -> None:
         """Take a report, from any thread."""
         self._soon(lambda: self.control.tell(report, time.perf_counter()))
 
@@ -174,17 +159,17 @@ class Session:
         self.generations.forget(number)
         return self._jobs.pop(number)
 
-    def _show(self, source: Source, chunk: Chunk) -> None:
+    def _show(self, source: messages.Source, chunk: Chunk) -> None:
         job = self._jobs.get(source.request)
         if job is not None and (chunk.text or chunk.token_ids):
             piece = chunk.text, chunk.token_ids
             job.tell(NodeText(source.node, source.round, *piece, job.seconds))
 
-    def _note(self, source: Source, note: str) -> None:
+    def _note(self, source: messages.Source, note: str) -> None:
         if (job := self._jobs.get(source.request)) is not None:
             job.note(f"node {source.node!r}: {note}")
 
-    def _scanned(self, order: ScanClusters, reply: WorkerReply) -> None:
+    def _scanned(self, order: messages.ScanClusters, reply: WorkerReply) -> None:
         self._executors.scans[order.device].add(reply.seconds)
         counts: Counter[tuple[int, Name]] = Counter()
         for part, source in zip(order.parts, order.sources, strict=True):
@@ -196,33 +181,33 @@ class Session:
         if self._executors.recorder is not None:
             self._executors.recorder.scanned(order, reply.began, reply.seconds)
 
-    def _embedded(self, orders: Sequence[Embed], start: float, end: float) -> None:
+    def _embedded(self, orders: Sequence[messages.Embed], start: float, end: float) -> None:
         """Draw a batch; on the embedding thread."""
         if (recorder := self._executors.recorder) is not None:
             recorder.embedded(orders, start, end)
 
     # ---- orders ----
 
-    def _embed(self, order: Embed) -> None:
+    def _embed(self, order: messages.Embed) -> None:
         try:
             indexes = self._executors.indexes
             embed = indexes.find(order.index).embed if order.query else self._executors.embed
         except DovetailError as error:
-            self.told(Failed(order.job, error))
+            self.told(messages.Failed(order.job, error))
             return
         self._embedding.put(order, embed)
 
-    def _invoke(self, order: Invoke | Choose) -> None:
+    def _invoke(self, order: messages.Invoke | messages.Choose) -> None:
         def run() -> None:  # one that hangs holds up neither others nor the end of the program
             self.told(call_function(order))
 
         threading.Thread(target=run, name="dovetail-function", daemon=True).start()
 
-    def _cancel(self, order: Cancel) -> None:
+    def _cancel(self, order: messages.Cancel) -> None:
         """Free what a generation holds; other work ends by itself, and nobody is told of it."""
         self.generations.cancel(order.job)
 
-    def _started(self, order: Started) -> None:
+    def _started(self, order: messages.Started) -> None:
         source = order.source
         if (job := self._jobs.get(source.request)) is not None:
             kind = job.workflow.nodes[source.node].kind
@@ -231,20 +216,20 @@ class Session:
         if order.job is not None:
             self.generations.reveal(order.job)
 
-    def _written(self, order: Written) -> None:
+    def _written(self, order: messages.Written) -> None:
         source = order.source
         if (job := self._jobs.get(source.request)) is not None:
             ran = job.finish(NodeFinished(source.node, source.round, order.value, job.seconds))
             if self._executors.recorder is not None:
                 self._executors.recorder.ran(source.request, job.workflow.name, ran, job.began)
 
-    def _rewrote(self, order: Rewrote) -> None:
+    def _rewrote(self, order: messages.Rewrote) -> None:
         if (job := self._jobs.get(order.request)) is not None:
             job.tell(Rewritten(*order.rewrite, job.seconds))
         if (recorder := self._executors.recorder) is not None:
             recorder.rewrote(order.rewrite, time.perf_counter())
 
-    def _deliver(self, order: Deliver) -> None:
+    def _deliver(self, order: messages.Deliver) -> None:
         if order.request not in self._jobs:  # cancelled at its very end
             return
         job = self._forget(order.request)
@@ -348,9 +333,9 @@ class Driver:
         self._leave(RequestError("the app was closed while the workflow was running"))
 
 
-def call_function(order: Invoke | Choose) -> Report:
+def call_function(order: messages.Invoke | messages.Choose) -> messages.Report:
     """Return what a function of users came to."""
     try:
-        return Finished(order.job, order.run())
+        return messages.Finished(order.job, order.run())
     except BaseException as error:  # also sys.exit(): nobody else tells of it
-        return Failed(order.job, as_ours(error))
+        return messages.Failed(order.job, messages.as_ours(error))

@@ -6,7 +6,6 @@ who watch. Nothing of a provisional reply is shown before it is known to be a re
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -15,15 +14,7 @@ from typing import TypeAlias
 
 from dovetail.ir.errors import CapacityError, DovetailError, RequestError
 from dovetail.ir.workflow import Generation
-from dovetail.runtime.flows.control.messages import (
-    Failed,
-    Finished,
-    Generate,
-    Progressed,
-    Report,
-    Source,
-    as_ours,
-)
+from dovetail.runtime.flows.control import messages
 from dovetail.runtime.flows.prompts import FilledPrompt, fit
 from dovetail.runtime.flows.recorder import FIRST_FLOW
 from dovetail.runtime.hosting.generator import Generator, Job, Prompt
@@ -32,8 +23,8 @@ from dovetail.runtime.schedule.structured import StructuredOutputs
 from dovetail.runtime.text.answers import AnswerParser, Content
 from dovetail.runtime.text.tools import frame, write_mark
 
-Show: TypeAlias = Callable[[Source, Chunk], None]
-Note: TypeAlias = Callable[[Source, str], None]
+Show: TypeAlias = Callable[[messages.Source, Chunk], None]
+Note: TypeAlias = Callable[[messages.Source, str], None]
 
 
 @dataclass(slots=True)
@@ -45,7 +36,7 @@ class _Generation:
     prompt.
     """
 
-    order: Generate
+    order: messages.Generate
     prompt: str
     hidden: list[Chunk] | None
     parser: AnswerParser | None = None
@@ -63,7 +54,7 @@ class Generations:
     def __init__(
         self,
         generator: Generator | None,
-        tell: Callable[[Report], None],
+        tell: Callable[[messages.Report], None],
         show: Show,
         note: Note,
         later: Callable[[Callable[[], None]], None],
@@ -72,7 +63,7 @@ class Generations:
         self._generator, self._tell, self._later = generator, tell, later
         self._show, self._note = show, note
         self._replies: dict[int, _Generation] = {}
-        self._held: deque[int] = deque()  # refused because too many requests wait
+        self._held: dict[int, None] = {}  # refused because too many requests wait, the first first
 
     @property
     def held(self) -> bool:
@@ -84,12 +75,17 @@ class Generations:
         """How many wait: for room in the engine's queue, or there, beside requests of others."""
         return len(self._held) + (self._generator.host.load.waiting if self._generator else 0)
 
-    def begin(self, order: Generate) -> None:
+    @property
+    def requests(self) -> set[int]:
+        """Those that have a generation here, a guess too."""
+        return {reply.order.source.request for reply in self._replies.values()}
+
+    def begin(self, order: messages.Generate) -> None:
         """Start a generation; what is wrong with it is reported."""
         hidden = list[Chunk]() if order.provisional else None
         self._replies[order.job] = _Generation(order, order.prompt, hidden)
         if self._held:
-            self._held.append(order.job)
+            self._held[order.job] = None
         else:
             self._start(order.job)
 
@@ -107,23 +103,23 @@ class Generations:
 
     def cancel(self, job: int) -> None:
         """End a generation, if there is one of that number."""
+        self._held.pop(job, None)
         reply = self._replies.pop(job, None)
         if reply is not None and reply.job is not None and self._generator is not None:
             self._generator.drop([reply.job])
 
     def forget(self, request: int) -> None:
-        """End all of a request that is over; some may wait for no commit now."""
+        """End all of a request that is over; a guess of it may never be revealed."""
         for job, reply in tuple(self._replies.items()):
             if reply.order.source.request == request:
                 self.cancel(job)
 
     def retry(self) -> None:
         """Start those that were refused, in order, as far as there is room now."""
-        for _ in range(len(self._held)):
-            job = self._held.popleft()
-            if job in self._replies and not self._start(job):
-                self._held.rotate(1)  # it is the last now, and goes first next time
+        for job in tuple(self._held):
+            if not self._start(job):
                 return
+            del self._held[job]
 
     # ---- one generation ----
 
@@ -142,7 +138,7 @@ class Generations:
             asked = self._generator.read([prompt], options, single=True, flow=flow)
             (started,) = self._generator.accept(asked)
         except Exception as error:  # whatever a prompt of users does to a tokenizer
-            return self._refused(job, as_ours(error))
+            return self._refused(job, messages.as_ours(error))
         reply.job = started
         self._tell_note(reply)
         started.watch(lambda: self._later(lambda: self._take_news(job, started)))
@@ -162,7 +158,7 @@ class Generations:
         try:
             text = rendered.result()
         except Exception as error:
-            self._refused(job, as_ours(error))
+            self._refused(job, messages.as_ours(error))
             return
         reply.prompt = reply.prompt.place(text)
         begun = generator.style.begins_thinking(reply.prompt)
@@ -178,10 +174,10 @@ class Generations:
         """Report an error, unless all that is wrong is that others are first."""
         if isinstance(error, CapacityError) and error.retry_after is not None:
             self._replies[job].job = None
-            self._held.append(job)
+            self._held[job] = None  # which keeps its place, if it has one
             return False
         del self._replies[job]
-        self._tell(Failed(job, error))
+        self._tell(messages.Failed(job, error))
         return True
 
     def _take_news(self, job: int, started: Job) -> None:
@@ -202,7 +198,7 @@ class Generations:
             self._end(job, started)
         elif reply.order.steps and reply.tokens - reply.reported >= reply.order.steps:
             reply.reported = reply.tokens
-            self._tell(Progressed(job, "".join(reply.pieces), reply.tokens))
+            self._tell(messages.Progressed(job, "".join(reply.pieces), reply.tokens))
 
     def _end(self, job: int, started: Job) -> None:
         try:
@@ -216,7 +212,7 @@ class Generations:
         else:  # kept for the day it is revealed, or its request is forgotten
             reply.over = True
         text = "".join(reply.pieces) if reply.parser is not None else done.text or ""
-        self._tell(Finished(job, text))
+        self._tell(messages.Finished(job, text))
         self.retry()
 
 

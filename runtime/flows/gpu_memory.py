@@ -27,15 +27,9 @@ from dovetail.runtime.flows.costs import measure_scan
 from dovetail.runtime.hosting.wire import Setup
 from dovetail.runtime.native.encoder import device_bytes
 from dovetail.runtime.native.forward import find_tape, layer_block_bytes
+from dovetail.runtime.retrieval import memory_plan, wire
 from dovetail.runtime.retrieval.budget import ScanCost
-from dovetail.runtime.retrieval.memory_plan import (
-    GpuMemoryPlan,
-    MemoryProblem,
-    Throughput,
-    plan_gpu_memory,
-)
 from dovetail.runtime.retrieval.process import RetrievalProcess
-from dovetail.runtime.retrieval.wire import Room
 from dovetail.runtime.schedule.cost_tables import TablePredictor
 
 SIZES = 33
@@ -131,7 +125,7 @@ class MemoryDivision:
     least KV to the most; the plan is among them.
     """
 
-    plan: GpuMemoryPlan
+    plan: memory_plan.GpuMemoryPlan
     origin: str
     share: GpuShare
     budget: int
@@ -140,25 +134,7 @@ class MemoryDivision:
     host: ScanCost
     device: ScanCost | None
     why_cold: str
-    tried: tuple[GpuMemoryPlan, ...]
-
-
-def take_share(
-    share: GpuShare, options: EngineOptions, artifact: Artifact, threads: int
-) -> tuple[GpuMemoryPlan | None, EngineOptions]:
-    """Return how a KV pool's memory is divided, and options with the blocks that are left to it.
-
-    `threads` search on the CPU. Without a GPU there is nothing to divide. Raises as `name_index`,
-    `ask_device` and `divide_memory`.
-    """
-    if not options.beside_cpu:
-        return None, options
-    share = name_index(share, artifact)
-    accelerator = ask_device(artifact, options)
-    division = divide_memory(share, accelerator, threads)
-    plan = division.plan
-    log.info("memory of the GPU (%s): %s", division.origin, describe(plan))
-    return plan, replace(options, gpu_blocks=plan.kv_bytes // accelerator.block_bytes)
+    tried: tuple[memory_plan.GpuMemoryPlan, ...]
 
 
 def ask_device(artifact: Artifact, options: EngineOptions) -> Accelerator:
@@ -211,14 +187,14 @@ def divide_memory(
     budget = accelerator.budget
     with closing(RetrievalProcess(threads)) as worker:
         opened = worker.open(
-            "planned", share.index, kernels=kernels, room=Room(accelerator.gpu, budget)
+            "planned", share.index, kernels=kernels, room=wire.Room(accelerator.gpu, budget)
         )
         host, _ = measure_scan(worker, "planned", opened, threads)
     if opened.hot is None:
         why = opened.why_cold or "no cluster fits"
         log.warning("all memory of the GPU is for KV: its index has no hot clusters (%s)", why)
     bytes_ = [size * opened.code_bytes for size in opened.sizes]
-    problem = MemoryProblem(
+    problem = memory_plan.MemoryProblem(
         budget=budget,
         generation=generation_throughput(share, accelerator),
         retrieval=retrieval_throughput(share, opened.sizes, bytes_, host, opened.hot),
@@ -228,7 +204,7 @@ def divide_memory(
         least_kv=-(-(share.prompt + share.reply) // KV_BLOCK) * accelerator.block_bytes,
         most_clusters=sum(bytes_) if opened.hot else 0,
     )
-    plan = plan_gpu_memory(problem, step=accelerator.block_bytes)
+    plan = memory_plan.plan_gpu_memory(problem, step=accelerator.block_bytes)
     between = np.linspace(problem.least, budget, SHOWN).astype(int).tolist()
     return MemoryDivision(
         plan=plan,
@@ -244,7 +220,7 @@ def divide_memory(
     )
 
 
-def describe(plan: GpuMemoryPlan) -> str:
+def describe(plan: memory_plan.GpuMemoryPlan) -> str:
     """Return a plan in words."""
     kv, clusters = (round(nbytes / (1 << 20), 1) for nbytes in (plan.kv_bytes, plan.cluster_bytes))
     return (
@@ -253,7 +229,7 @@ def describe(plan: GpuMemoryPlan) -> str:
     )
 
 
-def generation_throughput(share: GpuShare, accelerator: Accelerator) -> Throughput:
+def generation_throughput(share: GpuShare, accelerator: Accelerator) -> memory_plan.Throughput:
     """Return generations done each second by bytes of KV, no more than come.
 
     As many decode together as there is KV for; between steps their prompts are read.
@@ -263,7 +239,7 @@ def generation_throughput(share: GpuShare, accelerator: Accelerator) -> Throughp
         batch = int(nbytes / (accelerator.token_bytes * (share.prompt + share.reply)))
         most = batch / _generation_seconds(share, accelerator, batch) if batch else 0.0
         done[nbytes] = min(rate, most)
-    return Throughput(tuple(done), tuple(done.values()))
+    return memory_plan.Throughput(tuple(done), tuple(done.values()))
 
 
 def _generation_seconds(share: GpuShare, accelerator: Accelerator, batch: int) -> float:
@@ -283,7 +259,7 @@ def retrieval_throughput(
     bytes_: Sequence[int],
     host: ScanCost,
     device: ScanCost | None,
-) -> Throughput:
+) -> memory_plan.Throughput:
     """Return searches done each second by bytes of hot clusters, no more than come.
 
     Clusters are taken to be wanted as often as they have vectors; CPU and GPU scan beside each
@@ -302,4 +278,4 @@ def retrieval_throughput(
         there = device.fixed + device.per_vector * vectors * hits if device and hits else 0.0
         most = max(most, 1 / max(here, there, 1e-12))  # what is there need not be used
         done[int(ends[held])] = min(rate, most)
-    return Throughput(tuple(done), tuple(done.values()))
+    return memory_plan.Throughput(tuple(done), tuple(done.values()))

@@ -20,18 +20,12 @@ from dovetail.ir.errors import DovetailError, RequestError, SpecError, WorkflowE
 from dovetail.ir.index_file import EarlyEnd, Passage
 from dovetail.ir.workflow import Retrieval
 from dovetail.runtime.child.framing import MAX_MESSAGE
+from dovetail.runtime.flows.prompts import pack_vector
 from dovetail.runtime.index.cursor import Hit
 from dovetail.runtime.index.documents import Document, DocumentStore, divide
 from dovetail.runtime.native.encoder import Rows
+from dovetail.runtime.retrieval import wire
 from dovetail.runtime.retrieval.process import RetrievalProcess
-from dovetail.runtime.retrieval.wire import (
-    Changed,
-    ChangeIndex,
-    Opened,
-    ProbedQueries,
-    ProbeQueries,
-    SearchQuery,
-)
 
 EmbedTexts: TypeAlias = Callable[[list[str]], Rows]
 """Texts -> a float32 row for each."""
@@ -59,7 +53,7 @@ class BoundIndex:
     """
 
     name: str
-    opened: Opened
+    opened: wire.Opened
     documents: DocumentStore
     nprobe: int
     embed: EmbedTexts
@@ -86,9 +80,12 @@ class BoundIndex:
                 f"index {self.name!r} has vectors of {self.opened.dim} values; its encoder here "
                 f"makes some of {len(vector)}; {MEND}"
             )
-        query = SearchQuery(np.ascontiguousarray(vector, np.float32).tobytes(), known=(0,))
-        found = worker.ask(ProbeQueries(self.name, (query,), 1)).result().body if same else None
-        for far in found.queries[0].known.values() if isinstance(found, ProbedQueries) else ():
+        if not same:
+            return
+        query = wire.SearchQuery(pack_vector(vector), known=(0,))
+        found = worker.ask(wire.ProbeQueries(self.name, (query,), 1)).result().body
+        assert isinstance(found, wire.ProbedQueries)
+        for far in found.queries[0].known.values():
             own = float(vector @ vector)
             like = -far / own if self.opened.metric == "ip" else 1 - far / (2 * own)
             if not ALIKE <= like <= 1 / ALIKE:
@@ -158,7 +155,7 @@ class AppIndex:
         """Add documents; one whose key is there already takes its place. See `change`."""
         self.change(documents, vectors)
 
-    def remove(self, keys: Iterable[str | int]) -> None:
+    def remove(self, keys: str | int | Iterable[str | int]) -> None:
         """Remove documents by their keys, or by the ids of those found. See `change`."""
         self.change(remove=keys)
 
@@ -167,7 +164,7 @@ class AppIndex:
         documents: Sequence[NewDocument] = (),
         vectors: Rows | None = None,
         *,
-        remove: Iterable[str | int] = (),
+        remove: str | int | Iterable[str | int] = (),
     ) -> None:
         """Add and remove at once; searches see all of it or nothing.
 
@@ -178,7 +175,7 @@ class AppIndex:
         Args:
             documents: to add, each with a key of its own.
             vectors: of these, float32 [n, d]; by default the app's encoder makes them.
-            remove: keys or ids, or one key; those that are not there are passed over.
+            remove: keys or ids, or one of them; those that are not there are passed over.
 
         Raises:
             RequestError: a document is none, two have one key, or it is too much for one change.
@@ -186,8 +183,7 @@ class AppIndex:
             WorkflowError: there is no such index any more.
             DeviceError: the worker could not make the change; nothing has changed.
         """
-        passages = tuple(map(_read, documents))
-        gone = (remove,) if isinstance(remove, str) else tuple(remove)
+        passages, gone = tuple(map(_read, documents)), _read_keys(remove)
         if len({passage.key for passage in passages}) < len(passages):
             raise RequestError("two of the documents to add have the same key")
         if vectors is None and (cut := self._find().cut) is not None:
@@ -200,7 +196,7 @@ class AppIndex:
         with self._find().changing:
             index = self._find()  # another change may have come before
             first = len(index.documents)
-            body = ChangeIndex(self.name, first, passages, rows.tobytes(), gone)
+            body = wire.ChangeIndex(self.name, first, passages, rows.tobytes(), gone)
             _check(body)
             index.documents.add(passages)  # a search may find them before the answer is here
             try:
@@ -208,7 +204,7 @@ class AppIndex:
             except DovetailError:  # after anything else, such as Ctrl-C, the worker may yet do it
                 index.documents.take_back(first)
                 raise
-            assert isinstance(changed, Changed)
+            assert isinstance(changed, wire.Changed)
             index.documents.forget(changed.forgotten)
             opened = msgspec.structs.replace(index.opened, sizes=changed.sizes)
             self._indexes.add(replace(index, opened=opened))
@@ -234,9 +230,9 @@ class AppIndex:
 
 
 def _read(document: NewDocument) -> Passage:
-    if isinstance(document, Passage):
-        return document
     try:
+        if isinstance(document, Passage):  # whose fields nobody has looked at
+            return msgspec.convert(msgspec.structs.asdict(document), Passage)
         other = dict(msgspec.convert(document, dict[str, Any]))
         fields = {name: other.pop(name) for name in PARTS if name in other}
         fields["metadata"] = {**other, **fields.get("metadata", {})}
@@ -249,7 +245,15 @@ def _read(document: NewDocument) -> Passage:
         ) from None
 
 
-def _check(body: ChangeIndex) -> None:
+def _read_keys(given: str | int | Iterable[str | int]) -> tuple[str | int, ...]:
+    keys = (given,) if isinstance(given, str | int) else given
+    try:
+        return msgspec.convert(tuple(keys), tuple[str | int, ...])
+    except (msgspec.ValidationError, TypeError) as error:
+        raise RequestError(f"keys are texts, and ids whole numbers: {error}") from None
+
+
+def _check(body: wire.ChangeIndex) -> None:
     """Raise RequestError for what cannot be sent to the worker."""
     try:
         size = len(msgspec.msgpack.encode(body))

@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -37,7 +36,7 @@ Pieces: TypeAlias = tuple[tuple[str, bool], ...]
 """Parts of a text in order, with whether each is a document."""
 MARK = "\ue000{}\ue001"
 """What stands for a document: letters of nobody, which no template changes."""
-_MARKS = re.compile("\ue000([0-9]+)\ue001")
+_MARKS = re.compile("\ue000([0-9]{1,9})\ue001")
 
 
 def text_of(call: Call) -> str:
@@ -78,17 +77,8 @@ def naming(node: Node) -> Iterator[None]:
         raise WorkflowError(f"node {node.name!r} failed: {describe_error(error)}") from error
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A generation that would follow, and to what prompt."""
-
-    call: Call
-    node: Generation
-    text: str
-
-
-def prompts_after(run: WorkflowRun, call: Call, value: object) -> list[Prompt]:
-    """Return the generations that become ready if `call` ends with `value`.
+def prompts_after(run: WorkflowRun, call: Call, value: object) -> list[tuple[Call, str]]:
+    """Return the generations that become ready if `call` ends with `value`, and their prompts.
 
     None where a function chooses what follows: it may see only what is true.
     """
@@ -97,11 +87,8 @@ def prompts_after(run: WorkflowRun, call: Call, value: object) -> list[Prompt]:
     fork = run.fork()
     try:
         fork.finish(call, value)
-        return [
-            Prompt(call, call.node, text_of(call))
-            for call in fork.ready()
-            if isinstance(call.node, Generation)
-        ]
+        ready = (call for call in fork.ready() if isinstance(call.node, Generation))
+        return [(call, text_of(call)) for call in ready]
     except WorkflowError:  # it will be raised when it is true
         return []
 
@@ -147,8 +134,12 @@ class FilledPrompt(str):
         documents = [text for _, pieces in self.messages for text, retrieved in pieces if retrieved]
         pieces: list[tuple[str, bool]] = []
         for place, part in enumerate(_MARKS.split(rendered)):
-            known = place % 2 and int(part) < len(documents)
-            pieces.append((documents[int(part)], True) if known else (part, False))
+            if place % 2 == 0:
+                pieces.append((part, False))
+            elif int(part) < len(documents):
+                pieces.append((documents[int(part)], True))
+            else:  # a user has written that
+                pieces.append((MARK.format(part), False))
         made = FilledPrompt.joined(tuple(pieces))
         made.special = False
         made.plain = self.plain and self.plain.place(rendered)

@@ -16,15 +16,18 @@ from pathlib import Path
 from threading import Lock
 from typing import Protocol, TypeAlias
 
+import msgspec
+
 from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.errors import SpecError, WorkflowError
 from dovetail.ir.index_file import DOCUMENTS, OFFSETS
 from dovetail.ir.place import find_searches
 from dovetail.ir.ragraph import RAGraph
-from dovetail.ir.workflow import Generation, Workflow
+from dovetail.ir.workflow import Generation, Node, Retrieval, Workflow
 from dovetail.runtime.artifact import Artifact
 from dovetail.runtime.engine.options import EngineOptions
 from dovetail.runtime.engine.tally import Histogram
+from dovetail.runtime.flows import gpu_memory
 from dovetail.runtime.flows.checks import check_workflow
 from dovetail.runtime.flows.control.costs import StageCosts
 from dovetail.runtime.flows.control.front import Statistics
@@ -35,7 +38,6 @@ from dovetail.runtime.flows.control.wavefront import Wavefront
 from dovetail.runtime.flows.costs import UNKNOWN_SCAN, UNKNOWN_STEP, measure_scan, measure_step
 from dovetail.runtime.flows.driver import Driver, Executors
 from dovetail.runtime.flows.generations import prepare_generation
-from dovetail.runtime.flows.gpu_memory import GpuShare, take_share
 from dovetail.runtime.flows.indexes import (
     MEND,
     AppIndex,
@@ -79,25 +81,25 @@ class FlowSettings:
     """How an app runs workflows.
 
     wavefront: how the control plane schedules. threads: of a search in the retrieval worker; None:
-    as the artifact says. cluster_bytes: memory for hot clusters of indexes on
-    the GPU that the app is loaded with, beside its KV; share: have `load` take both
-    from what the KV pool was to have, as serves such workflows best. max_waiting: refuse runs while
-    so many requests wait; None: runs wait themselves.
+    as the artifact says. cluster_bytes: memory for hot clusters of indexes on the GPU that the app
+    is loaded with, beside its KV; share: have `load` take both from what the KV pool was to have,
+    as serves such workflows best. max_waiting: refuse runs while so many requests wait; None: runs
+    wait themselves.
     """
 
     wavefront: WavefrontSettings = field(default_factory=WavefrontSettings)
     threads: int | None = None
     cluster_bytes: int = 0
-    share: GpuShare | None = None
+    share: gpu_memory.GpuShare | None = None
     max_waiting: int | None = None
 
     def __post_init__(self) -> None:
-        """Raises SpecError for no threads, less than no memory, or unknown transformations."""
+        """Raises SpecError for numbers that are too small, or unknown transformations."""
         check_transformations(self.wavefront.transformations or ())
-        if self.threads is not None and self.threads < 1:
-            raise SpecError(f"threads must be at least 1, not {self.threads}")
-        if self.cluster_bytes < 0:
-            raise SpecError(f"cluster_bytes must be at least 0, not {self.cluster_bytes}")
+        for name, least in (("threads", 1), ("cluster_bytes", 0), ("max_waiting", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise SpecError(f"{name} must be at least {least}, not {value}")
 
     def plan_searches(self, artifact: Artifact) -> PhasePlan:
         """Return the threads and CPUs of searches, of those that this process may use."""
@@ -113,14 +115,18 @@ class FlowSettings:
     ) -> tuple[FlowSettings, GpuMemoryPlan | None, EngineOptions]:
         """Return settings and options with their parts of a GPU's memory, and how it is divided.
 
-        Raises as `take_share`; nothing changes where `share` is None.
+        Without a share or a GPU nothing changes. Raises as `name_index`, `ask_device` and
+        `divide_memory`.
         """
-        if self.share is None or not artifact.models:
+        if self.share is None or not artifact.models or not options.beside_cpu:
             return self, None, options
-        threads = self.plan_searches(artifact).threads
-        memory, options = take_share(self.share, options, artifact, threads)
-        kept = self.cluster_bytes if memory is None else memory.cluster_bytes
-        return replace(self, cluster_bytes=kept), memory, options
+        share = gpu_memory.name_index(self.share, artifact)
+        device = gpu_memory.ask_device(artifact, options)
+        found = gpu_memory.divide_memory(share, device, self.plan_searches(artifact).threads)
+        plan = found.plan
+        log.info("memory of the GPU (%s): %s", found.origin, gpu_memory.describe(plan))
+        options = replace(options, gpu_blocks=plan.kv_bytes // device.block_bytes)
+        return replace(self, cluster_bytes=plan.cluster_bytes), plan, options
 
 
 class FlowService:
@@ -154,14 +160,14 @@ class FlowService:
         self._own = {path.resolve() for path in artifact.indexes.values()}
         self._stored = {stored.name: stored for stored in artifact.workflows}
         self._workflows: dict[str, Workflow] = {}
-        self._checked: dict[str, Workflow] = {}  # the last one of each name
+        # the last one of each name, as it was given and as it runs
+        self._checked: dict[str, tuple[Workflow, Workflow]] = {}
         self._searching = settings.plan_searches(artifact)
         self.worker = RetrievalProcess(self._searching.threads, self._searching.cpus, board)
-        self._open = indexes = Indexes()
-        room = settings.cluster_bytes
-        self._hot = HotSets(gpu, room, lambda n: indexes.find(n).name) if gpu else None
+        self._open = Indexes()
+        self._hot = HotSets(gpu, settings.cluster_bytes) if gpu else None
         self._executors = Executors(
-            generator, embed, self.worker, indexes, self._hot, settings.max_waiting
+            generator, embed, self.worker, self._open, self._hot, settings.max_waiting
         )
         self._driver = Driver(self._executors, self._make_control)
 
@@ -188,7 +194,7 @@ class FlowService:
 
     def add_workflow(self, workflow: RAGraph | Workflow) -> None:
         """Have a workflow run by its name from now on; WorkflowError where it is malformed."""
-        checked = workflow.workflow() if isinstance(workflow, RAGraph) else workflow
+        checked = self.find(workflow)
         self._workflows[checked.name] = checked
 
     def find(self, workflow: AnyWorkflow) -> Workflow:
@@ -245,6 +251,7 @@ class FlowService:
             if self._hot is not None:
                 self._hot.add(called, index.bytes if room and opened.hot else None)
         self._unopened.pop(called, None)
+        self._checked.clear()  # another index may be meant now
 
     def open_indexes(self) -> None:
         """Open the artifact's own indexes, if that has not been done; raises as `add_index`."""
@@ -256,15 +263,27 @@ class FlowService:
         """Return an index by its name; see `App.index`."""
         return AppIndex(self._find_index(name).name, self._open, self.worker)
 
-    def check(self, workflow: Workflow) -> None:
-        """Raise a WorkflowError that names the first node which cannot run; make ready the rest."""
-        if self._checked.get(workflow.name) is workflow:
-            return
-        generates, find = self._executors.generator is not None, self._find_index
-        check_workflow(
-            workflow, self._models, generates=generates, find_index=find, prepare=self._prepare
-        )
-        self._checked[workflow.name] = workflow
+    def check(self, workflow: Workflow) -> Workflow:
+        """Return a workflow as it runs: its searches name their indexes, its nodes are ready.
+
+        So runs go on where another index is added. Raises a WorkflowError that names the first node
+        which cannot run.
+        """
+        given, bound = self._checked.get(workflow.name, (None, workflow))
+        if given is not workflow:
+            generates, find = self._executors.generator is not None, self._find_index
+            check_workflow(
+                workflow, self._models, generates=generates, find_index=find, prepare=self._prepare
+            )
+            nodes = {name: self._bind(node) for name, node in workflow.nodes.items()}
+            bound = replace(workflow, nodes=nodes)
+            self._checked[workflow.name] = workflow, bound
+        return bound
+
+    def _bind(self, node: Node) -> Node:
+        if not isinstance(node, Retrieval):
+            return node
+        return msgspec.structs.replace(node, index=self._find_index(node.index).name)
 
     def _prepare(self, node: Generation) -> None:
         if (generator := self._executors.generator) is not None:
@@ -276,8 +295,7 @@ class FlowService:
         """Start a workflow; see `App.submit_workflow`."""
         if not isinstance(inputs, Mapping):
             raise WorkflowError('inputs are given by name, such as {"input": "..."}')
-        found = self.find(workflow)
-        self.check(found)
+        found = self.check(self.find(workflow))
         if (generator := self._executors.generator) is not None:
             check_inputs(found, inputs, generator.context)
         return self._driver.submit(WorkflowRun(found, inputs), events=events)

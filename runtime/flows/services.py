@@ -6,13 +6,13 @@ caller's choice; a workflow's meaning is `run_in_order` with `perform`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dovetail.ir.workflow import Embedding, Function, Generation, Retrieval
+from dovetail.ir.workflow import Embedding, Generation, Retrieval
 from dovetail.runtime.flows.prompts import naming, read_text
 from dovetail.runtime.flows.workflow_run import Call
 from dovetail.runtime.index.documents import Document
@@ -37,19 +37,14 @@ class Services(Protocol):
 def perform(call: Call, services: Services) -> object:
     """Return the result of a call; WorkflowError naming the node where it fails."""
     with naming(call.node):
-        return _DO[type(call.node)](call, services)
-
-
-def _retrieve(call: Call, services: Services) -> object:
-    assert isinstance(call.node, Retrieval)
-    query = call.state[call.node.query]
-    found = query if isinstance(query, np.ndarray) else str(query)
-    return list(services.retrieve(found, call.node))
-
-
-_DO: dict[type, Callable[[Any, Services], object]] = {
-    Generation: lambda call, services: services.generate(read_text(call), call.node),
-    Retrieval: _retrieve,
-    Embedding: lambda call, services: services.embed(read_text(call), call.node),
-    Function: lambda call, services: call.node.call(call.state),
-}
+        match call.node:
+            case Generation() as node:
+                return services.generate(read_text(call), node)
+            case Embedding() as node:
+                return services.embed(read_text(call), node)
+            case Retrieval() as node:
+                query = call.state[node.query]
+                asked = query if isinstance(query, np.ndarray) else str(query)
+                return list(services.retrieve(asked, node))
+            case node:
+                return node.call(call.state)

@@ -10,7 +10,7 @@ import hashlib
 import sys
 from types import ModuleType
 
-from dovetail.ir.errors import ArtifactError, WorkflowError
+from dovetail.ir.errors import ArtifactError, WorkflowError, describe_error
 from dovetail.ir.ragraph import RAGraph
 from dovetail.ir.template import raise_file
 from dovetail.ir.workflow import Workflow
@@ -29,11 +29,11 @@ def run_file(source: bytes, path: str) -> dict[str, Workflow]:
     sys.modules[name] = module  # where dataclasses look up the types of their fields
     try:
         exec(compile(source, path, "exec"), module.__dict__)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise WorkflowError(
-            f"{path} cannot be run ({type(error).__name__}: {error}); a workflow's file may need "
-            "installed packages and nothing else"
+            f"{path} cannot be run ({describe_error(error)}); a workflow's file may need installed "
+            "packages and nothing else"
         ) from error
     graphs = {id(value): value for value in vars(module).values() if isinstance(value, RAGraph)}
     found: dict[str, Workflow] = {}

@@ -10,9 +10,10 @@ under way can still bring more to it in that round; so joins do not depend on wh
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -21,8 +22,8 @@ from dovetail.ir.workflow import (
     END,
     START,
     Branch,
-    Edge,
-    Generation,
+    Embedding,
+    Function,
     Name,
     Node,
     Place,
@@ -30,6 +31,7 @@ from dovetail.ir.workflow import (
     State,
     Terminal,
     Workflow,
+    targets,
 )
 
 Stamped = Mapping[str, tuple[int, Any]]
@@ -59,11 +61,11 @@ class WorkflowRun:
 
     def __init__(self, workflow: Workflow, inputs: Mapping[str, object]) -> None:
         """Raises WorkflowError where an input is missing or unknown."""
-        if faults := set(workflow.inputs) ^ set(inputs):
+        for name in sorted(set(workflow.inputs) ^ set(inputs), key=str):
+            fault = "missing" if name in workflow.inputs else "no input of it"
+            known = ", ".join(map(repr, workflow.inputs))
             raise WorkflowError(
-                f"workflow {workflow.name!r}: {min(faults)!r} is "
-                + ("missing" if min(faults) in workflow.inputs else "no input of it")
-                + f"; its inputs are {', '.join(map(repr, workflow.inputs))}"
+                f"workflow {workflow.name!r}: {name!r} is {fault}; its inputs are {known}"
             )
         self.workflow, self.inputs = workflow, inputs
         self._waiting: dict[Key, list[Stamped]] = defaultdict(list)
@@ -82,8 +84,9 @@ class WorkflowRun:
     def result(self) -> dict[str, Any]:
         """What reached END: the inputs and all outputs on the ways there."""
         assert self.done, "the run is not over"
-        ends = (state for key in sorted(self._waiting, key=_round) for state in self._waiting[key])
-        return {name: value for name, (_, value) in _merge(ends).items()}
+        ends = sorted(self._waiting, key=itemgetter(0))
+        merged = _merge(state for key in ends for state in self._waiting[key])
+        return {name: value for name, (_, value) in merged.items()}
 
     def ready(self) -> tuple[Call, ...]:
         """Return the calls that may run now, side by side; each is returned once.
@@ -219,28 +222,15 @@ def search_after(workflow: Workflow, name: Name) -> Retrieval | None:
     None where none does, or a generation comes first on all ways. Edges that may lead anywhere
     say nothing.
     """
-    seen: set[Place] = {name}
-    waiting = list(_next_to(workflow, name))
-    while waiting:
-        place = waiting.pop(0)
-        if place in seen or isinstance(place, Terminal):
-            continue
-        seen.add(place)
-        node = workflow.nodes[place]
-        if isinstance(node, Retrieval):
+    places: list[Place] = [name]
+    for place in places:  # it grows meanwhile
+        node = None if isinstance(place, Terminal) else workflow.nodes[place]
+        if isinstance(node, Retrieval) and place != name:
             return node
-        if not isinstance(node, Generation):
-            waiting += _next_to(workflow, place)
+        if isinstance(node, Function | Embedding) or place == name:
+            ways = (to for edge in workflow.edges[place] for to in targets(edge, ()))
+            places += [to for to in ways if to not in places]
     return None
-
-
-def _next_to(workflow: Workflow, place: Place) -> Iterator[Place]:
-    for edge in workflow.edges[place]:
-        yield from _declared(edge)
-
-
-def _declared(edge: Edge) -> tuple[Place, ...]:
-    return edge.targets or () if edge.target is None else (edge.target,)
 
 
 def _merge(states: Iterable[Stamped]) -> dict[str, tuple[int, Any]]:
@@ -254,7 +244,3 @@ def _merge(states: Iterable[Stamped]) -> dict[str, tuple[int, Any]]:
             if name not in merged or stamped[0] > merged[name][0]:
                 merged[name] = stamped
     return merged
-
-
-def _round(key: Key) -> int:
-    return key[0]

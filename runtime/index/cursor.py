@@ -94,10 +94,6 @@ class Cursor:
         """Clusters still to be scanned, in order."""
         return self.clusters[self.position :]
 
-    def ahead(self, count: int) -> tuple[int, ...]:
-        """Return the next `count` clusters, or those that are left."""
-        return self.clusters[self.position : self.position + count]
-
     @property
     def done(self) -> bool:
         """Whether all clusters are scanned."""
@@ -127,7 +123,7 @@ class Cursor:
         """
         end = self.position + count
         assert end <= len(self.clusters), "a cursor cannot pass its end"
-        before, scanned = self.partial, self.ahead(count)
+        before, scanned = self.partial, self.left[:count]
         for cluster in scanned:
             self.seeds.pop(cluster, None)
         self._scanned.update(scanned)

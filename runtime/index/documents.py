@@ -96,9 +96,10 @@ class DocumentStore:
         """Return the ids of the latest passage with a key of the corpus: of all its parts."""
         with self._lock:
             if self._ids is None:
-                self._ids = {}
+                ids = dict[str, tuple[int, ...]]()  # not kept where a line is damaged
                 for id_, passage in self._items():
-                    self._name(id_, passage)
+                    _name(ids, id_, passage)
+                self._ids = ids
             return self._ids.get(key, ())
 
     def add(self, passages: Iterable[Passage], ids: Iterable[int] | None = None) -> None:
@@ -109,7 +110,7 @@ class DocumentStore:
                 self._added[id_] = passage
                 self._next = id_ + 1
                 if self._ids is not None:
-                    self._name(id_, passage)
+                    _name(self._ids, id_, passage)
                 if self._columns is not None:
                     _enter(self._columns, id_, passage)
 
@@ -143,9 +144,10 @@ class DocumentStore:
         """
         with self._lock:
             if self._columns is None:  # the first filter reads all documents, later ones none
-                self._columns = {}
+                columns = dict[str, dict[Any, list[int]]]()
                 for id_, passage in self._items():
-                    _enter(self._columns, id_, passage)
+                    _enter(columns, id_, passage)
+                self._columns = columns
             if unknown := next((name for name in filters if name not in self._columns), None):
                 known = ", ".join(sorted(self._columns)) or "none"
                 raise RequestError(
@@ -156,11 +158,6 @@ class DocumentStore:
                 ids = [i for v in _values(wanted) for i in self._columns[name].get(v, ())]
                 found.append(np.unique(np.array(ids, np.int64)))
         return reduce(partial(np.intersect1d, assume_unique=True), found)
-
-    def _name(self, id_: int, passage: Passage) -> None:
-        assert self._ids is not None, "nobody has asked for a key"
-        before = self._ids.get(passage.key, ()) if passage.part else ()
-        self._ids[passage.key] = (*before, id_)
 
     def _items(self) -> Iterator[tuple[int, Passage]]:
         yield from ((id_, self[id_]) for id_ in range(self._stored))
@@ -196,10 +193,10 @@ def encode_passages(passages: Iterable[Passage]) -> tuple[bytes, NDArray[np.int6
 def open_documents(lines: Path, offsets: Path) -> DocumentStore:
     """Return the store of two files; ArtifactError where they do not fit each other."""
     try:
-        begins = np.load(offsets, mmap_mode="r", allow_pickle=False)
+        begins = np.load(offsets, allow_pickle=False)  # read, as the lines are: see __getitem__
         size = lines.stat().st_size
         store = DocumentStore(lines, begins)
-    except (OSError, ValueError) as error:
+    except (OSError, EOFError, ValueError) as error:
         raise ArtifactError(
             f"{lines.parent}: its documents cannot be read ({error}); run `dovetail index build` "
             "again"
@@ -210,6 +207,11 @@ def open_documents(lines: Path, offsets: Path) -> DocumentStore:
             f"{offsets} does not fit {lines.name}; run `dovetail index build` again"
         )
     return store
+
+
+def _name(ids: dict[str, tuple[int, ...]], id_: int, passage: Passage) -> None:
+    before = ids.get(passage.key, ()) if passage.part else ()
+    ids[passage.key] = (*before, id_)
 
 
 def _enter(columns: dict[str, dict[Any, list[int]]], id_: int, passage: Passage) -> None:

@@ -6,7 +6,6 @@ names the file and the command that mends it.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import msgspec
@@ -15,7 +14,7 @@ from dovetail.ir.artifact import KernelIndex
 from dovetail.ir.errors import ArtifactError
 from dovetail.ir.files import open_regular
 from dovetail.ir.index_file import INDEX_MAJOR, IndexManifest
-from dovetail.runtime.artifact import MAX_JSON_BYTES, hash_file
+from dovetail.runtime.artifact import MAX_JSON_BYTES, find_damage
 from dovetail.runtime.machine.isa import allowed_targets
 from dovetail.runtime.machine.library import KernelLibrary
 from dovetail.topology.hardware import read_hardware
@@ -35,7 +34,7 @@ def read_manifest(folder: Path) -> IndexManifest:
         with open_regular(path) as file:
             data = file.read(MAX_JSON_BYTES)
         found = msgspec.json.decode(data, type=_Kind)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise ArtifactError(
             f"{folder} is not an index; run `dovetail index build CORPUS -o {folder}` to make one"
         ) from None
@@ -54,18 +53,11 @@ def check_file(folder: Path, manifest: IndexManifest, name: str, *, contents: bo
     """Raise ArtifactError where a file's size, or with `contents` its hash, is not as listed."""
     if name not in manifest.files:
         raise damaged(folder, MANIFEST, f"lists no {name}")
-    path, entry = folder / name, manifest.files[name]
+    path = folder / name
     if not path.resolve().is_relative_to(folder.resolve()):
         raise damaged(folder, name, "leads out of the index")
-    try:
-        with open_regular(path) as file:
-            size = os.fstat(file.fileno()).st_size
-        if size != entry.bytes:
-            raise damaged(folder, name, f"has {size} bytes where the manifest says {entry.bytes}")
-        if contents and entry.sha256 is not None and hash_file(path) != entry.sha256:
-            raise damaged(folder, name, "does not have the sha256 the manifest gives")
-    except OSError as error:
-        raise damaged(folder, name, f"cannot be read ({error.strerror})") from None
+    if problem := find_damage(path, manifest.files[name], contents=contents):
+        raise damaged(folder, name, problem)
 
 
 def open_list_kernels(folder: Path) -> KernelLibrary | None:
@@ -82,7 +74,7 @@ def open_list_kernels(folder: Path) -> KernelLibrary | None:
     check_file(folder, manifest, name, contents=True)
     try:
         kernels = msgspec.json.decode((folder / name).read_bytes(), type=KernelIndex)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise damaged(folder, name, f"cannot be decoded ({error})") from None
     library = f"kernels/{target}/{kernels.library}"
     check_file(folder, manifest, library, contents=True)

@@ -10,7 +10,6 @@ import ctypes
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from itertools import cycle, islice
 from typing import TypeAlias
 
@@ -126,8 +125,20 @@ class KernelScanner:
         self, index: IvfIndex, scans: Sequence[Part], depth: int, allowed: Mask | None
     ) -> list[list[Hit]]:
         """See `Scanner`; threads take clusters in turn."""
+        queries = stack_queries(scans)
+        bounds = np.array([scan.bound for scan in scans], np.float32)
+
+        def scan_some(some: Sequence[int]) -> list[list[Hit]]:
+            best = Best(bounds, depth)
+            for chosen, rows in _group_lists(index, share_lists(scans, some)):
+                distances = self._distances(index, chosen, queries[rows])
+                ids = np.concatenate([index.lists(cluster)[0] for cluster in chosen])
+                if allowed is not None:
+                    distances[:, ~allowed[ids]] = np.inf
+                best.take(rows, distances, ids)
+            return best.hits()
+
         clusters = sorted({c for scan in scans for c in scan.clusters})
-        scan_some = partial(self._scan_some, index, scans, depth, allowed)
         if self._pool is None or len(clusters) < 2:
             return scan_some(clusters)
         dealt = (clusters[first :: self._threads] for first in range(self._threads))
@@ -138,24 +149,6 @@ class KernelScanner:
         """End the threads."""
         if self._pool is not None:
             self._pool.shutdown()
-
-    def _scan_some(
-        self,
-        index: IvfIndex,
-        scans: Sequence[Part],
-        depth: int,
-        allowed: Mask | None,
-        clusters: Sequence[int],
-    ) -> list[list[Hit]]:
-        queries = stack_queries(scans)
-        best = Best(np.array([scan.bound for scan in scans], np.float32), depth)
-        for chosen, rows in _group_lists(index, share_lists(scans, clusters)):
-            distances = self._distances(index, chosen, queries[rows])
-            ids = np.concatenate([index.lists(cluster)[0] for cluster in chosen])
-            if allowed is not None:
-                distances[:, ~allowed[ids]] = np.inf
-            best.take(rows, distances, ids)
-        return best.hits()
 
     def _distances(self, index: IvfIndex, clusters: Sequence[int], queries: Vectors) -> Vectors:
         """Return the distances [queries, vectors of the clusters]."""

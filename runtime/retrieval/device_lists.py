@@ -87,7 +87,8 @@ class DeviceScanner:
             try:
                 if there:
                     inside = [_keep(scan, there) for scan in scans]
-                    parts.append(self._scan(index, inside, depth, allowed))
+                    given = index, inside, depth, allowed
+                    parts.append(self._do(self._scanning, self._lists.scan, *given))
             except (DeviceError, CapacityError):
                 there = set()
         if left := wanted - there:
@@ -147,7 +148,7 @@ class DeviceScanner:
             for count in (1, len(chosen)):
                 scan = Part(query, tuple(chosen[:count]), (0.0,) * count)
                 start = time.perf_counter()
-                self._scan(index, [scan], 1, None)
+                self._do(self._scanning, self._lists.scan, index, [scan], 1, None)
                 times.append(time.perf_counter() - start)
         self._drop(chosen)
         return ScanCost.of((min(times[::2]), sizes[chosen[0]]), (min(times[1::2]), vectors))
@@ -160,11 +161,6 @@ class DeviceScanner:
             pool.shutdown(wait=False)
 
     # ---- asking the device ----
-
-    def _scan(
-        self, index: IvfIndex, scans: Sequence[Part], depth: int, allowed: Mask | None
-    ) -> list[list[Hit]]:
-        return self._do(self._scanning, self._lists.scan, index, scans, depth, allowed)
 
     def _load(self, index: IvfIndex, clusters: Iterable[int]) -> None:
         for cluster in clusters:

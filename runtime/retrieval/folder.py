@@ -1,4 +1,4 @@
-"""Opens an index folder: manifest, vectors and documents, mapped from their files.
+"""Opens an index folder: manifest, vectors mapped from their file, documents.
 
 In: the path of what `dovetail index build` wrote. Out: a `Collection`; every fault is an
 `ArtifactError` that names the file and the command that mends it.

@@ -8,11 +8,10 @@ it is done. The worker that holds the clusters may lose them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from threading import Lock
 
-from dovetail.ir.errors import WorkflowError
 from dovetail.runtime.retrieval.wire import Room
 
 KEPT = 0.25
@@ -113,25 +112,19 @@ class HotStatistics:
 
 
 class HotSets(Mapping[str | None, HotSet]):
-    """Hot sets by the names that nodes call indexes. For one thread, but for `room` and `add`."""
+    """Hot sets by the names of indexes. For one thread, but for `room` and `add`."""
 
-    def __init__(self, gpu: str, capacity: int, name_of: Callable[[str | None], str]) -> None:
-        """`capacity`: bytes for all indexes together; who is added first takes what it can use.
-
-        name_of: gives the name of an index by what a node calls it, or raises WorkflowError.
-        """
-        self._gpu, self._capacity, self._name_of = gpu, capacity, name_of
-        self._sets: dict[str, HotSet] = {}
+    def __init__(self, gpu: str, capacity: int) -> None:
+        """`capacity`: bytes for all indexes together; who is added first takes what it can use."""
+        self._gpu, self._capacity = gpu, capacity
+        self._sets: dict[str | None, HotSet] = {}
         self.statistics: dict[str, HotStatistics] = {}
         self._lock = Lock()
 
     def __getitem__(self, name: str | None) -> HotSet:
-        try:
-            return self._sets[self._name_of(name)]
-        except WorkflowError:
-            raise KeyError(name) from None
+        return self._sets[name]
 
-    def __iter__(self) -> Iterator[str]:
+    def __iter__(self) -> Iterator[str | None]:
         return iter(tuple(self._sets))
 
     def __len__(self) -> int:

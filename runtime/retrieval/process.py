@@ -39,9 +39,10 @@ DEATHS = 3
 
 @dataclass(slots=True)
 class _Ask:
-    """A request on its way. deaths: workers that died with it alone."""
+    """A request on its way, and the message that it is. deaths: workers that died with it alone."""
 
     request: wire.WorkerRequest
+    message: bytes
     future: Future[wire.WorkerReply] = field(default_factory=Future)
     deaths: int = 0
 
@@ -102,8 +103,10 @@ class RetrievalProcess(Supervisor[wire.WorkerReply]):
         """Send a request; its future gives the reply, or raises the error that the worker met.
 
         Also DeviceError where workers die of it or cannot be started, RequestError at `close`.
+        Raises TypeError or OverflowError at once for values that no message can hold.
         """
-        asked = _Ask(wire.WorkerRequest(next(self._numbers), body))
+        request = wire.WorkerRequest(next(self._numbers), body)
+        asked = _Ask(request, pack_value(request))
         asked.future.set_running_or_notify_cancel()
         with self._lock:
             self._check_open()
@@ -143,7 +146,7 @@ class RetrievalProcess(Supervisor[wire.WorkerReply]):
         while outbox and self._waiting and not (self._suspects and self._sent):
             asked = self._waiting.popleft()
             self._sent[asked.request.number] = asked
-            outbox.post(pack_value(asked.request))
+            outbox.post(asked.message)
 
     def _hear(self, reply: wire.WorkerReply) -> None:
         """Answer a request."""

@@ -100,10 +100,9 @@ def simulate(
         run.admit()
         plan = run.plan()
         if plan is None:
-            assert run.queue or not run.scheduler.busy, (
-                "nothing is planned though requests are left"
-            )
-            run.now = max(run.now, run.queue[0].at) if run.queue else run.now
+            assert run.queue or not run.scheduler.busy, "nothing is planned though some are left"
+            if run.queue:
+                run.now = max(run.now, run.queue[0].at)
             continue
         taken = truth.step(plan, run.scheduler.requests)
         if picture:

@@ -74,8 +74,7 @@ class _RenderProcess:
     @property
     def pid(self) -> int | None:
         """Process id, None while there is none."""
-        child = self._child
-        return None if child is None else child.pid
+        return None if (child := self._child) is None else child.pid
 
     def close(self) -> None:
         """End the process; what waits fails."""
@@ -90,18 +89,16 @@ class _RenderProcess:
     def _serve(self, job: _Job) -> None:
         if job.future.cancelled():
             return
-        if self._closed:
-            _settle(job.future, RequestError(CLOSED))
-            return
         try:
             _settle(job.future, self._do(job))
         except ChildLost as lost:
             self._end()
-            if self._beyond is not None and not isinstance(job.order, Teach):
-                self._beyond.put(job)
+            beyond = None if self._closed else self._beyond
+            if beyond is not None and not isinstance(job.order, Teach):
+                beyond.put(job)
             else:
                 _settle(job.future, self._explain(lost, job.order))
-            if self._beyond is not None and not self._closed:  # the next one finds it there
+            if beyond is not None:  # the next one finds it there
                 with suppress(DovetailError, ChildLost):
                     self._begin()
         except DovetailError as error:
@@ -120,17 +117,20 @@ class _RenderProcess:
 
     def _do(self, job: _Job) -> str | DovetailError:
         """Return the text, or why there is none."""
+        if self._closed:
+            return RequestError(CLOSED)
         if self._child is not None and hung_up([self._child.channel.socket]):
             self._end()  # it was killed while it had nothing to do
         child, order = self._child or self._begin(), job.order
         if isinstance(order, Teach):
             return self._learn(child, order) or ""
         if isinstance(order, TryForm) and FORMS not in self._known:
-            self._ask(child, FIRST_FORM, LEARN_SECONDS)
+            if (wrong := self._ask(child, FIRST_FORM, LEARN_SECONDS).error) is not None:
+                return DeviceError(f"no form of answers can be tried here: {wrong}")
             self._known.add(FORMS)
         if job.teach is not None and job.teach.key not in self._known:
-            if wrong := self._learn(child, job.teach):
-                return wrong
+            if fault := self._learn(child, job.teach):
+                return fault
         found = self._wait(child, order)
         if found.error is not None:
             return _refuse(order, found.error)
@@ -146,6 +146,8 @@ class _RenderProcess:
 
     def _begin(self) -> Child:
         self._child = child = Child.start(MODULE, "the process {} of chat templates")
+        if self._closed:  # `close` may have looked for a process before it was there
+            child.member.kill()
         child.tell(RenderLimits(MEMORY, self._nice))
         self._known.clear()
         return child
@@ -198,9 +200,7 @@ class Renderer:
 
     def learn(self, teach: Teach) -> None:
         """Return once the template is known; ArtifactError where it is none."""
-        job = _Job(teach)
-        self._quick.put(job)
-        job.future.result()
+        self._put(_Job(teach)).result()
 
     def render(self, teach: Teach, conversation: bytes) -> Future[str]:
         """Return the future of a text.

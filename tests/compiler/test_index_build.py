@@ -198,6 +198,9 @@ def test_every_damage_is_named(folder: Path, tmp_path: Path) -> None:
     cases += [(told(kind="artifact"), "is not the index format"), (told(dim="x"), "decoded")]
     cases += [(told(documents=61), "more or fewer documents"), (told(dim=8), "another kind")]
     cases += [(told(files={}), "lists no vectors.faiss")]
+    deep = copy()
+    (deep / MANIFEST).write_bytes(b'{"kind": ' + b"[" * 10**5 + b"]" * 10**5 + b"}")
+    cases += [(deep, "is not an index")]
     for name in ("vectors.faiss", "documents.jsonl", "offsets.npy"):
         cases += [(flip(name), "does not have the sha256"), (cut(name), "bytes where")]
     for path, said in cases:

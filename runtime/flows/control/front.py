@@ -10,34 +10,23 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from math import ceil
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from dovetail.ir.errors import DovetailError
 from dovetail.ir.graph import ExecutionGraph
 from dovetail.ir.live_graph import LiveGraph, LiveNode, Ready
-from dovetail.ir.workflow import ANY_ORDER, Function, Name, Retrieval, label
+from dovetail.ir.workflow import ANY_ORDER, Function, Generation, Name, Retrieval, label
+from dovetail.runtime.flows.control import messages
 from dovetail.runtime.flows.control.costs import Learned, StageCosts
-from dovetail.runtime.flows.control.messages import (
-    Cancel,
-    Catalog,
-    Device,
-    Failed,
-    Order,
-    Progressed,
-    Report,
-    Source,
-)
-from dovetail.runtime.flows.control.prefixes import Prefixes
+from dovetail.runtime.flows.control.prefixes import Opening, Prefixes
 from dovetail.runtime.flows.control.settings import WavefrontSettings
 from dovetail.runtime.flows.control.stage import Lot, NextStage, Takes
 from dovetail.runtime.flows.control.transformation import REGISTRY, check_transformations
 from dovetail.runtime.flows.control.work import Key, Reply, Search
-from dovetail.runtime.flows.workflow_run import Call, WorkflowRun
+from dovetail.runtime.flows.workflow_run import Call, WorkflowRun, search_after
 from dovetail.runtime.index.cursor import SearchHistory
 from dovetail.runtime.retrieval.budget import deal_rows, plan_sub_stage
 from dovetail.runtime.retrieval.hot import HotSet
-
-T = TypeVar("T")
 
 TASTE = 1 / 16
 """Part of a search that is scanned as soon as it comes: mostly it holds what is nearest."""
@@ -62,16 +51,19 @@ class Ticket:
     scouts: dict[Name, Search] = field(default_factory=dict)
     searched: int = 0
     over: bool = False
-    free: frozenset[str] = field(init=False)  # outputs whose documents prompts show in any order
 
-    def __post_init__(self) -> None:
-        """Look which outputs these are."""
-        searches = (n for n in self.run.workflow.nodes.values() if isinstance(n, Retrieval))
-        self.free = frozenset(node.output for node in searches if node.order == ANY_ORDER)
-
-    def source(self, call: Call) -> Source:
+    def source(self, call: Call) -> messages.Source:
         """Return what a piece of work for a call is marked with."""
-        return Source(self.number, call.node.name, call.round)
+        return messages.Source(self.number, call.node.name, call.round)
+
+    def reply(self, call: Call, prompt: str) -> Reply:
+        """Return a generation that nobody waits for, to what a call would ask."""
+        assert isinstance(call.node, Generation), "it has no prompt"
+        searches = (n for n in self.run.workflow.nodes.values() if isinstance(n, Retrieval))
+        free = {node.output for node in searches if node.order == ANY_ORDER}
+        opening = Opening.of(call, free) if free else None
+        ahead = search_after(self.run.workflow, call.node.name)
+        return Reply(self.graph, self.source(call), call.node, prompt, ahead=ahead, opening=opening)
 
     def node(self, call: Call) -> LiveNode:
         """Return the node of a call, which is put behind what it reads if it is new."""
@@ -129,15 +121,6 @@ class Changes:
 
 
 @dataclass(frozen=True, slots=True)
-class Callbacks(Generic[T]):
-    """Who is told of searches, or replies: when one has got further, is over, has failed."""
-
-    changed: Callable[[T], None]
-    ended: Callable[[T], None]
-    failed: Callable[[T, DovetailError], None]
-
-
-@dataclass(frozen=True, slots=True)
 class Waiter:
     """Whom a report goes to. request: whose job it is, None where several share it."""
 
@@ -163,7 +146,7 @@ class Front:
         self,
         settings: WavefrontSettings,
         costs: StageCosts,
-        catalog: Catalog,
+        catalog: messages.Catalog,
         hot: Mapping[str | None, HotSet],
     ) -> None:
         """Raises SpecError where `settings` name a transformation that is not registered."""
@@ -176,14 +159,14 @@ class Front:
         self.searches: list[Search] = []
         self.left = 0
         self.replies: dict[Reply, None] = {}
-        self.busy: dict[Device, Lot] = {}
+        self.busy: dict[messages.Device, Lot] = {}
         self.news, self.pays, self.due = Changes(), True, False
         self.statistics = Statistics()
         self.prefixes = Prefixes()
         self.beside = LiveGraph(ExecutionGraph(()), self.ready)
         self._stage: tuple[NextStage | None] | None = None
         self._waiters: dict[int, Waiter] = {}
-        self._orders: list[Order] = []
+        self._orders: list[messages.Order] = []
         self._numbers = count(1)
         self.ask()
 
@@ -285,43 +268,49 @@ class Front:
 
     # ---- jobs and orders ----
 
-    def post(self, make: Callable[[int], Order], waiter: Waiter) -> int:
-        """Order a job, which `make` gets the number of; return the number.
+    def post(
+        self,
+        make: Callable[[int], messages.Order],
+        request: int | None,
+        take: Callable[[Any], None],
+        fail: Callable[[DovetailError], None],
+    ) -> int:
+        """Order a job, which `make` gets the number of; return the number. For others see Waiter.
 
         It ends with its last report or by being cancelled, and is never heard of again.
         """
         job = next(self._numbers)
-        self._waiters[job] = waiter
+        self._waiters[job] = Waiter(request, take, fail)
         self._orders.append(make(job))
         return job
 
-    def order(self, order: Order) -> None:
+    def order(self, order: messages.Order) -> None:
         """Order what nobody reports about."""
         self._orders.append(order)
 
     def cancel(self, job: int) -> None:
         """End a job, if it is under way."""
         if self._waiters.pop(job, None) is not None:
-            self._orders.append(Cancel(job))
+            self._orders.append(messages.Cancel(job))
 
     def cancel_request(self, request: int) -> None:
         """End all jobs of a request."""
         for job in [j for j, waiter in self._waiters.items() if waiter.request == request]:
             self.cancel(job)
 
-    def tell(self, report: Report) -> None:
+    def tell(self, report: messages.Report) -> None:
         """Hand a report on; nothing happens where nobody waits for it."""
         waiter = self._waiters.get(report.job)
         if waiter is None:
             return
-        if not isinstance(report, Progressed):
+        if not isinstance(report, messages.Progressed):
             del self._waiters[report.job]
-        if isinstance(report, Failed):
+        if isinstance(report, messages.Failed):
             waiter.fail(report.error)
         else:
             waiter.take(report)
 
-    def take(self) -> tuple[Order, ...]:
+    def take(self) -> tuple[messages.Order, ...]:
         """Return the orders since the last call."""
         orders, self._orders = tuple(self._orders), []
         return orders

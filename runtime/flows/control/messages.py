@@ -41,7 +41,7 @@ class Generate:
     """Have the engine reply to `prompt` under the node's options -> Progressed*, Finished(text).
 
     steps: decode steps between two reports of progress (a generation sub-stage); 0 = no reports.
-    provisional: speculative; nobody may see its text before `Commit`.
+    provisional: speculative; nobody may see its text before `Started` names its job.
     """
 
     job: int
@@ -57,7 +57,6 @@ class Embed:
     """Turn a text into a vector -> Finished(vector). Orders given together may share a batch.
 
     query: for a search of `index` (its encoder, with the prompt for queries), else by `model`.
-    provisional: of a reply that is still being written; it only prepares a later search.
     """
 
     job: int
@@ -66,7 +65,6 @@ class Embed:
     model: str | None = None
     query: bool = False
     index: str | None = None
-    provisional: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +101,6 @@ class FindClusters:
     node: Retrieval
     vector: bytes
     known: tuple[int, ...] = ()
-    provisional: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,26 +119,17 @@ class ScanClusters:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Drop clusters from an index's cache on the device and copy others there -> Finished(None).
+    """Copy clusters to an index's cache on the device, which keeps what is hot -> Finished(None).
 
-    Runs beside scans, which use neither the ones nor the others meanwhile.
+    Runs beside scans, which use neither what comes nor what has to go meanwhile.
     """
 
     job: int
     index: str | None
     load: tuple[int, ...]
-    drop: tuple[int, ...]
 
 
 # ---- orders: what follows from work ----
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """A provisional generation is the real one now: its text, past and future, may be shown."""
-
-    job: int
-    source: Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +143,8 @@ class Cancel:
 class Started:
     """A node began; for those who watch the request.
 
-    job, prompt: of its generation, None and empty for others.
+    job, prompt: of its generation, None and empty for others. The text of that, past and future,
+    may be shown from now on: if it was provisional, it is the real one now.
     """
 
     source: Source
@@ -192,21 +181,8 @@ class Deliver:
     graph: LiveGraph | None = None
 
 
-Order: TypeAlias = (
-    Generate
-    | Embed
-    | Invoke
-    | Choose
-    | FindClusters
-    | ScanClusters
-    | Copy
-    | Commit
-    | Cancel
-    | Started
-    | Written
-    | Rewrote
-    | Deliver
-)
+Work: TypeAlias = Generate | Embed | Invoke | Choose | FindClusters | ScanClusters | Copy
+Order: TypeAlias = Work | Cancel | Started | Written | Rewrote | Deliver
 
 
 # ---- reports ----

@@ -89,17 +89,10 @@ class Prefixes:
     def arrange(self, opening: Opening) -> Opening:
         """Return it with its documents so that it shares most, the others in the order they had."""
         sizes = {document.id: len(str(document)) for document in opening.documents}
-        best, _ = self._longest(opening.head, (), sizes)
+        best: tuple[int, ...] = ()
+        sent = [best]  # beginnings that were sent
+        for ids in sent:  # it grows meanwhile
+            best = max(best, ids, key=lambda ids: sum(sizes[id_] for id_ in ids))
+            longer = [(*ids, id_) for id_ in sizes if id_ not in ids]
+            sent += [ids for ids in longer if (opening.head, ids) in self._kept]
         return opening.arrange([*best, *(id_ for id_ in opening.ids if id_ not in best)])
-
-    def _longest(
-        self, head: str, begun: tuple[int, ...], sizes: dict[int, int]
-    ) -> tuple[tuple[int, ...], int]:
-        """Return the longest beginning that was sent behind this one, and its letters."""
-        ways = [
-            self._longest(head, (*begun, id_), sizes)
-            for id_ in sizes
-            if id_ not in begun and (head, (*begun, id_)) in self._kept
-        ]
-        own = begun, sum(sizes[id_] for id_ in begun)
-        return max(ways, key=lambda way: way[1], default=own)

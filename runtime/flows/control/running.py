@@ -8,28 +8,18 @@ are scanned, its nodes in the graphs say.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from math import dist, inf
+from typing import Any, TypeAlias
 
 from dovetail.ir.errors import DovetailError
 from dovetail.ir.graph import GPU
 from dovetail.ir.live_graph import LiveNode
 from dovetail.ir.transform import split_reply
 from dovetail.ir.workflow import Generation
-from dovetail.runtime.flows.control.front import REORDER, SPLIT, Callbacks, Front, Waiter
-from dovetail.runtime.flows.control.messages import (
-    Copy,
-    Embed,
-    FindClusters,
-    Finished,
-    Generate,
-    Probed,
-    Progressed,
-    ScanClusters,
-    Scanned,
-    Started,
-)
+from dovetail.runtime.flows.control import messages
+from dovetail.runtime.flows.control.front import REORDER, SPLIT, Front
 from dovetail.runtime.flows.control.settings import MEASURED
 from dovetail.runtime.flows.control.stage import Lot, NextStage, Takes
 from dovetail.runtime.flows.control.transformations import Prefetch
@@ -37,14 +27,19 @@ from dovetail.runtime.flows.control.work import Reply, Search
 from dovetail.runtime.flows.prompts import pack_vector
 from dovetail.runtime.index.cursor import SearchHistory, begin_search
 
+Tell: TypeAlias = Callable[[Any], None]
+Fail: TypeAlias = Callable[[Any, DovetailError], None]
+
 
 class Searches:
     """Searches of all requests."""
 
-    def __init__(self, front: Front, callbacks: Callbacks[Search]) -> None:
-        self._front, self._callbacks = front, callbacks
+    def __init__(self, front: Front, changed: Tell, ended: Tell, failed: Fail) -> None:
+        """These are told of a search: when it has got further, is over, has failed."""
+        self._front = front
+        self._changed, self._ended, self._failed = changed, ended, failed
         front.choose = self._choose
-        self._failed: list[Lot] = []  # of the device; the CPU is to scan them
+        self._again: list[Lot] = []  # that the device failed to scan
         self._since_refresh = 0
         self._newest = -inf  # when the first search of a request began last
 
@@ -53,17 +48,15 @@ class Searches:
         if search.job:
             return
         source, query, index = search.source, search.query, search.spec.index
-        self._front.order(Started(source))
+        self._front.order(messages.Started(source))
         if isinstance(query, bytes):
             self._come(search, query)
             return
         search.job = self._front.post(
-            lambda job: Embed(job, source, query, query=True, index=index),
-            Waiter(
-                source.request,
-                lambda report: self._come(search, pack_vector(report.value)),
-                partial(self._callbacks.failed, search),
-            ),
+            lambda job: messages.Embed(job, source, query, query=True, index=index),
+            source.request,
+            lambda report: self._come(search, pack_vector(report.value)),
+            partial(self._failed, search),
         )
 
     def _come(self, search: Search, query: bytes) -> None:
@@ -80,16 +73,16 @@ class Searches:
         front = self._front
         search.began, used = front.now, history if REORDER in front.asked else None
         known = tuple(id_ for _, id_ in used.hits) if used else ()
-        source, query, provisional = search.source, search.query, search.call is None
+        source, query = search.source, search.query
         assert isinstance(query, bytes), "a text is embedded first"
-        if not search.earlier and not provisional:
+        if not search.earlier and search.call is not None:
             self._newest = search.began
         insort(front.searches, search, key=lambda each: (each.source.request, each.began))
         search.job = front.post(
-            lambda job: FindClusters(job, source, search.spec, query, known, provisional),
-            Waiter(
-                source.request, partial(self._probed, search, used), partial(self._fail, [search])
-            ),
+            lambda job: messages.FindClusters(job, source, search.spec, query, known),
+            source.request,
+            partial(self._probed, search, used),
+            partial(self._fail, [search]),
         )
 
     def drop(self, search: Search) -> None:
@@ -109,8 +102,8 @@ class Searches:
         """Begin a cycle: what the device failed to scan goes first."""
         front = self._front
         front.due = self._since_refresh >= front.settings.refresh and "gpu" not in front.busy
-        while "cpu" not in front.busy and self._failed:
-            self._redo(self._failed.pop(0))
+        while "cpu" not in front.busy and self._again:
+            self._redo(self._again.pop(0))
 
     def _choose(self) -> NextStage | None:
         if "cpu" in self._front.busy or not (chosen := self._chosen()):
@@ -180,12 +173,10 @@ class Searches:
             search.scans += 1
         front.busy[lot.device] = lot
         front.post(
-            lambda job: ScanClusters(job, lot.device, index, parts, sources),
-            Waiter(
-                None,
-                lambda report: self._scanned(lot, report, front.now - began),
-                partial(self._lost, lot),
-            ),
+            lambda job: messages.ScanClusters(job, lot.device, index, parts, sources),
+            None,
+            lambda report: self._scanned(lot, report, front.now - began),
+            partial(self._lost, lot),
         )
 
     def _redo(self, lot: Lot) -> None:
@@ -217,15 +208,15 @@ class Searches:
 
         graph.begin(node)
         self._front.post(
-            lambda job: Copy(job, index, swap.load, swap.drop),
-            Waiter(
-                None, lambda report: copied(report.value or ()), lambda error: copied(swap.load)
-            ),
+            lambda job: messages.Copy(job, index, swap.load),
+            None,
+            lambda report: copied(report.value or ()),
+            lambda error: copied(swap.load),
         )
 
     # ---- reports ----
 
-    def _probed(self, search: Search, used: SearchHistory | None, report: Probed) -> None:
+    def _probed(self, search: Search, used: SearchHistory | None, report: messages.Probed) -> None:
         front, clusters = self._front, report.clusters
         search.centroids = dict(zip(clusters, report.centroids, strict=True))
         search.version, search.known = report.version, used
@@ -246,7 +237,7 @@ class Searches:
         else:
             front.news.found.append(search)
 
-    def _scanned(self, lot: Lot, report: Scanned, elapsed: float) -> None:
+    def _scanned(self, lot: Lot, report: messages.Scanned, elapsed: float) -> None:
         front, index = self._front, lot.takes[0][0].spec.index
         del front.busy[lot.device]
         if lot.device == "cpu":
@@ -268,7 +259,7 @@ class Searches:
                 self.end(search)
             else:
                 front.news.scanned.append(search)
-                self._callbacks.changed(search)
+                self._changed(search)
 
     def end(self, search: Search) -> None:
         """Take that a search is over; what it has not scanned is left out."""
@@ -281,7 +272,7 @@ class Searches:
         if search.call is not None:
             costs.sought(name, search.needed())
         self._leave(search)
-        self._callbacks.ended(search)
+        self._ended(search)
 
     def _leave(self, search: Search) -> None:
         search.over = True
@@ -293,7 +284,7 @@ class Searches:
         if lot.device == "gpu":
             if (hot := self._front.hot.get(lot.takes[0][0].spec.index)) is not None:
                 hot.lose({cluster for _, clusters in lot.takes for cluster in clusters})
-            self._failed.append(lot)
+            self._again.append(lot)
         else:
             self._fail([search for search, _ in lot.takes], error)
 
@@ -301,22 +292,26 @@ class Searches:
         for search in searches:
             if not search.over:
                 self.drop(search)
-                self._callbacks.failed(search, error)
+                self._failed(search, error)
 
 
 class Replies:
     """Generations of all requests."""
 
-    def __init__(self, front: Front, callbacks: Callbacks[Reply]) -> None:
-        self._front, self._callbacks = front, callbacks
+    def __init__(self, front: Front, changed: Tell, ended: Tell, failed: Fail) -> None:
+        """These are told of a reply, as of a search."""
+        self._front = front
+        self._changed, self._ended, self._failed = changed, ended, failed
 
     def begin(self, reply: Reply) -> None:
         """Have the engine write a reply."""
         reply.began, provisional = self._front.now, reply.call is None
         order = reply.source, reply.spec, reply.prompt, reply.steps, provisional
         reply.job = self._front.post(
-            lambda job: Generate(job, *order),
-            Waiter(reply.source.request, partial(self._told, reply), partial(self._failed, reply)),
+            lambda job: messages.Generate(job, *order),
+            reply.source.request,
+            partial(self._told, reply),
+            partial(self._fail, reply),
         )
         reply.graph.begin(reply.node)
 
@@ -326,7 +321,7 @@ class Replies:
         assert reply.ahead is not None, "nobody would search with it"
         source, text, index = reply.source, reply.text, reply.ahead.index
 
-        def embedded(report: Finished) -> None:
+        def embedded(report: messages.Finished) -> None:
             if reply.vector is not None:
                 reply.drift = dist(reply.vector, report.value)
             reply.vector, reply.read = report.value, None
@@ -334,8 +329,10 @@ class Replies:
 
         reply.graph.begin(node)
         reply.reads = self._front.post(
-            lambda job: Embed(job, source, text, query=True, index=index, provisional=True),
-            Waiter(source.request, embedded, lambda error: None),  # and no scout is sent
+            lambda job: messages.Embed(job, source, text, query=True, index=index),
+            source.request,
+            embedded,
+            lambda error: None,  # and no scout is sent
         )
 
     def drop(self, reply: Reply) -> None:
@@ -356,19 +353,19 @@ class Replies:
         if reply.read is not None:
             reply.graph.remove(reply.read)
 
-    def _told(self, reply: Reply, report: Progressed | Finished) -> None:
-        if isinstance(report, Progressed):
+    def _told(self, reply: Reply, report: messages.Progressed | messages.Finished) -> None:
+        if isinstance(report, messages.Progressed):
             if (steps := report.tokens - reply.tokens) > 0:
                 reply.text, reply.tokens, reply.ended = report.text, report.tokens, reply.node
                 reply.node = split_reply(reply.graph, reply.node, steps)
-                self._callbacks.changed(reply)
+                self._changed(reply)
             return
         self._end(reply)
         reply.graph.finish(reply.node)
         self._front.costs.replied(reply.spec.name, self._front.now - reply.began)
         reply.text = report.value
-        self._callbacks.ended(reply)
+        self._ended(reply)
 
-    def _failed(self, reply: Reply, error: DovetailError) -> None:
+    def _fail(self, reply: Reply, error: DovetailError) -> None:
         self._end(reply)
-        self._callbacks.failed(reply, error)
+        self._failed(reply, error)

@@ -11,17 +11,10 @@ from dataclasses import dataclass
 from math import inf
 from typing import ClassVar, Self
 
+from dovetail.ir import transform
 from dovetail.ir.errors import DovetailError
 from dovetail.ir.graph import EMBEDDING, FUNCTION, GPU, SPECULATIVE
 from dovetail.ir.live_graph import COPY, READ, LiveGraph, LiveNode
-from dovetail.ir.transform import (
-    prefetch,
-    put,
-    reorder,
-    speculate_generation,
-    speculate_retrieval,
-    stop,
-)
 from dovetail.runtime.flows.control.costs import TINY, Guessed, Learned
 from dovetail.runtime.flows.control.front import REORDER, SPLIT, Front, Ticket
 from dovetail.runtime.flows.control.prefixes import Opening
@@ -33,8 +26,8 @@ from dovetail.runtime.flows.control.transformation import (
     unregister_transformation,
 )
 from dovetail.runtime.flows.control.work import Reply, Search
-from dovetail.runtime.flows.prompts import Prompt, prompts_after
-from dovetail.runtime.flows.workflow_run import search_after
+from dovetail.runtime.flows.prompts import prompts_after
+from dovetail.runtime.flows.workflow_run import Call
 from dovetail.runtime.index.cursor import reorder_probes
 from dovetail.runtime.retrieval.hot import HotSet, Swap
 
@@ -64,7 +57,7 @@ class Reorder(Transformation):
 
     def apply(self, graph: LiveGraph) -> None:
         """See `reorder`."""
-        reorder(graph, self.node, self.order)
+        transform.reorder(graph, self.node, self.order)
 
 
 @register_transformation
@@ -88,7 +81,7 @@ class Stop(Transformation):
 
     def apply(self, graph: LiveGraph) -> None:
         """See `stop`."""
-        stop(graph, self.node)
+        transform.stop(graph, self.node)
 
 
 @register_transformation
@@ -134,7 +127,7 @@ class SpeculateRetrieval(Transformation):
     def apply(self, graph: LiveGraph) -> None:
         """See `speculate_retrieval`."""
         search = Search.ahead_of(self.node.work)
-        search.node = speculate_retrieval(graph, self.node, search)
+        search.node = transform.speculate_retrieval(graph, self.node, search)
 
 
 class _Read(SpeculateRetrieval):
@@ -182,7 +175,7 @@ class Prefetch(Transformation):
         self.hot.begin(self.swap)
         if self.node in graph:
             self.node.work.copied = True
-            prefetch(graph, self.node, self.swap.load, self)
+            transform.prefetch(graph, self.node, self.swap.load, self)
         else:
             self.node.work = self
             graph.add(self.node)
@@ -214,21 +207,18 @@ class Put(Transformation):
         weighed = Weighed(stage.sizes, hot, front.costs.device_weight)
         plan = front.plan(stage, weighed)
         takes = [(search, search.node.clusters[:count]) for search, count in plan if count]
-        there = [[c for c in clusters if hot.resident(c)] for _, clusters in takes]
-        here = [
-            (search, rest)
-            for search, clusters in takes
-            if (rest := tuple(c for c in clusters if not hot.resident(c)))
-        ]
-        vectors = [sum(stage.sizes[c] for c in clusters) for clusters in there if clusters]
+        held = {s: tuple(c for c in clusters if hot.resident(c)) for s, clusters in takes}
+        lefts = ((s, tuple(c for c in clusters if c not in held[s])) for s, clusters in takes)
+        here = [(search, left) for search, left in lefts if left]
+        vectors = [sum(stage.sizes[c] for c in clusters) for clusters in held.values() if clusters]
         seconds = device.seconds(vectors) if vectors else 0.0
         alone, beside = (front.lot(some, stage.sizes).predicted for some in (takes, here))
         saved = (alone - max(beside, seconds)) * sum(s.call is not None for s in front.searches)
         for search, count in plan:
-            resident = tuple(c for c in search.node.clusters[:count] if hot.resident(c))
-            if resident or count < len(search.node.clusters):
+            there = held.get(search, ())
+            if there or count < len(search.node.clusters):
                 place = search.graph, search.node, stage, count
-                yield cls(*place, resident, saved, seconds * front.load)
+                yield cls(*place, there, saved, seconds * front.load)
 
     def gain(self, costs: Learned) -> float:
         """By how much sooner all searches are over, less what all generations wait for."""
@@ -239,7 +229,7 @@ class Put(Transformation):
         self.stage.settled = True
         self.stage.cut(self.node, self.count)
         if self.there:
-            self.node.work.node = put(graph, self.node, GPU, self.there)
+            self.node.work.node = transform.put(graph, self.node, GPU, self.there)
 
 
 @register_transformation
@@ -283,14 +273,15 @@ class Split(Transformation):
 class SpeculateGeneration(Transformation):
     """Begin a generation on what a search has found so far (HedraRAG §4.3).
 
-    ticket: its request. prompt: with the documents so far, `ids`. guessed: what is known of that.
-    load: generations under way.
+    ticket: its request. call, prompt: what would follow the documents so far. guessed: what is
+    known of that. load: generations under way.
     """
 
     name: ClassVar[str] = "speculate_generation"
     guesses: ClassVar[bool] = True
     ticket: Ticket
-    prompt: Prompt
+    call: Call
+    prompt: str
     guessed: Guessed
     load: int
 
@@ -334,10 +325,10 @@ class SpeculateGeneration(Transformation):
             documents = front.catalog.documents(search.spec, search.steps.partial)
         except DovetailError:  # the search tells of it if it finds the same
             return
-        for prompt in prompts_after(ticket.run, search.call, documents):
-            name, characters = prompt.node.name, len(prompt.text)
+        for call, prompt in prompts_after(ticket.run, search.call, documents):
+            name, characters = call.node.name, len(prompt)
             guessed = Guessed(name, characters, search.spec.name, left, search.share)
-            yield cls(search.graph, search.last, ticket, prompt, guessed, front.load)
+            yield cls(search.graph, search.last, ticket, call, prompt, guessed, front.load)
 
     def gain(self, costs: Learned) -> float:
         """What overlaps if it holds, less what it costs others."""
@@ -349,15 +340,13 @@ class SpeculateGeneration(Transformation):
 
     def apply(self, graph: LiveGraph) -> None:
         """See `speculate_generation`."""
-        ticket, search, call = self.ticket, self.node.work, self.prompt.call
+        ticket, search = self.ticket, self.node.work
         search.tried = search.nearest
         ticket.nodes[search.source.node, search.source.round] = search.last
-        ahead = search_after(ticket.run.workflow, self.prompt.node.name)
-        reply = Reply(graph, ticket.source(call), self.prompt.node, self.prompt.text, None, ahead)
+        reply = ticket.reply(self.call, self.prompt)
         reply.search, reply.ids = search, search.tried
-        if ticket.free:
-            reply.opening = Opening.of(call, ticket.free)
-        reply.node = speculate_generation(graph, search.ended, ticket.node(call), reply)
+        target = ticket.node(self.call)
+        reply.node = transform.speculate_generation(graph, search.ended, target, reply)
 
 
 @register_transformation

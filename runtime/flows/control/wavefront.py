@@ -28,27 +28,14 @@ from dovetail.ir.live_graph import (
 from dovetail.ir.transform import roll_back
 from dovetail.ir.workflow import START, Embedding, Function, Generation, Place, Retrieval
 from dovetail.ir.workflow import State as WorkflowState
-from dovetail.runtime.flows.control.costs import Learned, StageCosts
-from dovetail.runtime.flows.control.front import Callbacks, Front, Statistics, Ticket, Waiter
-from dovetail.runtime.flows.control.messages import (
-    Catalog,
-    Choose,
-    Commit,
-    Deliver,
-    Embed,
-    Invoke,
-    Order,
-    Report,
-    Rewrote,
-    Started,
-    Written,
-)
-from dovetail.runtime.flows.control.prefixes import Opening
+from dovetail.runtime.flows.control import messages
+from dovetail.runtime.flows.control.costs import StageCosts
+from dovetail.runtime.flows.control.front import Front, Statistics, Ticket
 from dovetail.runtime.flows.control.running import Replies, Searches
 from dovetail.runtime.flows.control.settings import WavefrontSettings
 from dovetail.runtime.flows.control.work import Reply, Search
 from dovetail.runtime.flows.prompts import query_of, text_of
-from dovetail.runtime.flows.workflow_run import Call, WorkflowRun, search_after
+from dovetail.runtime.flows.workflow_run import Call, WorkflowRun
 from dovetail.runtime.retrieval.hot import HotSet
 
 Go: TypeAlias = Callable[[Sequence[Place] | None], None]
@@ -66,7 +53,7 @@ class Wavefront:
         self,
         settings: WavefrontSettings,
         costs: StageCosts,
-        catalog: Catalog,
+        catalog: messages.Catalog,
         hot: Mapping[str | None, HotSet] | None = None,
     ) -> None:
         """Schedule by `settings`; hot: the cache on the device, of each index that has one.
@@ -75,22 +62,13 @@ class Wavefront:
         """
         self.front = front = Front(settings, costs, catalog, {} if hot is None else hot)
         self._numbers = count(1)
-        self._searches = Searches(
-            front, Callbacks(self._searched_on, self._searched, self._search_failed)
-        )
-        self._replies = Replies(
-            front, Callbacks(self._replied_on, self._replied, self._reply_failed)
-        )
+        self._searches = Searches(front, self._searched_on, self._searched, self._search_failed)
+        self._replies = Replies(front, self._replied_on, self._replied, self._reply_failed)
 
     @property
     def statistics(self) -> Statistics:
         """What came of guesses."""
         return self.front.statistics
-
-    @property
-    def learned(self) -> Learned:
-        """What is known of costs."""
-        return self.front.costs
 
     def submit(self, run: WorkflowRun, now: float) -> int:
         """Take a run that has not begun; return the number of the request."""
@@ -101,7 +79,7 @@ class Wavefront:
         self._choose(ticket, START, run.inputs, run.begin)
         return number
 
-    def tell(self, report: Report, now: float) -> None:
+    def tell(self, report: messages.Report, now: float) -> None:
         """Take what came of a job; reports about jobs that are over change nothing."""
         self.front.now = now
         self.front.tell(report)
@@ -111,7 +89,7 @@ class Wavefront:
         if (ticket := self.front.tickets.get(request)) is not None:
             self._close(ticket)
 
-    def orders(self, now: float) -> tuple[Order, ...]:
+    def orders(self, now: float) -> tuple[messages.Order, ...]:
         """Return what is to be done now, each order once."""
         self.front.now = now
         self.front.ask()
@@ -135,7 +113,7 @@ class Wavefront:
                     rewrite = Rewrite(kind.name, found.node.name, seconds)
                     found.apply(found.graph)
                     found.graph.rewrites.append(rewrite)
-                    front.order(Rewrote(found.graph.number, rewrite))
+                    front.order(messages.Rewrote(found.graph.number, rewrite))
                     search = found.node.work
                     if isinstance(search, Search) and search.node not in search.graph:
                         self._searches.end(search)  # its rest was left out
@@ -192,7 +170,7 @@ class Wavefront:
             self._deliver(ticket, ticket.run.result, None)
 
     def _finish(self, ticket: Ticket, call: Call, value: Any) -> None:
-        self.front.order(Written(ticket.source(call), value))
+        self.front.order(messages.Written(ticket.source(call), value))
         node = ticket.node(call)
         if node.state is State.RUNNING:
             ticket.graph.finish(node)
@@ -204,10 +182,11 @@ class Wavefront:
         if not ticket.run.asks(place):
             self._go_on(ticket, go, None)
             return
-        take: Callable[[Any], None] = lambda report: self._go_on(ticket, go, report.value)  # noqa: E731
         self.front.post(
-            lambda job: Choose(job, partial(ticket.run.choose, place, state)),
-            Waiter(ticket.number, take, partial(self._fail, ticket, place)),
+            lambda job: messages.Choose(job, partial(ticket.run.choose, place, state)),
+            ticket.number,
+            lambda report: self._go_on(ticket, go, report.value),
+            partial(self._fail, ticket, place),
         )
 
     def _go_on(self, ticket: Ticket, go: Go, chosen: Sequence[Place] | None) -> None:
@@ -231,7 +210,9 @@ class Wavefront:
         self._close(ticket)
         for scout in scouts:  # which no search has come to use
             roll_back(ticket.graph, scout.node)
-        self.front.order(Deliver(ticket.number, state, error, None if error else ticket.graph))
+        self.front.order(
+            messages.Deliver(ticket.number, state, error, None if error else ticket.graph)
+        )
 
     def _close(self, ticket: Ticket) -> None:
         """Free all that a request holds."""
@@ -245,14 +226,10 @@ class Wavefront:
     # ---- calls that may be made ----
 
     def _generate(self, ticket: Ticket, call: Call) -> None:
-        assert isinstance(call.node, Generation)
         prompt = text_of(call)
         if not self._commit(ticket, call, prompt):
-            ahead = search_after(ticket.run.workflow, call.node.name)
-            source, graph = ticket.source(call), ticket.graph
-            reply = Reply(graph, source, call.node, prompt, call, ahead)
-            if ticket.free:
-                reply.opening = Opening.of(call, ticket.free)
+            reply = ticket.reply(call, prompt)
+            reply.call = call
             self._hold(ticket, call, reply)
 
     def _retrieve(self, ticket: Ticket, call: Call) -> None:
@@ -263,8 +240,13 @@ class Wavefront:
 
     def _wait(self, ticket: Ticket, call: Call) -> None:
         """Take a call of an embedding or function."""
-        text = text_of(call) if isinstance(call.node, Embedding) else ""
-        self._hold(ticket, call, (ticket, call, text))
+        source, node = ticket.source(call), call.node
+        make: Callable[[int], messages.Order] = (
+            partial(messages.Embed, source=source, text=text_of(call), model=node.model)
+            if isinstance(node, Embedding)
+            else partial(messages.Invoke, source=source, call=call)
+        )
+        self._hold(ticket, call, (ticket, call, make))
 
     def _hold(self, ticket: Ticket, call: Call, work: object) -> None:
         """Have the node of a call begin once it is ready, and do this."""
@@ -278,29 +260,17 @@ class Wavefront:
         reply: Reply = node.work
         self._replies.begin(reply)
         if reply.call is not None:
-            self.front.order(Started(reply.source, reply.job, reply.prompt))
+            self.front.order(messages.Started(reply.source, reply.job, reply.prompt))
 
-    def _embed(self, node: LiveNode) -> None:
-        ticket, call, text = node.work
-        source, model = ticket.source(call), call.node.model
-        self._start(node, lambda job: Embed(job, source, text, model))
-
-    def _invoke(self, node: LiveNode) -> None:
-        ticket, call, _ = node.work
-        source = ticket.source(call)
-        self._start(node, lambda job: Invoke(job, source, call))
-
-    def _start(self, node: LiveNode, make: Callable[[int], Order]) -> None:
-        ticket, call, _ = node.work
+    def _start(self, node: LiveNode) -> None:
+        ticket, call, make = node.work
         ticket.graph.begin(node)
-        self.front.order(Started(ticket.source(call)))
+        self.front.order(messages.Started(ticket.source(call)))
         self.front.post(
             make,
-            Waiter(
-                ticket.number,
-                lambda report: self._finish(ticket, call, report.value),
-                partial(self._fail, ticket, call.node.name),
-            ),
+            ticket.number,
+            lambda report: self._finish(ticket, call, report.value),
+            partial(self._fail, ticket, call.node.name),
         )
 
     def _pass(self, node: LiveNode) -> None:
@@ -381,8 +351,7 @@ class Wavefront:
         self.statistics.accepted += 1
         guess.call = call
         self._hold(ticket, call, guess)
-        self.front.order(Commit(guess.job, guess.source))
-        self.front.order(Started(guess.source, guess.job, guess.prompt))
+        self.front.order(messages.Started(guess.source, guess.job, guess.prompt))
         return True
 
     def _reject(self, guess: Reply) -> None:
@@ -413,9 +382,9 @@ _BEGIN: dict[tuple[str, str], Do] = {
     (GENERATION, GUESS): Wavefront._write,
     (RETRIEVAL, ""): lambda front, node: front._searches.seek(node.work),
     (RETRIEVAL, SCOUT): lambda front, node: None,  # it was sent
-    (EMBEDDING, ""): Wavefront._embed,
+    (EMBEDDING, ""): Wavefront._start,
     (EMBEDDING, READ): lambda front, node: front._replies.read(node),
-    (FUNCTION, ""): Wavefront._invoke,
+    (FUNCTION, ""): Wavefront._start,
     (FUNCTION, COPY): lambda front, node: front._searches.copy(node),
 }
 """What is done with it once all transformations have been asked."""

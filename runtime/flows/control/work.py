@@ -204,7 +204,7 @@ class Reply:
     source: Source
     spec: Generation
     prompt: str
-    call: Call | None
+    call: Call | None = None
     ahead: Retrieval | None = None
     search: Search | None = None
     ids: tuple[int, ...] = ()

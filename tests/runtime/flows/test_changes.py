@@ -6,7 +6,9 @@ import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import msgspec
@@ -63,6 +65,25 @@ def test_what_is_added_is_found_and_what_is_removed_is_not(app: App) -> None:
     after = keys(app.run(search(topk=COUNT), QUERY).outputs["docs"])
     assert len(after) == COUNT - len({*nearest, keys(found)[-1]})
     assert not {"new", "other", *nearest} & set(after)
+
+
+def test_a_run_goes_on_in_its_index_where_another_is_added(app: App, folder: Path) -> None:
+    """What names no index means the only one there was when the run was submitted."""
+    begun, gate, g = Event(), Event(), RAGraph("two searches")
+    g.add_retrieval("first", query="input", output="docs", topk=2)
+    g.add_function("wait", lambda state: begun.set() or gate.wait(120), "waited")
+    g.add_retrieval("second", query="input", output="more", topk=2)
+    for source, target in pairwise((START, "first", "wait", "second", END)):
+        g.add_edge(source, target)
+    graph = g.workflow()
+    job = app.submit_workflow(graph, QUERY)
+    assert begun.wait(120)
+    app.add_index(folder, name="other", embed=embed)
+    gate.set()
+    outputs = job.result(120).outputs
+    assert outputs["more"] == outputs["docs"]
+    with pytest.raises(WorkflowError, match="node 'first': several indexes may be meant"):
+        app.submit_workflow(graph, QUERY)
 
 
 def test_other_fields_are_metadata_and_a_text_is_one_key(app: App) -> None:
@@ -140,6 +161,10 @@ def test_vectors_may_be_given_and_wrong_changes_change_nothing(app: App, folder:
         (lambda: index.add([passage("x")], vector[:, :3]), SpecError, "16 values"),
         (lambda: index.add([passage("x")], vector * np.nan), SpecError, "not finite"),
         (lambda: index.add([passage("x", parity=object())]), RequestError, "plain values"),
+        (lambda: index.add([Passage(key=5, text="x")]), RequestError, "`key` and `text`"),  # type: ignore[arg-type]
+        (lambda: index.remove([1.5]), RequestError, "keys are texts"),  # type: ignore[list-item]
+        (lambda: app.run(search(filters={1: 2}), QUERY), WorkflowError, "'search': filters"),
+        (lambda: app.run(search(filters={"a": object()}), QUERY), WorkflowError, "'search': filt"),
         (lambda: app.index("other"), WorkflowError, "no index 'other'"),
     ]
     for change, kind, words in cases:
@@ -148,6 +173,9 @@ def test_vectors_may_be_given_and_wrong_changes_change_nothing(app: App, folder:
     index.add([passage("last")])
     assert set(found_by(app.submit_workflow(search(topk=2), QUERY))) == {"given", "last"}
     assert len(open_index(folder)) == COUNT, "the folder stays as it is"
+    index.remove(COUNT)
+    assert set(found_by(app.submit_workflow(search(topk=1), QUERY))) == {"last"}
+    assert not app.flows.worker.deaths
 
 
 def test_a_change_that_kills_workers_is_taken_back(app: App) -> None:

@@ -17,6 +17,8 @@ from dovetail.runtime.flows.control.messages import (
     Source,
 )
 from dovetail.runtime.flows.generations import Generations
+from dovetail.runtime.schedule.plan import SchedulerSettings
+from tests.runtime.throttle import Throttle
 
 NODE = Generation("say", "", "answer", {"max_tokens": 20, "ignore_eos": True})
 PROMPT = "w1 w2 w3"
@@ -84,6 +86,23 @@ def test_a_guess_that_fails_to_hold_is_never_shown(app: App) -> None:
     desk.generations.forget(1)
     desk.generations.reveal(1)
     assert not desk.shown
+
+
+def test_what_is_cancelled_while_it_is_held_waits_no_more(open_app: Callable[..., App]) -> None:
+    """The engine takes no step: one generation fills its queue, and the others are held."""
+    app = open_app(settings=SchedulerSettings(max_waiting=1))
+    Throttle(app)
+    desk = Desk(app)
+    desk.order(1)
+    app.generator.host.call(lambda: None).result()
+    for job in (2, 3, 4):
+        desk.order(job)
+    assert desk.generations.waiting == 4
+    for job in (3, 4):
+        desk.generations.cancel(job)
+    assert desk.generations.waiting == 2
+    desk.generations.retry()
+    assert desk.generations.waiting == 2 and desk.generations.held and not desk.told
 
 
 def test_a_prompt_that_cannot_be_read_is_told_of(app: App) -> None:

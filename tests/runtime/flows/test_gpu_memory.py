@@ -18,8 +18,8 @@ from dovetail.runtime.flows.gpu_memory import (
     describe,
     generation_throughput,
     retrieval_throughput,
-    take_share,
 )
+from dovetail.runtime.flows.service import FlowSettings
 from dovetail.runtime.retrieval.budget import ScanCost
 from dovetail.runtime.retrieval.memory_plan import MemoryProblem, plan_gpu_memory
 from dovetail.runtime.schedule.cost_tables import TablePredictor
@@ -115,8 +115,9 @@ def test_the_side_that_lags_gets_the_memory() -> None:
 def test_what_cannot_be_shared_is_refused(make_artifact: Callable[..., Path]) -> None:
     with pytest.raises(SpecError, match="must be positive"):
         GpuShare(index="idx", rate=0)
-    unnamed, options = replace(SHARE, index=None), EngineOptions(device="torch:cpu")
+    settings = FlowSettings(share=replace(SHARE, index=None))
+    options = EngineOptions(device="torch:cpu")
     artifact = open_artifact(make_artifact(), read_hardware())
     with pytest.raises(SpecError, match=r"name the index .* has none"):
-        take_share(unnamed, options, artifact, 1)
-    assert take_share(unnamed, EngineOptions(), artifact, 1) == (None, EngineOptions())
+        settings.share_gpu(artifact, options)
+    assert settings.share_gpu(artifact, EngineOptions()) == (settings, None, EngineOptions())

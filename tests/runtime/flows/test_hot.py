@@ -137,6 +137,9 @@ def test_nothing_is_scanned_there_without_room_device_or_leave(
         assert {step.device for step in steps} == {"cpu"}
         assert not any(found.hits for found in app.flows.hot.values())
     assert not small.flows.hot and statistics(unused).scanned
+    for name, least in (("threads", 1), ("cluster_bytes", 0), ("max_waiting", 1)):
+        with pytest.raises(SpecError, match=f"{name} must be at least {least}, not {least - 1}"):
+            FlowSettings(**{name: least - 1})  # type: ignore[arg-type]
     with pytest.raises(SpecError, match="cluster_bytes must be at least 0"):
         FlowSettings(cluster_bytes=-1)
 
@@ -168,7 +171,7 @@ def test_a_device_that_is_not_there_is_done_without(
 def bind(opened: Opened, folder: Path) -> tuple[Indexes, HotSets]:
     """Return an index `idx`, and what the app knows of its clusters on a GPU of ROOM bytes."""
     indexes = Indexes()
-    hot = HotSets(TORCH, ROOM, lambda name: indexes.find(name).name)
+    hot = HotSets(TORCH, ROOM)
     documents = open_documents(folder / DOCUMENTS, folder / OFFSETS)
     opened = msgspec.structs.replace(opened, hot=ScanCost(0.0, 0.0))
     index = BoundIndex("idx", opened, documents, NPROBE, embed, embed)

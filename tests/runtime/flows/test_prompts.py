@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail.ir.errors import LengthError
-from dovetail.ir.workflow import render
-from dovetail.runtime.flows.prompts import FilledPrompt, fit
+from dovetail.ir.workflow import PromptMessage, render
+from dovetail.runtime.flows.prompts import MARK, FilledPrompt, fit
 from dovetail.runtime.index.documents import Document
 from dovetail.runtime.text.tokenizer import Tokenizer
 from dovetail.tiny_world import LLAMA
@@ -53,6 +53,17 @@ def test_a_prompt_is_filled_in_as_it_always_was() -> None:
     ):
         assert FilledPrompt.of(TEMPLATE, state) == render(TEMPLATE, state)
     assert render(TEMPLATE, {"docs": docs, "input": "?"}).startswith("Documents:\n- one\n- two\nQ")
+
+
+def test_what_users_write_like_a_mark_stays_as_it_is() -> None:
+    docs = [Document(id=1, text="one")]
+    messages = (PromptMessage("user", "{docs} {input}"),)
+    for number in ("7", "1" * 5000):  # Python reads no number of so many digits
+        written = MARK.format(number)
+        prompt = FilledPrompt.of(messages, {"docs": docs, "input": written})
+        (message,) = prompt.mark()
+        assert message["content"] == f"{MARK.format(0)} {written}"
+        assert prompt.place(message["content"]) == f"- one {written}"
 
 
 def test_what_was_not_retrieved_is_never_cut() -> None:

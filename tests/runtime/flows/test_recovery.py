@@ -9,17 +9,23 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 
-from dovetail.ir.errors import WorkflowError
+from dovetail.ir.errors import CapacityError, WorkflowError
 from dovetail.ir.ragraph import RAGraph
-from dovetail.ir.workflow import END, START
+from dovetail.ir.workflow import END, START, Generation
 from dovetail.runtime.app import App
+from dovetail.runtime.flows.control.messages import Generate, Source
 from dovetail.runtime.flows.control.settings import WavefrontSettings
+from dovetail.runtime.flows.driver import Session
 from dovetail.runtime.flows.events import NodeText
+from dovetail.runtime.flows.job import WorkflowJob
 from dovetail.runtime.flows.service import FlowSettings
+from dovetail.runtime.flows.workflow_run import WorkflowRun
 from dovetail.runtime.schedule.plan import SchedulerSettings
 from tests.runtime.flows.conftest import PlainServices
 from tests.runtime.flows.test_service import GRAPHS, check_events, plain, question
@@ -119,6 +125,29 @@ def test_generations_wait_for_room_in_a_full_queue(
     jobs = [app.submit_workflow(graph, question(i)) for i in range(24)]
     for i, job in enumerate(jobs):
         assert job.result().outputs == plain(services, graph, question(i))
+
+
+def test_a_run_whose_guess_waits_in_the_queue_counts_once(app: App) -> None:
+    """Of two that may wait; the engine takes no step, so what it is sent waits there."""
+    executors, later = replace(app.flows._executors, max_waiting=2), SimpleQueue[object]()
+    session = Session(executors, app.flows._make_control(), later.put)
+    throttled(app)
+    workflow = GRAPHS["one-shot"].workflow()
+    (node,) = (n for n in workflow.nodes.values() if isinstance(n, Generation))
+
+    def begin(number: int) -> WorkflowJob:
+        job = WorkflowJob(workflow, lambda job: None, events=False)
+        session.begin(WorkflowRun(workflow, question(number)), job)
+        return job
+
+    source = Source(begin(0).number, node.name, 0)
+    session.generations.begin(Generate(MANY, source, node, "w1", provisional=True))
+    app.generator.host.call(lambda: None).result()
+    assert session.generations.waiting == 1
+    begin(1)
+    with pytest.raises(CapacityError, match="2 requests are waiting"):
+        begin(2)
+    session.end(RuntimeError("the test is over"))
 
 
 def test_a_fault_of_the_program_fails_what_runs_and_later_ones_are_served(

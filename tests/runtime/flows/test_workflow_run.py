@@ -212,9 +212,13 @@ def test_a_value_read_before_it_is_written_names_the_node() -> None:
 
 @pytest.mark.parametrize(
     ("inputs", "said"),
-    [({}, "'input' is missing"), ({"input": 0, "more": 1}, "'more' is no input")],
+    [
+        ({}, "'input' is missing"),
+        ({"input": 0, "more": 1}, "'more' is no input"),
+        ({1: 0}, "1 is no input"),
+    ],
 )
-def test_wrong_inputs_are_refused(inputs: dict[str, object], said: str) -> None:
+def test_wrong_inputs_are_refused(inputs: dict[Any, object], said: str) -> None:
     with pytest.raises(WorkflowError, match=said):
         WorkflowRun(counting(1).workflow(), inputs)
 

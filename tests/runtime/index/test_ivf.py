@@ -63,7 +63,7 @@ def stepwise(index: IvfIndex, depth: int, nprobe: int, steps: Any) -> list[list[
     while not all(cursor.done for cursor in cursors):
         takes = [min(steps(), len(cursor.left)) for cursor in cursors]
         scans = [
-            Part(p.vector, c.ahead(n), p.centroids[c.position : c.position + n], bound=c.bound)
+            Part(p.vector, c.left[:n], p.centroids[c.position : c.position + n], bound=c.bound)
             for c, p, n in zip(cursors, probes, takes, strict=True)
         ]
         for cursor, n, found in zip(cursors, takes, index.scan(scans, 20), strict=True):

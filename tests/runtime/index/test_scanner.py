@@ -91,7 +91,7 @@ def test_kernels_find_what_faiss_finds(
         open_ = [n for n, c in enumerate(cursors) if not c.done and rng.random() < 0.7]
         takes = [rng.randint(1, len(cursors[n].left)) for n in open_]
         parts = [
-            replace(scans[n], clusters=c.ahead(t), centroids=(0.0,) * t, bound=c.bound)
+            replace(scans[n], clusters=c.left[:t], centroids=(0.0,) * t, bound=c.bound)
             for n, t in zip(open_, takes, strict=True)
             for c in [cursors[n]]
         ]

@@ -111,7 +111,7 @@ def test_a6_2_sub_stages_of_skewed_clusters_vary_less_than_half_as_much_as_fixed
     while not cursor.done:
         plan = plan_sub_stage([cursor.left], sizes, cost, statistics.fmean(fixed))
         ((_, count),) = plan
-        planned.append(cost.seconds([sum(sizes[c] for c in cursor.ahead(count))]))
+        planned.append(cost.seconds([sum(sizes[c] for c in cursor.left[:count])]))
         cursor.advance(count, [])
 
     def variation(seconds: list[float]) -> float:

@@ -96,6 +96,18 @@ def scan(query: np.ndarray, clusters: tuple[int, ...], depth: int = DEPTH) -> Sc
     return ScanParts("a", (part_of(query, clusters, depth=depth),))
 
 
+@pytest.mark.parametrize("value", [object(), 1 << 70])
+def test_what_no_message_can_hold_is_refused_and_nobody_waits_for_it(
+    worker: RetrievalProcess, vectors: np.ndarray, value: object
+) -> None:
+    """Else the worker would seem to hang with it, and die of it once it is sent again."""
+    query = vectors[0].tobytes()
+    with pytest.raises((TypeError, OverflowError)):
+        worker.ask(ProbeQueries("a", (SearchQuery(query, {"odd": value}),), 1))
+    assert not worker._look().busy
+    assert worker.ask(ProbeQueries("a", (SearchQuery(query),), 1)).result().body
+
+
 def alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from dovetail.errors import ArtifactError, RequestError
+from dovetail.errors import ArtifactError, DeviceError, RequestError
+from dovetail.runtime.child.child import Child
+from dovetail.runtime.machine.cpu_time import process_seconds
+from dovetail.runtime.schedule.structured import StructuredOutputs
+from dovetail.runtime.text import template_process
 from dovetail.runtime.text.chat_template import ChatTemplate, read_template
 from dovetail.runtime.text.messages import Message
-from dovetail.runtime.text.template_process import NICE, SHARED, Renderer, _Job
-from dovetail.runtime.text.template_worker import Teach
+from dovetail.runtime.text.template_process import NICE, SHARED, Renderer, _Job, _RenderProcess
+from dovetail.runtime.text.template_worker import Render, Teach, TryForm
 from dovetail.tiny_world import LLAMA
 from tests.processes import running
 
@@ -198,6 +203,62 @@ def test_processes_that_are_killed_while_idle_cost_no_conversation(
     renderer._patient.put(job := _Job(Teach("other", "", {})))
     assert job.future.result() == ""
     template.close()
+
+
+def test_what_is_under_way_when_its_process_is_closed_goes_nowhere_else() -> None:
+    beyond = _RenderProcess(1e6, NICE)
+    process, job = _RenderProcess(1e6, 0, beyond), endless_job()
+    process.put(job)
+    while process.pid is None or process_seconds(process.pid) < 0.5:
+        os.sched_yield()  # it is beginning, and learns the template
+    process.close()
+    found = job.future.done() and job.future.exception()
+    beyond.close()
+    assert isinstance(found, RequestError) and "closed" in str(found)
+
+
+def test_a_process_that_is_closed_while_it_is_started_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    process, job, starting = _RenderProcess(1e6, 0), endless_job(), threading.Event()
+    start = template_process.Child.start
+
+    def start_late(*given: str) -> Child:
+        child = start(*given)
+        starting.set()
+        process.put(probe := endless_job())
+        while not probe.future.done():  # it is told at once when nothing is taken any more
+            os.sched_yield()
+            process.put(probe := endless_job())
+        return child
+
+    monkeypatch.setattr(template_process.Child, "start", start_late)
+    process.put(job)
+    assert starting.wait(60)
+    closing = threading.Thread(target=process.close, daemon=True)
+    closing.start()
+    with pytest.raises(RequestError, match="closed"):
+        job.future.result(60)
+    closing.join(60)
+    assert not closing.is_alive() and process.pid is None
+
+
+def endless_job() -> _Job:
+    teach = Teach("endless", ENDLESS, {})
+    conversation = (
+        b'{"messages": [{"content": "loop"}], "add_generation_prompt": true, "options": {}}'
+    )
+    return _Job(Render(teach.key, conversation), teach)
+
+
+def test_memory_that_the_first_form_uses_up_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    greedy = StructuredOutputs(json="[" + "[]," * 5_000_000 + "[]]")
+    monkeypatch.setattr(template_process, "FIRST_FORM", TryForm(greedy))
+    renderer = Renderer()
+    renderer.take()
+    with pytest.raises(DeviceError, match=r"no form .* can be tried here: .* 256 MiB"):
+        renderer.try_form(StructuredOutputs(json_object=True)).result()
+    renderer.give_back()
 
 
 def test_the_last_template_ends_the_process() -> None:

@@ -69,6 +69,13 @@ def test_what_was_sent_long_ago_is_forgotten_from_its_end() -> None:
     assert prefixes.arrange(two).ids == (4, 5)
 
 
+def test_prompts_may_show_many_documents() -> None:
+    prefixes, many, turned = Prefixes(), opening([*range(500)]), opening([*range(499, -1, -1)])
+    assert many is not None and turned is not None
+    prefixes.keep(many)
+    assert prefixes.arrange(turned).ids == many.ids
+
+
 def answer(hand: Hand, found: list[int], order: str) -> tuple[str, str, list[str]]:
     """Return the prompt that is sent, the one that is told of, and what was done."""
     hand.begin_search(7, graph=graph(order))

@@ -65,7 +65,7 @@ def scans(
     seen: list[tuple[ScanClusters, float]] = []
 
     def watch(now: float, orders: Sequence[Order]) -> None:
-        budget = front.learned.budget(front.front.backlog)
+        budget = front.front.costs.budget(front.front.backlog)
         seen.extend((o, budget) for o in orders if isinstance(o, ScanClusters))
         check_wavefront(front)
 
@@ -137,7 +137,7 @@ def test_a6_3_the_budget_follows_what_is_measured_while_serving() -> None:
     workflow = search_only(3).workflow()
     runs = [(n * 0.02, WorkflowRun(workflow, {"input": f"q {n}"})) for n in range(120)]
     simulate(front, world, machine).run(runs)
-    known = front.learned
+    known = front.front.costs
     assert known.stage is not None and known.speed == pytest.approx(0.1, rel=0.2)
     assert known.overhead == pytest.approx(machine.turn + machine.scan.fixed, rel=0.05)
     mb = sqrt(2 * (machine.turn + machine.scan.fixed) * known.stage)
@@ -341,7 +341,7 @@ def test_what_is_new_has_a_taste_where_a_guess_on_any_search_pays() -> None:
 @pytest.mark.parametrize("more_come", [True, False])
 def test_who_has_searched_least_goes_first_where_no_more_come(more_come: bool) -> None:
     hand = Hand(transformations=frozenset({"split"}))
-    hand.front.learned.replied("essay", 600.0)  # of a workflow that nobody asks for now
+    hand.front.front.costs.replied("essay", 600.0)  # of a workflow that nobody asks for now
     hand.begin_search(0, graph=workflows.irg(topk=1, rounds=2))
     hand.scanned((1.0, 1))
     hand.tell(Finished(hand.last(Generate).job, "draft"))

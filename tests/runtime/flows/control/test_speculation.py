@@ -15,7 +15,6 @@ from dovetail.ir.workflow import END, START
 from dovetail.runtime.flows.control.costs import StepCost
 from dovetail.runtime.flows.control.messages import (
     Cancel,
-    Commit,
     Deliver,
     Embed,
     Failed,
@@ -24,12 +23,18 @@ from dovetail.runtime.flows.control.messages import (
     Generate,
     Order,
     Progressed,
+    Started,
 )
 from tests.runtime.flows.control.by_hand import ALONE, Hand
 from tests.runtime.flows.control.integrity import is_idle
 
 NEAR = [(1.0, 1), (2.0, 2)]
 TOKENS = count(1)
+
+
+def started(hand: Hand) -> list[int | None]:
+    """Return the jobs of generations that are real ones."""
+    return [order.job for order in hand.all(Started) if order.source.node == "answer"]
 
 
 def guesses(orders: list[Order]) -> list[Generate]:
@@ -40,10 +45,10 @@ def test_a6_6_a_guess_that_holds_is_committed_and_nothing_is_generated_twice() -
     hand = Hand()
     hand.begin_search(0, 1, 2)
     (guess,) = guesses(hand.scanned(*NEAR))
-    assert "document 1" in guess.prompt and not hand.all(Commit)
+    assert "document 1" in guess.prompt and not started(hand)
     hand.scanned((3.0, 3))
     hand.scanned((4.0, 4))
-    assert hand.last(Commit).job == guess.job
+    assert started(hand) == [guess.job]
     hand.tell(Finished(guess.job, "yes"))
     assert hand.last(Deliver).state["answer"] == "yes"  # type: ignore[index]
     assert len(hand.all(Generate)) == 1 and hand.front.statistics.accuracy == 1.0
@@ -72,7 +77,8 @@ def test_a6_6_a_guess_under_way_is_cancelled_when_its_documents_are_displaced() 
     orders = hand.scanned((0.5, 3))
     assert [order.job for order in orders if isinstance(order, Cancel)] == [guess.job]
     real = hand.last(Generate)
-    assert not real.provisional and "document 3" in real.prompt and not hand.all(Commit)
+    assert not real.provisional and "document 3" in real.prompt
+    assert started(hand) == [real.job]
     hand.tell(Finished(guess.job, "wrong"))  # what comes late is not heard
     assert not hand.all(Deliver)
     hand.tell(Finished(real.job, "right"))
@@ -170,7 +176,7 @@ def words(hand: Hand, reply: Generate, vector: list[float]) -> list[Order]:
     """Let a reply grow, and its embedding come; return what follows."""
     hand.tell(Progressed(reply.job, "some words", next(TOKENS)))
     embed = hand.last(Embed)
-    assert embed.provisional and embed.source == reply.source
+    assert embed.source == reply.source
     return hand.tell(Finished(embed.job, vector))
 
 
@@ -179,14 +185,14 @@ def test_a_scout_searches_with_what_is_written_and_its_history_shows_the_way() -
     reply = follow(hand)
     words(hand, reply, [0.0, 0.0])
     (probe,) = [o for o in words(hand, reply, [0.0, 0.1]) if isinstance(o, FindClusters)]
-    assert probe.provisional and probe.source.node == "search"
+    assert probe.source.node == "search"
     hand.probed(0, 1, 2)
     hand.scanned((1.0, 7))
     hand.tell(Finished(reply.job, "some words more"))
     assert not hand.all(Deliver)
     hand.tell(Finished(hand.last(Embed).job, [0.0, 0.2]))
     true = hand.last(FindClusters)
-    assert not true.provisional and true.known == (7,)
+    assert true.known == (7,)
 
 
 @pytest.mark.parametrize(("load", "sent"), [(31, 1), (32, 0)])

@@ -256,8 +256,8 @@ def test_looking_ahead_changes_nothing_and_sees_only_declared_ways() -> None:
     assert search_after(workflow, "read") is None, "a generation comes first"
     run = WorkflowRun(workflows.one_shot().workflow(), {"input": "x"})
     (call,) = run.ready()
-    (prompt,) = prompts_after(run, call, ["guess"])
-    assert "- guess" in prompt.text and prompt.node.name == "answer"
+    ((after, prompt),) = prompts_after(run, call, ["guess"])
+    assert "- guess" in prompt and after.node.name == "answer"
     assert not run.ready() and not run.done
     run.finish(call, ["truth"])
     (true,) = run.ready()
@@ -298,5 +298,5 @@ def test_a6_6_a_guess_never_makes_a_lone_request_later_than_a_sub_stage(seed: in
         machine = WorkflowMachine(scan=COSTS.scan, turn=COSTS.overhead)
         (outcome,) = simulate(front, world, machine).run([(0.0, run)])
         ends[guess] = outcome.end
-    one = front.learned.budget() + COSTS.step.seconds(2)
+    one = front.front.costs.budget() + COSTS.step.seconds(2)
     assert ends[True] <= ends[False] + one

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
 
@@ -18,7 +18,7 @@ from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.encoder import EncoderSpec, Spec
 from dovetail.ir.errors import SpecError
 from dovetail.ir.formats import FORMATS, is_quantised
-from dovetail.ir.high.nodes import Function, Unit
+from dovetail.ir.high.nodes import Unit
 from dovetail.ir.high.parse import parse_high
 from dovetail.ir.model import ModelSpec
 
@@ -163,13 +163,13 @@ def kernel_source(name: str) -> Source:
 
 def resolve_imports(unit: Unit) -> Unit:
     """Return the unit with the @inline functions of the bundled modules it imports in front."""
-    inlined: dict[str, Function] = {}
-    for module in unit.imports:
-        for function in load_kernel_module(module).functions:
-            if function.kind == "inline":
-                inlined[function.name] = function
-    functions = (*inlined.values(), *unit.functions)
-    return Unit(functions=functions, doc=unit.doc, notes=unit.notes, span=unit.span)
+    inlined = {
+        function.name: function
+        for module in unit.imports
+        for function in load_kernel_module(module).functions
+        if function.kind == "inline"
+    }
+    return replace(unit, functions=(*inlined.values(), *unit.functions), imports=())
 
 
 def kernel_request(
@@ -303,11 +303,12 @@ def device_kernels(formats: Iterable[str]) -> tuple[KernelRequest, ...]:
     which those of a model are converted when they are loaded, and of each format of blocks.
     """
     blocks = sorted({name for name in formats if is_quantised(name)})
+    merge = "gemm_skinny_merge"
     return (
         *(skinny_request(rows, rows) for rows in ROW_TYPES),
         *(skinny_request(form, rows) for form in blocks for rows in ROW_TYPES),
         *(
-            KernelRequest("gemm_skinny", "gemm_skinny_merge", {"X": rows}, skinny_merge(rows))
+            KernelRequest("gemm_skinny", merge, {"X": rows}, f"{merge}_{rows}")
             for rows in ROW_TYPES
         ),
     )
@@ -317,8 +318,3 @@ def skinny_request(weights: str, rows: str) -> KernelRequest:
     """Return the request for products of few rows, of type `rows`, with weights of a format."""
     binding = weight_binding(weights) | {"X": rows}
     return KernelRequest("gemm_skinny", "gemm_skinny", binding, f"gemm_skinny_{weights}_{rows}")
-
-
-def skinny_merge(rows: str) -> str:
-    """Return the name of the kernel that adds up the sums of stretches of K."""
-    return f"gemm_skinny_merge_{rows}"

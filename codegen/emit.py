@@ -5,14 +5,15 @@ In: frozen `KernelSpec`s. Out: C text. All decisions are made here; the template
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.resources import files
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from dovetail.codegen.extents import EXTENTS, extents_in_c, limits_in_c, range_of
-from dovetail.codegen.isa.target import Target, called_names
+from dovetail.codegen.isa.target import Target
 from dovetail.ir.artifact import KernelEntry, KernelParam
 from dovetail.ir.expr import Binary, Name
 from dovetail.ir.low.nodes import Declare, Function, Unit
@@ -91,10 +92,7 @@ def templates() -> Environment:
 
 def read_template(name: str) -> str:
     """Return the text of a file of the templates folder that is used as it is: abi.h, team.c."""
-    loader = templates().loader
-    assert loader is not None
-    text, _, _ = loader.get_source(templates(), name)
-    return text
+    return (files("dovetail.codegen") / "templates" / name).read_text(encoding="utf-8")
 
 
 def emit_unit(
@@ -125,12 +123,10 @@ def emit_unit(
     )
 
 
-def shared_helpers(kernels: Sequence[KernelSpec], target: Target) -> tuple[Function, ...]:
+def shared_helpers(kernels: Iterable[KernelSpec]) -> Iterable[Function]:
     """Return every static function the kernels' units bring along, once, each before its users."""
     functions = [f for k in kernels for f in k.unit.items if isinstance(f, Function)]
-    called = set().union(*map(called_names, functions))
-    own = {f.name: f for f in functions if f.static and f.name not in target.prelude}
-    return (*own.values(), *target.prelude_functions(sorted(called)))
+    return {f.name: f for f in functions if f.static}.values()
 
 
 def part_texts(
@@ -169,12 +165,12 @@ def kernel_text(kernel: KernelSpec, target: Target) -> KernelText:
     entry = kernel.entry
     own = [i for i in kernel.unit.items if not (isinstance(i, Function) and i.static)]
     params = entry.params
-    positions = slot_positions(params)
+    positions = {p.name: i for i, p in enumerate(q for q in params if q.kind == "slot")}
     nullable = nullable_names(kernel.unit.function(entry.name))
     return KernelText(
         name=entry.name,
         family=entry.family,
-        helpers=tuple((f.name, print_low(f)) for f in shared_helpers((kernel,), target)),
+        helpers=tuple((f.name, print_low(f)) for f in shared_helpers([kernel])),
         binding=tuple(entry.binding.items()),
         prototype=print_low(kernel.unit.function(entry.name)).partition(" {")[0] + ";",
         items=tuple(print_low(item).rstrip() + "\n" for item in own),
@@ -212,11 +208,6 @@ def _size_limits(entry: KernelEntry) -> Iterator[ArgumentCheck]:
         if param.name in needed:
             call = f"sizes[{i}] >= {needed[param.name]}"
             yield ArgumentCheck(param.name, call, "hold more elements for these sizes")
-
-
-def slot_positions(params: Sequence[KernelParam]) -> dict[str, int]:
-    """Return each ordinary parameter's slot: its place among those not sched or thread."""
-    return {p.name: i for i, p in enumerate(q for q in params if q.kind == "slot")}
 
 
 def nullable_names(function: Function) -> set[str]:

@@ -39,7 +39,7 @@ def emit_cuda(title: str, target: Target, kernels: Sequence[KernelSpec]) -> str:
             warp=read_template("warp.cuh"),
             helpers=[
                 print_low(replace(helper, static=False, inline=False))
-                for helper in shared_helpers(kernels, target)
+                for helper in shared_helpers(kernels)
             ],
             kernels=[_kernel_text(kernel) for kernel in kernels],
         )

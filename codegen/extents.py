@@ -11,7 +11,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from dovetail.ir.block_format import BlockFormat
 from dovetail.ir.formats import FORMATS
+from dovetail.ir.model import PANEL
 
 ATTENTION = {
     "seq_starts": "n_prefill + 1",
@@ -25,7 +27,7 @@ PRODUCT = {
 }
 LINEAR = {
     **PRODUCT,
-    "B": "rows(ceil(N / 16), panel_stride, ceil(K / GROUP) * GROUP * 16)",
+    "B": "rows(ceil(N / 16), panel_stride, ceil(K / GROUP) * UNIT)",
     "bias": "N",
     "R": "rows(M, ldr, N)",
     "partial": "partial_size",
@@ -43,7 +45,7 @@ EXTENTS: dict[str, dict[str, str]] = {
     "gemm_linear_reduce": LINEAR,
     "gemm_silu": {
         **PRODUCT,
-        "B": "rows(2 * ceil(N / 16), panel_stride, ceil(K / GROUP) * GROUP * 16)",
+        "B": "rows(2 * ceil(N / 16), panel_stride, ceil(K / GROUP) * UNIT)",
         "bias": "32 * ceil(N / 16)",
     },
     "rope_store": {
@@ -116,6 +118,7 @@ _LEAST = {"m_tile": -MOST_PARTS, "prefetch": -MOST_SIZE}
 _PARTS = ("nth", "m_tile", "grid_m", "grid_n", "grid_k", "kv_splits")
 
 FUNCTIONS = {"rows": "dt_ffi_rows", "ceil": "ceil"}
+BLOCK_TUNABLES = ("BITS", "BLOCK", "NESTED", "MINIMUM")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 
 
@@ -126,17 +129,25 @@ def extents_in_c(
 
     slots: each parameter's place in C, of which integers are read as double.
     """
-    stored = FORMATS.get(str(binding.get("W", "f32")))  # a kernel of one's own may call W anything
-    group = stored.unit if stored else 1
+    found = EXTENTS.get(family, {})
+    words = FUNCTIONS | (_unit(binding) if "B" in found else {})
 
     def place(match: re.Match[str]) -> str:
         name = match.group()
-        if name == "GROUP":
-            return str(group)
-        return FUNCTIONS.get(name) or f"(double){slots[name]}.i"
+        return words.get(name) or f"(double){slots[name]}.i"
 
-    found = EXTENTS.get(family, {})
     return {name: _NAME.sub(place, text) for name, text in found.items() if name in slots}
+
+
+def _unit(binding: Mapping[str, int | str]) -> dict[str, str]:
+    """Return how many values of K lie together in a panel, and what elements these make there."""
+    stored = str(binding["W"])
+    if stored == "u8":
+        bits, block, nested, minimum = (int(binding[name]) for name in BLOCK_TUNABLES)
+        form = BlockFormat(bits, block, nested=bool(nested), minimum=bool(minimum))
+        return {"GROUP": str(form.unit), "UNIT": str(form.unit_bytes)}
+    group = FORMATS[stored].unit if stored in FORMATS else 1  # float16 lies as float32 does
+    return {"GROUP": str(group), "UNIT": f"{group} * {PANEL}"}
 
 
 def limits_in_c(

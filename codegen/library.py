@@ -28,7 +28,9 @@ from dovetail.codegen.emit import (
 )
 from dovetail.codegen.emit_cuda import block_warps, emit_cuda
 from dovetail.codegen.isa.target import Target
-from dovetail.codegen.lower import find_kernel, lower
+from dovetail.codegen.lower import bind_tunables, find_kernel, lower
+from dovetail.codegen.lower.fold import fold_type
+from dovetail.codegen.lower.pipeline import PLAIN_TYPES
 from dovetail.codegen.nvidia import SOURCE_NAME as CUDA_SOURCE_NAME
 from dovetail.codegen.nvidia import CudaCompiler, compile_cuda, find_cuda_compiler
 from dovetail.codegen.targets import TARGETS
@@ -36,25 +38,24 @@ from dovetail.codegen.text_cache import remember_text, text_path
 from dovetail.codegen.toolchain import (
     BuildSpec,
     Compiler,
-    TranslationUnit,
     compile_shared,
     find_compiler,
 )
 from dovetail.ir.artifact import KernelEntry, KernelIndex, KernelParam
 from dovetail.ir.cache import cache_directory
 from dovetail.ir.errors import SpecError
-from dovetail.ir.expr import NamedType, PointerType, Type
+from dovetail.ir.expr import Expr
 from dovetail.ir.high import nodes as high
+from dovetail.ir.high.print import print_high
 from dovetail.ir.low.print import print_low
 
 ABI = 5
 """`DT_ABI` of templates/abi.h."""
 SOURCE_NAME = "kernels.c"
-TEAM_SOURCES, TEAM_HEADERS = ("team.c", "collective.c"), ("abi.h", "wait.h")
+TEAM_FILES = ("abi.h", "wait.h", "team.c", "collective.c")
 TEXT_CHILD = (sys.executable, "-P", "-m", "dovetail.codegen.text_child")
 LEAST_SHARE = 3
 """Kernels that are worth a process which lowers them: it takes half a second to start."""
-SPECIAL_KINDS = ("sched", "thread")
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,19 +237,12 @@ def request_key(request: KernelRequest) -> tuple[object, ...]:
 
 
 def _build_spec(spec: LibrarySpec, texts: Sequence[KernelText]) -> BuildSpec:
-    parts = part_texts(spec.target, texts, tvm_ffi=spec.tvm_ffi)
-    files = [(f"part{i}.c", text) for i, text in enumerate(parts)]
-    units = [TranslationUnit(name, alone=True) for name, _ in files]
-    if spec.team:
-        files += [(name, read_template(name)) for name in (*TEAM_HEADERS, *TEAM_SOURCES)]
-        units += [TranslationUnit(name) for name in TEAM_SOURCES]
     return BuildSpec(
         name=spec.name,
         target=spec.target,
-        files=tuple(files),
-        units=tuple(units),
+        files=tuple((name, read_template(name)) for name in (TEAM_FILES if spec.team else ())),
+        parts=part_texts(spec.target, texts, tvm_ffi=spec.tvm_ffi),
         flags=("-pthread", *(FOREIGN_FLAGS if spec.modules else ())),
-        abi=ABI,
     )
 
 
@@ -274,11 +268,12 @@ def lower_request(
     unit = load_kernel_module(request.module) if unit is None else unit
     function = find_kernel(unit, request.kernel)
     lowered = lower(unit, request.kernel, request.binding, target, name=request.name)
+    values = bind_tunables(function, request.binding, target)
     binding = {t.name: request.binding.get(t.name, t.default) for t in function.tunables}
     entry = KernelEntry(
         name=request.name,
         family=family,
-        params=tuple(_kernel_param(p, binding) for p in function.params),
+        params=tuple(_kernel_param(p, values) for p in function.params),
         binding=binding,
         digest=hashlib.sha256(print_low(lowered).encode()).hexdigest(),
         warps=block_warps(lowered.function(request.name)) if target.device else 0,
@@ -286,16 +281,8 @@ def lower_request(
     return KernelSpec(entry, lowered)
 
 
-def _kernel_param(param: high.Param, binding: Mapping[str, int | str]) -> KernelParam:
-    kind = param.type.name if isinstance(param.type, NamedType) else ""
-    if kind in SPECIAL_KINDS:
+def _kernel_param(param: high.Param, values: Mapping[str, Expr]) -> KernelParam:
+    kind = print_high(fold_type(param.type, values))
+    if kind in PLAIN_TYPES:
         return KernelParam(name=param.name, type="i64", kind=kind)
-    return KernelParam(name=param.name, type=spell_type(param.type, binding), kind="slot")
-
-
-def spell_type(kind: Type, binding: Mapping[str, int | str]) -> str:
-    """Return a high-IR type as text, dtype tunables replaced: `ptr[W]` -> `ptr[bf16]`."""
-    if isinstance(kind, PointerType):
-        return f"ptr[{spell_type(kind.of, binding)}]"
-    assert isinstance(kind, NamedType), kind
-    return str(binding.get(kind.name, kind.name))
+    return KernelParam(name=param.name, type=kind, kind="slot")

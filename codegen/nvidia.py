@@ -10,7 +10,7 @@ import ctypes
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
@@ -66,8 +66,10 @@ def find_cuda_compiler() -> CudaCompiler:
 @lru_cache
 def _nvcc(path: Path, _modified: int) -> CudaCompiler:
     text = run_tool((str(path), "--version"), None, "nvcc does not tell its version", None, ADVICE)
-    lines = [line for line in text.splitlines() if "release" in line]
-    return CudaCompiler("nvcc", path, f"nvcc {lines[0].split('release')[-1].strip()}")
+    found = re.search(r"release (.*)", text)
+    if found is None:
+        raise ToolchainError(f"{path} is no nvcc: it names no release; {ADVICE}")
+    return CudaCompiler("nvcc", path, f"nvcc {found[1].strip()}")
 
 
 def nvrtc_libraries() -> Iterator[Path]:
@@ -87,7 +89,7 @@ def compile_cuda(name: str, source: str, target: Target, cache: Path | None = No
     def build(work: Path) -> None:
         (work / SOURCE_NAME).write_text(source, encoding="utf-8")
         if compiler.kind == "nvrtc":
-            (work / result).write_bytes(compile_nvrtc(compiler.path, source, flags, "PTX"))
+            (work / result).write_bytes(compile_nvrtc(compiler.path, source, flags))
         else:
             command = (str(compiler.path), *flags, SOURCE_NAME, "-o", result)
             run_tool(command, work, "nvcc failed", {**os.environ, "LC_ALL": "C"}, ADVICE)
@@ -107,8 +109,8 @@ def name_old_version(ptx: bytes) -> bytes:
     return text.rstrip(b"\0")
 
 
-def compile_nvrtc(library: Path, source: str, flags: Sequence[str], wanted: str) -> bytes:
-    """Return the PTX or CUBIN of a text; ToolchainError with the compiler's log."""
+def compile_nvrtc(library: Path, source: str, flags: Sequence[str]) -> bytes:
+    """Return the PTX of a text; ToolchainError with the compiler's log."""
     nvrtc = _load_nvrtc(library)
     program = ctypes.c_void_p()
     text = source.encode()
@@ -120,7 +122,7 @@ def compile_nvrtc(library: Path, source: str, flags: Sequence[str], wanted: str)
         if status:
             log = _read(nvrtc, program, "ProgramLog").rstrip(b"\0").decode(errors="replace")
             raise ToolchainError("NVRTC failed", ("nvrtc", *flags), log)
-        return _read(nvrtc, program, wanted)
+        return _read(nvrtc, program, "PTX")
     finally:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
 
@@ -140,10 +142,9 @@ def _check(nvrtc: ctypes.CDLL, status: int) -> None:
 
 
 def _read(nvrtc: ctypes.CDLL, program: ctypes.c_void_p, what: str) -> bytes:
-    """Return one result of a program: `ProgramLog`, `PTX`, `CUBIN`."""
+    """Return one result of a program: `ProgramLog` or `PTX`."""
     size = ctypes.c_size_t()
-    ask: Callable[..., int] = getattr(nvrtc, f"nvrtcGet{what}Size")
-    _check(nvrtc, ask(program, ctypes.byref(size)))
+    _check(nvrtc, getattr(nvrtc, f"nvrtcGet{what}Size")(program, ctypes.byref(size)))
     data = ctypes.create_string_buffer(size.value)
     _check(nvrtc, getattr(nvrtc, f"nvrtcGet{what}")(program, data))
     return data.raw

@@ -66,13 +66,11 @@ def host_target() -> Target:
     return target_for(platform.machine(), host_features())
 
 
-def _runs_here(name: str) -> bool:
-    return runs_on(TARGETS[name], platform.machine(), host_features())
-
-
 def target_for(machine: str, features: frozenset[str]) -> Target:
     """Return the forced target, as `host_target`, else the best one of a CPU."""
-    forced = forced_target(TARGETS, _runs_here)
+    forced = forced_target(
+        TARGETS, lambda name: runs_on(TARGETS[name], platform.machine(), host_features())
+    )
     return best_target(machine, features) if forced is None else TARGETS[forced]
 
 

@@ -29,8 +29,8 @@ from dovetail.ir.errors import ToolchainError
 
 COMPILE_TIMEOUT = 600  # seconds; a compiler that takes longer hangs
 ZIG = "zig"
-OBJECT_SOURCE, OBJECT = "unit.c", "unit.o"
-"""Names in the cache entry of an object, whatever its source is called: debuggers see them."""
+PART, OBJECT = "unit.c", "unit.o"
+"""Names of every part and its object in its cache entry: debuggers see them."""
 ADVICE = "install gcc or clang, dovetail with the extra `zig`, or set DOVETAIL_CC to a C compiler"
 
 
@@ -46,17 +46,13 @@ class Compiler:
     version: str
     machine: str = ""
 
-    def flags_for(self, target: Target, static: bool = False) -> tuple[str, ...]:
-        """Return the flags that select the target.
-
-        zig would build for the very host, and links statically with musl only.
-        """
+    def flags_for(self, target: Target) -> tuple[str, ...]:
+        """Return the flags that select the target; zig would build for the very host."""
         if self.kind != "zig":
             return (*target.cflags, *OWN_FLAGS.get(self.kind, ()))
-        system = target.zig_target.split("-gnu")[0] + "-musl" if static else target.zig_target
         plain = (flag for flag in target.cflags if not flag.startswith("-march="))
         cpu = (f"-mcpu={target.zig_cpu}",) if target.zig_cpu else ()
-        return ("-target", system, *plain, *cpu, "-fno-sanitize=undefined", "-g0")
+        return ("-target", target.zig_target, *plain, *cpu, "-fno-sanitize=undefined", "-g0")
 
 
 OWN_FLAGS = {"gcc": ("-fno-tree-ter", "-fno-tree-reassoc")}
@@ -65,34 +61,19 @@ and add integers in another order: both fill registers and spill (a tile of 4 x 
 on AVX2: 268 instead of 339 instructions for 64 products of quads)."""
 
 
-@dataclass(frozen=True, slots=True)
-class TranslationUnit:
-    """One compiler run: a source among the files of a `BuildSpec`, and flags of its own.
-
-    One that includes no other of the files is `alone`: its object serves every library.
-    """
-
-    file: str
-    flags: tuple[str, ...] = ()
-    alone: bool = False
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildSpec:
-    """One shared library or, with `executable`, a static program.
+    """One shared library.
 
-    `files` are (name, text) of sources and headers, written side by side; the objects of `units`
-    are linked. `abi` is part of the cache key.
+    `files` are (name, text) of sources, and headers (.h), written side by side. `parts` are C texts
+    that include none of the files: the object of a part serves every library.
     """
 
     name: str
     target: Target
-    files: tuple[tuple[str, str], ...]
-    units: tuple[TranslationUnit, ...]
+    files: tuple[tuple[str, str], ...] = ()
+    parts: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
-    libraries: tuple[str, ...] = ("-lm",)
-    abi: int = 1
-    executable: bool = False
 
 
 def find_compiler(target: Target) -> Compiler:
@@ -121,7 +102,10 @@ def find_compiler(target: Target) -> Compiler:
 def _command(chosen: str) -> tuple[str, ...]:
     """Return the command of $DOVETAIL_CC; plain `zig` is zig's C compiler, of PATH or the wheel."""
     if chosen != ZIG:
-        return tuple(shlex.split(chosen))
+        try:
+            return tuple(shlex.split(chosen))
+        except ValueError as error:
+            raise ToolchainError(f"DOVETAIL_CC={chosen} is no command: {error}; {ADVICE}") from None
     if shutil.which(ZIG) is None and find_spec("ziglang") is not None:
         return (sys.executable, "-m", "ziglang", "cc")
     return (ZIG, "cc")
@@ -159,17 +143,8 @@ def _knows(compiler: Compiler, flags: tuple[str, ...]) -> bool:
 
 def build_key(spec: BuildSpec, compiler: Compiler) -> str:
     """Return the sha256 of everything the result depends on, as canonical JSON."""
-    content = {
-        "abi": spec.abi,
-        "compiler": [compiler.command, compiler.kind, compiler.version],
-        "executable": spec.executable,
-        "flags": [_flags(spec, compiler), spec.libraries],
-        "files": spec.files,
-        "name": spec.name,
-        "target": spec.target.name,
-        "units": [(unit.file, unit.flags) for unit in spec.units],
-    }
-    return content_key(content)
+    made_by = _made_by(compiler, _flags(spec, compiler))
+    return content_key([made_by, spec.target.name, spec.name, spec.files, spec.parts])
 
 
 def content_key(content: Any) -> str:
@@ -181,13 +156,8 @@ def content_key(content: Any) -> str:
 def compile_shared(spec: BuildSpec, cache: Path | None = None) -> Path:
     """Return the built library, from the cache where it is there already."""
     compiler = find_compiler(spec.target)
-    result = spec.name if spec.executable else f"{spec.name}.so"
-    return cached_build(
-        build_key(spec, compiler),
-        result,
-        cache,
-        lambda work: _build(spec, compiler, work, result, cache),
-    )
+    key, name = build_key(spec, compiler), f"{spec.name}.so"
+    return cached_build(key, name, cache, lambda work: _build(spec, compiler, work, cache))
 
 
 def cached_build(key: str, name: str, cache: Path | None, build: Callable[[Path], None]) -> Path:
@@ -205,7 +175,7 @@ def cached_build(key: str, name: str, cache: Path | None, build: Callable[[Path]
         entry.parent.mkdir(parents=True, exist_ok=True)
         with use_cache(root), FileLock(f"{entry}.lock"):
             if not result.exists():
-                _fill_entry(entry, build)
+                _fill_entry(entry, name, build)
     except OSError as error:
         raise ToolchainError(
             f"cannot write the build cache {root}: {error}; set DOVETAIL_CACHE to another directory"
@@ -213,78 +183,64 @@ def cached_build(key: str, name: str, cache: Path | None, build: Callable[[Path]
     return result
 
 
-def _fill_entry(entry: Path, build: Callable[[Path], None]) -> None:
+def _fill_entry(entry: Path, name: str, build: Callable[[Path], None]) -> None:
     """Build in `<entry>.tmp`, which only the holder of the lock touches, then rename."""
     work = entry.with_name(f"{entry.name}.tmp")
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir()
     build(work)
+    if not (work / name).exists():
+        raise ToolchainError(f"the compiler wrote no {name}, and no error either")
     shutil.rmtree(entry, ignore_errors=True)
     work.rename(entry)
 
 
-def _build(
-    spec: BuildSpec, compiler: Compiler, work: Path, result: str, cache: Path | None
-) -> None:
-    for name, text in spec.files:
-        (work / name).write_text(text, encoding="utf-8")
+def _build(spec: BuildSpec, compiler: Compiler, work: Path, cache: Path | None) -> None:
+    flags = _flags(spec, compiler)
     environment = {
         **os.environ,
         "ZIG_GLOBAL_CACHE_DIR": str(cache_directory() / "zig"),
         "LC_ALL": "C",
     }
 
-    def build(unit: TranslationUnit) -> Path:
-        return _object(spec, compiler, unit, work, environment, cache)
+    def run(folder: Path, *arguments: str) -> None:
+        command = (*compiler.command, *flags, *arguments)
+        run_tool(command, folder, "the C compiler failed", environment)
 
-    texts = dict(spec.files)
-    longest_first = sorted(spec.units, key=lambda unit: -len(texts[unit.file]))
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        built = dict(zip(longest_first, pool.map(build, longest_first), strict=True))
-    objects = [built[unit] for unit in spec.units]
-    link = ("-static",) if spec.executable else ("-shared", "-Wl,-z,defs")
-    flags = _flags(spec, compiler)
-    if spec.executable:  # zig would build a C library for each CPU: half a minute
-        flags = tuple(flag for flag in flags if not flag.startswith("-mcpu="))
-    files = (*map(str, objects), *spec.libraries, "-o", result)
-    command = (*compiler.command, *flags, *link, *files)
-    run_tool(command, work, "the C compiler failed", environment)
+    def compile_source(source: tuple[str, str]) -> str:
+        """Return the object of a file, in `work`, or of a part, which has no name, in the cache."""
+        name, text = source
+        if name:
+            run(work, "-c", name, "-o", f"{name}.o")
+            return f"{name}.o"
+
+        def build(folder: Path) -> None:
+            (folder / PART).write_text(text, encoding="utf-8")
+            run(folder, "-c", PART, "-o", OBJECT)
+            (folder / PART).unlink()
+
+        key = content_key([OBJECT, _made_by(compiler, flags), text])
+        return str(cached_build(key, OBJECT, cache, build))
+
+    for name, text in spec.files:
+        (work / name).write_text(text, encoding="utf-8")
+    files = (file for file in spec.files if not file[0].endswith(".h"))
+    sources = [*(("", text) for text in spec.parts), *files]
+    longest_first = sorted(sources, key=lambda source: -len(source[1]))
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        made = dict(zip(longest_first, pool.map(compile_source, longest_first), strict=True))
+    objects = [made[source] for source in sources]
+    run(work, "-shared", "-Wl,-z,defs", *objects, "-lm", "-o", f"{spec.name}.so")
     for path in work.glob("*.o"):
         path.unlink()
 
 
 def _flags(spec: BuildSpec, compiler: Compiler) -> tuple[str, ...]:
-    return (*compiler.flags_for(spec.target, spec.executable), *spec.flags)
+    return (*compiler.flags_for(spec.target), *spec.flags)
 
 
-def _object(
-    spec: BuildSpec,
-    compiler: Compiler,
-    unit: TranslationUnit,
-    work: Path,
-    environment: Mapping[str, str],
-    cache: Path | None,
-) -> Path:
-    """Return the object of a unit: in `work`, or in the cache, if it is `alone`."""
-    flags = (*_flags(spec, compiler), *unit.flags)
-
-    def compile_as(folder: Path, file: str, result: str) -> None:
-        command = (*compiler.command, *flags, "-c", file, "-o", result)
-        run_tool(command, folder, "the C compiler failed", environment)
-
-    if not unit.alone:
-        result = f"{spec.units.index(unit)}.o"
-        compile_as(work, unit.file, result)
-        return work / result
-
-    def build(folder: Path) -> None:
-        shutil.copy(work / unit.file, folder / OBJECT_SOURCE)
-        compile_as(folder, OBJECT_SOURCE, OBJECT)
-        (folder / OBJECT_SOURCE).unlink()
-
-    text = dict(spec.files)[unit.file]
-    made_by = [compiler.command, compiler.kind, compiler.version, flags]
-    return cached_build(content_key([OBJECT, made_by, text]), OBJECT, cache, build)
+def _made_by(compiler: Compiler, flags: tuple[str, ...]) -> list[object]:
+    return [compiler.command, compiler.kind, compiler.version, flags]
 
 
 def run_tool(

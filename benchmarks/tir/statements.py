@@ -12,7 +12,6 @@ from typing import Any
 from tvm import tirx as tir
 from tvm.ir import PrimType
 
-from dovetail.codegen.lower.select import param_type
 from dovetail.ir import expr as ex
 from dovetail.ir.errors import ScheduleError
 from dovetail.ir.expr import Binary, Call, Index, Int
@@ -34,7 +33,7 @@ def make_prim_func(function: high.Function, lanes: int, name: str) -> Tir:
     """
     params, types = [], {}
     for param in function.params:
-        types[param.name] = param_type(param)
+        types[param.name] = print_high(param.type)
         params.append(tir.Var(param.name, PrimType(dtype_of(types[param.name], lanes))))
     given: dict[str, Tir] = {p.name: v for p, v in zip(function.params, params, strict=True)}
     builder = _Statements(Expressions(lanes, given, types))

@@ -21,6 +21,7 @@ from dovetail.codegen.isa.intrinsics import (
     table,
 )
 from dovetail.codegen.isa.x86_rows import (
+    ARITHMETIC,
     PREFIXES,
     first,
     float_rows,
@@ -159,10 +160,7 @@ def _lane_zero() -> Iterator[Intrinsic]:
     )
     yield from meanings(
         {
-            "_mm_add_ss": (two, _low_lane(np.add)),
-            "_mm_sub_ss": (two, _low_lane(np.subtract)),
-            "_mm_mul_ss": (two, _low_lane(np.multiply)),
-            "_mm_div_ss": (two, _low_lane(np.divide)),
+            **{f"_mm_{name}_ss": (two, _low_lane(op)) for name, op in ARITHMETIC.items()},
             "_mm_store_ss": ("float*, __m128 -> void", lambda p, v: p.store(v[:1])),
             "_mm_storel_pi": ("__m64*, __m128 -> void", lambda p, v: p.store(v[:2])),
             "_mm_storeh_pi": ("__m64*, __m128 -> void", lambda p, v: p.store(v[2:])),

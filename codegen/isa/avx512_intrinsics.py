@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from dovetail.codegen.isa import meaning as m
 from dovetail.codegen.isa import x86_integers
 from dovetail.codegen.isa.intrinsics import Intrinsic, intrinsic, meanings, signatures, table
 from dovetail.codegen.isa.x86_rows import (
+    ARITHMETIC,
+    LOGIC,
     PREFIXES,
     first,
     float_rows,
@@ -43,14 +46,10 @@ def _masked_memory(bits: int, suffix: str) -> Iterator[Intrinsic]:
 def _masked_arithmetic() -> Iterator[Intrinsic]:
     """Yield 512-bit operations under a mask: with zeroing, with merging, and blends."""
     zeroing, merging = "__mmask16, __m512, __m512 -> __m512", "__m512, __mmask16, __m512, __m512"
-    for name, op in (
-        ("add", np.add),
-        ("sub", np.subtract),
-        ("mul", np.multiply),
-        ("div", np.divide),
-    ):
-        yield intrinsic(f"_mm512_maskz_{name}_ps", zeroing, _zeroed(op))
-        yield intrinsic(f"_mm512_mask_{name}_ps", f"{merging} -> __m512", _merged(op))
+    for name, op in ARITHMETIC.items():
+        merged = _merged(op)
+        yield intrinsic(f"_mm512_maskz_{name}_ps", zeroing, partial(merged, F32(0)))
+        yield intrinsic(f"_mm512_mask_{name}_ps", f"{merging} -> __m512", merged)
     yield from signatures(
         {
             "maskz_max_ps maskz_min_ps": zeroing,
@@ -73,10 +72,6 @@ def _masked_arithmetic() -> Iterator[Intrinsic]:
         "__m512i, __m512i -> __mmask16",
         lambda a, b: U16(m.mask_of(a > b)),
     )
-
-
-def _zeroed(op: Callable[[m.Array, m.Array], m.Array]) -> Callable[..., m.Array]:
-    return lambda k, a, b: np.where(m.bits_of(k, 16), op(a, b), F32(0))
 
 
 def _merged(op: Callable[[m.Array, m.Array], m.Array]) -> Callable[..., m.Array]:
@@ -124,7 +119,7 @@ def _parts() -> Iterator[Intrinsic]:
         },
         "_mm512_",
     )
-    for name, act in (("and", np.bitwise_and), ("or", np.bitwise_or), ("xor", np.bitwise_xor)):
+    for name, act in LOGIC.items():
         op = f"v{name}_i32({{0}}, {{1}})"
         for bits in (32, 64):
             signature = "__m512i, __m512i -> __m512i"

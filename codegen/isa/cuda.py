@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dovetail.codegen.isa import generic
-from dovetail.codegen.isa.intrinsics import Intrinsic, signatures, table
+from dovetail.codegen.isa.intrinsics import Intrinsic, intrinsic, signatures, table
 from dovetail.codegen.isa.ops import HELPER_OPS, SCALAR_OPS, SCALAR_SPELLING, helper
 from dovetail.codegen.isa.target import Target
 
@@ -44,16 +44,31 @@ def _memory_rows(element: str, types: tuple[str, str]) -> Iterator[Intrinsic]:
     )
 
 
-_VECTOR_OPS: dict[str, int] = {
-    **dict.fromkeys(("vzero", "viota"), 0),
-    **dict.fromkeys(("vbroadcast", "vbroadcast_i32", "vabs", "vneg", "vsqrt", "vround"), 1),
-    **dict.fromkeys(("vcvt_i32", "vcvt_f32", "vbitcast_f32", "vbitcast_i32"), 1),
-    **dict.fromkeys(("vadd", "vsub", "vmul", "vdiv", "vmin", "vmax"), 2),
-    **dict.fromkeys((f"v{op}_i32" for op in "add sub mul and or xor shl shr".split()), 2),
-    **dict.fromkeys(("vfma", "vfnma"), 3),
-}
-"""Operations whose helper takes the operands as they are, and how many."""
-
+_WARP_ROWS = tuple(
+    signatures(
+        {
+            "vadd vsub vmul vdiv vmin vmax": f"{FLOATS}, {FLOATS} -> {FLOATS}",
+            "vfma vfnma": f"{FLOATS}, {FLOATS}, {FLOATS} -> {FLOATS}",
+            "vabs vneg vsqrt vround": f"{FLOATS} -> {FLOATS}",
+            "vselect_gt": f"{FLOATS}, {FLOATS}, {FLOATS}, {FLOATS} -> {FLOATS}",
+            "vtail": f"{FLOATS}, float, int64_t -> {FLOATS}",
+            "vreduce_add vreduce_max vreduce_min": f"{FLOATS} -> float",
+            "vadd_i32 vsub_i32 vmul_i32 vand_i32 vor_i32 vxor_i32": f"{INTS}, {INTS} -> {INTS}",
+            "vshl_i32 vshr_i32": f"{INTS}, imm -> {INTS}",
+            "vbroadcast": f"float -> {FLOATS}",
+            "vbroadcast_i32": f"int32_t -> {INTS}",
+            "vcvt_i32 vbitcast_i32": f"{FLOATS} -> {INTS}",
+            "vcvt_f32 vbitcast_f32": f"{INTS} -> {FLOATS}",
+            "viota": f"-> {INTS}",
+            "vload_strips_i32": f"const int32_t*, int64_t -> {INTS}",
+            "vload_strips_i8": f"const int8_t*, int64_t -> {INTS}",
+            "prefetch": "const void* -> void",
+            "keep_order": "-> void",
+        },
+        "dt_",
+    )
+)
+"""Operations of the high IR that a function of its name does, whose operands it takes."""
 
 INTRINSICS = table(
     [
@@ -66,30 +81,9 @@ INTRINSICS = table(
                 for name, c in STORED_SCALARS.items()
             }
         ),
-        *signatures(
-            {
-                "vadd vsub vmul vdiv vmin vmax": f"{FLOATS}, {FLOATS} -> {FLOATS}",
-                "vfma vfnma": f"{FLOATS}, {FLOATS}, {FLOATS} -> {FLOATS}",
-                "vabs vneg vsqrt vround": f"{FLOATS} -> {FLOATS}",
-                "vselect_gt": f"{FLOATS}, {FLOATS}, {FLOATS}, {FLOATS} -> {FLOATS}",
-                "vtail": f"{FLOATS}, float, int64_t -> {FLOATS}",
-                "vreduce_add vreduce_max vreduce_min": f"{FLOATS} -> float",
-                "vadd_i32 vsub_i32 vmul_i32 vand_i32 vor_i32 vxor_i32": f"{INTS}, {INTS} -> {INTS}",
-                "vshl_i32 vshr_i32": f"{INTS}, imm -> {INTS}",
-                "vbroadcast": f"float -> {FLOATS}",
-                "vbroadcast_i32": f"int32_t -> {INTS}",
-                "vcvt_i32 vbitcast_i32": f"{FLOATS} -> {INTS}",
-                "vcvt_f32 vbitcast_f32": f"{INTS} -> {FLOATS}",
-                "viota": f"-> {INTS}",
-                "vload_strips_f16": f"const uint16_t*, int64_t -> {FLOATS}",
-                "vload_strips_i32": f"const int32_t*, int64_t -> {INTS}",
-                "vload_strips_i8": f"const int8_t*, int64_t -> {INTS}",
-                "f32_of_f16": "uint16_t -> float",
-                "prefetch": "const void* -> void",
-                "keep_order": "-> void",
-            },
-            "dt_",
-        ),
+        *_WARP_ROWS,
+        intrinsic("dt_vload_strips_f16", f"const uint16_t*, int64_t -> {FLOATS}"),
+        intrinsic("dt_f32_of_f16", "uint16_t -> float"),
     ]
 )
 """What a warp does: the functions of templates/warp.cuh."""
@@ -97,18 +91,15 @@ INTRINSICS = table(
 OPS = {
     **SCALAR_OPS,
     **HELPER_OPS,
-    **{name: helper(name, count) for name, count in _VECTOR_OPS.items()},
+    **{row.name[3:]: helper(row.name[3:], len(row.params)) for row in _WARP_ROWS},  # without dt_
     **{key: helper(key, 2) for key in SCALAR_OPS if key.startswith("store.")},
     "vload.f32": helper("vload_f32", 1),
     "vstore.f32": helper("vstore_f32", 2),
     "vload_i32": helper("vload_i32", 1),
     "vstore_i32": helper("vstore_i32", 2),
     "vload_strips": helper("vload_strips_f16", 2),
-    "vload_strips_i32": helper("vload_strips_i32", 2),
-    "vload_strips_i8": helper("vload_strips_i8", 2),
     "vzero": "dt_vbroadcast(0.0f)",
-    **dict.fromkeys(("prefetch", "prefetch_l2"), helper("prefetch", 1)),
-    "keep_order": "dt_keep_order()",
+    "prefetch_l2": helper("prefetch", 1),
 }
 
 TARGET = Target(

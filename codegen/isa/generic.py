@@ -7,6 +7,7 @@ import platform
 from dovetail.codegen.isa import ops
 from dovetail.codegen.isa.intrinsics import intrinsic, table
 from dovetail.codegen.isa.target import Target
+from dovetail.ir.high.ops import STORAGE
 
 INTRINSICS = table(
     [
@@ -18,17 +19,13 @@ INTRINSICS = table(
 )
 """Instructions of every target; the first two are written out in templates/unit.c.j2."""
 
+_FLOAT_MOVES = [f"{move}.{type_}" for move in ("load", "store") for type_ in ("f32", *STORAGE)]
 OPS = {
     **ops.SCALAR_OPS,
     **ops.HELPER_OPS,
-    "vload.f32": "({0})[0]",
-    "vload.bf16": "dt_load_bf16({0})",
-    "vload.f16": "dt_load_f16({0})",
+    **{f"v{key}": ops.SCALAR_OPS[key] for key in _FLOAT_MOVES},
     "vload_n.bf16": "dt_load_n_bf16({0}, {1})",
     "vload_n.f16": "dt_load_n_f16({0}, {1})",
-    "vstore.f32": "({0})[0] = ({1})",
-    "vstore.bf16": "dt_store_bf16({0}, {1})",
-    "vstore.f16": "dt_store_f16({0}, {1})",
     "vstore_n.bf16": "dt_store_n_bf16({0}, {1}, {2})",
     "vstore_n.f16": "dt_store_n_f16({0}, {1}, {2})",
     "vload_i32": "({0})[0]",
@@ -47,9 +44,7 @@ OPS = {
     "vneg": "-({0})",
     "vsqrt": "sqrtf({0})",
     "vround": "rintf({0})",
-    "vreduce_add": "({0})",
-    "vreduce_max": "({0})",
-    "vreduce_min": "({0})",
+    **dict.fromkeys(("vreduce_add", "vreduce_max", "vreduce_min"), "({0})"),
     "vselect_gt": "({0}) > ({1}) ? ({2}) : ({3})",
     "vtail": "({2}) > 0 ? ({0}) : ({1})",
     "vcvt_i32": "dt_vcvt_i32({0})",

@@ -29,45 +29,37 @@ def _set_lane(x: Any, v: m.Array, lane: int) -> m.Array:
     return out
 
 
+def _load_lane(p: Any, v: m.Array, lane: int) -> m.Array:
+    return _set_lane(p.load(F32, 1)[0], v, lane)
+
+
+def _store_lane(p: Any, v: m.Array, lane: int) -> None:
+    p.store(v[lane : lane + 1])
+
+
 def _memory_rows(kind: str, q: str, bits: int) -> Iterator[Intrinsic]:
     """Yield loads, stores, broadcasts and lane moves of one vector type."""
     dtype, element = KINDS[kind]
     vec, lanes = vector_name(kind, bits), bits // (8 * np.dtype(dtype).itemsize)
-    read, write, put = (
-        f"const {element}* -> {vec}",
-        f"{element}*, {vec} -> void",
-        f"{element}, {vec}",
+    read, write = f"const {element}* -> {vec}", f"{element}*, {vec} -> void"
+    s, full = SUFFIXES.get(kind, ""), bits == 128 and kind in SUFFIXES
+    splat = _splat(dtype, lanes) if kind in WORDS else None
+    rows: tuple[tuple[str, str, str, Meaning | None], ...] = (
+        ("vld1{q}", read, f"vload{s}({{0}})", lambda p: p.load(F32, lanes)),
+        ("vld1{q}_dup", read, f"vbroadcast{s}({{0}}[0])", None),
+        ("vst1{q}", write, f"vstore{s}({{0}}, {{1}})", lambda p, v: p.store(v)),
+        ("vdup{q}_n", f"{element} -> {vec}", f"vbroadcast{s}({{0}})", splat),
+        ("vmov{q}_n", f"{element} -> {vec}", f"vbroadcast{s}({{0}})", splat),
+        ("vld1{q}_lane", f"const {element}*, {vec}, imm -> {vec}", "", _load_lane),
+        ("vst1{q}_lane", f"{element}*, {vec}, imm -> void", "", _store_lane),
+        ("vdup{q}_lane", f"{vector_name(kind, 64)}, imm -> {vec}", "", None),
+        ("vget{q}_lane", f"{vec}, imm -> {element}", "", lambda v, lane: v[lane]),
+        ("vset{q}_lane", f"{element}, {vec}, imm -> {vec}", "", _set_lane),
     )
-    full = bits == 128 and kind in SUFFIXES
-    suffix = SUFFIXES.get(kind, "")
-    whole = {
-        "vld1{q}": (read, f"vload{suffix}({{0}})"),
-        "vld1{q}_dup": (read, f"vbroadcast{suffix}({{0}}[0])"),
-        "vst1{q}": (write, f"vstore{suffix}({{0}}, {{1}})"),
-        "vdup{q}_n": (f"{element} -> {vec}", f"vbroadcast{suffix}({{0}})"),
-        "vmov{q}_n": (f"{element} -> {vec}", f"vbroadcast{suffix}({{0}})"),
-    }
-    followed: dict[str, Meaning] = {
-        "vld1{q}": lambda p: p.load(F32, lanes),
-        "vst1{q}": lambda p, v: p.store(v),
-        "vld1{q}_lane": lambda p, v, lane: _set_lane(p.load(F32, 1)[0], v, lane),
-        "vst1{q}_lane": lambda p, v, lane: p.store(v[lane : lane + 1]),
-        "vget{q}_lane": lambda v, lane: v[lane],
-        "vset{q}_lane": _set_lane,
-    }
-    rows = {name: (signature, op if full else "") for name, (signature, op) in whole.items()} | {
-        "vld1{q}_lane": (f"const {element}*, {vec}, imm -> {vec}", ""),
-        "vst1{q}_lane": (f"{element}*, {vec}, imm -> void", ""),
-        "vdup{q}_lane": (f"{vector_name(kind, 64)}, imm -> {vec}", ""),
-        "vget{q}_lane": (f"{vec}, imm -> {element}", ""),
-        "vset{q}_lane": (f"{put}, imm -> {vec}", ""),
-    }
-    if kind != "f32":
-        moves = ("vdup{q}_n", "vmov{q}_n") if kind in WORDS else ()
-        followed = dict.fromkeys(moves, _splat(dtype, lanes))
-    for name, (signature, op) in rows.items():
-        meaning = followed.get(name)
-        yield intrinsic(f"{name.format(q=q)}_{kind}", signature, meaning, op=op, lanes=lanes)
+    for name, signature, op, meaning in rows:
+        followed = meaning if kind == "f32" or meaning is splat else None
+        form = op if full else ""
+        yield intrinsic(f"{name.format(q=q)}_{kind}", signature, followed, op=form, lanes=lanes)
 
 
 def _splat(dtype: str, lanes: int) -> Meaning:

@@ -4,10 +4,6 @@ static inline float dt_vload_n_f32(const float* p, int64_t n) {
   return n > 0 ? p[0] : 0.0f;
 }
 
-static inline void dt_vstore_f32(float* p, float v) {
-  p[0] = v;
-}
-
 static inline void dt_vstore_n_f32(float* p, float v, int64_t n) {
   if (n > 0) {
     p[0] = v;
@@ -21,10 +17,6 @@ static inline int32_t dt_vload_n_i32(const int32_t* p, int64_t n) {
 /* Nearest even; what no int32_t holds, NaN included, gives the least one, as on x86. */
 static inline int32_t dt_vcvt_i32(float x) {
   return x >= -2147483648.0f && x < 2147483648.0f ? (int32_t)rintf(x) : -2147483647 - 1;
-}
-
-static inline void dt_vstore_i32(int32_t* p, int32_t v) {
-  p[0] = v;
 }
 
 static inline void dt_vstore_n_i32(int32_t* p, int32_t v, int64_t n) {

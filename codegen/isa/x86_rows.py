@@ -16,6 +16,8 @@ from dovetail.codegen.isa.intrinsics import Intrinsic, intrinsic, signatures
 
 PREFIXES = {4: "_mm", 8: "_mm256", 16: "_mm512"}
 F32, I32, U32 = np.float32, np.int32, np.uint32
+ARITHMETIC = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide}
+LOGIC = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
 
 
 def splat(lanes: int) -> Callable[[Any], m.Array]:
@@ -89,8 +91,8 @@ def integer_rows(lanes: int) -> Iterator[Intrinsic]:
     yield i(f"{prefix}_mullo_epi32", two, np.multiply, op="vmul_i32({0}, {1})")
     yield i(f"{prefix}_min_epi32", two, np.minimum)
     yield i(f"{prefix}_max_epi32", two, np.maximum)
-    for name, op in (("and", np.bitwise_and), ("or", np.bitwise_or), ("xor", np.bitwise_xor)):
-        yield i(f"{prefix}_{name}_{si}", two, op, op=f"v{name}_i32({{0}}, {{1}})")
+    for name, act in LOGIC.items():
+        yield i(f"{prefix}_{name}_{si}", two, act, op=f"v{name}_i32({{0}}, {{1}})")
     yield i(f"{prefix}_andnot_{si}", two, lambda a, b: ~a & b)
     shifted = f"{vec}, imm -> {vec}"
     yield i(f"{prefix}_slli_epi32", shifted, shift_left, op="vshl_i32({0}, {1})")
@@ -122,14 +124,9 @@ def widening_rows(lanes: int) -> Iterator[Intrinsic]:
     """Yield conversions of 8- and 16-bit integers and float16 to `lanes` 32-bit lanes, and back."""
     prefix, bits = PREFIXES[lanes], 32 * lanes
     vec, flt = f"__m{bits}i", f"__m{bits}"
-    for name, dtype in (
-        ("epu16", "uint16"),
-        ("epi16", "int16"),
-        ("epu8", "uint8"),
-        ("epi8", "int8"),
-    ):
-        width = lanes * np.dtype(dtype).itemsize * 8
-        source = f"__m{max(128, width)}i"
+    narrow = {"epu16": "uint16", "epi16": "int16", "epu8": "uint8", "epi8": "int8"}
+    for name, dtype in narrow.items():
+        source = f"__m{max(128, lanes * np.dtype(dtype).itemsize * 8)}i"
         yield intrinsic(f"{prefix}_cvt{name}_epi32", f"{source} -> {vec}", widen(dtype, lanes))
     half = f"__m{max(128, bits // 2)}i"
     yield intrinsic(f"{prefix}_cvtph_ps", f"{half} -> {flt}")

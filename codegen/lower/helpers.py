@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from dovetail.codegen.isa.ops import SCALAR_SPELLING
 from dovetail.codegen.isa.target import Target, called_names
 from dovetail.ir.diagnostics import Source
 from dovetail.ir.low.nodes import Function
 from dovetail.ir.low.parse import parse_low
 
-C_TYPES = {"i32": "int32_t", "u32": "uint32_t", "i64": "int64_t", "u64": "uint64_t"}
-C_TYPES |= {"f32": "float", "f64": "double"}
+TYPES = ("i32", "u32", "i64", "u64", "f32", "f64")
 _PAIR = """
 static inline {c} dt_{op}_{t}({c} a, {c} b) {{
   return a {sign} b ? a : b;
@@ -27,7 +27,8 @@ static inline {c} dt_abs_{t}({c} a) {{
 def scalar_helpers() -> dict[str, Function]:
     """Return `dt_min_*`, `dt_max_*` and `dt_abs_*` by name."""
     text = ""
-    for type_, c in C_TYPES.items():
+    for type_ in TYPES:
+        c = SCALAR_SPELLING[type_]
         for op, sign in (("min", "<"), ("max", ">")):
             text += _PAIR.format(c=c, t=type_, op=op, sign=sign)
         if type_ in ("i32", "i64"):

@@ -16,9 +16,8 @@ from dovetail.codegen.lower.rebuild import rebuild_body
 from dovetail.ir import expr as ex
 from dovetail.ir.errors import ScheduleError
 from dovetail.ir.high import nodes as high
-from dovetail.ir.high.scopes import all_statements, defined_names
+from dovetail.ir.high.scopes import Body, all_statements, defined_names
 
-Body = tuple[high.Stmt, ...]
 I64 = ex.NamedType(name="i64")
 BY_NAME = ("const", "dtype", "tile")
 """Parameter types whose argument replaces the parameter as it stands."""
@@ -220,10 +219,6 @@ def _reads_memory(expr: ex.Expr) -> bool:
     return any(isinstance(node, ex.Index | ex.Call) for node in expr.walk())
 
 
-def _value_type(type_: ex.Type) -> ex.Type:
-    return I64 if type_ in (ex.NamedType(name="sched"), ex.NamedType(name="thread")) else type_
-
-
 def _by_name(type_: ex.Type) -> bool:
     return isinstance(type_, ex.NamedType) and type_.name in BY_NAME
 
@@ -236,6 +231,6 @@ def _as_type(type_: ex.Type, arg: ex.Expr) -> ex.Expr:
 def expand_calls(unit: high.Unit, kernel: high.Function, names: Names) -> high.Function:
     """Return `kernel` with every call of an @inline function of `unit` expanded in place."""
     functions = {f.name: f for f in unit.functions if f.kind == "inline"}
-    types = {p.name: _value_type(p.type) for p in kernel.params}
+    types = {p.name: p.type for p in kernel.params}
     expander = _Expander(functions, names, types, [])
     return replace(kernel, body=expander.body(kernel.body))

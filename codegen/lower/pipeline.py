@@ -83,13 +83,18 @@ def _constant(value: int | str) -> Expr:
     return Text(value=value) if isinstance(value, str) else Int(value=value)
 
 
+PLAIN_TYPES = dict.fromkeys(("sched", "thread"), Name(id="i64"))
+"""Types that only say where a parameter's value comes from, and what they are in C's eyes."""
+
+
 def name_locals(function: Function, values: Mapping[str, Expr], names: Names) -> Function:
-    """Return `function` with dtype parameters bound and its variables named as C allows."""
+    """Return `function` with its parameters' types bound and its variables named as C allows."""
     params = [p.name for p in function.params]
     own = [*params, *sorted(defined_names(function.body) - set(params))]
     env: dict[str, Expr] = {name: Name(id=names.fresh(name)) for name in own}
+    types = {**values, **PLAIN_TYPES}
     renamed = tuple(
-        replace(p, name=new_name(p.name, env), type=fold_type(p.type, values))
+        replace(p, name=new_name(p.name, env), type=fold_type(p.type, types))
         for p in function.params
     )
     return replace(function, params=renamed, body=rebuild_body(function.body, env))

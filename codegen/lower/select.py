@@ -20,18 +20,10 @@ from dovetail.ir.high.scopes import Body, all_statements, defined_name, defined_
 from dovetail.ir.low import nodes as low
 from dovetail.ir.node import Node
 
-INTEGER_PARAMS = ("sched", "thread")
-
-
-def param_type(param: high.Param) -> str:
-    """Return the type of a kernel parameter's value."""
-    type_ = print_high(param.type)
-    return "i64" if type_ in INTEGER_PARAMS else type_
-
 
 def select(function: high.Function, target: Target, names: Names, name: str) -> low.Function:
     """Return the C function `name` of a body without tunables, tiles, inline calls and `vrange`."""
-    types = {p.name: param_type(p) for p in function.params}
+    types = {p.name: print_high(p.type) for p in function.params}
     written = written_pointers(function.body)
     exprs = ExprSelector(target, names, types, written)
     homes = find_homes(function.body)
@@ -210,10 +202,10 @@ def _advance(var: Name, step: Expr) -> Expr:
 
 def _steady(stop: Expr, assigned: set[str]) -> bool:
     """Tell whether a loop's bound stays: no loads, calls or names assigned in the body."""
-    nodes = list(stop.walk())
-    if any(isinstance(node, ex.Index | ex.Call) for node in nodes):
-        return False
-    return not any(isinstance(node, Name) and node.id in assigned for node in nodes)
+    return not any(
+        isinstance(node, ex.Index | ex.Call) or (isinstance(node, Name) and node.id in assigned)
+        for node in stop.walk()
+    )
 
 
 _STATEMENTS: dict[type[Node], Callable[[_Selector, Any], list[low.Stmt]]] = {

@@ -172,6 +172,8 @@ class ExprSelector:
 
     def _scalar(self, op: Op, args: tuple[Expr, ...], type_: str) -> Expr:
         """Scalar math: the C library's function, or a `dt_*` helper for min, max and abs."""
+        if op.name == "abs" and type_ in ("u32", "u64"):
+            return args[0]
         if op.name == "abs" and not rules.is_int(type_):
             return ex.Call(name=MATH[type_].format("fabs"), args=args)
         if op.name in ("min", "max", "abs"):

@@ -65,7 +65,9 @@ class _Unroller:
         new: Any = rebuild(stmt, self.env, self.body)
         if outer is not None:
             self.env[stmt.var] = outer
-        empty = isinstance(new.start, Int) and isinstance(new.stop, Int) and not _steps(new)
+        down = isinstance(new.step, Int) and new.step.value < 0
+        known = isinstance(new.start, Int) and isinstance(new.stop, Int)
+        empty = known and not range(new.start.value, new.stop.value, -1 if down else 1)
         return () if empty else (new,)
 
     def branch(self, stmt: If) -> scopes.Body:
@@ -123,10 +125,3 @@ class _Unroller:
         raise ScheduleError(
             f"line {stmt.span.line}: `{print_high(expr)}` must be a compile-time integer"
         )
-
-
-def _steps(loop: For) -> bool:
-    """Tell whether a loop with literal bounds runs at all."""
-    assert isinstance(loop.start, Int) and isinstance(loop.stop, Int)
-    down = isinstance(loop.step, Int) and loop.step.value < 0
-    return loop.start.value > loop.stop.value if down else loop.start.value < loop.stop.value

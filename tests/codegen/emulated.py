@@ -20,8 +20,8 @@ from dovetail.codegen.catalog import KernelRequest
 from dovetail.codegen.emit import emit_unit, kernel_text
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.library import lower_request
-from dovetail.codegen.toolchain import BuildSpec, TranslationUnit, compile_shared
 from dovetail.ir.high.nodes import Unit
+from tests.codegen.programs import build_program
 
 DRIVER = """
 #include <stdio.h>
@@ -97,14 +97,7 @@ class EmulatedKernels:
         entries = ", ".join(f"dt_entry_{name}" for name in self._index)
         unit = emit_unit("emulated", target, [kernel_text(k, target) for k in kernels], ())
         text = f"{unit}\nstatic const dt_kernel kernels[] = {{ {entries} }};\n{DRIVER}"
-        spec = BuildSpec(
-            name="emulated",
-            target=target,
-            files=(("emulated.c", text),),
-            units=(TranslationUnit("emulated.c"),),
-            executable=True,
-        )
-        program = [*command, str(compile_shared(spec, cache))]
+        program = [*command, str(build_program(target, text, cache))]
         self._process = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def call(

@@ -16,10 +16,10 @@ import numpy.typing as npt
 from dovetail.codegen.emit import emit_unit
 from dovetail.codegen.isa.intrinsics import SCALAR_TYPES, Intrinsic
 from dovetail.codegen.isa.target import Target
-from dovetail.codegen.toolchain import BuildSpec, TranslationUnit, compile_shared
 from tests.codegen.interp.meanings import immediates_of, meaning_of
 from tests.codegen.interp.memory import Memory, Pointer
 from tests.codegen.interp.vectors import VECTOR_TYPES
+from tests.codegen.programs import build_program
 
 SLOT = 128  # bytes of one argument, value or memory
 SLOTS = 16
@@ -104,15 +104,8 @@ int main(void) {{
 def run_program(
     target: Target, cases: Sequence[Case], records: bytes, cache: Path, emulator: Sequence[str]
 ) -> npt.NDArray[np.uint8]:
-    spec = BuildSpec(
-        name="probe",
-        target=target,
-        files=(("probe.c", program_text(target, cases)),),
-        units=(TranslationUnit("probe.c"),),
-        flags=("-O1", "-Wno-uninitialized", "-Wno-maybe-uninitialized"),
-        executable=True,
-    )
-    program = compile_shared(spec, cache)
+    flags = ("-O1", "-Wno-uninitialized", "-Wno-maybe-uninitialized")
+    program = build_program(target, program_text(target, cases), cache, flags)
     done = subprocess.run([*emulator, str(program)], input=records, capture_output=True, check=True)
     return np.frombuffer(done.stdout, np.uint8).reshape(len(cases), TRIALS, RESULT + SLOT)
 

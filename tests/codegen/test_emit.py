@@ -6,15 +6,18 @@ import ctypes
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
 from dovetail.codegen import emit
 from dovetail.codegen.emit import KernelSpec, emit_unit, kernel_text, part_texts
 from dovetail.codegen.library import ABI
+from dovetail.codegen.lower.helpers import collect_helpers
 from dovetail.codegen.targets import TARGETS, host_target
-from dovetail.codegen.toolchain import BuildSpec, TranslationUnit, compile_shared
+from dovetail.codegen.toolchain import BuildSpec, compile_shared
 from dovetail.ir.artifact import KernelEntry, KernelParam
 from dovetail.ir.diagnostics import Source
 from dovetail.ir.low.nodes import Unit
@@ -50,8 +53,8 @@ def param(name: str, kind: str, role: str = "slot") -> KernelParam:
 
 
 def kernel(name: str, text: str, *params: KernelParam) -> KernelSpec:
-    unit = parse_low(Source(name, text))
-    assert isinstance(unit, Unit)
+    function = parse_low(Source(name, text)).function(name)
+    unit = Unit(items=(*collect_helpers(function, TARGETS["generic"]), function))
     return KernelSpec(KernelEntry(name=name, family=name, params=params, binding={"VL": 1}), unit)
 
 
@@ -81,9 +84,7 @@ def build(cache, texts=None):
     if texts is None:
         kernels = [kernel_text(kernel, target) for kernel in (scale(), widen())]
         texts = [emit_unit("probe", target, kernels, kernels)]
-    files = tuple((f"part{i}.c", text) for i, text in enumerate(texts))
-    units = tuple(TranslationUnit(name) for name, _ in files)
-    return compile_shared(BuildSpec(name="probe", target=target, files=files, units=units), cache)
+    return compile_shared(BuildSpec(name="probe", target=target, parts=tuple(texts)), cache)
 
 
 class Slot(ctypes.Union):
@@ -115,21 +116,15 @@ def test_entries_unpack_slots_schedule_and_threads(tmp_path, parts, monkeypatch)
     assert library.dt_abi() == ABI
 
 
-def test_helpers_come_before_kernels_and_only_those_used():
-    target = TARGETS["x86-64-avx2"]
-    text = emit_unit("probe", target, [kernel_text(widen(), target)], ())
-    assert "tvm" not in text
-    assert "dt_load_n_u16" not in text
-
-
-def test_helpers_of_the_lowered_unit_are_emitted_once_at_the_head():
+def test_helpers_of_lowered_units_are_emitted_once_at_the_head():
     target = TARGETS["generic"]
     spec = widen()
-    unit = Unit(items=(*target.prelude_functions(["dt_load_bf16"]), *spec.unit.items))
-    both = [kernel_text(k, target) for k in (KernelSpec(spec.entry, unit), scale())]
-    text = emit_unit("probe", target, both, both)
+    other = replace(spec, entry=msgspec.structs.replace(spec.entry, family="other"))
+    both = [kernel_text(k, target) for k in (spec, other, scale())]
+    text = emit_unit("probe", target, both, ())
     assert text.count("static inline float dt_load_bf16") == 1
     assert text.index("dt_load_bf16") < text.index("void widen")
+    assert "tvm" not in text
 
 
 def test_small_kernels_share_a_part_and_large_ones_have_their_own(monkeypatch):

@@ -10,7 +10,7 @@ import pytest
 from dovetail.codegen.isa.generic import TARGET as GENERIC
 from dovetail.codegen.lower import lower
 from dovetail.codegen.targets import ALL_TARGETS, DEVICE_TARGETS, TARGETS
-from dovetail.codegen.toolchain import BuildSpec, TranslationUnit, compile_shared
+from dovetail.codegen.toolchain import BuildSpec, compile_shared
 from dovetail.ir.diagnostics import Source
 from dovetail.ir.dtypes import narrow_bf16, widen_bf16
 from dovetail.ir.high.parse import parse_high
@@ -99,7 +99,6 @@ def compiled(tmp_path_factory) -> ctypes.CDLL:
         name="semantics",
         target=GENERIC,
         files=(("probe.c", head + SEMANTICS),),
-        units=(TranslationUnit("probe.c"),),
         flags=("-fwrapv",),
     )
     return ctypes.CDLL(str(compile_shared(spec, tmp_path_factory.mktemp("semantics"))))

@@ -107,3 +107,9 @@ def test_a_named_compiler_that_is_not_there_is_an_error(monkeypatch: pytest.Monk
     monkeypatch.setenv("DOVETAIL_NVCC", f"{os.sep}nowhere{os.sep}nvcc")
     with pytest.raises(ToolchainError, match="DOVETAIL_NVCC names"):
         nvidia.find_cuda_compiler()
+
+
+def test_a_named_program_that_is_no_nvcc_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOVETAIL_NVCC", "true")
+    with pytest.raises(ToolchainError, match="is no nvcc"):
+        nvidia.find_cuda_compiler()

@@ -19,7 +19,6 @@ from dovetail.codegen.isa import generic
 from dovetail.codegen.targets import TARGETS
 from dovetail.codegen.toolchain import (
     BuildSpec,
-    TranslationUnit,
     build_key,
     compile_shared,
     find_compiler,
@@ -36,7 +35,6 @@ def spec_of(text: str, **changes: object) -> BuildSpec:
         "name": "probe",
         "target": TARGET,
         "files": (("probe.c", text),),
-        "units": (TranslationUnit("probe.c"),),
     }
     return BuildSpec(**{**fields, **changes})
 
@@ -71,11 +69,29 @@ def test_built_library_runs_and_is_found_again(tmp_path):
     assert sorted(p.name for p in path.parent.iterdir()) == ["probe.c", "probe.so"]
 
 
-def test_units_of_one_source_are_compiled_with_their_own_flags(tmp_path):
-    text = "#if PART\nint one(void) { return 1; }\n#else\nint zero(void) { return 0; }\n#endif\n"
-    units = tuple(TranslationUnit("probe.c", (f"-DPART={part}",)) for part in (0, 1))
-    library = ctypes.CDLL(str(compile_shared(spec_of(text, units=units), tmp_path)))
-    assert (library.zero(), library.one()) == (0, 1)
+def test_a_part_is_compiled_once_for_all_libraries_of_its_flags(tmp_path):
+    for name, flags in (("a", ()), ("b", ()), ("c", ("-DX",))):
+        one = "int one(void) { return 1; }\n"
+        spec = spec_of(f"int {name}(void) {{ return 2; }}\n", name=name, parts=(one,), flags=flags)
+        library = ctypes.CDLL(str(compile_shared(spec, tmp_path)))
+        assert (library.one(), getattr(library, name)()) == (1, 2)
+    assert len([*tmp_path.glob("*/*/unit.o")]) == 2
+
+
+def test_as_many_compilers_run_as_this_process_may_use_cpus(tmp_path):
+    body = f'mkdir {tmp_path}/running || exit 9; gcc "$@" && rmdir {tmp_path}/running'
+    code = """
+        import os
+        from dovetail.codegen.isa.generic import TARGET
+        from dovetail.codegen.toolchain import BuildSpec, compile_shared
+        os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+        parts = tuple(f"int f{i}(void) {{ return 0; }}" for i in range(8))
+        compile_shared(BuildSpec(name="probe", target=TARGET, parts=parts))
+    """
+    script = str(fake_compiler(tmp_path, body))
+    builder = child(code, DOVETAIL_CC=script, DOVETAIL_CACHE=str(tmp_path / "cache"))
+    builder.communicate()
+    assert builder.returncode == 0
 
 
 def test_every_input_changes_the_key():
@@ -86,13 +102,11 @@ def test_every_input_changes_the_key():
         spec_of("int y;\n", flags=("a", "b")),
         spec_of("int x;\n", flags=("a b",)),
         spec_of("int x;\n", flags=("ab",)),
-        spec_of("int x;\n", flags=("a", "b"), abi=2),
         spec_of("int x;\n", flags=("a", "b"), name="other"),
-        spec_of("int x;\n", flags=("a", "b"), libraries=()),
-        spec_of("int x;\n", flags=("a", "b"), executable=True),
+        spec_of("int x;\n", flags=("a", "b"), files=(("b.c", "int x;\n"),)),
+        spec_of("int x;\n", flags=("a", "b"), parts=("int z;\n",)),
         spec_of("int x;\n", flags=("a", "b"), target=TARGETS["x86-64-avx2"]),
         spec_of("", files=(("probe.c", "int x;\n"), ("a.h", "")), flags=("a", "b")),
-        spec_of("int x;\n", flags=("a", "b"), units=(TranslationUnit("probe.c", ("-DX",)),)),
     ]
     keys = {build_key(v, compiler) for v in variants}
     keys.add(build_key(base, type(compiler)(compiler.command, compiler.kind, "another version")))
@@ -109,6 +123,12 @@ def test_failure_shows_the_command_and_all_of_stderr(tmp_path):
     assert not list(tmp_path.rglob("*.so"))
 
 
+def test_a_compiler_that_writes_nothing_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setenv("DOVETAIL_CC", "true")
+    with pytest.raises(ToolchainError, match=r"wrote no probe\.so"):
+        compile_shared(spec_of("int x;\n"), tmp_path)
+
+
 def test_failed_build_can_be_repeated(tmp_path, monkeypatch):
     monkeypatch.setenv("DOVETAIL_CC", str(fake_compiler(tmp_path, "echo broken >&2; exit 3")))
     for _ in range(2):
@@ -120,9 +140,10 @@ def test_environment_chooses_the_compiler(tmp_path, monkeypatch):
     script = fake_compiler(tmp_path, "exit 0")
     monkeypatch.setenv("DOVETAIL_CC", f"{script} --driver-mode=x")
     assert find_compiler(TARGET).command == (str(script), "--driver-mode=x")
-    monkeypatch.setenv("DOVETAIL_CC", "/nowhere/cc")
-    with pytest.raises(ToolchainError, match="does not exist"):
-        find_compiler(TARGET)
+    for wrong, message in (("/nowhere/cc", "does not exist"), ("gcc '-O3", "No closing quotation")):
+        monkeypatch.setenv("DOVETAIL_CC", wrong)
+        with pytest.raises(ToolchainError, match=message):
+            find_compiler(TARGET)
 
 
 def test_environment_chooses_zig_by_its_name(tmp_path, monkeypatch):
@@ -189,10 +210,9 @@ def test_cache_that_cannot_be_written_is_named(tmp_path):
 
 BUILD = """
     from dovetail.codegen.isa.generic import TARGET
-    from dovetail.codegen.toolchain import BuildSpec, TranslationUnit, compile_shared
+    from dovetail.codegen.toolchain import BuildSpec, compile_shared
     print(compile_shared(BuildSpec(name="probe", target=TARGET,
-        files=(("probe.c", "int answer(void) { return 7; }\\n"),),
-        units=(TranslationUnit("probe.c"),))), flush=True)
+        files=(("probe.c", "int answer(void) { return 7; }\\n"),))), flush=True)
 """
 
 

@@ -17,7 +17,7 @@ from filelock import FileLock
 from dovetail.codegen.catalog import KernelRequest
 from dovetail.codegen.library import DeviceText, LibrarySpec, device_text
 from dovetail.codegen.targets import DEVICE_TARGETS, host_target
-from dovetail.codegen.toolchain import BuildSpec, TranslationUnit, compile_shared
+from dovetail.codegen.toolchain import BuildSpec, compile_shared
 from dovetail.ir.cache import cache_directory
 from dovetail.ir.high.nodes import Unit
 
@@ -48,7 +48,7 @@ class WarpLibrary:
             name="warp",
             target=host_target(),
             files=(("kernels.cpp", text.source), (HEADER, header)),
-            units=(TranslationUnit("kernels.cpp", FLAGS),),
+            flags=FLAGS,
         )
         self._library = ctypes.CDLL(str(compile_shared(spec)))
         self.kernels = {entry.name: entry for entry in text.kernels}

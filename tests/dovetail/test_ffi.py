@@ -12,12 +12,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dovetail.codegen.catalog import HeadShape, KernelRequest, kernel_request
+from dovetail.codegen.catalog import HeadShape, KernelRequest, kernel_request, weight_binding
 from dovetail.codegen.emit import FLOATS, pointee
 from dovetail.codegen.extents import EXTENTS
 from dovetail.codegen.library import LibrarySpec, build_library
 from dovetail.codegen.targets import host_target
 from dovetail.ir.artifact import KernelIndex
+from dovetail.ir.formats import FORMATS
 
 pytest.importorskip("torch")
 
@@ -28,7 +29,8 @@ import json, sys
 import torch, tvm_ffi
 
 DTYPES = {"f32": torch.float32, "f64": torch.float64, "i32": torch.int32, "i64": torch.int64,
-          "bf16": torch.bfloat16, "f16": torch.float16, "u16": torch.uint16, "u32": torch.uint32}
+          "bf16": torch.bfloat16, "f16": torch.float16, "u16": torch.uint16, "u32": torch.uint32,
+          "u8": torch.uint8}
 module = tvm_ffi.load_module(sys.argv[1])
 cases = json.loads(sys.argv[2])
 refused = 0
@@ -63,6 +65,16 @@ def check_decodes(name, params, idle):
     assert "merge" not in name or not out[: n_q * hd].any()
 
 
+def check_weights(name, params, idle):
+    """No rows of a panel of one unit, or of a pair of panels: `B` has room for just those."""
+    at = next(i for i, p in enumerate(params) if p["name"] == "B")
+    values, elements = params[at]["unit"]
+    panels = 2 if "silu" in name else 1
+    room = torch.zeros(panels * elements, dtype=idle[at].dtype)
+    one = change(params, idle, N=16, K=values, B=room)
+    assert module[name](*one) is None
+    must_refuse(name, one, at, room[:-1], "B")
+
 
 def must_refuse(name, args, position, value, parameter):
     global refused
@@ -89,6 +101,8 @@ for name, params in cases.items():
     assert module[name](*idle) is None
     if name.startswith("decode_attention"):
         check_decodes(name, params, idle)
+    if name.startswith("gemm"):
+        check_weights(name, params, idle)
     for i, p in enumerate(params):
         if not p["element"]:
             must_refuse(name, idle, i, "1", p["name"])
@@ -141,6 +155,11 @@ def requests() -> tuple[KernelRequest, ...]:
     plain = [kernel_request(f, target) for f in ("gather_rows", "rmsnorm", "sample")]
     families = {"gemm_linear": GEMM, "gemm_linear_reduce": {"W": "bf16"}, "gemm_silu": GEMM}
     gemm = [KernelRequest("gemm", k, binding, k) for k, binding in families.items()]
+    gemm += [
+        KernelRequest("gemm", k, {**binding, **weight_binding(form)}, f"{k}_{form}")
+        for k, binding in families.items()
+        for form in ("q4_32", "q8_32", "q6_16k")
+    ]
     gemm += [KernelRequest("ivf", "ivf_scan", {}, "ivf_scan")]
     return (*bf16, *plain, *gemm)
 
@@ -149,6 +168,14 @@ def least_values(binding: Mapping[str, int | str]) -> dict[str, int | str]:
     """Return the least that integers of a kernel may be, where that is not 0."""
     heads = {"n_q": binding.get("GROUP") or 1, "n_kv": 1, "hd": binding.get("HD") or 16}
     return {"nth": 1, "kv_splits": 1, **heads}
+
+
+def unit_of(binding: Mapping[str, int | str]) -> tuple[int, int] | None:
+    """Return how many values of K of a weight lie together, and the elements of a panel of them."""
+    for form in FORMATS.values():
+        if weight_binding(form.name).items() <= binding.items():
+            return form.unit, form.panel_elements(form.unit)
+    return None
 
 
 def describe(index: KernelIndex) -> bytes:
@@ -161,6 +188,7 @@ def describe(index: KernelIndex) -> bytes:
                     "float": p.type in FLOATS,
                     "sized": p.name in EXTENTS.get(kernel.family, {}),
                     "least": least_values(kernel.binding).get(p.name, 0),
+                    "unit": unit_of(kernel.binding),
                 }
                 for p in kernel.params
             ]

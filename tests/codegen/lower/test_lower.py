@@ -90,6 +90,17 @@ def test_rmsnorm_at_vector_edges(target):
         assert (out[3] == 5).all()
 
 
+def test_parameters_may_be_called_like_functions_of_c():
+    text = """
+@kernel
+def k(powf: f32, out: ptr[f32]):
+    out[0] = pow(2.0, powf)
+"""
+    out = np.zeros(1, np.float32)
+    run(text, "k", NATIVE[0], 3.0, out)
+    assert out[0] == 8
+
+
 @pytest.mark.parametrize("target", RUNNING)
 def test_vrange_from_anywhere_to_anywhere(target):
     text = """

@@ -132,6 +132,9 @@ SCALAR = {
         min(N - i, 5) + abs(i - 9) // 2 % 3 for i in range(N)
     ],
     "cast(f32, (i << 2 | 1) ^ (i & 6) >> 1)": [(i << 2 | 1) ^ (i & 6) >> 1 for i in range(N)],
+    "cast(f32, abs(cast(u32, i - 2))) + cast(f32, abs(cast(u64, i)))": [
+        (i - 2) % 2**32 + i for i in range(N)
+    ],
     "1.0 if (i > 3 and not x > 0.0) or i == 0 else 0.0": [
         float((i > 3 and not A[i] > 0) or i == 0) for i in range(N)
     ],

@@ -274,9 +274,7 @@ class Request:
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # from its second token on
     drafted: list[int] = field(default_factory=list)  # may follow; the step under way tells
     forced: list[int] = field(default_factory=list)  # the text that must follow by its grammar
-    accepts: Callable[[Sequence[int]], int] | None = (
-        None  # how many tokens its grammar lets through
-    )
+    accepts: Callable[[Sequence[int]], int] | None = None  # tokens that its grammar lets through
     finish_reason: str | None = None  # stop, length, abort or error
     error: DovetailError | None = None  # why it failed, where its reason is `error`
     ruled: bool = field(init=False)  # whether its options change logits

@@ -230,7 +230,8 @@ class TorchDevice:
         try:
             return torch.zeros(shape, dtype=dtype, device=self.device)
         except RuntimeError as error:
-            raise CapacityError(f"{self.name} has no memory for {shape}: {error}") from None
+            said = first_line(error)
+            raise CapacityError(f"{self.name} has no memory for {shape}: {said}") from None
 
 
 def _release_behind(event: Any, runner: Runner) -> None:

@@ -196,7 +196,7 @@ def kept_profiles(model: str) -> tuple[ProfileFile, ...]:
     """Return the profiles of devices that the cache has of the model with this fingerprint."""
     found = []
     for path in sorted((cache_directory() / DEVICE_PROFILES).glob(f"*/{PROFILE}")):
-        with suppress(OSError, msgspec.DecodeError):  # of no use: measured anew when it is wanted
+        with suppress(OSError, ValueError):  # of no use: measured anew when it is wanted
             profile = msgspec.json.decode(path.read_bytes(), type=ProfileFile)
             found += [profile] if profile.key.model == model else []
     return tuple(found)

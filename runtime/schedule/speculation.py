@@ -57,7 +57,7 @@ def read_speculation(config: Mapping[str, object] | str | None) -> int:
         return 0
     try:
         read = json.loads(config) if isinstance(config, str) else config
-    except ValueError:
+    except (ValueError, RecursionError):
         read = None
     if not isinstance(read, Mapping):
         raise RequestError('speculative_config must be an object such as {"method": "suffix"}')

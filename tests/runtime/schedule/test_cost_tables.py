@@ -18,6 +18,8 @@ from dovetail.runtime.schedule.cost_tables import (
     Surface,
     TablePredictor,
     keep_profile,
+    kept_profiles,
+    profile_folder,
     read_profile,
 )
 
@@ -141,6 +143,19 @@ def test_a_damaged_profile_is_refused(tmp_path: Path, text: bytes) -> None:
     (tmp_path / PROFILE).write_bytes(text)
     with pytest.raises(ArtifactError, match="cannot be decoded"):
         read_profile(tmp_path, KEY)
+
+
+def test_damaged_profiles_of_devices_are_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOVETAIL_CACHE", str(tmp_path))
+    kept, damaged = profile(linear=[row(1, seconds=1.0)]), (b"[1]", b'{"key": {"model": "\xff"}}')
+    keep_profile(profile_folder(KEY), kept)
+    for number, text in enumerate(damaged):
+        folder = tmp_path / "profiles" / str(number)
+        folder.mkdir()
+        (folder / PROFILE).write_bytes(text)
+    assert kept_profiles("m") == (kept,) and kept_profiles("another") == ()
 
 
 def test_a_profile_of_a_later_schema_is_refused(tmp_path: Path) -> None:

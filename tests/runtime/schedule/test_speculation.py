@@ -147,6 +147,13 @@ def test_options_are_checked() -> None:
     assert read_speculation(None) == 0
     assert read_speculation('{"num_speculative_tokens": 0}') == 0
     assert read_speculation({"method": "suffix"}) == DRAFTED
-    for wrong in ("{", "[]", {"method": "eagle"}, {"depth": 1}, {"num_speculative_tokens": 65}):
+    for wrong in (
+        "{",
+        "[]",
+        "[" * 100_000,
+        {"method": "eagle"},
+        {"depth": 1},
+        {"num_speculative_tokens": 65},
+    ):
         with pytest.raises(RequestError, match=r"speculative_config|num_speculative_tokens"):
             read_speculation(wrong)  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ from dovetail.runtime.accel.generated import (
     compare_in_graphs,
     row_major,
 )
-from dovetail.runtime.accel.gpu_module import GpuModule
+from dovetail.runtime.accel.skinny import GpuModule
 
 SHAPES = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}
 TINY = {"o": (256, 256)}

@@ -21,7 +21,7 @@ from dovetail.ir.formats import is_quantised
 from dovetail.ir.model import ModelSpec
 from dovetail.runtime.native.forward import layer_block_bytes
 from dovetail.runtime.native.step import step_bytes
-from dovetail.runtime.schedule.memory_need import MemoryNeed
+from dovetail.runtime.schedule.device_limits import MemoryNeed
 from dovetail.topology.hardware import HardwareSpec
 
 

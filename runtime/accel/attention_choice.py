@@ -56,11 +56,8 @@ def try_attention(
     found, windows = [], {spec.layer_window(i) for i in range(spec.n_layers)}
     with device.working():
         step, pools, q = _make_step(device, heads, dtype, TYPES[spec.kv_dtype])
-        for attention, recorded in (
-            (PlainAttention(device.device), False),
-            (tried, False),
-            (tried, True),
-        ):
+        plain = PlainAttention(device.device)
+        for attention, recorded in ((plain, False), (tried, False), (tried, True)):
             rows, step.recorded = [], recorded and tried.records
             for window in sorted(windows):
                 attention.add(Attended(*heads[:2], heads[2] ** -0.5, window, *pools))

@@ -207,7 +207,8 @@ class TorchDevice:
             yield
             return
         runtime = torch.cuda.cudart()
-        held = [array.ctypes.data for array in arrays if not _register(runtime, array)]
+        spans = [(array.ctypes.data, array.nbytes) for array in arrays]
+        held = [start for start, size in spans if not int(runtime.cudaHostRegister(start, size, 0))]
         try:
             yield
         finally:
@@ -228,8 +229,9 @@ class TorchDevice:
         """Return zeros on the device; CapacityError without room."""
         try:
             return torch.zeros(shape, dtype=dtype, device=self.device)
-        except (torch.OutOfMemoryError, RuntimeError) as error:
-            raise CapacityError(f"{self.name} has no memory for {shape}: {error}") from None
+        except RuntimeError as error:
+            said = first_line(error)
+            raise CapacityError(f"{self.name} has no memory for {shape}: {said}") from None
 
 
 def _release_behind(event: Any, runner: Runner) -> None:
@@ -251,7 +253,3 @@ def find_host_call(device: torch.device) -> Any:
 def first_line(error: Exception) -> str:
     """Return the first line of what torch says, which may go on for pages."""
     return str(error).splitlines()[0] if str(error) else type(error).__name__
-
-
-def _register(runtime: Any, array: Array) -> int:
-    return int(runtime.cudaHostRegister(array.ctypes.data, array.nbytes, 0))

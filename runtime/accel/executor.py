@@ -27,7 +27,7 @@ from dovetail.runtime.accel.profile import find_profile
 from dovetail.runtime.accel.recorder import ROWS
 from dovetail.runtime.accel.sampling import DRAWN_BYTES
 from dovetail.runtime.accel.step import moment_bytes
-from dovetail.runtime.accel.sub_batch import SubBatch, draw_nothing
+from dovetail.runtime.accel.sub_batch import draw_nothing
 from dovetail.runtime.artifact import Artifact, ModelPart
 from dovetail.runtime.engine.engine import Engine, Filled, Pen, StepTooLarge, StepWaits
 from dovetail.runtime.engine.executor import CpuExecutor, fit_service
@@ -40,10 +40,9 @@ from dovetail.runtime.schedule.cost_tables import TablePredictor
 from dovetail.runtime.schedule.device_limits import DeviceLimits, device_limits
 from dovetail.runtime.schedule.kv_pool import KvPool, blocks_for
 from dovetail.runtime.schedule.neo import NeoScheduler
-from dovetail.runtime.schedule.plan import Batch, PrefillChunk, StepPlan
+from dovetail.runtime.schedule.plan import PrefillChunk, StepPlan, split_rounds
 from dovetail.runtime.schedule.predictor import Predictor
 from dovetail.runtime.schedule.request import Home
-from dovetail.runtime.schedule.rounds import split_rounds
 from dovetail.runtime.schedule.scheduler import Scheduler
 from dovetail.topology.division import DECODE
 from dovetail.topology.hardware import HardwareSpec
@@ -154,9 +153,9 @@ class DeviceExecutor:
                 block_bytes=2 * layer_block_bytes(self.spec) * self.spec.n_layers,
             )
             setups = self.cpu.setups
-            given = (self.model, self.accelerator, kind, self.sizes)
             source = None if setups else (artifact, part)
-            self.pair = DevicePair(*given, self._attention, source)
+            given = (self.model, self.accelerator, kind, self.sizes, self._attention, source)
+            self.pair = DevicePair(*given)
             undo.callback(self.pair.close)
             self.group = self._start_group(ranks, name) if setups else None
             self.join()
@@ -262,15 +261,28 @@ class DeviceExecutor:
 
     def fill(self, plan: StepPlan, scheduler: Scheduler) -> list[Filled]:
         """Fill a sub-batch for each batch."""
-        alone = len(plan.batches) == 1 and not plan.moves
-        usable = None
-        if self.cpu.seat is not None and any(batch.cpu_decode for batch in plan.batches):
-            usable = self.cpu.seat.take(DECODE)
+        cpu, requests, filled = self.cpu, scheduler.requests, list[Filled]()
+        alone, usable = len(plan.batches) == 1 and not plan.moves, None
+        if cpu.seat is not None and any(batch.cpu_decode for batch in plan.batches):
+            usable = cpu.seat.take(DECODE)
+        threads = self.model.decode.plan.threads
         with self._working():
-            return [
-                self._fill(sub_batch, batch, scheduler, alone=alone, usable=usable)
-                for sub_batch, batch in zip(self.pair.sub_batches, plan.batches, strict=False)
-            ]
+            for sub_batch, batch in zip(self.pair.sub_batches, plan.batches, strict=False):
+                shape = sub_batch.fill(batch, requests, scheduler.pools)
+                lengths = {n: len(requests[n].tokens) for n in batch.cpu_decode}
+                longest = max(lengths.values(), default=0)
+                there = replace(shape, decoders=len(lengths), longest_decode=longest)
+                sizes = BatchSizes(
+                    n_tokens=shape.n_tokens,
+                    n_prefill=shape.n_prefill,
+                    gpu_decode=len(batch.gpu_decode),
+                    cpu_decode=len(batch.cpu_decode),
+                    n_out=shape.n_out,
+                    cpu_splits=cpu.kv_splits(there, threads, cpu.part_tokens[DECODE]),
+                )
+                sub_batch.set_args(sizes, alone=alone, usable=usable)
+                filled.append(Filled(batch, shape, sub_batch.buffers))
+        return filled
 
     def compute(self, plan: StepPlan, filled: Sequence[Filled]) -> StepWaits | None:
         """Run them, here and at the other ranks."""
@@ -309,32 +321,6 @@ class DeviceExecutor:
             if self.group is not None:
                 raise
             raise StepTooLarge(*error.args) from error
-
-    def _fill(
-        self,
-        sub_batch: SubBatch,
-        batch: Batch,
-        scheduler: Scheduler,
-        *,
-        alone: bool,
-        usable: tuple[int, ...] | None,
-    ) -> Filled:
-        requests, cpu = scheduler.requests, self.cpu
-        shape = sub_batch.fill(batch, requests, scheduler.pools)
-        lengths = {n: len(requests[n].tokens) for n in batch.cpu_decode}
-        longest = max(lengths.values(), default=0)
-        there = replace(shape, decoders=len(lengths), longest_decode=longest)
-        threads = cpu.model.decode.plan.threads
-        sizes = BatchSizes(
-            n_tokens=shape.n_tokens,
-            n_prefill=shape.n_prefill,
-            gpu_decode=len(batch.gpu_decode),
-            cpu_decode=len(batch.cpu_decode),
-            n_out=shape.n_out,
-            cpu_splits=cpu.kv_splits(there, threads, cpu.part_tokens[False]),
-        )
-        sub_batch.set_args(sizes, alone=alone, usable=usable)
-        return Filled(batch, shape, sub_batch.buffers)
 
 
 def share_cpus(

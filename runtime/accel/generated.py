@@ -28,8 +28,13 @@ from dovetail.runtime.accel.choices import (
     keep_choices,
     read_choices,
 )
-from dovetail.runtime.accel.gpu_module import GpuModule
-from dovetail.runtime.accel.skinny import NAMES, Tensor, gemm_skinny, register_module
+from dovetail.runtime.accel.skinny import (
+    NAMES,
+    GpuModule,
+    Tensor,
+    gemm_skinny,
+    register_module,
+)
 from dovetail.runtime.artifact import Artifact, ModelPart, device_module
 from dovetail.runtime.native.polymerize import (
     RESIDENT_WARPS,

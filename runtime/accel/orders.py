@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from dovetail.runtime.group.ranks import RankPart
 from dovetail.runtime.schedule.device_limits import DeviceLimits
-from dovetail.runtime.schedule.kv_pool import blocks_for
 from dovetail.runtime.schedule.plan import Move
 
 
@@ -81,19 +80,6 @@ class StepOrder(msgspec.Struct, frozen=True, kw_only=True):
     moves: tuple[Move, ...]
     leaving: int
     batches: tuple[BatchOrder, ...]
-
-
-def order_batch(
-    sizes: BatchSizes, arrays: dict[str, npt.NDArray[Any]], **kv: npt.NDArray[Any]
-) -> BatchOrder:
-    """Return the order for a filled sub-batch."""
-    width = blocks_for(int(arrays["seq_lengths"][: sizes.sequences].max(initial=0)))
-    return BatchOrder(
-        sizes=sizes,
-        arrays=pack_arrays(arrays, sizes, width),
-        table_width=width,
-        kv={name: value.tobytes() for name, value in kv.items()},
-    )
 
 
 def pack_arrays(

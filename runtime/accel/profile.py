@@ -25,15 +25,19 @@ from dovetail.runtime.artifact import Artifact
 from dovetail.runtime.engine.executor import CpuExecutor
 from dovetail.runtime.engine.profiler import (
     Point,
-    at_of,
-    keep_profile,
-    make_profile,
     measure_points,
     measure_profile,
     profile_key,
     refine,
 )
-from dovetail.runtime.schedule.cost_tables import Curve, Surface, profile_folder, read_profile
+from dovetail.runtime.schedule.cost_tables import (
+    Curve,
+    Surface,
+    keep_profile,
+    make_profile,
+    profile_folder,
+    read_profile,
+)
 from dovetail.runtime.schedule.plan import Limits
 from dovetail.runtime.schedule.request import Home
 from dovetail.topology.hardware import HardwareSpec
@@ -115,7 +119,7 @@ def measure_device(
         )
     tables["cpu_decode"] = list(attention.tables["cpu_decode"])
     if late := tables.pop(CHUNK, None):
-        tables["prefill"] += later_chunks(max(tables["prefill"], key=at_of), late)
+        tables["prefill"] += later_chunks(max(tables["prefill"], key=lambda row: row.at), late)
     if handed := tables.pop(HANDED, None):
         tables["cpu_decode"] = carry_rows(tables["cpu_decode"], tables["launch"][0], handed[0])
     return make_profile(key, tables)

@@ -22,13 +22,12 @@ import torch
 from dovetail.ir.model import KV_BLOCK
 from dovetail.ir.tape import BufferRef, Entry, IntConst, KvRef, Tape, WeightRef
 from dovetail.runtime.accel.operators import decoder_operators
-from dovetail.runtime.accel.orders import BatchOrder, BatchSizes, order_batch, unpack_arrays
+from dovetail.runtime.accel.orders import BatchOrder, BatchSizes, pack_arrays, unpack_arrays
 from dovetail.runtime.accel.recorder import Recorder, pad_arrays, padded_rows
 from dovetail.runtime.accel.sampling import choose_tokens
 from dovetail.runtime.accel.step import Step
 from dovetail.runtime.accel.tape import DevicePools, PlacedModel, TorchTape
 from dovetail.runtime.engine.engine import Pen, Times
-from dovetail.runtime.engine.sampling import draw_uniform
 from dovetail.runtime.native.forward import ForwardModel, layer_block_bytes
 from dovetail.runtime.native.runner import Runner
 from dovetail.runtime.native.step import StepBuffers, StepShape
@@ -182,7 +181,7 @@ class SubBatch:
             return landed[number] if number in landed else pools[home].table(number)
 
         shape = self._shape = self.buffers.fill(batch, requests, table)
-        self.buffers.sample_args(shape, draw_uniform)
+        self.buffers.sample_args(shape)
         count = len(batch.cpu_decode)
         last = shape.n_tokens
         self._cpu_slots[:count] = self.buffers.arrays["kv_slots"][last - count : last]
@@ -219,17 +218,8 @@ class SubBatch:
         of the plan.
         """
         self._sizes, self._decodes = sizes, sizes.cpu_decode
-        first = sizes.n_prefill + sizes.gpu_decode
-        arrays = self.buffers.arrays
-        tails = {n: int(arrays[n][first:].ctypes.data) for n in ("seq_lengths", "block_tables")}
-        starts = {"seq_starts": int(self._no_rows.ctypes.data)}
-        starts |= {"kv_slots": int(self._cpu_slots.ctypes.data)}
-        counts = {"n_tokens": sizes.cpu_decode, "n_out": 0, "kv_splits": sizes.cpu_splits}
-        counts |= {"n_prefill": 0, "n_decode": sizes.cpu_decode}
         if sizes.cpu_decode:
-            args = self.buffers.forward_addresses() | tails | starts | counts
-            self._cpu.prepare(self._model.cpu.team, args, usable)
-            self._begin_blocks(sizes.cpu_decode)
+            self._prepare_cpu(sizes, usable)
         self.step.counts = {
             "n_tokens": sizes.n_tokens,
             "n_stored": sizes.n_tokens - sizes.cpu_decode,
@@ -245,9 +235,8 @@ class SubBatch:
 
     def _pad(self, sizes: BatchSizes, alone: bool) -> None:
         """Have a batch of decodes the shape of others, where its work is recorded."""
-        most = (
-            min(self._model.sizes) if self._recorder.on and self.forward.collective is None else 0
-        )
+        records = self._recorder.on and self.forward.collective is None
+        most = min(self._model.sizes) if records else 0
         rows, attention = padded_rows(sizes, most), self.forward.attention
         self.step.recorded, self.whole = rows is not None, False
         if rows is None:
@@ -259,19 +248,31 @@ class SubBatch:
         if self.whole:
             self.step.counts["n_decode"] = rows
 
-    def _begin_blocks(self, count: int) -> None:
-        """Have the blocks that the CPU's decodes begin cleared: see operators."""
-        slots = self._cpu_slots[:count]
-        blocks = slots[slots % KV_BLOCK == 0] // KV_BLOCK
-        self._begun[0] = len(blocks)
-        self._begun[1 : len(blocks) + 1] = blocks
+    def _prepare_cpu(self, sizes: BatchSizes, usable: tuple[int, ...] | None) -> None:
+        """Say how the CPU attends; blocks that its decodes begin are cleared: see operators."""
+        first, arrays = sizes.n_prefill + sizes.gpu_decode, self.buffers.arrays
+        given = {n: arrays[n][first:] for n in ("seq_lengths", "block_tables")}
+        given |= {"seq_starts": self._no_rows, "kv_slots": self._cpu_slots}
+        args = {name: int(array.ctypes.data) for name, array in given.items()}
+        args |= {"n_tokens": sizes.cpu_decode, "n_out": 0, "kv_splits": sizes.cpu_splits}
+        args |= {"n_prefill": 0, "n_decode": sizes.cpu_decode}
+        self._cpu.prepare(self._model.cpu.team, self.buffers.addresses | args, usable)
+        slots = self._cpu_slots[: sizes.cpu_decode]
+        begun = slots[slots % KV_BLOCK == 0] // KV_BLOCK
+        self._begun[: len(begun) + 1] = [len(begun), *begun]
 
     def order(self) -> BatchOrder:
         """Return what makes a sub-batch of another rank run the same batch."""
-        slots = self._cpu_slots[: self._sizes.cpu_decode]
+        sizes, arrays = self._sizes, self.buffers.arrays
+        width = blocks_for(int(arrays["seq_lengths"][: sizes.sequences].max(initial=0)))
         kv: dict[str, npt.NDArray[Any]] = {"brought": self._brought, "sent": self._sent}
-        kv["appended"] = slots
-        return order_batch(self._sizes, self.buffers.arrays, **kv)
+        kv["appended"] = self._cpu_slots[: sizes.cpu_decode]
+        return BatchOrder(
+            sizes=sizes,
+            arrays=pack_arrays(arrays, sizes, width),
+            table_width=width,
+            kv={name: moved.tobytes() for name, moved in kv.items()},
+        )
 
     def obey(self, order: BatchOrder) -> None:
         """Fill the sub-batch as that of the rank that made `order`, which chooses the tokens."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from operator import add, mul
@@ -170,18 +170,39 @@ class DeviceQueue:
     ratios: deque[float] = field(default_factory=lambda: deque(maxlen=SEEN))
 
     def set_spec(self, spec: QueueSpec) -> None:
-        """Take new depths: a query of class k fills capacity / depth_k of a device, exactly.
-
-        Promises by other lines say nothing of these.
-        """
-        if spec.lines != self.spec.lines or not self.shares:
-            self.ratios.clear()
-            self.slack = 1 + spec.margin
-            self.void_promises()
+        """Take new depths: a query of class k fills capacity / depth_k of a device, exactly."""
+        if self.shares and spec.lines != self.spec.lines:
+            self._retell(spec)
         self.spec = spec
+        self._judge()
         self.capacity = math.lcm(*(depth for depth in spec.depths if depth), 1)
         self.shares = tuple(self.capacity // d if d else self.capacity + 1 for d in spec.depths)
         self.counts = self.counts or [0] * len(spec.depths)
+
+    def _retell(self, spec: QueueSpec) -> None:
+        """Tell what was promised by other lines, and how it was kept, by those of `spec`.
+
+        A new line says what batches take in the mean, not how they vary, which was dear to learn: a
+        queue that forgot it with each line would be filled too deep again and again.
+        """
+        changed = [
+            (old.seconds(depth or 1), new.seconds(depth or 1))
+            for old, new, depth in zip(self.spec.lines, spec.lines, spec.depths, strict=True)
+            if old != new
+        ]
+        times = max((before / after for before, after in changed if after), default=0.0)
+        if not times:  # a line says nothing
+            self.ratios.clear()
+            self.void_promises()
+            return
+        self.ratios = deque((ratio * times for ratio in self.ratios), self.ratios.maxlen)
+        for query in self._queries():
+            query.promised = query.admitted + (query.promised - query.admitted) / times
+
+    def _judge(self) -> None:
+        """Set what a promise may take: by those that are known, and a margin while they are few."""
+        few = len(self.ratios) < LEAST_VALUES
+        self.slack = max(1.0, upper_bound(self.ratios or [1.0])) * (1 + self.spec.margin * few)
 
     @property
     def held(self) -> list[int]:
@@ -254,14 +275,18 @@ class DeviceQueue:
         span, allowed = last.promised - last.admitted, last.target - last.admitted
         if LONG * allowed <= span * self.slack < math.inf:
             self.ratios.append((now - last.admitted) / span)
-            few = len(self.ratios) < LEAST_VALUES
-            self.slack = max(1.0, upper_bound(self.ratios)) * (1 + self.spec.margin * few)
+            self._judge()
 
     def void_promises(self) -> None:
         """Note that what was promised so far cannot be held: something else has happened."""
-        running = (query for batch in self.running.values() for query in batch.queries)
-        for query in (*self.waiting, *running):
+        for query in self._queries():
             query.promised = math.inf
+
+    def _queries(self) -> Iterator[EmbedQuery]:
+        """Yield what waits or runs."""
+        yield from self.waiting
+        for batch in self.running.values():
+            yield from batch.queries
 
     def push(self, query: EmbedQuery) -> None:
         """Put a query in its place among those that wait."""

@@ -7,11 +7,9 @@ profile then keeps. Torch is asked for its devices where it is imported: in thei
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from datetime import UTC, datetime
 from functools import partial
 
 import msgspec
@@ -20,7 +18,7 @@ import numpy as np
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.encoder import EncoderSpec
 from dovetail.ir.errors import ArtifactError, DeviceError, DovetailError
-from dovetail.ir.profile import LatencyRow, ProfileFile, ProfileKey
+from dovetail.ir.profile import LatencyRow, ProfileKey
 from dovetail.runtime.artifact import Artifact, EncoderPart
 from dovetail.runtime.embed.depths import (
     Depths,
@@ -56,7 +54,12 @@ from dovetail.runtime.machine.seat import Board, Seat
 from dovetail.runtime.native.adapt import fit_plans
 from dovetail.runtime.native.encoder import WIDE_TOKENS, Encoder
 from dovetail.runtime.native.forward import find_tape
-from dovetail.runtime.schedule.cost_tables import read_profile, write_profile
+from dovetail.runtime.schedule.cost_tables import (
+    digest_kernels,
+    keep_profile,
+    make_profile,
+    read_profile,
+)
 from dovetail.topology.hardware import HardwareSpec
 
 SHORTEST = 16
@@ -274,11 +277,7 @@ def _size(
     depths = Calibrator(service, plan, make_sample(spec), part.name).size_queues(
         classes, settings.slo, settings.arrival, stress=settings.stress
     )
-    now, rows = datetime.now(UTC).isoformat(timespec="seconds"), profile_rows(depths)
-    try:
-        write_profile(part.folder, ProfileFile(key=key, created=now, tables={}, latency=rows))
-    except OSError as error:
-        log.warning("the profile could not be kept in %s: %s", part.folder, error.strerror)
+    keep_profile(part.folder, make_profile(key, {}, profile_rows(depths)))
     return depths
 
 
@@ -292,7 +291,6 @@ def embedding_key(
     artifact: Artifact, hardware: HardwareSpec, plan: EmbeddingPlan, threads: int | None
 ) -> ProfileKey:
     """Return what the lines of an encoder hold for."""
-    kernels = sorted(f"{kernel.name} {kernel.digest}" for kernel in artifact.kernels.kernels)
     pus = [device.pus[0] for device in plan.devices if device.kind == CPU and device.pus]
     devices = (hardware.cpu_model, artifact.target, *(a.model for a in hardware.accelerators))
     return ProfileKey(
@@ -300,7 +298,7 @@ def embedding_key(
         device=" ".join(devices),
         threads=threads or len(pus[0]) if pus else 0,
         tensor_parallel=1,
-        kernels=hashlib.sha256("\n".join(kernels).encode()).hexdigest(),
+        kernels=digest_kernels(artifact.kernels.kernels),
     )
 
 

@@ -211,8 +211,9 @@ class Embeddings:
             raise RequestError(
                 f"this classifier has {chosen.spec.dim} labels; one that ranks has one"
             )
-        if isinstance(documents, str) or (top_n is not None and top_n < 1):
+        if not _is_listed(documents) or (top_n is not None and top_n < 1):
             raise RequestError("documents must be a list of texts, and top_n at least 1")
+        documents = list(documents)
         pairs = list(chosen.read_pairs(query, documents))
         ids, kinds = [ids for ids, _ in pairs], [kinds for _, kinds in pairs]
         rows = chosen.service.submit(ids, kinds, model=chosen.name, wait=wait).result()
@@ -268,9 +269,14 @@ def _as_texts(texts: TextOrIds | Sequence[TextOrIds]) -> list[TextOrIds]:
     """Return what was given as a list: of one text, of one list of ids, or as it is."""
     if isinstance(texts, str):
         return [texts]
-    if not hasattr(texts, "__iter__") or isinstance(texts, bytes | Mapping):
+    if not _is_listed(texts):
         raise RequestError("give texts, or lists of token ids")
     listed = list(texts)
     if listed and all(isinstance(item, int | np.integer) for item in listed):
         return [np.asarray(listed)]
     return listed
+
+
+def _is_listed(given: object) -> bool:
+    """Tell whether something has items in order, or in any order: it is no text, and no mapping."""
+    return hasattr(given, "__iter__") and not isinstance(given, str | bytes | Mapping)

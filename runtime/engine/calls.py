@@ -108,9 +108,7 @@ def profile_calls(
 def _submit(engine: Engine, sequences: int, context: int) -> list[Request]:
     """Return new requests, all of which are under way for as long as the profile takes."""
     limits = engine.scheduler.limits
-    least = (
-        sequences * (1 + WARM_STEPS) + LEAST_STEPS
-    )  # the first decode while others are prefilled
+    least = sequences * (1 + WARM_STEPS) + LEAST_STEPS  # the first ones decode beside prompts
     room = min(limits.max_context, engine.scheduler.pool.free_blocks // sequences * KV_BLOCK)
     if sequences > limits.max_step_sequences or room < context + least:
         raise SpecError(
@@ -165,13 +163,8 @@ def _operators(tape: BoundTape, noted: _Times, rows: int, whole: float) -> Itera
     reduces = times[..., _LAST] > 0
     ends = np.where(reduces, times[..., _LAST], times[..., _ENDED])
     between = np.where(reduces, times[..., _JOINED] - times[..., _ENDED], 0.0)
-    following = np.concatenate(
-        [
-            times[:, 1:, :, _BEGUN],
-            np.broadcast_to(ends[:, -1:].max(2, keepdims=True), ends[:, -1:].shape),
-        ],
-        1,
-    )
+    last = np.broadcast_to(ends[:, -1:].max(2, keepdims=True), ends[:, -1:].shape)
+    following = np.concatenate([times[:, 1:, :, _BEGUN], last], 1)
     inside = (ends - times[..., _BEGUN] - between).mean(2)
     waits = (following - ends + between).mean(2)
     names = [entries[i].op for i in ran]

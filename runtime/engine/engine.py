@@ -28,7 +28,6 @@ from dovetail.runtime.native.step import StepBuffers, StepShape
 from dovetail.runtime.schedule.logit_rules import Logits
 from dovetail.runtime.schedule.plan import Batch, StepPlan
 from dovetail.runtime.schedule.request import FAILED, Request, SamplingParams, TokenLogprob
-from dovetail.runtime.schedule.rounds import largest_member, without
 from dovetail.runtime.schedule.scheduler import Scheduler
 from dovetail.runtime.text.masks import Grammars
 
@@ -140,7 +139,8 @@ class Engine:
         self.recorder: StepRecorder | None = None
         self.watch: StepWatch | None = None
         self.waits = DeviceWaits()
-        self._rules = Rules(model.eos_token_ids, self._fail)
+        drafts = scheduler.speculation is not None
+        self._rules = Rules(model.eos_token_ids, self._fail, drafts=drafts)
 
     def submit(
         self, prompt: Sequence[int], params: SamplingParams, priority: int = 0
@@ -274,16 +274,13 @@ class Engine:
             except StepTooLarge as error:
                 filled = self._compute_less(part, error, touched)
             for one in filled:
-                shape = one.shape
+                shape, buffers = one.shape, one.buffers
                 self.scheduler.complete(one.batch)
                 if shape.outputs or shape.scored:
                     with self._span("sample", rows=shape.n_out):
                         sample = partial(executor.sample, one)
-                        drafts = self.scheduler.speculation is not None
-                        raw = self._rules.choose(
-                            shape, one.buffers, self.grammars, sample, drafts=drafts
-                        )
-                        self._accept(shape, one.buffers, raw)
+                        raw = self._rules.choose(shape, buffers, self.grammars, sample)
+                        self._accept(shape, buffers, raw)
                 touched += shape.touched
         return touched
 
@@ -305,11 +302,11 @@ class Engine:
     ) -> Sequence[Filled]:
         """As `_compute`; the largest request of the step fails until there is memory for it."""
         while plan.batches:
-            number = largest_member(plan)
+            number = plan.largest
             request = self.scheduler.requests[number]
             self._fail(request, _no_memory(error))
             touched.append(request)
-            plan = without(plan, number)
+            plan = plan.without(number)
             try:
                 return self._compute(plan)
             except StepTooLarge as again:

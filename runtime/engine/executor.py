@@ -17,7 +17,6 @@ from dovetail.ir.model import KV_BLOCK, ModelSpec
 from dovetail.runtime.artifact import Artifact, ModelPart
 from dovetail.runtime.engine.engine import Engine, Filled, Pen
 from dovetail.runtime.engine.options import EngineOptions
-from dovetail.runtime.engine.sampling import draw_uniform
 from dovetail.runtime.group.ranks import RankGroup, make_setups, plan_ranks
 from dovetail.runtime.machine.cpu_time import read_busy
 from dovetail.runtime.machine.memory import Bytes, allocate, available_memory
@@ -33,8 +32,8 @@ from dovetail.runtime.native.forward import (
 from dovetail.runtime.native.kv_parts import count_parts
 from dovetail.runtime.native.step import StepBuffers, StepShape, step_bytes
 from dovetail.runtime.native.tape import Operands
+from dovetail.runtime.schedule.device_limits import MemoryNeed
 from dovetail.runtime.schedule.kv_pool import KvPool, blocks_for
-from dovetail.runtime.schedule.memory_need import MemoryNeed
 from dovetail.runtime.schedule.plan import Limits, StepPlan
 from dovetail.runtime.schedule.predictor import Predictor
 from dovetail.runtime.schedule.scheduler import Scheduler
@@ -114,11 +113,10 @@ class CpuExecutor:
         else:
             self.model, alloc = ForwardModel(artifact, part, library, plans[0]), allocate
         self._cpus = {
-            prefill: tuple(plan.prefill.cpus if prefill else plan.decode.cpus
-                           for plan in plans if PHASES[not prefill] in plan.phases)
-            for prefill in (False, True)
-        }  # fmt: skip
-        self.part_tokens = [self.model.part_tokens(prefill=prefill) for prefill in (False, True)]
+            phase: tuple(plan.plan_of(phase).cpus for plan in plans if phase in plan.phases)
+            for phase in PHASES
+        }
+        self.part_tokens = {phase: self.model.part_tokens(phase) for phase in PHASES}
         operands = Operands(self.model.weights, allocate(sample.arena_bytes))
         self.sampler = self.model.bind(sample, operands, "decode")
         self.buffers = StepBuffers(alloc, self.spec, tokens, sequences)
@@ -146,7 +144,7 @@ class CpuExecutor:
 
     def sample(self, filled: Filled, row: int | None = None) -> None:
         """Run the sample tape."""
-        args = filled.buffers.sample_args(filled.shape, draw_uniform, row)
+        args = filled.buffers.sample_args(filled.shape, row)
         rows = max(1, args["n_rows"])  # each is sampled by one thread
         self.sampler.run(self.model.team, args, most=rows, usable=self._usable)
 
@@ -173,24 +171,24 @@ class CpuExecutor:
 
     def forward(self, shape: StepShape) -> None:
         """Run the forward tape over a filled step, under the plan its prefill tokens call for."""
-        prefill, args = self.forward_args(shape)
+        phase, args = self.forward_args(shape)
         if self.seat is not None:
-            self._usable = self.seat.take(PREFILL if prefill else DECODE)
+            self._usable = self.seat.take(phase)
         if self.group is not None:
-            cpus, dealt = self._cpus[prefill], None
+            cpus, dealt = self._cpus[phase], None
             if self._usable is not None and all(cpus):
                 dealt = deal_cpus(cpus, self._usable)
                 self._usable = dealt[0]
-            self.group.step(args, prefill=prefill, usable=dealt)
-        self.model.run(args, prefill=prefill, usable=self._usable)
+            self.group.step(args, phase, dealt)
+        self.model.run(args, phase, self._usable)
 
-    def forward_args(self, shape: StepShape) -> tuple[bool, dict[str, int]]:
-        """Return whether a filled step is run as prefill, and the tape's arguments."""
-        prefill = shape.prefill_tokens >= self.threshold
-        threads = self.model.phase(prefill).plan.threads
-        n_kv = self.model.kv_heads(prefill=prefill)
-        splits = self.kv_splits(shape, threads, self.part_tokens[prefill], n_kv)
-        return prefill, self.buffers.forward_args(shape, splits)
+    def forward_args(self, shape: StepShape) -> tuple[str, dict[str, int]]:
+        """Return the phase that a filled step is run in, and the tape's arguments."""
+        phase = PREFILL if shape.prefill_tokens >= self.threshold else DECODE
+        threads = self.model.tapes[phase].plan.threads
+        n_kv = self.model.parts[phase].spec.n_kv_heads
+        splits = self.kv_splits(shape, threads, self.part_tokens[phase], n_kv)
+        return phase, self.buffers.forward_args(shape, splits)
 
     def kv_splits(self, shape: StepShape, threads: int, least: int, n_kv: int | None = None) -> int:
         """Return into how many parts a step's decodes cut their keys; arguments: `count_parts`.

@@ -11,14 +11,8 @@ from dovetail.runtime.group.rank_options import RankOptions
 from dovetail.runtime.machine.devices import AUTO, CPU, choose_device, find_torch, parse_device
 from dovetail.runtime.native.deterministic import ACTIVATIONS
 from dovetail.runtime.schedule.device_limits import Wishes, check_counts
-from dovetail.runtime.schedule.plan import (
-    OFFLOADS,
-    ON_CPU,
-    Offload,
-    SchedulerSettings,
-    SpeculationSettings,
-)
-from dovetail.runtime.schedule.speculation import read_speculation
+from dovetail.runtime.schedule.plan import OFFLOADS, ON_CPU, Offload, SchedulerSettings
+from dovetail.runtime.schedule.speculation import DRAFTED, read_speculation
 from dovetail.topology.hardware import HardwareSpec
 
 DTYPES = ("auto", "f32", "bf16", "f16")
@@ -93,10 +87,10 @@ class EngineOptions(Wishes):
         else:
             settings = self.settings or ON_CPU
         waiting = settings.max_waiting if self.max_waiting is None else self.max_waiting
-        drafts = read_speculation(self.speculative_config) or settings.speculation
+        drafts = read_speculation(self.speculative_config) or settings.num_speculative_tokens
         if self.draft is not None and self.speculative_config is None:
-            drafts = drafts or SpeculationSettings()
-        return replace(settings, max_waiting=waiting, speculation=drafts)
+            drafts = drafts or DRAFTED
+        return replace(settings, max_waiting=waiting, num_speculative_tokens=drafts)
 
 
 class EngineKeywords(TypedDict, total=False):

@@ -6,15 +6,11 @@ artifact; few points, the most telling ones first, so that a short budget gives 
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import UTC, datetime
 from itertools import pairwise
-from operator import attrgetter
-from pathlib import Path
 from typing import TypeAlias
 
 from dovetail.ir.errors import SpecError
@@ -25,7 +21,12 @@ from dovetail.runtime.engine.engine import Engine
 from dovetail.runtime.engine.executor import CpuExecutor
 from dovetail.runtime.native.forward import ForwardModel
 from dovetail.runtime.native.step import StepShape
-from dovetail.runtime.schedule.cost_tables import read_profile, write_profile
+from dovetail.runtime.schedule.cost_tables import (
+    digest_kernels,
+    keep_profile,
+    make_profile,
+    read_profile,
+)
 from dovetail.runtime.schedule.kv_pool import KvPool, blocks_for
 from dovetail.runtime.schedule.plan import Batch, Limits, PrefillChunk
 from dovetail.runtime.schedule.request import Metrics, Request, SamplingParams
@@ -48,21 +49,18 @@ TABLES = ("linear", "prefill", "cpu_decode", "head")
 Point = tuple[str, tuple[int, ...]]
 """A table, and where in it."""
 Tables: TypeAlias = dict[str, list[CostRow]]
-at_of = attrgetter("at")
-"""Where in its table a row is."""
 
 log = logging.getLogger("dovetail")
 
 
 def profile_key(artifact: Artifact, model: ForwardModel, hardware: HardwareSpec) -> ProfileKey:
     """Return what a profile of this model on the CPU would hold for."""
-    kernels = sorted(f"{kernel.name} {kernel.digest}" for kernel in artifact.kernels.kernels)
     return ProfileKey(
         model=artifact.manifest.model_fingerprint,
         device=f"{hardware.cpu_model} {artifact.target}",
         threads=model.decode.plan.threads,
         tensor_parallel=artifact.service.processes,
-        kernels=hashlib.sha256("\n".join(kernels).encode()).hexdigest(),
+        kernels=digest_kernels(artifact.kernels.kernels),
     )
 
 
@@ -97,15 +95,6 @@ def idle_executor(engine: Engine) -> CpuExecutor:
     if executor.group is not None or not isinstance(executor, CpuExecutor):
         raise SpecError("only one process on the CPU can be profiled; load with such a plan")
     return executor
-
-
-def keep_profile(folder: Path, found: ProfileFile) -> None:
-    """Write a profile; the log says where a folder takes none."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_profile(folder, found)
-    except OSError as error:
-        log.warning("the profile could not be kept in %s: %s", folder, error.strerror)
 
 
 def measure_profile(
@@ -144,15 +133,6 @@ def measure_points(
         times = repeat(prepare(table, at), each)
         tables.setdefault(table, []).append(measured_row(at, times))
     return tables
-
-
-def make_profile(key: ProfileKey, tables: Tables) -> ProfileFile:
-    """Return a profile that was measured now."""
-    return ProfileFile(
-        key=key,
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        tables={table: tuple(sorted(rows, key=at_of)) for table, rows in tables.items()},
-    )
 
 
 def measured_row(at: tuple[int, ...], times: Sequence[float]) -> CostRow:
@@ -214,16 +194,12 @@ def refine(first: int, last: int) -> list[list[int]]:
     levels = [known]
     inner = [1 << i for i in range(first.bit_length(), last.bit_length()) if first < 1 << i < last]
     while inner:
-        fresh = [_middle([x for x in inner if a < x < b]) for a, b in pairwise(known)]
-        level = sorted(x for found in fresh for x in found)
+        between = ([x for x in inner if a < x < b] for a, b in pairwise(known))
+        level = sorted(found[len(found) // 2] for found in between if found)
         levels.append(level)
         known = sorted({*known, *level})
         inner = [x for x in inner if x not in level]
     return levels
-
-
-def _middle(points: Sequence[int]) -> Sequence[int]:
-    return points[len(points) // 2 :][:1]
 
 
 # ---- how a point is measured ----
@@ -300,8 +276,8 @@ class _TapeBench:
 
     def _timed(self, shape: StepShape, names: Sequence[str], layers: int) -> Callable[[], float]:
         executor = self.executor
-        prefill, args = executor.forward_args(shape)
-        tape, team = executor.model.phase(prefill), executor.model.team
+        phase, args = executor.forward_args(shape)
+        tape, team = executor.model.tapes[phase], executor.model.team
         spans = [span for span in map(tape.tape.segment, names) if span]
 
         def run() -> float:

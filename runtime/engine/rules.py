@@ -74,9 +74,14 @@ class _Walk:
 class Rules:
     """The rules of all requests of an engine."""
 
-    def __init__(self, ends: Sequence[int], fail: Callable[[Request, RequestError], None]) -> None:
-        """`ends`: the model's end tokens. `fail` ends who has a grammar that cannot be followed."""
-        self._ends, self._fail = ends, fail
+    def __init__(
+        self, ends: Sequence[int], fail: Callable[[Request, RequestError], None], *, drafts: bool
+    ) -> None:
+        """`ends`: the model's end tokens. `fail` ends who has a grammar that cannot be followed.
+
+        drafts: whether tokens that grammars force are drafted.
+        """
+        self._ends, self._fail, self._drafts = ends, fail, drafts
         self._known: WeakKeyDictionary[Request, tuple[LogitRules, TokenMask | None]] = (
             WeakKeyDictionary()
         )
@@ -87,13 +92,10 @@ class Rules:
         buffers: StepBuffers,
         grammars: Grammars,
         sample: Callable[[int | None], None],
-        *,
-        drafts: bool,
     ) -> dict[int, Logits]:
         """Have tokens chosen by `sample`; return the raw logits of changed rows that show them.
 
-        sample: of a row alone, by another random number, or of all. drafts: whether tokens that
-        grammars force are drafted.
+        sample: of a row alone, by another random number, or of all.
         """
         raw: dict[int, Logits] = {}
         walks = begun = self._begin(shape, grammars)
@@ -106,7 +108,7 @@ class Rules:
             if self._restrict(walks, buffers, raw, sample):
                 sample(None)
         left = [walk for walk in begun if walk.mask is not None and not walk.request.finished]
-        for walk in left if drafts else ():
+        for walk in left if self._drafts else ():
             assert walk.mask is not None
             walk.request.forced = walk.mask.force()
         grammars.follow(walk.mask for walk in left if walk.mask is not None)

@@ -30,9 +30,8 @@ def serve(channel: Channel, comm_fd: int, step_fd: int) -> None:
     sums = join_sums(library, plan, shared, [channel])  # kept: the model has its address
     model.join(sums)
     buffers = StepBuffers(steps.take, *sizes)
-    fixed = buffers.forward_addresses()
     channel.send(RankReady())
     with suppress(RankError):  # the parent knows, or is gone
         for step in channel.messages(RankStep):
             usable = step.usable[plan.rank] if step.usable else None
-            model.run({**fixed, **step.args}, prefill=step.prefill, usable=usable)
+            model.run({**buffers.addresses, **step.args}, step.phase, usable)

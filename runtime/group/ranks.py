@@ -71,7 +71,7 @@ class RankStep(msgspec.Struct, frozen=True, array_like=True):
     """A forward step: arguments STEP_ARGS by name, its phase, PUs of each rank, None = all."""
 
     args: dict[str, int]
-    prefill: bool
+    phase: str
     usable: tuple[tuple[int, ...], ...] | None = None
 
 
@@ -263,19 +263,14 @@ class RankGroup(Group):
         return self.sums
 
     def step(
-        self,
-        args: Mapping[str, int],
-        *,
-        prefill: bool,
-        usable: tuple[tuple[int, ...], ...] | None = None,
+        self, args: Mapping[str, int], phase: str, usable: tuple[tuple[int, ...], ...] | None
     ) -> None:
         """Have the other ranks of a phase run a step; RankError when one has died.
 
         usable: PUs of each rank, None = those of its plan.
         """
-        ranks = self._setups[0].plan.ranks_of(PHASES[not prefill])
-        step = RankStep({name: args[name] for name in STEP_ARGS}, prefill, usable)
-        self.tell(step, ranks - 1)
+        step = RankStep({name: args[name] for name in STEP_ARGS}, phase, usable)
+        self.tell(step, self._setups[0].plan.ranks_of(phase) - 1)
 
 
 class PhaseSums(dict[str, Communicator]):

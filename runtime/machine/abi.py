@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from ctypes import POINTER, c_double, c_int, c_int32, c_int64, c_uint32, c_void_p
 
 ABI = 5
 SCHEDULE_LENGTH = 9
@@ -13,17 +14,17 @@ TIMES = 5
 class Slot(ctypes.Union):
     """One operand: an address, an integer or a double."""
 
-    _fields_ = (("p", ctypes.c_void_p), ("i", ctypes.c_int64), ("f", ctypes.c_double))
+    _fields_ = (("p", c_void_p), ("i", c_int64), ("f", c_double))
 
 
 class Row(ctypes.Structure):
     """One row of a schedule table; `reduce` may be null."""
 
     _fields_ = (
-        ("m_lo", ctypes.c_int64),
-        ("kernel", ctypes.c_void_p),
-        ("reduce", ctypes.c_void_p),
-        ("schedule", ctypes.c_int64 * SCHEDULE_LENGTH),
+        ("m_lo", c_int64),
+        ("kernel", c_void_p),
+        ("reduce", c_void_p),
+        ("schedule", c_int64 * SCHEDULE_LENGTH),
     )
 
 
@@ -31,31 +32,31 @@ class Entry(ctypes.Structure):
     """One kernel call of a tape."""
 
     _fields_ = (
-        ("rows", ctypes.POINTER(Row)),
-        ("n_rows", ctypes.c_int64),
-        ("first_slot", ctypes.c_int32),
-        ("m_arg", ctypes.c_int32),
-        ("skip_arg", ctypes.c_int32),
-        ("barrier", ctypes.c_int32),
+        ("rows", POINTER(Row)),
+        ("n_rows", c_int64),
+        ("first_slot", c_int32),
+        ("m_arg", c_int32),
+        ("skip_arg", c_int32),
+        ("barrier", c_int32),
     )
 
 
 class Patch(ctypes.Structure):
     """slots[slot] = args[arg] + offset at the start of every run."""
 
-    _fields_ = (("slot", ctypes.c_int32), ("arg", ctypes.c_int32), ("offset", ctypes.c_int64))
+    _fields_ = (("slot", c_int32), ("arg", c_int32), ("offset", c_int64))
 
 
 class Tape(ctypes.Structure):
     """A bound tape."""
 
     _fields_ = (
-        ("entries", ctypes.POINTER(Entry)),
-        ("n_entries", ctypes.c_int64),
-        ("slots", ctypes.POINTER(Slot)),
-        ("patches", ctypes.POINTER(Patch)),
-        ("n_patches", ctypes.c_int64),
-        ("stop", ctypes.c_void_p),
+        ("entries", POINTER(Entry)),
+        ("n_entries", c_int64),
+        ("slots", POINTER(Slot)),
+        ("patches", POINTER(Patch)),
+        ("n_patches", c_int64),
+        ("stop", c_void_p),
     )
 
 
@@ -63,50 +64,41 @@ class Order(ctypes.Structure):
     """Entries of a tape for a `Runner`, and when they ran."""
 
     _fields_ = (
-        ("tape", ctypes.POINTER(Tape)),
-        ("args", ctypes.POINTER(Slot)),
-        ("first", ctypes.c_int64),
-        ("last", ctypes.c_int64),
-        ("pools", ctypes.c_void_p * 2),
-        ("begun", ctypes.c_void_p),
-        ("block_bytes", ctypes.c_int64),
-        ("status", ctypes.c_int64),
-        ("times", ctypes.c_int64 * 2),
+        ("tape", POINTER(Tape)),
+        ("args", POINTER(Slot)),
+        ("first", c_int64),
+        ("last", c_int64),
+        ("pools", c_void_p * 2),
+        ("begun", c_void_p),
+        ("block_bytes", c_int64),
+        ("status", c_int64),
+        ("times", c_int64 * 2),
     )
 
 
-_INT32S = ctypes.POINTER(ctypes.c_int32)
-_SLOTS = ctypes.POINTER(Slot)
+_INT32S = POINTER(c_int32)
+_SLOTS = POINTER(Slot)
 
 PROTOTYPES: dict[str, tuple[object, tuple[object, ...]]] = {
-    "dt_abi": (ctypes.c_int64, ()),
-    "dt_team_create": (ctypes.c_void_p, (ctypes.c_int64, _INT32S, ctypes.c_int64)),
-    "dt_team_set_active": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_int64, _INT32S)),
-    "dt_team_size": (ctypes.c_int64, (ctypes.c_void_p,)),
-    "dt_team_destroy": (None, (ctypes.c_void_p,)),
-    "dt_run": (
-        ctypes.c_int,
-        (
-            *(ctypes.c_void_p, ctypes.POINTER(Tape), _SLOTS, *(ctypes.c_int64,) * 3),
-            ctypes.c_void_p,
-        ),
-    ),
-    "dt_runner_create": (ctypes.c_void_p, (ctypes.c_void_p, _INT32S, ctypes.c_int64)),
-    "dt_runner_destroy": (None, (ctypes.c_void_p,)),
-    "dt_runner_give": (ctypes.c_uint32, (ctypes.c_void_p, ctypes.POINTER(Order))),
-    "dt_runner_release": (None, (ctypes.c_void_p,)),
-    "dt_runner_wait": (None, (ctypes.c_void_p, ctypes.c_uint32)),
-    "dt_runner_drop": (None, (ctypes.c_void_p,)),
-    "dt_comm_bytes": (ctypes.c_int64, (ctypes.c_int64, ctypes.c_int64)),
-    "dt_comm_create": (
-        ctypes.c_void_p,
-        (ctypes.c_void_p, *(ctypes.c_int64,) * 4, _INT32S, ctypes.c_int64),
-    ),
-    "dt_comm_destroy": (None, (ctypes.c_void_p,)),
-    "dt_comm_fail": (None, (ctypes.c_void_p,)),
-    "dt_comm_failed": (ctypes.POINTER(ctypes.c_int32), (ctypes.c_void_p,)),
-    "dt_all_reduce": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_void_p, *(ctypes.c_int64,) * 5)),
-    "dt_all_gather": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_void_p, *(ctypes.c_int64,) * 7)),
+    "dt_abi": (c_int64, ()),
+    "dt_team_create": (c_void_p, (c_int64, _INT32S, c_int64)),
+    "dt_team_set_active": (c_int, (c_void_p, c_int64, _INT32S)),
+    "dt_team_size": (c_int64, (c_void_p,)),
+    "dt_team_destroy": (None, (c_void_p,)),
+    "dt_run": (c_int, (c_void_p, POINTER(Tape), _SLOTS, c_int64, c_int64, c_int64, c_void_p)),
+    "dt_runner_create": (c_void_p, (c_void_p, _INT32S, c_int64)),
+    "dt_runner_destroy": (None, (c_void_p,)),
+    "dt_runner_give": (c_uint32, (c_void_p, POINTER(Order))),
+    "dt_runner_release": (None, (c_void_p,)),
+    "dt_runner_wait": (None, (c_void_p, c_uint32)),
+    "dt_runner_drop": (None, (c_void_p,)),
+    "dt_comm_bytes": (c_int64, (c_int64, c_int64)),
+    "dt_comm_create": (c_void_p, (c_void_p, *(c_int64,) * 4, _INT32S, c_int64)),
+    "dt_comm_destroy": (None, (c_void_p,)),
+    "dt_comm_fail": (None, (c_void_p,)),
+    "dt_comm_failed": (POINTER(c_int32), (c_void_p,)),
+    "dt_all_reduce": (c_int, (c_void_p, c_void_p, *(c_int64,) * 5)),
+    "dt_all_gather": (c_int, (c_void_p, c_void_p, *(c_int64,) * 7)),
 }
 """Return and argument types of the functions every kernel library exports."""
 STOPPED = -2
@@ -126,6 +118,6 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
     return library
 
 
-def int32_array(values: tuple[int, ...]) -> ctypes.Array[ctypes.c_int32] | None:
+def int32_array(values: tuple[int, ...]) -> ctypes.Array[c_int32] | None:
     """Return a C array, or None (a null pointer) for no values."""
-    return (ctypes.c_int32 * len(values))(*values) if values else None
+    return (c_int32 * len(values))(*values) if values else None

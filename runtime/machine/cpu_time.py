@@ -35,9 +35,9 @@ def read_busy(root: Path = Path("/"), seconds: float = WINDOW_SECONDS) -> dict[i
     return shares
 
 
-def busy_seconds(cpus: Collection[int] | None = None, root: Path = Path("/")) -> float:
+def busy_seconds(cpus: Collection[int] | None = None) -> float:
     """Return the seconds that these CPUs, or all, have worked since the start, `nice` work too."""
-    some = (spent for cpu, spent in _times(root) if cpus is None or cpu in cpus)
+    some = (spent for cpu, spent in _times(Path("/")) if cpus is None or cpu in cpus)
     ticks = sum(sum(spent) - sum(spent[i] for i in _IDLE_COLUMNS) for spent in some)
     return ticks / os.sysconf("SC_CLK_TCK")
 
@@ -49,45 +49,36 @@ def busy_cores(cpus: Collection[int]) -> float:
     return (busy_seconds(cpus) - before) / (time.monotonic() - start)
 
 
-def process_seconds(pid: int, root: Path = Path("/")) -> float:
+def process_seconds(pid: int) -> float:
     """Return the CPU seconds of a process, all its threads; 0 where it is not there."""
-    try:
-        text = (root / f"proc/{pid}/stat").read_text()
-    except OSError:
-        return 0.0
-    fields = text.rpartition(")")[2].split()  # the name before may hold spaces
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    fields = _read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()  # names may hold spaces
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
 def family_seconds(pid: int) -> float:
     """Return the CPU seconds of a process and of all that it started and that run still."""
-    children = [text for file in Path(f"/proc/{pid}/task").glob("*/children")
-                for text in _words(file)]  # fmt: skip
-    return process_seconds(pid) + sum(family_seconds(int(child)) for child in children)
-
-
-def _words(file: Path) -> list[str]:
-    try:
-        return file.read_text().split()
-    except OSError:  # a thread has ended
-        return []
+    files = Path(f"/proc/{pid}/task").glob("*/children")
+    children = [int(child) for file in files for child in _read(file).split()]
+    return process_seconds(pid) + sum(map(family_seconds, children))
 
 
 def _runnable(root: Path) -> int:
     """Return how many tasks run or are ready to, this one included; 0 where it is not known."""
+    fields = _read(root / "proc/loadavg").split()
+    return int(fields[3].partition("/")[0]) if len(fields) > 3 else 0
+
+
+def _read(file: Path) -> str:
+    """Return the text of a file, "" where it is not there: a process or a thread has ended."""
     try:
-        return int((root / "proc/loadavg").read_text().split()[3].partition("/")[0])
-    except (OSError, ValueError, IndexError):
-        return 0
+        return file.read_text()
+    except OSError:
+        return ""
 
 
 def _times(root: Path) -> Iterator[tuple[int, list[int]]]:
     """Yield (CPU, its ticks in each of the first eight states)."""
-    try:
-        lines = (root / "proc/stat").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
+    for line in _read(root / "proc/stat").splitlines():
         name, *values = line.split()
         if name.startswith("cpu") and name[3:].isdigit() and len(values) >= 8:
             yield int(name[3:]), [int(value) for value in values[:8]]

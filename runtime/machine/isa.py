@@ -31,15 +31,11 @@ class Requirement:
 _AVX2 = frozenset({"avx2", "fma", "f16c"})
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
 _VNNI = _AVX512 | {"avx512_vnni"}
+_FP16 = frozenset({"avx512_fp16"}), "x86-64-avx512vnni"  # see `slow` and `faster`
 
 REQUIREMENTS: dict[str, Requirement] = {
     "x86-64-amx": Requirement("x86_64", _VNNI | TILE_FLAGS),
-    "x86-64-avx512bf16": Requirement(
-        "x86_64",
-        _VNNI | {"avx512_bf16"},
-        slow=frozenset({"avx512_fp16"}),
-        faster="x86-64-avx512vnni",
-    ),
+    "x86-64-avx512bf16": Requirement("x86_64", _VNNI | {"avx512_bf16"}, *_FP16),
     "x86-64-avx512vnni": Requirement("x86_64", _VNNI),
     "x86-64-avx512": Requirement("x86_64", _AVX512),
     "x86-64-avxvnni": Requirement("x86_64", _AVX2 | {"avx_vnni"}),
@@ -83,13 +79,13 @@ def choose_target(artifact: Path, targets: Iterable[str], hardware: HardwareSpec
         need = REQUIREMENTS[target]
         if not (need.faster in fitting and need.slow & flags):
             return target
+    holds = f"{artifact / 'kernels'}: holds kernels for {', '.join(offered) or 'no target'}"
     if forced := os.environ.get(FORCED_TARGET):
         raise ArtifactError(
-            f"{artifact / 'kernels'}: holds kernels for {', '.join(offered) or 'no target'}, but "
-            f"{FORCED_TARGET} asks for {forced}; unset it, or compile the model under it"
+            f"{holds}, but {FORCED_TARGET} asks for {forced}; unset it, or compile the model "
+            "under it"
         )
     raise ArtifactError(
-        f"{artifact / 'kernels'}: holds kernels for {', '.join(offered) or 'no target'}, none of "
-        f"which this CPU ({hardware.cpu_model or hardware.arch}) can run; run "
+        f"{holds}, none of which this CPU ({hardware.cpu_model or hardware.arch}) can run; run "
         f"`dovetail compile MODEL -o {artifact}` on this machine"
     )

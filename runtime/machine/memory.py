@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
@@ -28,10 +29,8 @@ def allocate(nbytes: int) -> Bytes:
     except (OSError, ValueError, OverflowError) as error:
         raise CapacityError(f"cannot allocate {nbytes} bytes ({error})") from None
     if nbytes >= HUGE_PAGE:
-        try:
+        with suppress(OSError):  # a kernel without huge pages: slower, not wrong
             pages.madvise(mmap.MADV_HUGEPAGE)
-        except OSError:
-            pass  # a kernel without transparent huge pages: slower, not wrong
     return np.frombuffer(pages, np.uint8)[:nbytes]
 
 

@@ -19,8 +19,9 @@ import numpy as np
 from dovetail.runtime.machine.shared_memory import SharedMemory
 from dovetail.topology.division import STAGES, Shares, lend
 
-SLOTS, MOST_CPUS, BANK = 64, 4096, 8
-"""Workers, CPUs and bytes of a number in the board's memory."""
+SLOTS, MOST_CPUS, BANK = 1024, 4096, 8
+"""Workers, CPUs and bytes of a number in the board's memory. Each encoder of each CPU instance is
+a worker, and a large machine may have an instance on each of its cores."""
 ENGINE_SLOT, SEARCH_SLOT, ENCODER_SLOT = 0, 1, 2
 """Encoders have all slots from theirs on."""
 _SHARES = MOST_CPUS // 8 * len(STAGES)
@@ -40,7 +41,7 @@ class Board:
         self._shares = shares.reshape(2, len(STAGES), -1)
         self._read: tuple[int, Shares] = (0, {})
         self.slots = count(ENCODER_SLOT)  # for the app to give away
-        self._now: dict[tuple[int, bytes, bytes], Mapping[str, tuple[int, ...]]] = {}
+        self._lent: dict[tuple[str, ...], Mapping[str, tuple[int, ...]]] = {}  # by busy stages
 
     @classmethod
     def join(cls, fd: int) -> Board | None:
@@ -81,7 +82,7 @@ class Board:
             bits = np.unpackbits(self._shares[version % 2], axis=1)
             found = zip(STAGES, (tuple(np.flatnonzero(row).tolist()) for row in bits), strict=True)
             self._read = version, {stage: cpus for stage, cpus in found if cpus}
-            self._now.clear()
+            self._lent.clear()
         return self._read[1]
 
     @property
@@ -92,13 +93,13 @@ class Board:
     def begin(self, slot: int, stage: str) -> tuple[int, ...] | None:
         """Note that a worker is at a stage; return the CPUs that it has now, None = all, alone."""
         self._busy[slot] = STAGES.index(stage) + 1
-        shares, seen = self.shares, bytes(self._busy)
-        key = self._read[0], self._version[1:].tobytes(), seen
-        if key not in self._now:
-            busy = {STAGES[code - 1] for code in seen if code}
-            lent = lend(shares, busy) if len(busy) > 1 else {}
-            self._now[key] = shares if self._version[1] else lent
-        return self._now[key].get(stage)
+        shares, seen = self.shares, self._busy.tobytes()
+        if self._version[1]:
+            return shares.get(stage)
+        busy = tuple(name for code, name in enumerate(STAGES, 1) if code in seen)
+        if busy not in self._lent:
+            self._lent[busy] = lend(shares, busy) if len(busy) > 1 else {}
+        return self._lent[busy].get(stage)
 
     def end(self, slot: int, stage: str, seconds: float) -> None:
         """Note that it has nothing to do, and how many core-seconds it had worked at a stage."""

@@ -19,7 +19,6 @@ from dovetail.ir.schedule import ORDERS, SCHEDULE_VALUES, Row, ScheduleFile, Sch
 from dovetail.runtime.artifact import Artifact, ModelPart
 
 ACTIVATIONS = ("integer", "float")
-_M_TILE = SCHEDULE_VALUES.index("m_tile")
 
 
 def adapt_part(artifact: Artifact, part: ModelPart, floats: bool, fixed: bool) -> ModelPart:
@@ -47,14 +46,12 @@ def fix_reduction(
 
     Raises LookupError with the name of a kernel family that is not among `kernels`.
     """
-    known = {kernel.name: kernel for kernel in kernels}
-    return tuple(_fix_table(table, known) for table in tables)
-
-
-def _fix_table(table: ScheduleTable, known: dict[str, KernelEntry]) -> ScheduleTable:
-    first = known.get(table.rows[0].kernel)
-    rule = _RULES.get(first.family) if first else None
-    return replace(table, rows=rule(table.rows, known)) if rule else table
+    known, fixed = {kernel.name: kernel for kernel in kernels}, []
+    for table in tables:
+        first = known.get(table.rows[0].kernel)
+        rule = _RULES.get(first.family) if first else None
+        fixed.append(replace(table, rows=rule(table.rows, known)) if rule else table)
+    return tuple(fixed)
 
 
 _Rows = tuple[Row, ...]
@@ -66,18 +63,17 @@ def _chain(rows: _Rows, known: dict[str, KernelEntry]) -> _Rows:
     Slices of K stay where they are innermost: the chain goes on from one to the next. In kernels of
     older artifacts, which have no `SUMS`, each began its own.
     """
-    return tuple(_chain_row(row, known[row.kernel]) for row in rows)
-
-
-def _chain_row(row: Row, kernel: KernelEntry) -> Row:
-    values = dict(zip(SCHEDULE_VALUES, row.schedule, strict=True))
-    parts, height = max(values["grid_k"], 1), abs(values["m_tile"])
-    values |= {"grid_k": 1, "grid_n": max(values["grid_n"], 1) * parts}
-    if ORDERS[values["order"]][-1] != "k" or "SUMS" not in kernel.binding:
-        values["block_k"] = 0
-    if kernel.binding.get("DOT"):  # rounds activations from some M on: do so at any
-        values["m_tile"] = -max(height, 1)
-    return replace(row, schedule=tuple(values.values()), reduce_kernel=None)
+    chained = []
+    for row in rows:
+        values, binding = _values(row), known[row.kernel].binding
+        parts = max(values["grid_k"], 1)
+        values |= {"grid_k": 1, "grid_n": max(values["grid_n"], 1) * parts}
+        if ORDERS[values["order"]][-1] != "k" or "SUMS" not in binding:
+            values["block_k"] = 0
+        if binding.get("DOT"):  # rounds activations from some M on: do so at any
+            values["m_tile"] = -max(abs(values["m_tile"]), 1)
+        chained.append(replace(row, schedule=tuple(values.values()), reduce_kernel=None))
+    return tuple(chained)
 
 
 def _prompts(rows: _Rows, known: dict[str, KernelEntry]) -> _Rows:
@@ -127,14 +123,18 @@ def keep_floats(
 def _float_row(row: Row, known: dict[str, KernelEntry]) -> Row:
     kernel = known[row.kernel]
     if kernel.binding.get("ROUNDED") == "i8":
-        values = list(row.schedule)
-        values[_M_TILE] = -abs(values[_M_TILE])
-        return replace(row, schedule=tuple(values))
+        values = _values(row)
+        values["m_tile"] = -abs(values["m_tile"])
+        return replace(row, schedule=tuple(values.values()))
     if _rounds(kernel):
         alike = {k.name: k for k in known.values() if k.binding.get("KV") == kernel.binding["KV"]}
         exact = {name: k for name, k in alike.items() if not _rounds(k)}
         return replace(row, kernel=_find(kernel.family, exact).name)
     return row
+
+
+def _values(row: Row) -> dict[str, int]:
+    return dict(zip(SCHEDULE_VALUES, row.schedule, strict=True))
 
 
 def _rounds(kernel: KernelEntry) -> bool:

@@ -129,9 +129,6 @@ class Encoder(PackedEncoder):
         args = {name: int(array.ctypes.data) for name, array in given.items()}
         args |= {"n_tokens": len(arrays["token_ids"]), "n_sequences": len(out)}
         assert args.keys() == set(ENCODE_ARGS)
-        if self.seat is None:
-            self._bound.run(self._team, args)
-            return
         with take_seat(self.seat, ENCODERS) as usable:
             self._bound.run(self._team, args, usable=usable)
 

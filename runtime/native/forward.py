@@ -72,6 +72,10 @@ class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
         """Return the ranks of `prefill` or `decode`."""
         return self.prefill_ranks or self.ranks if phase == "prefill" else self.ranks
 
+    def plan_of(self, phase: str) -> PhasePlan:
+        """Return its own plan of `prefill` or `decode`."""
+        return self.prefill if phase == "prefill" else self.decode
+
     @property
     def phases(self) -> tuple[str, ...]:
         """Those in which it is a rank."""
@@ -183,14 +187,11 @@ class ForwardModel:
 
     def bind(self, tape: Tape, operands: Operands, phase: str) -> BoundTape:
         """Bind a tape of this model with the schedule tables and the threads of a phase."""
-        tables, plan = {**self._tables(phase), **_COLLECTIVE_TABLES}, self._phase_plan(phase)
+        tables, plan = {**self._tables(phase), **_COLLECTIVE_TABLES}, self._plan.plan_of(phase)
         return BoundTape(self._library, tape, tables, operands, plan)
 
-    def _phase_plan(self, phase: str) -> PhasePlan:
-        return self._plan.prefill if phase == "prefill" else self._plan.decode
-
     def _tables(self, phase: str) -> dict[str, tuple[ScheduleTable, ...]]:
-        tables, threads = self._part.schedules.tables, self._phase_plan(phase).threads
+        tables, threads = self._part.schedules.tables, self._plan.plan_of(phase).threads
         return pick_tables(tables, self._artifact.target, phase, threads)
 
     def device_share(self) -> tuple[Tape, dict[str, WeightShare]]:
@@ -208,29 +209,19 @@ class ForwardModel:
             self._group_args[phase] = {COMM: comm.handle}
             self.tapes[phase].stop_at(comm.stop_word)
 
-    def phase(self, prefill: bool) -> BoundTape:
-        """Return the forward tape as a step runs it."""
-        return self.tapes[PHASES[not prefill]]
-
-    def kv_heads(self, *, prefill: bool) -> int:
-        """Return the KV heads that this rank attends to."""
-        return self.parts[PHASES[not prefill]].spec.n_kv_heads
-
-    def part_tokens(self, *, prefill: bool) -> int:
+    def part_tokens(self, phase: str) -> int:
         """Return the fewest keys of a part of a sequence in decode attention; 0 = never cut."""
-        tables = self._tables("prefill" if prefill else "decode")
-        rows = [table.rows[0] for table in tables.get("decode_attention", ())]
+        rows = [table.rows[0] for table in self._tables(phase).get("decode_attention", ())]
         return rows[0].schedule[SCHEDULE_VALUES.index("block_k")] if rows else 0
 
     def run(
-        self, args: Mapping[str, int], *, prefill: bool, usable: Collection[int] | None = None
+        self, args: Mapping[str, int], phase: str, usable: Collection[int] | None = None
     ) -> None:
-        """Run one step; in a group all ranks must. Raises RankError when the group failed.
+        """Run a step of a phase; in a group all ranks must. RankError when the group failed.
 
         usable: PUs that this worker has now, None = those of its plan.
         """
-        given = {**args, **self._group_args[PHASES[not prefill]]}
-        self.phase(prefill).run(self.team, given, usable=usable)
+        self.tapes[phase].run(self.team, {**args, **self._group_args[phase]}, usable=usable)
 
     def close(self) -> None:
         """End the threads."""

@@ -23,6 +23,9 @@ from dovetail.runtime.schedule.request import Request
 ROW_ALIGN = 16
 PAGE = mmap.PAGESIZE
 
+_WORD = (1 << 64) - 1
+_BELOW_ONE = float(np.nextafter(np.float32(1), np.float32(0)))
+
 Blocks: TypeAlias = "array[int] | npt.NDArray[np.int32]"
 """The blocks of a sequence in order, int32."""
 
@@ -90,7 +93,8 @@ class StepBuffers:
         addresses = {name: int(a.ctypes.data) for name, a in self.arrays.items()}
         stride = {"logits_stride": self.arrays["logits"].shape[1]}
         tables = {"table_stride": self.arrays["block_tables"].shape[1]}
-        self._forward = {name: addresses[name] for name in _FORWARD_ARRAYS} | tables | stride
+        self.addresses = {name: addresses[name] for name in _FORWARD_ARRAYS} | tables | stride
+        """The forward tape's arguments that are the same in every step."""
         self._sample = {name: addresses[name] for name in _SAMPLE_ARRAYS} | stride
         self._sampled: tuple[Request, ...] = ()  # whose parameters lie in the arrays
         self._again: set[int] = set()  # outputs that were drawn again
@@ -182,14 +186,10 @@ class StepBuffers:
                 decoders, longest = decoders + 1, max(longest, at + 1)
         return decoders, longest
 
-    def forward_addresses(self) -> dict[str, int]:
-        """Return the forward tape's arguments that are the same in every step."""
-        return self._forward
-
     def forward_args(self, shape: StepShape, kv_splits: int) -> dict[str, int]:
         """Return the forward tape's arguments for a filled step."""
         return {
-            **self._forward,
+            **self.addresses,
             "n_tokens": shape.n_tokens,
             "n_prefill": shape.n_prefill,
             "n_decode": shape.n_decode,
@@ -197,12 +197,7 @@ class StepBuffers:
             "kv_splits": kv_splits,
         }
 
-    def sample_args(
-        self,
-        shape: StepShape,
-        uniform: Callable[[Request, int, int], float],
-        row: int | None = None,
-    ) -> dict[str, int]:
+    def sample_args(self, shape: StepShape, row: int | None = None) -> dict[str, int]:
         """Write the sampling parameters of the outputs and return the sample tape's arguments.
 
         Of rows that score, the tape takes the likeliest token: with its logit it gives their sum.
@@ -220,7 +215,7 @@ class StepBuffers:
             ahead, before = ahead + 1 if request is before else 0, request
             if request.params.temperature > 0 and row in (None, place):
                 again = int(place in self._again)
-                self._cells["uniform"][place] = uniform(request, ahead, again)
+                self._cells["uniform"][place] = draw_uniform(request, ahead, again)
         if row is not None:
             skipped = {name: row * self.arrays[name].strides[0] for name in _SAMPLE_ARRAYS}
             return {n: at + skipped.get(n, 0) for n, at in self._sample.items()} | {"n_rows": 1}
@@ -242,6 +237,19 @@ class StepBuffers:
         """Return the raw logits of output `row` [vocab]; overwritten by the next step."""
         found: npt.NDArray[np.float32] = self.arrays["logits"][row, : self.vocab_size]
         return found
+
+
+def draw_uniform(request: Request, ahead: int = 0, again: int = 0) -> float:
+    """Return a token's number in [0, 1): a function of (seed, sample index, its place) alone.
+
+    ahead: tokens between the request's newest one and the one that is drawn. again: 1 for a second
+    draw. Counter-based, so it does not depend on which other requests share the batch.
+    """
+    generator = np.random.Philox(
+        key=np.array([request.seed & _WORD, request.index], np.uint64),
+        counter=np.array([request.generated + ahead, again, 0, 0], np.uint64),
+    )
+    return min(float(np.random.Generator(generator).random()), _BELOW_ONE)
 
 
 def _shapes(spec: ModelSpec, tokens: int, rows: int) -> dict[str, _Shape]:

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import logging
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
+from operator import attrgetter
 from pathlib import Path
 
 import msgspec
 
+from dovetail.ir.artifact import KernelEntry
 from dovetail.ir.cache import cache_directory
 from dovetail.ir.errors import ArtifactError
 from dovetail.ir.files import write_whole
-from dovetail.ir.profile import CostRow, ProfileFile, ProfileKey
+from dovetail.ir.profile import CostRow, LatencyRow, ProfileFile, ProfileKey
 from dovetail.runtime.schedule.predictor import Predictor
 
 AXES: dict[str, int] = {
@@ -34,6 +38,8 @@ AXES: dict[str, int] = {
 
 PROFILE, DEVICE_PROFILES = "profile.json", "profiles"
 MAX_BYTES = 16 << 20
+
+log = logging.getLogger("dovetail")
 
 
 class Curve:
@@ -190,14 +196,37 @@ def kept_profiles(model: str) -> tuple[ProfileFile, ...]:
     """Return the profiles of devices that the cache has of the model with this fingerprint."""
     found = []
     for path in sorted((cache_directory() / DEVICE_PROFILES).glob(f"*/{PROFILE}")):
-        with suppress(OSError, msgspec.DecodeError):  # of no use: measured anew when it is wanted
+        with suppress(OSError, ValueError):  # of no use: measured anew when it is wanted
             profile = msgspec.json.decode(path.read_bytes(), type=ProfileFile)
             found += [profile] if profile.key.model == model else []
     return tuple(found)
 
 
-def write_profile(folder: Path, profile: ProfileFile) -> Path:
-    """Keep a profile in a model's folder of an artifact, whole or not at all; return its path."""
-    path = folder / PROFILE
-    write_whole(path, msgspec.json.format(msgspec.json.encode(profile), indent=1) + b"\n")
-    return path
+def make_profile(
+    key: ProfileKey,
+    tables: Mapping[str, Iterable[CostRow]],
+    latency: tuple[LatencyRow, ...] = (),
+) -> ProfileFile:
+    """Return a profile that was measured now."""
+    return ProfileFile(
+        key=key,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        tables={name: tuple(sorted(rows, key=attrgetter("at"))) for name, rows in tables.items()},
+        latency=latency,
+    )
+
+
+def keep_profile(folder: Path, profile: ProfileFile) -> None:
+    """Write a profile, whole or not at all; the log says where a folder takes none."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        text = msgspec.json.format(msgspec.json.encode(profile), indent=1) + b"\n"
+        write_whole(folder / PROFILE, text)
+    except OSError as error:
+        log.warning("the profile could not be kept in %s: %s", folder, error.strerror)
+
+
+def digest_kernels(kernels: Iterable[KernelEntry]) -> str:
+    """Return what tells the kernels that were measured from others."""
+    lines = sorted(f"{kernel.name} {kernel.digest}" for kernel in kernels)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()

@@ -2,6 +2,7 @@
 
 In: free bytes, what weights, KV and activations take, vLLM's options. Out: `DeviceLimits`. A device
 divides its memory here; the CPU's tapes were laid out by the compiler, and wishes only bound them.
+Whether a model fits at all is a `MemoryNeed`: the arithmetic that a compile and a load show alike.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dovetail.ir.errors import CapacityError, RequestError, SpecError
+from dovetail.ir.model import KV_BLOCK
 from dovetail.runtime.schedule.kv_pool import blocks_for
 
 STEP_TOKENS, SEQUENCES = 8192, 256
@@ -117,14 +119,9 @@ def device_limits(
     context = wishes.bound_context(context)
     usable = int(free * utilization)
     left = (usable - weights) // SHARE * SHARE
-    tokens, for_tokens = _choose(
-        wishes.max_num_batched_tokens,
-        left // SHARE,
-        row_bytes,
-        wishes.max_num_seqs or 1,
-        STEP_TOKENS,
-    )
-    sequences, for_logits = _choose(wishes.max_num_seqs, left // SHARE, logits_bytes, 1, SEQUENCES)
+    share, wish, fewest = left // SHARE, wishes.max_num_batched_tokens, wishes.max_num_seqs or 1
+    tokens, for_tokens = _choose(wish, share, row_bytes, fewest, STEP_TOKENS)
+    sequences, for_logits = _choose(wishes.max_num_seqs, share, logits_bytes, 1, SEQUENCES)
     room = left - for_tokens - for_logits
     least = blocks or 1
     if room // block_bytes < least:
@@ -163,3 +160,40 @@ def _bound(name: str, wish: int | None, most: int, option: str) -> int:
             f"compile with {option} {wish}"
         )
     return wish or most
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryNeed:
+    """Bytes that one request of `context` tokens needs. block: of K and V of KV_BLOCK tokens."""
+
+    weights: int
+    block: int
+    activations: int
+    context: int
+
+    @property
+    def fixed(self) -> int:
+        """Bytes whatever the context is."""
+        return self.weights + self.activations
+
+    @property
+    def total(self) -> int:
+        """Bytes with KV of the whole context."""
+        return self.fixed + blocks_for(self.context) * self.block
+
+    def longest(self, memory: int) -> int:
+        """Return the most tokens of a context that fit into `memory` bytes; 0 where none does."""
+        return max(0, (memory - self.fixed) // self.block * KV_BLOCK)
+
+    def explain(self, memory: int) -> str:
+        """Return the sum, and what is there."""
+        kv = self.total - self.fixed
+        return (
+            f"{_gib(self.weights)} of weights + {_gib(kv)} of KV for one context of {self.context} "
+            f"tokens + {_gib(self.activations)} of activations = {_gib(self.total)} GiB, where "
+            f"there are {_gib(memory)} GiB"
+        )
+
+
+def _gib(count: int) -> str:
+    return f"{count / (1 << 30):.2f}"

@@ -156,8 +156,7 @@ class Drafter:
         self._forget_times()
 
     def _forget_times(self) -> None:
-        limits = self.limits
-        self._times = RowTimes(min(limits.max_step_sequences, limits.max_step_tokens))
+        self._times = RowTimes(self.limits.max_decodes)
         self._row_seconds: deque[float] = deque(maxlen=KEPT)  # of those of new texts
         self._doubt = 1.0  # what of the times of passes is believed, while these do not pay
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from dovetail.ir.model import KV_BLOCK
-from dovetail.runtime.schedule.division import Members, divide_evenly, make_batches
 from dovetail.runtime.schedule.kv_pool import KvPool, blocks_for
 from dovetail.runtime.schedule.offload import (
     Demand,
@@ -23,6 +22,8 @@ from dovetail.runtime.schedule.predictor import Predictor
 from dovetail.runtime.schedule.request import Home, Request
 from dovetail.runtime.schedule.scheduler import Draft, Scheduler
 
+Members = tuple[list[Request], list[Request]]
+"""CPU decodes of batch 0 and of batch 1."""
 Filled = tuple[Members, Pipeline]
 Ready = tuple[Request, int, int]
 """A request that may decode on the CPU, its tokens, and the blocks it lacks."""
@@ -76,7 +77,7 @@ class NeoScheduler(Scheduler):
         self.tick()
         self._running = None  # a step that failed tells nothing
         self._weigh()
-        draft = self.start_draft()
+        draft = Draft(self.limits.max_step_tokens, self.limits.max_step_sequences)
         self._serve_overdue(draft)
         self.take_decodes(draft, Home.GPU)
         behind = not draft.short and self._swap_in(draft)
@@ -265,7 +266,7 @@ class NeoScheduler(Scheduler):
         ready = [] if halved and draft.chunks else self._find_ready(draft, forced)
         members, pipeline = self._fill(draft, ready, forced, split=False, bounded=False)
         if halved and not draft.chunks:
-            members = divide_evenly(members[0])
+            members = _halve(members[0])
             pipeline = self._pipeline(draft, members)
         return self._commit(draft, pipeline, members, [*members[0], *members[1]])
 
@@ -346,8 +347,6 @@ class NeoScheduler(Scheduler):
         pool = self.pools[Home.CPU]
         for request in (*members[0], *members[1]):
             pool.grow(request.id, len(request.tokens))
-        gpu = draft.decodes[Home.GPU]
-        batches = make_batches(self.settings.pipelining, draft.chunks, gpu, members)
         moves = (*draft.swapped_out, *draft.swapped_in)
         sent = sum(len(move.source) for move in moves)
         sent += sum(
@@ -358,7 +357,7 @@ class NeoScheduler(Scheduler):
         if any(pipeline.sequences) and seconds > swap:
             self._running = pipeline, self.clock()
         return StepPlan(
-            batches,
+            self._divide(draft, members),
             swap_out=tuple(move.request for move in draft.swapped_out),
             swap_in=tuple(move.request for move in draft.swapped_in),
             preempt=tuple(draft.preempted),
@@ -366,6 +365,25 @@ class NeoScheduler(Scheduler):
             moves=moves,
             forced=tuple(request.id for request in forced),
         )
+
+    def _divide(self, draft: Draft, members: Members) -> tuple[Batch, ...]:
+        """Return the batches; what the GPU does alone is in the first, but for `symmetric`.
+
+        That halves decodes on either device (NEO §3.1, strawman 2); prompts have their own steps.
+        """
+        halves = self.settings.pipelining == "symmetric" and not draft.chunks
+        decodes = draft.decodes[Home.GPU]
+        first, second = (
+            [tuple(request.id for request in part) for part in parts]
+            for parts in zip(_halve(decodes) if halves else (decodes, []), members, strict=True)
+        )
+        batches = Batch(tuple(draft.chunks), *first), Batch((), *second)
+        return batches if batches[1].tokens else batches[:1]
+
+
+def _halve(decodes: Sequence[Request]) -> Members:
+    """Return two halves, of every length some in each."""
+    return list(decodes[::2]), list(decodes[1::2])
 
 
 def _place(

@@ -6,7 +6,8 @@ Schedulers return a StepPlan; executors run it and report back. Nothing here dec
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, get_args
 
 from dovetail.ir.errors import SpecError
@@ -97,6 +98,48 @@ class StepPlan:
         moved = (move.request for move in self.moves)
         return tuple(dict.fromkeys((*itertools.chain(*batches), *moved)))
 
+    @property
+    def largest(self) -> int:
+        """The request with the most tokens in the step; of equals, the last."""
+        sizes = [(1, n) for batch in self.batches for n in (*batch.gpu_decode, *batch.cpu_decode)]
+        sizes += [(c.length, c.request) for batch in self.batches for c in batch.prefill]
+        return max(sizes)[1]
+
+    def without(self, request: int) -> StepPlan:
+        """Return the step without a request, and without batches that nothing is left of."""
+        batches = (
+            Batch(
+                prefill=tuple(c for c in batch.prefill if c.request != request),
+                gpu_decode=tuple(n for n in batch.gpu_decode if n != request),
+                cpu_decode=tuple(n for n in batch.cpu_decode if n != request),
+            )
+            for batch in self.batches
+        )
+        return replace(self, batches=tuple(batch for batch in batches if batch.sequences))
+
+
+def split_rounds(
+    batches: tuple[Batch, ...], landed: Callable[[PrefillChunk], Sequence[int]], room: int
+) -> list[tuple[Batch, ...]]:
+    """Return the batches, and behind them one for each chunk that has no room to land beside these.
+
+    landed: names the CPU's blocks that a chunk has to have on the GPU while it is computed. room:
+    for so many of them.
+    """
+    used, first, later = set[int](), list[Batch](), list[tuple[Batch, ...]]()
+    for batch in batches:
+        kept = list[PrefillChunk]()
+        for chunk in batch.prefill:
+            blocks = used.union(landed(chunk))
+            if len(blocks) <= room:
+                used = blocks
+                kept.append(chunk)
+            else:
+                later.append((Batch(prefill=(chunk,)),))
+        first.append(replace(batch, prefill=tuple(kept)))
+    rounds = [tuple(batch for batch in first if batch.sequences), *later]
+    return [each for each in rounds if each]
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -114,12 +157,10 @@ class Limits:
     n_layers: int = 1
     block_bytes: int = 0
 
-
-@dataclass(frozen=True, slots=True)
-class SpeculationSettings:
-    """num_speculative_tokens: most tokens that are drafted for a request in a step."""
-
-    num_speculative_tokens: int = 8
+    @property
+    def max_decodes(self) -> int:
+        """Requests that decode in a step, a row each."""
+        return min(self.max_step_sequences, self.max_step_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +208,8 @@ class SchedulerSettings:
     """Later arrivals that a prompt lets pass for each of its blocks: most of a crowd wait less."""
     keep_prefixes: bool = True
     """What ended requests left in free blocks serves those that begin alike, until overwritten."""
-    speculation: SpeculationSettings | None = None
-    """How tokens are drafted; None: not at all."""
+    num_speculative_tokens: int = 0
+    """Most tokens that are drafted for a request in a step."""
 
     def __post_init__(self) -> None:
         if self.offload not in OFFLOADS:

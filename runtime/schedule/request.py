@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 import math
+import re
 import secrets
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -123,7 +124,7 @@ def _integer(name: str, value: object, low: int, high: int) -> int:
 
 
 def _number(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> float:
-    ok = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    ok = isinstance(value, int | float) and not isinstance(value, bool)
     if not ok or not low <= value <= high or (open_low and value == low):  # type: ignore[operator]
         raise _wrong(name, value, f"a number {'above' if open_low else 'from'} {low} up to {high}")
     return float(value)  # type: ignore[arg-type]
@@ -175,13 +176,13 @@ def _words(name: str, value: object) -> tuple[str, ...]:
 
 
 def _bias(name: str, value: object) -> tuple[tuple[int, float], ...]:
-    """Return (token id, bias) pairs; JSON's ids are texts of digits."""
+    """Return (token id, bias) pairs; JSON's ids are texts of digits, ten at most."""
     found = {} if value is None else value
     if not isinstance(found, Mapping) or len(found) > MAX_LISTED:
         raise _wrong(name, value, f"an object of at most {MAX_LISTED} token ids and their biases")
     pairs = {}
     for key, bias in found.items():
-        token = int(key) if isinstance(key, str) and key.isascii() and key.isdigit() else key
+        token = int(key) if isinstance(key, str) and re.fullmatch("[0-9]{1,10}", key) else key
         pairs[_integer(name, token, 0, (1 << 31) - 1)] = _number(name, bias, -MAX_BIAS, MAX_BIAS)
     return tuple(pairs.items())
 
@@ -274,9 +275,7 @@ class Request:
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # from its second token on
     drafted: list[int] = field(default_factory=list)  # may follow; the step under way tells
     forced: list[int] = field(default_factory=list)  # the text that must follow by its grammar
-    accepts: Callable[[Sequence[int]], int] | None = (
-        None  # how many tokens its grammar lets through
-    )
+    accepts: Callable[[Sequence[int]], int] | None = None  # tokens that its grammar lets through
     finish_reason: str | None = None  # stop, length, abort or error
     error: DovetailError | None = None  # why it failed, where its reason is `error`
     ruled: bool = field(init=False)  # whether its options change logits

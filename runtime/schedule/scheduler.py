@@ -75,11 +75,8 @@ class Scheduler(RequestQueues):
         pools = {other: KvPool(0) for other in Home} | {home: pool}
         super().__init__(limits, pools, clock, settings or SchedulerSettings(offload="off"))
         self.predictor, self.home, self.pool = predictor, home, pool
-        chosen, rows = (
-            self.settings.speculation,
-            min(limits.max_step_sequences, limits.max_step_tokens),
-        )
-        self.speculation = Speculation(chosen, rows) if chosen else None
+        drafts, rows = self.settings.num_speculative_tokens, limits.max_decodes
+        self.speculation = Speculation(drafts, rows) if drafts else None
         self._weighs = type(predictor) is not Predictor  # else no step need ask it
 
     def plan(self) -> StepPlan:
@@ -115,7 +112,7 @@ class Scheduler(RequestQueues):
         running, limits = self.running[self.home], self.limits
         if self._weighs or self.waiting or not running:
             return None
-        if len(running) > min(limits.max_step_sequences, limits.max_step_tokens):
+        if len(running) > limits.max_decodes:
             return None
         missing = self.pool.missing
         if not all(r.decoding and not missing(r.id, len(r.tokens)) for r in running):
@@ -129,7 +126,7 @@ class Scheduler(RequestQueues):
     def plan_alone(self, home: Home) -> StepPlan:
         """Return the step in which `home` does everything."""
         self.tick()
-        draft = self.start_draft()
+        draft = Draft(self.limits.max_step_tokens, self.limits.max_step_sequences)
         self.take_decodes(draft, home)
         most = self.settings.prompt_tokens  # rows of prompts beside other requests
         if most is not None and self.settings.chunked and len(self.requests) > 1:
@@ -137,16 +134,15 @@ class Scheduler(RequestQueues):
         self.continue_prefills(draft)
         if draft.empty or not draft.short:
             self.admit(draft, home)
-        return self.close_draft(draft)
+        decodes = [tuple(r.id for r in draft.decodes[home]) for home in (Home.GPU, Home.CPU)]
+        batch = Batch(tuple(draft.chunks), *decodes)
+        seconds = self._predict(draft, batch.tokens) if self._weighs else 0.0
+        return StepPlan((batch,), preempt=tuple(draft.preempted), predicted_seconds=seconds)
 
     def note_attention(self, seconds: float) -> None:
         """Take note of what the CPU's attention of a layer took in the step under way."""
 
     # ---- parts of a plan ----
-
-    def start_draft(self) -> Draft:
-        """Return an empty step."""
-        return Draft(self.limits.max_step_tokens, self.limits.max_step_sequences)
 
     def take_decodes(self, draft: Draft, home: Home) -> None:
         """Take the decodes of `home`; the last in order give way when blocks run out."""
@@ -223,27 +219,20 @@ class Scheduler(RequestQueues):
 
     def may_start(self, draft: Draft, request: Request, home: Home) -> bool:
         """Tell whether the step has a place for the first rows of a waiting `request`."""
-        most = min(self.limits.max_step_sequences, self.limits.max_step_tokens)
         leader = request.leader
         if leader is not None and leader.home is not None and not leader.generated:
             return False  # its full blocks can soon be shared
-        if draft.full or len(self.running[home]) >= most:
+        if draft.full or len(self.running[home]) >= self.limits.max_decodes:
             return False
         whole = self.settings.chunked or len(request.tokens) <= draft.tokens
         return whole or not draft.chunks  # the first prompt of a step may be cut
 
-    def close_draft(self, draft: Draft) -> StepPlan:
-        """Return the step with all that was drafted in one batch, whose parts follow each other."""
-        gpu, cpu = draft.decodes[Home.GPU], draft.decodes[Home.CPU]
-        batch = Batch(tuple(draft.chunks), tuple(r.id for r in gpu), tuple(r.id for r in cpu))
-        if not self._weighs:
-            return StepPlan((batch,), preempt=tuple(draft.preempted))
-        times = LayerTimes(self.predictor)
+    def _predict(self, draft: Draft, rows: int) -> float:
+        """Return the seconds of a step in one batch, whose parts follow each other."""
+        times, (gpu, cpu) = (
+            LayerTimes(self.predictor),
+            (draft.decodes[h] for h in (Home.GPU, Home.CPU)),
+        )
         attention = times.prefill(draft.chunks) + times.gpu_decode(sum(len(r.tokens) for r in gpu))
         attention += times.cpu_decode(len(cpu), sum(len(r.tokens) for r in cpu))
-        seconds = attention + times.linear(batch.tokens) + times.launch
-        return StepPlan(
-            (batch,),
-            preempt=tuple(draft.preempted),
-            predicted_seconds=seconds * self.limits.n_layers,
-        )
+        return (attention + times.linear(rows) + times.launch) * self.limits.n_layers

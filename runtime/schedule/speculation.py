@@ -22,11 +22,13 @@ from weakref import WeakKeyDictionary
 from dovetail.ir.errors import DovetailError, RequestError
 from dovetail.runtime.schedule.draft_model import Drafter, Guess
 from dovetail.runtime.schedule.experience import FADE, FADE_ALL, MARGIN, HitRate, RowTimes
-from dovetail.runtime.schedule.plan import Batch, SpeculationSettings, StepPlan
+from dovetail.runtime.schedule.plan import Batch, StepPlan
 from dovetail.runtime.schedule.queue import RequestQueues
 from dovetail.runtime.schedule.request import Request
 from dovetail.runtime.schedule.suffix_automaton import SuffixAutomaton
 
+DRAFTED = 8
+"""Most tokens that are drafted for a request in a step, where nothing else is said."""
 FORCED = 0.9
 """Part of the tokens forced by grammars that should hold: others may spell the same text."""
 SHORT, LONG = 2, 31
@@ -46,30 +48,30 @@ MOST_READ = 1 << 14
 log = logging.getLogger("dovetail")
 
 
-def read_speculation(config: Mapping[str, object] | str | None) -> SpeculationSettings | None:
-    """Return the settings of vLLM's `speculative_config`, a mapping or JSON; None: no drafts.
+def read_speculation(config: Mapping[str, object] | str | None) -> int:
+    """Return the most drafted tokens by vLLM's `speculative_config`, a mapping or JSON; 0: none.
 
     Raises RequestError for another method than `suffix`, or a wrong value.
     """
     if config is None:
-        return None
+        return 0
     try:
         read = json.loads(config) if isinstance(config, str) else config
-    except ValueError:
+    except (ValueError, RecursionError):
         read = None
     if not isinstance(read, Mapping):
         raise RequestError('speculative_config must be an object such as {"method": "suffix"}')
     given = dict(read)
     if (method := given.pop("method", "suffix")) != "suffix":
         raise RequestError(f"speculative_config: the method is suffix, not {method!r}")
-    most = given.pop("num_speculative_tokens", SpeculationSettings().num_speculative_tokens)
+    most = given.pop("num_speculative_tokens", DRAFTED)
     if given:
         raise RequestError(
             f"speculative_config has method and num_speculative_tokens, not {sorted(given)[0]!r}"
         )
     if isinstance(most, bool) or not isinstance(most, int) or not 0 <= most <= 64:
         raise RequestError(f"num_speculative_tokens must be from 0 to 64, not {most!r}")
-    return SpeculationSettings(most) if most else None
+    return most
 
 
 class Lookup:
@@ -99,9 +101,9 @@ class Lookup:
 class Speculation:
     """Drafts of all requests of a scheduler."""
 
-    def __init__(self, settings: SpeculationSettings, rows: int) -> None:
-        """`rows`: most of a step."""
-        self._most, self._rows = settings.num_speculative_tokens, rows
+    def __init__(self, most: int, rows: int) -> None:
+        """most: tokens that are drafted for a request. rows: of a step, at most."""
+        self._most, self._rows = most, rows
         self.times = RowTimes(rows)
         """Of steps that only decode."""
         self._mixed = RowTimes(2 * rows)

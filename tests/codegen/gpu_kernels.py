@@ -17,7 +17,7 @@ class GpuKernels:
     def __init__(self, path: Path, index: KernelIndex) -> None:
         import torch
 
-        from dovetail.runtime.accel.gpu_module import GpuModule
+        from dovetail.runtime.accel.skinny import GpuModule
 
         self._torch, self._device = torch, torch.device("cuda", 0)
         self._module = GpuModule(path, index, self._device)

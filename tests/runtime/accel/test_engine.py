@@ -42,7 +42,6 @@ from dovetail.runtime.schedule import neo, speculation
 from dovetail.runtime.schedule.cost_tables import AXES
 from dovetail.runtime.schedule.neo import NeoScheduler
 from dovetail.runtime.schedule.offload import OffloadVerdict
-from dovetail.runtime.schedule.plan import SpeculationSettings
 from dovetail.runtime.schedule.predictor import Predictor
 from dovetail.runtime.schedule.request import Home, Request, SamplingParams
 from dovetail.runtime.schedule.scheduler import Draft
@@ -496,16 +495,13 @@ def test_drafts_give_the_same_tokens_wherever_kv_lives(
     asked = {**ASKED, "max_tokens": 60}
     with load(artifact, kv_blocks=900) as app:
         wanted = [done.token_ids for done in app.generate(prompts, **asked)]
-    drafts = SpeculationSettings(num_speculative_tokens=6)
     pools = 20 if offload != "full" else 1, 60
     given = {}
     if model:  # its own, on the CPU alone
         monkeypatch.setattr(speculation, "SHORT", 1000)
         given["draft"] = str(artifact)
-    with two_pools(artifact, *pools, offload=offload, speculation=drafts, given=given) as (
-        app,
-        plans,
-    ):
+    options: dict[str, Any] = {"offload": offload, "num_speculative_tokens": 6, "given": given}
+    with two_pools(artifact, *pools, **options) as (app, plans):
         clock, scheduler = itertools.count(), app.engine.scheduler
         scheduler.clock = lambda: float(next(clock))
         if model:  # of random weights, whose every token is unlikely

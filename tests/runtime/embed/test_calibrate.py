@@ -25,7 +25,7 @@ from dovetail.runtime.embed.fit import Calibrator
 from dovetail.runtime.embed.line import FittedLine, Line, Point
 from dovetail.runtime.embed.service import EmbeddingService
 from dovetail.runtime.native.encoder import Ids
-from dovetail.runtime.schedule.cost_tables import read_profile, write_profile
+from dovetail.runtime.schedule.cost_tables import keep_profile, read_profile
 from dovetail.runtime.sim.pairs import PAIRS, pair_depths, pair_plan
 from tests.runtime.embed.integrity import held
 from tests.runtime.embed.toy_encoders import Timed
@@ -129,7 +129,7 @@ def test_lines_and_tested_depths_outlive_the_process_in_the_profile(tmp_path: Pa
     depths = _pair()
     key = ProfileKey(model="m", device="d", threads=2, tensor_parallel=1, kernels="")
     rows = profile_rows(depths)
-    write_profile(tmp_path, ProfileFile(key=key, created="now", tables={}, latency=rows))
+    keep_profile(tmp_path, ProfileFile(key=key, created="now", tables={}, latency=rows))
     read = read_profile(tmp_path, key)
     assert read is not None and read.latency == rows
     assert depths_of(pair_plan(), read.latency, 1.0).devices == depths.devices

@@ -131,16 +131,23 @@ def test_short_promises_say_nothing_of_long_ones() -> None:
     assert room(queues, now) == 100
 
 
-def test_other_lines_and_failures_void_what_was_promised() -> None:
+@pytest.mark.parametrize("scale", [2.0, 1.24, 0.8])
+def test_a_new_line_forgets_nothing_of_how_promises_were_kept(scale: float) -> None:
+    """Nor is the queue deeper at once when its device seems to be faster."""
     queues = manager(margin=0.1)
-    now = keep_promises(queues, [2.0] * LEAST_VALUES)
-    assert queues._queues["gpu"].slack == pytest.approx(2.0)
+    now = keep_promises(queues, [1.24] * (LEAST_VALUES - 1) + [1.5])
+    before = queues._queues["gpu"].slack
     queues.submit(queries(40, 5000, target=now + SLO), now)
     batch = taken(queues, now)
-    queues.set_queue(replace(queues.spec("gpu"), lines=(LINE.scaled(2),)))
+    queues.set_queue(replace(queues.spec("gpu"), lines=(LINE.scaled(scale),)))
+    after = max(1.0, before / scale)
+    assert queues._queues["gpu"].slack == pytest.approx(after)
     queues.complete(batch)
-    queues.note(batch, now + 0.9)
-    assert queues._queues["gpu"].slack == pytest.approx(1.1)
+    queues.note(batch, now + 1.5 * LINE.seconds(40))  # by either line, as late as the last one
+    assert list(queues._queues["gpu"].ratios)[-2:] == pytest.approx([1.5 / scale] * 2)
+
+
+def test_failures_void_what_was_promised() -> None:
     failing = manager()
     failing.submit(queries(40, target=SLO), 0.0)
     failing.fail(taken(failing))

@@ -83,6 +83,10 @@ def test_documents_are_ranked_as_by_transformers(tmp_path: Path) -> None:
         found = ranker.rerank("Who lives in Elm?", documents)
         assert ranker.rerank("Who lives in Elm?", documents, top_n=1) == found[:1]
         assert ranker.rerank("Who lives in Elm?", []) == []
+        assert ranker.rerank("Who lives in Elm?", dict.fromkeys(documents).keys()) == found
+        for wrong in (None, "a text", {"a": "text"}):
+            with pytest.raises(RequestError, match="a list of texts"):
+                ranker.rerank("Who lives in Elm?", wrong)
         with pytest.raises(RequestError, match="no encoder"):
             ranker.embed("x")
     assert [one.index for one in found] == np.argsort(wanted)[::-1].tolist()

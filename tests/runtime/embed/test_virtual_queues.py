@@ -11,9 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail.runtime.embed.device_queue import QueueSpec, length_classes
+from dovetail.runtime.embed.depths import ClassDepth, Depths, make_manager
+from dovetail.runtime.embed.device_queue import QueryBatch, QueueSpec, length_classes
+from dovetail.runtime.embed.devices import DevicePlan, EmbeddingPlan
+from dovetail.runtime.embed.drift import DriftWatch
 from dovetail.runtime.embed.fit import profile_lines
-from dovetail.runtime.embed.line import Arrival, Line
+from dovetail.runtime.embed.line import Arrival, FittedLine, Line
 from dovetail.runtime.embed.queue import QueueManager
 from tests.runtime.embed.arrivals import poisson_calls
 from tests.runtime.embed.integrity import check_integrity
@@ -124,6 +127,32 @@ def test_accepted_queries_meet_the_slo_at_p99_on_devices_that_vary(noise: float,
     assert found.percentile(0.99) <= SLO
     slower = statistics.fmean(map(PACES[pace], range(100)))
     assert found.rate >= 0.9 * sum(1 / line.alpha for line in lines.values()) / slower
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_lines_that_are_fitted_anew_do_not_fill_queues_too_deep(seed: int) -> None:
+    """Of a machine that is slower for some seconds and then not, each time it gets a new line."""
+    lines = {"npu": Line(0.075, 0.08), "cpu": Line(0.044, 0.08)}
+    plan = EmbeddingPlan((DevicePlan("npu", "cuda"), DevicePlan("cpu", "cpu")), True)
+    classes = {n: ClassDepth(512, FittedLine(t, ()), t.depth(SLO)) for n, t in lines.items()}
+    depths = Depths(SLO, "open", {name: (each,) for name, each in classes.items()}, True)
+    queues, drift, fits = make_manager(plan, depths), DriftWatch(), 0
+
+    def watch(batch: QueryBatch, seconds: float) -> None:
+        nonlocal depths, fits
+        if drift.observe(batch, seconds):
+            depths, fits = drift.refit(batch.device, depths), fits + 1
+            (spec,) = (s for s in depths.queue_specs(plan) if s.name == batch.device)
+            queues.set_queue(spec)
+
+    calls = poisson_calls(10 * sum(1 / line.alpha for line in lines.values()), 60.0, 75, seed)
+    given = {"noise": 0.07, "pause": 0.01, "pace": lambda now: 1.2 if now % 16 < 8 else 1.6}
+    true = {name: (line,) for name, line in lines.items()}
+    found = simulate(queues, true, calls, SLO, watch=watch, seed=seed, **given)
+    assert fits > 4
+    known = sorted(s for each in found.latencies.values() for s in each[len(each) // 10 :])
+    assert known[int(0.99 * len(known))] <= 1.03 * SLO  # a pace that changes at once is felt
+    check_integrity(queues)
 
 
 def test_short_batches_leave_time_for_a_machine_that_stops_now_and_then() -> None:

@@ -64,6 +64,7 @@ def simulate(
     noise: float = 0.0,
     pause: float = 0.0,
     pace: Callable[[float], float] = lambda _: 1.0,
+    watch: Callable[[QueryBatch, float], object] = lambda *_: None,
     seed: int = 0,
 ) -> QueueOutcome:
     """Serve `calls` (in order of time); batches take their true line's seconds, give or take.
@@ -77,6 +78,7 @@ def simulate(
         pause: seconds from a batch's end until its vectors are with their callers, and the device
             is given the next one.
         pace: of the time: how many times as long as their lines say batches take then.
+        watch: told of each batch and its seconds, as a `DriftKeeper` is.
         seed: of the noise.
     """
     draw, numbers, order = random.Random(seed), itertools.count(), itertools.count()
@@ -98,6 +100,7 @@ def simulate(
         else:
             now, _, batch = heapq.heappop(ends)
             ended = manager.complete(batch)
+            watch(batch, now - pause - batch.started)
             manager.note(batch, now)
             for query in ended:
                 latencies[batch.device].append(now - arrived.pop(query.number))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from dovetail.runtime.engine.sampling import draw_uniform, log_sum, top_logprobs
+from dovetail.runtime.engine.sampling import log_sum, top_logprobs
+from dovetail.runtime.native.step import draw_uniform
 from dovetail.runtime.schedule.request import Metrics, Request, SamplingParams
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 
@@ -80,6 +81,28 @@ def test_a_worker_alone_has_all_and_lends_what_it_does_not_use() -> None:
     assert engine.take(DECODE) == (0, 1, 2)
     board.clear(ENCODER_SLOT)  # it has died
     assert engine.take(DECODE) is None
+
+
+def test_there_are_places_for_the_encoders_of_a_large_machine() -> None:
+    board = Board()
+    board.divide({DECODE: (0,), ENCODERS: (1,)})
+    seats = [Seat(board, next(board.slots)) for _ in range(3 * 128)]
+    for seat in seats:
+        seat.take(ENCODERS)
+    assert Seat(board, ENGINE_SLOT).take(DECODE) == (0,)
+
+
+def test_what_was_lent_is_remembered_by_stage_however_many_work() -> None:
+    """Nor by who: of some dozens of encoders other ones are busy each time."""
+    board, draw = Board(), random.Random(0)
+    board.divide({DECODE: (0,), ENCODERS: (1,)})
+    engine, seats = Seat(board, ENGINE_SLOT), [Seat(board, next(board.slots)) for _ in range(30)]
+    for _ in range(300):
+        for seat in seats:
+            seat.take(ENCODERS) if draw.random() < 0.5 else seat.leave()
+        engine.take(DECODE)
+        engine.leave()
+    assert len(board._lent) <= 1 << len(STAGES)
 
 
 def test_all_threads_of_a_process_move_to_its_share_and_back() -> None:

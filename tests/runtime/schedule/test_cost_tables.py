@@ -17,8 +17,10 @@ from dovetail.runtime.schedule.cost_tables import (
     Curve,
     Surface,
     TablePredictor,
+    keep_profile,
+    kept_profiles,
+    profile_folder,
     read_profile,
-    write_profile,
 )
 
 KEY = ProfileKey(model="m", device="cpu", threads=2, tensor_parallel=1, kernels="k")
@@ -119,7 +121,7 @@ def test_tables_that_make_no_sense_are_refused(tables: dict[str, list[CostRow]],
 def test_a_profile_comes_back_as_it_was_written(tmp_path: Path) -> None:
     written = profile(linear=[row(1, seconds=1.0)], cpu_decode=[row(2, 32, seconds=0.5)])
     assert read_profile(tmp_path, KEY) is None
-    write_profile(tmp_path, written)
+    keep_profile(tmp_path, written)
     assert read_profile(tmp_path, KEY) == written
     assert [p.name for p in tmp_path.iterdir()] == [PROFILE]
 
@@ -131,7 +133,7 @@ def test_a_profile_comes_back_as_it_was_written(tmp_path: Path) -> None:
 def test_a_profile_of_something_else_is_refused(
     tmp_path: Path, field: str, value: str | int
 ) -> None:
-    write_profile(tmp_path, profile(linear=[row(1, seconds=1.0)]))
+    keep_profile(tmp_path, profile(linear=[row(1, seconds=1.0)]))
     with pytest.raises(ArtifactError, match=rf"{field} .* is used; delete the file"):
         read_profile(tmp_path, msgspec.structs.replace(KEY, **{field: value}))
 
@@ -143,9 +145,22 @@ def test_a_damaged_profile_is_refused(tmp_path: Path, text: bytes) -> None:
         read_profile(tmp_path, KEY)
 
 
+def test_damaged_profiles_of_devices_are_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOVETAIL_CACHE", str(tmp_path))
+    kept, damaged = profile(linear=[row(1, seconds=1.0)]), (b"[1]", b'{"key": {"model": "\xff"}}')
+    keep_profile(profile_folder(KEY), kept)
+    for number, text in enumerate(damaged):
+        folder = tmp_path / "profiles" / str(number)
+        folder.mkdir()
+        (folder / PROFILE).write_bytes(text)
+    assert kept_profiles("m") == (kept,) and kept_profiles("another") == ()
+
+
 def test_a_profile_of_a_later_schema_is_refused(tmp_path: Path) -> None:
     later = msgspec.structs.replace(profile(linear=[row(1, seconds=1.0)]), schema=2)
-    write_profile(tmp_path, later)
+    keep_profile(tmp_path, later)
     with pytest.raises(ArtifactError, match="schema 2"):
         read_profile(tmp_path, KEY)
 

@@ -31,8 +31,8 @@ from dovetail.runtime.schedule.cost_tables import (
     Curve,
     Surface,
     TablePredictor,
+    keep_profile,
     read_profile,
-    write_profile,
 )
 from dovetail.runtime.schedule.neo import NeoScheduler
 from dovetail.runtime.schedule.offload import OffloadVerdict
@@ -128,7 +128,7 @@ def predict(folder: Path) -> None:
     assert 1.0 < asked.linear(5) < 4.0
     assert asked.linear(11) == 4.0
     assert asked.cpu_decode(7, 7 * 13) == pytest.approx(1 + 7 + 2 * 7 * 13)
-    write_profile(folder, profile)
+    keep_profile(folder, profile)
     assert read_profile(folder, key) == profile
     for field, value in (("model", "n"), ("device", "g"), ("threads", 3), ("tensor_parallel", 2)):
         with pytest.raises(ArtifactError):

@@ -35,6 +35,7 @@ WRONG: list[tuple[str, object]] = [
     ("temperature", math.nan),
     ("temperature", math.inf),
     ("temperature", "hot"),
+    ("temperature", 10**400),  # no float is as large
     ("top_p", 0),
     ("top_p", 1.01),
     ("top_k", -2),
@@ -56,6 +57,8 @@ WRONG: list[tuple[str, object]] = [
     ("repetition_penalty", 0),
     ("logit_bias", {"x": 1}),
     ("logit_bias", {"5": 101}),
+    ("logit_bias", {"9" * 5000: 1}),  # more digits than Python reads
+    ("logit_bias", {5: 10**400}),
     ("logit_bias", {5: math.nan}),
     ("logit_bias", [5]),
     ("min_tokens", 17),

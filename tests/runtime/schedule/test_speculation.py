@@ -9,11 +9,11 @@ import pytest
 from dovetail.ir.errors import RequestError
 from dovetail.runtime.schedule.experience import FEW, STALE, RowTimes
 from dovetail.runtime.schedule.kv_pool import KvPool
-from dovetail.runtime.schedule.plan import Limits, SchedulerSettings, SpeculationSettings
+from dovetail.runtime.schedule.plan import Limits, SchedulerSettings
 from dovetail.runtime.schedule.predictor import Predictor
 from dovetail.runtime.schedule.request import Request, SamplingParams
 from dovetail.runtime.schedule.scheduler import Scheduler
-from dovetail.runtime.schedule.speculation import read_speculation
+from dovetail.runtime.schedule.speculation import DRAFTED, read_speculation
 from tests.runtime.schedule.integrity import check_integrity
 
 TURN = [7, 8, 9, 4, 5, 6]
@@ -24,7 +24,7 @@ class Replies:
 
     def __init__(self, seconds: Any, *, blocks: int = 64, sequences: int = 16, most: int = 8):
         self.now, self.seconds, self.rows = 0.0, seconds, list[int]()
-        settings = SchedulerSettings(offload="off", speculation=SpeculationSettings(most))
+        settings = SchedulerSettings(offload="off", num_speculative_tokens=most)
         limits = Limits(64, sequences, 400, 1000)
         self.scheduler = Scheduler(
             limits, KvPool(blocks), Predictor(), lambda: self.now, settings=settings
@@ -144,9 +144,16 @@ def test_times_are_medians_of_late_and_lines_between_them() -> None:
 
 
 def test_options_are_checked() -> None:
-    assert read_speculation(None) is None
-    assert read_speculation('{"num_speculative_tokens": 0}') is None
-    assert read_speculation({"method": "suffix"}) == SpeculationSettings()
-    for wrong in ("{", "[]", {"method": "eagle"}, {"depth": 1}, {"num_speculative_tokens": 65}):
+    assert read_speculation(None) == 0
+    assert read_speculation('{"num_speculative_tokens": 0}') == 0
+    assert read_speculation({"method": "suffix"}) == DRAFTED
+    for wrong in (
+        "{",
+        "[]",
+        "[" * 100_000,
+        {"method": "eagle"},
+        {"depth": 1},
+        {"num_speculative_tokens": 65},
+    ):
         with pytest.raises(RequestError, match=r"speculative_config|num_speculative_tokens"):
             read_speculation(wrong)  # type: ignore[arg-type]

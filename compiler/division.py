@@ -7,10 +7,9 @@ In: dimensions of models, the lengths of a trace, a mix of requests. Out: `Deman
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from math import prod
 from statistics import fmean
-from typing import Any
 
 from dovetail.compiler.service import within_quota
 from dovetail.ir.encoder import EncoderSpec, encoder_shapes
@@ -30,7 +29,7 @@ from dovetail.topology.division import (
     divide,
 )
 from dovetail.topology.hardware import HardwareSpec
-from dovetail.topology.parameters import Figure, MachineParameters, default_parameters
+from dovetail.topology.parameters import MachineParameters, default_parameters
 from dovetail.topology.replay import DEFAULT_TRACE, Trace
 
 CHUNK = 512
@@ -102,14 +101,7 @@ def _elements(spec: EncoderSpec) -> int:
 
 def figures_in(choice: PlanChoice | None, hardware: HardwareSpec) -> MachineParameters:
     """Return the figures of a choice, measured ones among them; else those of the class."""
-    plain = default_parameters(hardware)
-    known = {f.name for f in fields(plain)} - {"row_shares"}
-    given: dict[str, Any] = {
-        name: Figure(figure.value, figure.source)
-        for name, figure in (choice.figures if choice else {}).items()
-        if name in known
-    }
-    return MachineParameters(**{f.name: getattr(plain, f.name) for f in fields(plain)} | given)
+    return default_parameters(hardware).with_figures(choice.figures if choice else {})
 
 
 def divide_load(

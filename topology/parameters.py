@@ -6,10 +6,12 @@ never by the name of a file or machine. A measured figure replaces a default wit
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from dovetail.ir.plans import PlanFigure
 from dovetail.topology.values import HardwareSpec
 
 CLIENT_CORES = 16
@@ -63,6 +65,17 @@ class MachineParameters:
         named = {item.name: getattr(self, item.name) for item in fields(self)}
         shares = named.pop("row_shares")
         return named | {f"core_flops_share_of_{rows}_rows": figure for rows, figure in shares}
+
+    def with_figures(self, given: Mapping[str, PlanFigure]) -> MachineParameters:
+        """Return the parameters with the figures of `given`, by the names of `sources`."""
+        named = {name: Figure(figure.value, figure.source) for name, figure in given.items()}
+        found: dict[str, Any] = {f.name: named[f.name] for f in fields(self) if f.name in named}
+        shares = [
+            (int(rows[1]), figure)
+            for name, figure in named.items()
+            if (rows := re.fullmatch(r"core_flops_share_of_(\d+)_rows", name))
+        ]
+        return replace(self, **found, row_shares=tuple(sorted(shares, key=lambda share: share[0])))
 
 
 _FIG3 = "fitted to Sandwich Fig. 3"

@@ -280,6 +280,19 @@ def test_a_report_runs_no_code_of_an_artifact(rich: Path, tmp_path: Path) -> Non
     assert len(Page((tmp_path / "r.html").read_text()).images["workflows"]) == 1
 
 
+def test_texts_of_an_artifact_are_shown_as_they_are(tmp_path: Path) -> None:
+    """Brackets and colons in them are no marks for the terminal."""
+    output, prompt = tmp_path / "[b].dove", "[INST] :cat: {docs} {input} [/INST]"
+    compile_model(LLAMA, output=output, effort="none", workflows=[one_shot(answer=prompt)])
+    for options in ((), ("--all",)):
+        result = dovetail("inspect", output, *options)
+        assert result.code == 0 and "[b].dove" in result.out, result.err
+    assert prompt in result.out
+    assert dovetail("inspect", output, "--html", tmp_path / "r.html").code == 0
+    rows = Page((tmp_path / "r.html").read_text()).rows["workflows"]
+    assert any(f"prompt: {prompt}" in cell for row in rows for cell in row)
+
+
 def test_where_there_is_no_compiler_the_rules_serve(
     monkeypatch: pytest.MonkeyPatch, artifact: Path, tmp_path: Path
 ) -> None:

@@ -13,9 +13,9 @@ from dovetail.cli.inspection import (
     EncoderInspection,
     Inspection,
     ModelInspection,
-    flops_of,
     hardware_facts,
     memory_rows,
+    rate_of,
 )
 from dovetail.cli.report import show_bytes, show_count
 from dovetail.ir.artifact import PHASES, PhasePlan
@@ -105,7 +105,6 @@ def _rates(found: Inspection) -> Iterator[tuple[float, str]]:
     for part in found.parts:
         for table in part.schedules:
             for row in table.rows:
-                if row.seconds and table.k:
-                    rate = 1e-9 * flops_of(table, row.m_lo) / row.seconds
+                if (rate := rate_of(table, row)) is not None:
                     threads = show_count(table.threads, "thread")
                     yield rate, f"{table.op} of {part.file.name} at M = {row.m_lo}, {threads}"

@@ -22,7 +22,6 @@ from dovetail.ir.errors import SpecError
 from dovetail.ir.files import write_whole
 from dovetail.ir.tuning import (
     MAX_LINE_BYTES,
-    RECORD_START,
     LineFaultError,
     RecordSet,
     TuningRecord,
@@ -32,6 +31,7 @@ from dovetail.ir.tuning import (
 
 FILE_NAME = "tuning.jsonl"
 LOCK_SECONDS = 60.0
+RECORD_START = b'{"schema":'  # of whatever schema
 
 
 def default_path(cache: Path | None = None) -> Path:

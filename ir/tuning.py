@@ -24,8 +24,6 @@ LABEL_PREFIX = "dovetail-"
 OK, WRONG, CRASH, TIMEOUT = "ok", "wrong", "crash", "timeout"
 STATUSES = (OK, WRONG, CRASH, TIMEOUT)
 MAX_LINE_BYTES = 1 << 16
-RECORD_START = b'{"schema":'
-"""How the line of a record begins, of whatever schema."""
 BUSY = 1.5
 """A machine on which a reference takes this many times its best does other work at the time."""
 SPREAD = 3.0

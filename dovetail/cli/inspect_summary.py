@@ -20,13 +20,10 @@ from dovetail.cli.inspection import (
 from dovetail.cli.report import show_bytes, show_count
 from dovetail.ir.artifact import PHASES, PhasePlan
 
-LINES = 20
-"""Most lines of a summary."""
-
 
 def summarise(found: Inspection) -> dict[str, str]:
     """Return the facts of an artifact that matter most."""
-    return dict(list(_facts(found))[:LINES])
+    return dict(_facts(found))
 
 
 def _facts(found: Inspection) -> Iterator[tuple[str, str]]:

@@ -88,9 +88,9 @@ def serve_bench_command(
     tokenizer = None if load.tokenizer is None else read_load_tokenizer(load.tokenizer)
     name, context = ask_model(target)
     target = replace(target, model=name)
+    plans = [plan_load(replace(load, rate=rate), context, tokenizer) for rate in rates]
     found = []
-    for rate in rates:
-        planned = plan_load(replace(load, rate=rate), context, tokenizer)
+    for rate, planned in zip(rates, plans, strict=True):
         timings, seconds = asyncio.run(run_load(target, planned))
         if tokenizer is not None:
             count_answers(timings, lambda text: len(tokenizer.encode(text, special=False)))

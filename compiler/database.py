@@ -31,6 +31,7 @@ from dovetail.ir.tuning import (
 
 FILE_NAME = "tuning.jsonl"
 LOCK_SECONDS = 60.0
+RECORD_START = b'{"schema":'  # of whatever schema
 
 
 def default_path(cache: Path | None = None) -> Path:
@@ -59,7 +60,7 @@ class TuningDatabase(RecordSet):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Read what is there; a file that does not exist is an empty database.
 
-        Raises SpecError where it cannot be read or is no file.
+        Raises SpecError where it cannot be read, is no file or holds something else.
         """
         self.path = Path(path)
         self.skipped: Counter[str] = Counter()
@@ -77,8 +78,12 @@ class TuningDatabase(RecordSet):
         """A sentence that counts the lines which were skipped, None if there were none."""
         if not self.skipped:
             return None
-        reasons = ", ".join(f"{n} {reason}" for reason, n in sorted(self.skipped.items()))
-        return f"{self.path}: skipped {self.skipped.total()} lines ({reasons})"
+        return f"{self.path}: skipped {self.skipped.total()} lines ({self.faults})"
+
+    @property
+    def faults(self) -> str:
+        """Why lines were skipped, in words."""
+        return ", ".join(f"{n} {reason}" for reason, n in sorted(self.skipped.items()))
 
     def trusted(self) -> tuple[TuningRecord, ...]:
         """Return the records whose times were taken while the machine did nothing else."""
@@ -138,16 +143,21 @@ class TuningDatabase(RecordSet):
         self.skipped = Counter()
         try:
             with self.path.open("rb") as file:
-                for line in _lines(file):
-                    self._take(line)
+                ours = [self._take(line) for line in _lines(file)]
         except FileNotFoundError:
             return
+        if ours and not any(ours):
+            raise SpecError(
+                f"{self.path} is no tuning database: no line of it is a record; choose another file"
+            )
 
-    def _take(self, line: bytes) -> None:
+    def _take(self, line: bytes) -> bool:
+        """Take a line in, or count it; tell whether it begins as records do, torn ones too."""
         try:
             self.add(decode_record(line))
         except LineFaultError as fault:
             self.skipped[fault.reason] += 1
+        return RECORD_START.startswith(line[: len(RECORD_START)])
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

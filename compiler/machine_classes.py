@@ -77,10 +77,15 @@ def merge_databases(sources: Sequence[Path], output: Path) -> MergeReport:
     """Write the records of `sources`, and those that `output` has, to it: of each key the best.
 
     That is the latest of those taken on a calm machine, never the luckiest. Raises SpecError, with
-    nothing written, where a file is missing or has a line that is no whole, unchanged record.
+    nothing written, where a file is missing or has a line that is no whole, unchanged record, and
+    where there is no record at all.
     """
     found = [_check(_open(path)) for path in sources]
     merged = _check(TuningDatabase(output))
+    if not any(map(len, (merged, *found))):
+        raise SpecError(
+            f"there is no record in {', '.join(map(str, sources))}; nothing was written"
+        )
     added = {str(database.path): merged.merge(database) for database in found}
     merged.prune()
     return MergeReport(database=str(output), records=len(merged), added=added)
@@ -94,10 +99,9 @@ def _open(path: Path) -> TuningDatabase:
 
 def _check(database: TuningDatabase) -> TuningDatabase:
     if database.skipped:
-        reasons = ", ".join(f"{n} {reason}" for reason, n in sorted(database.skipped.items()))
         raise SpecError(
-            f"{database.path} is damaged or no tuning database ({reasons}); copy it again from "
-            "where it was made, or leave it out; nothing was written"
+            f"{database.path} is damaged ({database.faults}); copy it again from where it was "
+            "made, or leave it out; nothing was written"
         )
     return database
 

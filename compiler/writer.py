@@ -103,7 +103,7 @@ class ArtifactWriter:
         self.root.chmod(0o777 & ~_umask())  # it was made private
         if not foreign:
             remember((self.root / MANIFEST).read_bytes())
-        _replace(self.root, self.target)
+        replace_folder(self.root, self.target)
         _sync_folder(self.target.parent)
 
 
@@ -211,7 +211,7 @@ def _check_replaceable(target: Path, kind: type[Manifest | IndexManifest]) -> No
         )
 
 
-def _replace(root: Path, target: Path) -> None:
+def replace_folder(root: Path, target: Path) -> None:
     """Rename `root` to `target`; where that exists the two change places in one step."""
     if not target.exists():
         root.rename(target)

@@ -74,39 +74,36 @@ __all__ = [
 ]
 
 _HOMES = {
-    "App": ("dovetail.runtime.app", "App"),
-    "END": ("dovetail.ir.workflow", "END"),
-    "EmbeddingSettings": ("dovetail.runtime.embed.settings", "EmbeddingSettings"),
-    "FlowSettings": ("dovetail.runtime.flows.service", "FlowSettings"),
-    "GpuShare": ("dovetail.runtime.flows.gpu_memory", "GpuShare"),
-    "RAGraph": ("dovetail.ir.ragraph", "RAGraph"),
-    "START": ("dovetail.ir.workflow", "START"),
-    "SchedulerSettings": ("dovetail.runtime.schedule.plan", "SchedulerSettings"),
-    "Transformation": ("dovetail.runtime.flows.control.transformations", "Transformation"),
-    "WavefrontSettings": ("dovetail.runtime.flows.control.settings", "WavefrontSettings"),
-    "compile": ("dovetail.compiler.pipeline", "compile_model"),
-    "from_haystack": ("dovetail.import_haystack", "from_haystack"),
-    "from_langgraph": ("dovetail.import_langgraph", "from_langgraph"),
-    "kernels": ("dovetail.ffi", "kernels"),
-    "load": ("dovetail.loading", "load"),
-    "register_transformation": (
-        "dovetail.runtime.flows.control.transformations",
-        "register_transformation",
-    ),
-    "tune": ("dovetail.compiler.tune", "tune_model"),
-    "unregister_transformation": (
-        "dovetail.runtime.flows.control.transformations",
-        "unregister_transformation",
-    ),
+    "App": "dovetail.runtime.app",
+    "END": "dovetail.ir.workflow",
+    "EmbeddingSettings": "dovetail.runtime.embed.settings",
+    "FlowSettings": "dovetail.runtime.flows.service",
+    "GpuShare": "dovetail.runtime.flows.gpu_memory",
+    "RAGraph": "dovetail.ir.ragraph",
+    "START": "dovetail.ir.workflow",
+    "SchedulerSettings": "dovetail.runtime.schedule.plan",
+    "Transformation": "dovetail.runtime.flows.control.transformations",
+    "WavefrontSettings": "dovetail.runtime.flows.control.settings",
+    "compile": "dovetail.compiler.pipeline",
+    "from_haystack": "dovetail.import_haystack",
+    "from_langgraph": "dovetail.import_langgraph",
+    "kernels": "dovetail.ffi",
+    "load": "dovetail.loading",
+    "register_transformation": "dovetail.runtime.flows.control.transformations",
+    "tune": "dovetail.compiler.tune",
+    "unregister_transformation": "dovetail.runtime.flows.control.transformations",
 }
+"""Modules of public names, which have them for types as above; all others are errors. That of
+transformations registers ours first, before those of a user."""
+_NAMED = {"compile": "compile_model", "tune": "tune_model"}
 
 
 def __getattr__(name: str) -> Any:
     """Import the home of a public name on first use."""
     if name not in __all__:
         raise AttributeError(f"module 'dovetail' has no attribute {name!r}")
-    module, attribute = _HOMES.get(name, ("dovetail.errors", name))
-    value = getattr(importlib.import_module(module), attribute)
+    module = importlib.import_module(_HOMES.get(name, "dovetail.errors"))
+    value = getattr(module, _NAMED.get(name, name))
     globals()[name] = value
     return value
 

@@ -16,7 +16,6 @@ import msgspec
 from dovetail.errors import ArtifactError, SpecError
 from dovetail.ir.artifact import KernelIndex
 from dovetail.loading import open_ready
-from dovetail.runtime.artifact import Artifact
 from dovetail.runtime.machine.isa import supports
 from dovetail.topology.hardware import HardwareSpec, read_hardware
 
@@ -66,12 +65,9 @@ def kernels(path: str | os.PathLike[str], *, trust: bool = False) -> Kernels:
     folder, hardware = Path(path), read_hardware()
     if (folder / INDEX).is_file():
         return Kernels(_built_kernels(folder, hardware))
-    return Kernels(_kept_kernels(open_ready(folder, hardware, trust=trust)))
-
-
-def _kept_kernels(artifact: Artifact) -> dict[str, Path]:
+    artifact = open_ready(folder, hardware, trust=trust)
     own = {} if artifact.own is None else {k.name: artifact.own for k in artifact.kernels.kernels}
-    return {**own, **artifact.shared}
+    return Kernels({**own, **artifact.shared})
 
 
 def _built_kernels(folder: Path, hardware: HardwareSpec) -> dict[str, Path]:

@@ -7,13 +7,14 @@ component at fault. Components of Haystack itself (prompt builders, rankers ...)
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import haystack
 from haystack.core.component import Component, InputSocket
 
 from dovetail.ir.errors import WorkflowError
-from dovetail.ir.ragraph import RAGraph
+from dovetail.ir.options import SamplingOptions
+from dovetail.ir.ragraph import RAGraph, make_generation
 from dovetail.ir.workflow import END, START, Generation, Retrieval, State
 from dovetail.runtime.flows.services import Services, perform
 from dovetail.runtime.flows.workflow_run import Call
@@ -25,7 +26,11 @@ class DovetailGenerator:
     """A prompt in, the reply of the language model out."""
 
     def __init__(
-        self, services: Services | None = None, *, model: str | None = None, **options: object
+        self,
+        services: Services | None = None,
+        *,
+        model: str | None = None,
+        **options: Unpack[SamplingOptions],
     ) -> None:
         """Options: as for `RAGraph.add_generation`; services only to run in Haystack itself."""
         haystack.component.set_output_types(self, reply=str)
@@ -38,7 +43,7 @@ class DovetailGenerator:
 
     def node(self, name: str, prompt: str, output: str) -> Generation:
         """Return the node of a workflow that does the same."""
-        return Generation(name, prompt, output, self.options, self.model)
+        return make_generation(name, prompt, output, self.model, self.options)
 
 
 @haystack.component

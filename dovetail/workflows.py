@@ -111,8 +111,8 @@ def multistep(
     graph.add_retrieval("search", query="step", output="docs", topk=topk)
     graph.add_generation("read", prompt=step_answer, output="reply", **options)
     graph.add_generation("answer", prompt=conclude, output="answer", **options)
-    _chain(graph, "recall", "next", last=None)
-
+    graph.add_edge(START, "recall")
+    graph.add_edge("recall", "next")
     more = Branch("step", "search", "answer", tuple(ends), {"known": rounds})
     graph.add_edge("next", more, ["search", "answer"])
     graph.add_edge("search", "read")
@@ -121,9 +121,9 @@ def multistep(
     return graph
 
 
-def _chain(graph: RAGraph, *names: str, last: Place | None = END) -> None:
-    """Join nodes in a row, from START to `last` if there is one."""
-    places: tuple[Place, ...] = (START, *names) if last is None else (START, *names, last)
+def _chain(graph: RAGraph, *names: str) -> None:
+    """Join nodes in a row, from START to END."""
+    places: tuple[Place, ...] = (START, *names, END)
     for source, target in pairwise(places):
         graph.add_edge(source, target)
 

@@ -7,7 +7,7 @@ if there is one; those of the published pairs by the product's estimator and sim
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,6 +21,9 @@ from dovetail.cli.report import make_table, progress_bars, read_duration, show_r
 if TYPE_CHECKING:
     from dovetail.runtime.sim.capacity import Capacity
     from dovetail.runtime.sim.pairs import PairRow
+
+CURVE = ("pair", "slo", "length", "cores", "npu", "cpu", "gain", "saving")
+"""What is shown of a `PairRow`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,25 +64,18 @@ def embed_command(
     else:
         times = [read_duration(each) for each in slo or ("1s", "2s")]
         report = _measure(artifact, times, length, device=device, repeats=repeats, threads=threads)
-    show_report(report, _tables, json=json)
+    show_report(report, describe_capacity, json=json)
 
 
 def _simulate(pair: str) -> PairReport:
-    from dovetail.runtime.sim.pairs import (
-        PAIRS,
-        SOURCES,
-        core_rows,
-        find_pair,
-        length_rows,
-        table_rows,
-    )
+    from dovetail.runtime.sim import pairs
 
-    pairs = list(PAIRS.values()) if pair == "all" else [find_pair(pair)]
+    chosen = list(pairs.PAIRS.values()) if pair == "all" else [pairs.find_pair(pair)]
     return PairReport(
-        assumptions=SOURCES,
-        table=[row for each in pairs for row in table_rows(each)],
-        lengths=[row for each in pairs for row in length_rows(each)],
-        cores=[row for each in pairs for row in core_rows(each)],
+        assumptions=pairs.SOURCES,
+        table=[row for each in chosen for row in pairs.table_rows(each)],
+        lengths=[row for each in chosen for row in pairs.length_rows(each)],
+        cores=[row for each in chosen for row in pairs.core_rows(each)],
     )
 
 
@@ -95,20 +91,19 @@ def _measure(artifact: Path, slos: Sequence[float], length: int, **options: Any)
     return EmbedReport(artifact.name, results[0].accelerator, results)
 
 
-def _tables(report: EmbedReport | PairReport) -> list[Table]:
+def describe_capacity(report: EmbedReport | PairReport) -> Iterator[Table]:
+    """Yield tables of what was measured or simulated; `npu` is the accelerator."""
+    from dovetail.runtime.sim.capacity import NO_ACCELERATOR
+
     if isinstance(report, EmbedReport):
-        return [_table(f"{report.artifact}, npu {report.accelerator}", _flat(report.results))]
-    curves = {"Depths over query length (simulated)": report.lengths}
-    curves["Depths over CPU cores (simulated)"] = report.cores
-    return [
-        _table("Queue depths by linear regression, reproduced and published", report.table),
-        *(_table(title, [_curve_row(row) for row in rows]) for title, rows in curves.items()),
-    ]
-
-
-def _curve_row(row: PairRow) -> dict[str, object]:
-    names = ("pair", "slo", "length", "cores", "npu", "cpu", "gain", "saving")
-    return {name: getattr(row, name) for name in names}
+        alone = report.accelerator == NO_ACCELERATOR
+        devices = "the CPU alone" if alone else f"npu {report.accelerator}"
+        yield _table(f"{report.artifact}, {devices}", _flat(report.results))
+        return
+    yield _table("Queue depths by linear regression, reproduced and published", report.table)
+    for over, rows in (("query length", report.lengths), ("CPU cores", report.cores)):
+        cells = [{name: getattr(row, name) for name in CURVE} for row in rows]
+        yield _table(f"Depths over {over} (simulated)", cells)
 
 
 def _flat(results: Sequence[Capacity]) -> list[dict[str, object]]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dovetail.cli.options import Activations, AsJson, Threads, Trust
+from dovetail.cli.options import Activations, ArtifactOrModel, AsJson, Threads, Trust
 from dovetail.cli.report import progress_bars, show_count, show_report
 from dovetail.errors import RequestError, SpecError
 
@@ -56,9 +56,7 @@ class PerplexityReport:
 
 
 def perplexity_command(
-    model: Annotated[
-        str, typer.Argument(help="An artifact, a model directory, a GGUF file or a hub id.")
-    ],
+    model: ArtifactOrModel,
     file: Annotated[Path, typer.Argument(help="A text file, UTF-8.")],
     context: Annotated[
         int | None,
@@ -75,12 +73,13 @@ def perplexity_command(
     json: AsJson = False,
 ) -> None:
     """Measure a text's perplexity over the second halves of consecutive windows."""
-    from dovetail.cli.model_cache import find_artifacts
+    from dovetail.cli.model_cache import find_artifact
     from dovetail.loading import load
 
     text = _read(file)
-    (artifact,) = find_artifacts([model], [], {}).values()
-    with load(artifact, threads=threads, activations=activations, trust=trust) as app:
+    with load(
+        find_artifact(model, {}), threads=threads, activations=activations, trust=trust
+    ) as app:
         length = context or min(512, app.engine.spec.max_context)
         windows = cut_windows(app, text, length, max_tokens)
         begun = time.perf_counter()

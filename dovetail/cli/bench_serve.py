@@ -16,7 +16,6 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from dovetail.cli.options import AsJson
@@ -68,10 +67,7 @@ def serve_bench_command(
     json: AsJson = False,
 ) -> None:
     """Send requests to a server at given rates; report throughput, latency and goodput."""
-    from dovetail.cli.serve_client import ask_model, count_answers, run_load, summarize
-
-    if results.plot is not None and find_spec("matplotlib") is None:
-        raise SpecError("--plot needs matplotlib; install dovetail with the extra `bench`")
+    from dovetail.cli.serve_client import METRICS, ask_model, count_answers, run_load, summarize
 
     if target.backend not in ENDPOINTS:
         raise SpecError(f"no backend {target.backend!r}; choose one of {', '.join(ENDPOINTS)}")
@@ -80,14 +76,21 @@ def serve_bench_command(
             f"unexpected argument {more_bounds[0]!r}; only limits of --goodput need no option name"
         )
     bounds = _read_bounds([*(results.goodput or []), *(more_bounds or [])])
-    percentiles = _read_numbers(results.metric_percentiles)
-    rates = [_read_rate(text) for text in request_rate or ["inf"]]
+    percentiles = [_read_number(text) for text in results.metric_percentiles.split(",")]
+    if not all(0 <= percentile <= 100 for percentile in percentiles):
+        raise SpecError(f"--metric-percentiles {results.metric_percentiles} must be from 0 to 100")
+    metrics = results.percentile_metrics.split(",")
+    if unknown := ", ".join(sorted({*metrics} - {*METRICS})):
+        raise SpecError(f"--percentile-metrics has no {unknown}; choose of {', '.join(METRICS)}")
+    rates = [None if rate == RECORDED else _read_number(rate) for rate in request_rate or ["inf"]]
+    if results.plot is not None:
+        _check_plot(rates)
     tokenizer = None if load.tokenizer is None else read_load_tokenizer(load.tokenizer)
     name, context = ask_model(target)
     target = replace(target, model=name)
+    plans = [plan_load(replace(load, rate=rate), context, tokenizer) for rate in rates]
     found = []
-    for rate in rates:
-        planned = plan_load(replace(load, rate=rate), context, tokenizer)
+    for rate, planned in zip(rates, plans, strict=True):
         timings, seconds = asyncio.run(run_load(target, planned))
         if tokenizer is not None:
             count_answers(timings, lambda text: len(tokenizer.encode(text, special=False)))
@@ -99,32 +102,31 @@ def serve_bench_command(
                 "tokenizer_id": load.tokenizer or name,
                 "dataset_name": load.dataset_name,
                 "num_prompts": len(planned),
-                "request_rate": _show_rate(rate),
+                "request_rate": {None: RECORDED, math.inf: "inf"}.get(rate, rate),
                 "burstiness": load.burstiness,
                 "max_concurrency": target.max_concurrency,
                 **summarize(timings, seconds, bounds, percentiles),
                 "errors": sorted({t.error for t in timings if t.error is not None})[:5],
             }
         )
-    _save(found, results)
-    metrics = results.percentile_metrics.split(",")
-    show_report(
-        found[0] if len(found) == 1 else found,
-        lambda _: _describe(found, metrics, percentiles),
-        json=json,
-    )
-
-
-def _save(results: Sequence[dict[str, Any]], wanted: ResultFlags) -> None:
-    """Write what `wanted` asks for: a JSON file, a plot."""
-    if wanted.save_result:
-        path = wanted.result_dir / (wanted.result_filename or _name_file(results))
-        shown = results[0] if len(results) == 1 else results
+    shown = found[0] if len(found) == 1 else found
+    show_report(shown, lambda _: _describe(found, metrics, percentiles), json=json)
+    if results.save_result:
+        path = results.result_dir / (results.result_filename or _name_file(found))
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, msgspec.json.format(msgspec.json.encode(shown), indent=2))
-    if wanted.plot is not None:
-        draw_curves(results, wanted.plot)
+    if results.plot is not None:
+        with writing(results.plot):
+            draw_curves(found, results.plot)
+
+
+def _check_plot(rates: Sequence[float | None]) -> None:
+    """Raise SpecError for what no curve can be drawn with or of, before anything is sent."""
+    if find_spec("matplotlib") is None:
+        raise SpecError("--plot needs matplotlib; install dovetail with the extra `bench`")
+    if not all(rate is not None and math.isfinite(rate) for rate in rates):
+        raise SpecError("--plot needs numeric rates, such as --request-rate 1 --request-rate 2")
 
 
 def _name_file(results: Sequence[dict[str, Any]]) -> str:
@@ -145,25 +147,15 @@ def _read_bounds(texts: Sequence[str]) -> dict[str, float]:
             raise SpecError(
                 f"--goodput {text!r} must be ttft, tpot, e2el or per_token and ms, such as ttft:500"
             )
-        bounds[name] = _read_numbers(number)[0]
+        bounds[name] = _read_number(number)
     return bounds
 
 
-def _read_numbers(text: str) -> list[float]:
+def _read_number(text: str) -> float:
     try:
-        return [float(part) for part in text.split(",")]
+        return float(text)
     except ValueError:
-        raise SpecError(f"{text!r} must be numbers, such as 50,99") from None
-
-
-def _read_rate(text: str) -> float | None:
-    return None if text == RECORDED else _read_numbers(text)[0]
-
-
-def _show_rate(rate: float | None) -> float | str:
-    if rate is None:
-        return RECORDED
-    return "inf" if math.isinf(rate) else rate
+        raise SpecError(f"{text!r} must be a number, such as 99") from None
 
 
 def _describe(
@@ -182,19 +174,14 @@ def _describe(
         ],
     )
     for error in {error for result in results for error in result["errors"]}:
-        yield f"failed: {escape(error)}"
+        yield f"failed: {error}"
 
 
 def draw_curves(results: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draw latency per output token (NEO Fig. 6) and SLO attainment (Sandwich Fig. 9) over rates.
-
-    Raises SpecError where the rates are no numbers.
-    """
-    rates = [result["request_rate"] for result in results]
-    if not all(isinstance(rate, float) for rate in rates):
-        raise SpecError("--plot needs numeric rates, such as --request-rate 1 --request-rate 2")
+    """Draw latency per token (NEO Fig. 6) and SLO attainment (Sandwich Fig. 9) over rates."""
     from matplotlib.figure import Figure
 
+    rates = [result["request_rate"] for result in results]
     figure = Figure(figsize=(9, 3.5), layout="constrained")
     left, right = figure.subplots(1, 2)
     left.plot(rates, [result["mean_per_token_ms"] for result in results], marker="o")

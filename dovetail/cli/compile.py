@@ -5,7 +5,7 @@ In: a Hugging Face directory and what to plan for. Out: an artifact, and a repor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +16,7 @@ from dovetail.cli.report import progress_bars, show_bytes, show_report
 from dovetail.errors import SpecError
 
 if TYPE_CHECKING:
+    from dovetail.compiler.end_to_end import EndToEnd
     from dovetail.compiler.report import CompileReport
 
 
@@ -77,24 +78,47 @@ def compile_command(
 
 def describe_report(report: CompileReport) -> str:
     """Return the lines a person reads after a compile."""
+    return "\n".join(_describe(report))
+
+
+def _describe(report: CompileReport) -> Iterator[str]:
     rows = ", ".join(f"{count} {source}" for source, count in report.rows.items())
-    lines = [
+    yield (
         f"{report.path}: {report.family}, {show_bytes(report.weight_bytes)} of "
-        f"{report.weight_dtype} weights, {report.kv_dtype} KV, context {report.max_context}",
-        *(
+        f"{report.weight_dtype} weights, {report.kv_dtype} KV, context {report.max_context}"
+    )
+    for encoder in report.encoders:
+        yield (
             f"{encoder.name}: {encoder.family}, {show_bytes(encoder.weight_bytes)} of "
             f"{encoder.weight_dtype} weights, texts of {encoder.max_tokens} tokens"
-            for encoder in report.encoders
-        ),
-        f"{report.kernels} kernels for {', '.join(report.targets)}; schedule rows: {rows}",
-        f"plan: {report.plan}",
-        *_describe_gain(report),
-        *_describe_end_to_end(report),
-        *_describe_stored(report),
-        "seconds: " + ", ".join(f"{step} {s:.1f}" for step, s in report.seconds.items()),
-        *(f"note: {note}" for note in report.notes),
-    ]
-    return "\n".join(lines)
+        )
+    yield f"{report.kernels} kernels for {', '.join(report.targets)}; schedule rows: {rows}"
+    yield f"plan: {report.plan}"
+    if (gain := report.gain) is not None:
+        yield (
+            f"search: {report.trials} trials, {report.trials - report.measured} of them from the "
+            f"database; matrix products {gain.ratio:.2f}x as fast as with the default schedules "
+            f"(quartiles {gain.low:.2f} to {gain.high:.2f})"
+        )
+    if (found := report.end_to_end) is not None:
+        yield from _describe_end_to_end(found)
+    for what, names in (("workflows", report.workflows), ("indexes", report.indexes)):
+        if names:
+            yield f"{what}: {', '.join(names)}"
+    yield "seconds: " + ", ".join(f"{step} {s:.1f}" for step, s in report.seconds.items())
+    yield from (f"note: {note}" for note in report.notes)
+
+
+def _describe_end_to_end(found: EndToEnd) -> Iterator[str]:
+    for phase, gain in (("prefill", found.prefill), ("decode", found.decode)):
+        if gain is not None:
+            sure = f"surely {gain.least:.2f}x"
+            yield (
+                f"{phase}: {gain.before:.1f} tokens/s with default schedules, {gain.after:.1f} "
+                f"with those found ({gain.gain:.2f}x, "
+                f"{sure if gain.kept else 'not surely faster: the default serves'})"
+            )
+    yield f"end to end: {found.note}"
 
 
 def _read_named(given: Sequence[str]) -> dict[str, str]:
@@ -106,33 +130,3 @@ def _read_named(given: Sequence[str]) -> dict[str, str]:
             raise SpecError(f"--model {text}: write NAME=DIRECTORY, each name once")
         named[name] = path
     return named
-
-
-def _describe_stored(report: CompileReport) -> list[str]:
-    stored = {"workflows": report.workflows, "indexes": report.indexes}
-    return [f"{what}: {', '.join(names)}" for what, names in stored.items() if names]
-
-
-def _describe_gain(report: CompileReport) -> list[str]:
-    gain = report.gain
-    if gain is None:
-        return []
-    return [
-        f"search: {report.trials} trials, {report.trials - report.measured} of them from the "
-        f"database; matrix products {gain.ratio:.2f}x as fast as with the default schedules "
-        f"(quartiles {gain.low:.2f} to {gain.high:.2f})"
-    ]
-
-
-def _describe_end_to_end(report: CompileReport) -> list[str]:
-    found = report.end_to_end
-    if found is None:
-        return []
-    lines = [
-        f"{phase}: {gain.before:.1f} tokens/s with default schedules, {gain.after:.1f} with those "
-        f"found ({gain.gain:.2f}x, "
-        + (f"surely {gain.least:.2f}x)" if gain.kept else "not surely faster: the default serves)")
-        for phase, gain in (("prefill", found.prefill), ("decode", found.decode))
-        if gain is not None
-    ]
-    return [*lines, f"end to end: {found.note}"]

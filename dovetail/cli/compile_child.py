@@ -14,10 +14,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
+
+from dovetail.cli.options import flag_of
 
 END_SECONDS = 10.0
 """A child that was told to end may take so long to remove what is half made."""
@@ -29,10 +31,14 @@ PROGRAM = (
 )
 
 
-def compile_command(arguments: Sequence[str], nice: int = 0) -> tuple[str, ...]:
-    """Return the command of `dovetail compile arguments` as a child of this process."""
+def child_command(
+    model: Path, output: Path, options: Mapping[str, object], flags: Sequence[str], nice: int = 0
+) -> tuple[str, ...]:
+    """Return the command of a compile as a child of this process; options: by parameters' names."""
     program = PROGRAM.format(parent=os.getpid(), nice=nice)
-    return (sys.executable, "-P", "-c", program, "compile", *arguments)
+    chosen = [part for name, value in options.items() for part in (flag_of(name), str(value))]
+    words = ("compile", str(model), "-o", str(output), *chosen, *flags)
+    return (sys.executable, "-P", "-c", program, *words)
 
 
 def begin(parent: int, nice: int) -> None:

@@ -46,16 +46,18 @@ def inspect_command(
 
     if timeline is not None and html is None:
         raise SpecError("--timeline is shown in the report; add --html report.html")
+    share = GpuShare(rate=rate, index=index, nprobe=nprobe)
+    if gpu is None and share != GpuShare(rate=1):
+        raise SpecError("--rate, --index and --nprobe say how to divide a device; add --gpu DEVICE")
     found = inspect_artifact(artifact)
     if gpu is not None:
-        share = GpuShare(rate=rate, index=index, nprobe=nprobe)
         found = msgspec.structs.replace(found, gpu_memory=divide_gpu(artifact, gpu, share))
     if html is not None:
         from dovetail.html_report.page import read_timeline, write_report
 
         trace = None if timeline is None else read_timeline(timeline)
         with progress_bars(quiet=json) as progress:
-            write_report(found, html, trace, lambda *done: progress("what if", *done))
+            write_report(found, html, trace, progress)
         tell(f"wrote {html}; open it in a browser")
     else:
         show_report(found, describe_inspection if everything else _describe_summary, json=json)

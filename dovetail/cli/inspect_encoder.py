@@ -6,7 +6,6 @@ In: its encoder.json. Out: facts in words, by name.
 from __future__ import annotations
 
 from dovetail.ir.encoder import EncoderFile, EncoderSpec
-from dovetail.ir.model import RopeSpec
 
 
 def encoder_facts(file: EncoderFile) -> dict[str, str]:
@@ -23,8 +22,8 @@ def encoder_facts(file: EncoderFile) -> dict[str, str]:
         "vocabulary": f"{spec.vocab_size}, {spec.token_types or 'no'} token types",
         "longest text": f"{spec.max_tokens} tokens",
         "out": _show_end(spec),
-        "prompts": ", ".join(map(_quote, spec.prompts)) or "none",
-        "default prompt": "none" if spec.default_prompt is None else _quote(spec.default_prompt),
+        "prompts": ", ".join(f"`{name}`" for name in spec.prompts) or "none",
+        "default prompt": "none" if spec.default_prompt is None else f"`{spec.default_prompt}`",
         "dtypes": f"weights {spec.weight_dtype} (checkpoint {spec.checkpoint_dtype})",
         "tokenizer": file.tokenizer or "none in the checkpoint: texts are token ids",
     }
@@ -39,13 +38,12 @@ def _show_reach(spec: EncoderSpec) -> str:
 
 def _show_positions(spec: EncoderSpec) -> str:
     if spec.rope is None:
-        return {"learned": f"{spec.n_positions} learned"}.get(spec.positions, spec.positions)
+        learned = spec.positions == "learned"
+        return f"{spec.n_positions} learned" if learned else spec.positions
     ropes = {"": spec.rope, " in local layers": spec.local_rope}
-    return ", ".join(f"{_show_rope(rope)}{where}" for where, rope in ropes.items() if rope)
-
-
-def _show_rope(rope: RopeSpec) -> str:
-    return f"rotary, {rope.kind}, theta {rope.theta:g}"
+    return ", ".join(
+        f"rotary, {rope.kind}, theta {rope.theta:g}{where}" for where, rope in ropes.items() if rope
+    )
 
 
 def _show_end(spec: EncoderSpec) -> str:
@@ -54,7 +52,3 @@ def _show_end(spec: EncoderSpec) -> str:
         score = ", a score is the sigmoid" if spec.sigmoid else ""
         return f"{spec.labels} logits of the {pooled}{score}"
     return f"{spec.dim} values, {pooled}{', of length 1' if spec.unit else ''}"
-
-
-def _quote(name: str) -> str:
-    return f"`{name}`"

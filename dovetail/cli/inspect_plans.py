@@ -13,7 +13,13 @@ from rich.table import Table
 from dovetail.cli.report import make_table
 from dovetail.ir.graph import GraphFile, GraphNode
 from dovetail.ir.plans import ASKED, DivisionChoice, PairChoice, PlanCandidate, PlanChoice
+from dovetail.topology.division import ENOUGH
 from dovetail.topology.textfile import show_ids
+
+WHY_CHOSEN = (
+    f"chosen: of the divisions at most {ENOUGH:.0%} slower than the fastest, the one whose busiest "
+    "worker has least to do"
+)
 
 
 def plan_tables(choice: PlanChoice) -> Iterator[Table | str]:
@@ -30,6 +36,7 @@ def plan_tables(choice: PlanChoice) -> Iterator[Table | str]:
     yield _candidate_table("decode candidates", choice.decode, best.decode)
     yield _pair_table(choice)
     yield division_table(choice.divisions)
+    yield WHY_CHOSEN
     yield _figure_table(choice)
     yield from (f"cut: {text}" for text in choice.cut)
     yield from (f"note: {text}" for text in choice.notes)
@@ -60,8 +67,11 @@ def _pair_table(choice: PlanChoice) -> Table:
     columns = ("", "prefill", "decode", ">simulated s", ">of that switch", ">measured s", "why not")
     rows = []
     for i, pair in enumerate(choice.pairs):
+        phases = choice.prefill[pair.prefill], choice.decode[pair.decode]
+        shapes = (f"{plan.processes} x {plan.threads}" for plan in phases)
+        figures = map(_show, (pair.simulated, pair.switch, pair.measured))
         why = explain_loss(pair, choice.pairs[0]) if i else ""
-        rows.append(("" if i else "chosen", *_describe(choice, pair), why))
+        rows.append(("" if i else "chosen", *shapes, *figures, why))
     return make_table("pairs, seconds per request", columns, rows)
 
 
@@ -80,17 +90,11 @@ def explain_loss(lost: PlanCandidate | PairChoice, chosen: PlanCandidate | PairC
     return "not measured" if lost.measured is None else ""
 
 
-def _describe(choice: PlanChoice, pair: PairChoice) -> tuple[str, ...]:
-    phases = (choice.prefill[pair.prefill], choice.decode[pair.decode])
-    shapes = (f"{c.processes} x {c.threads}" for c in phases)
-    return (*shapes, _show(pair.simulated), _show(pair.switch), _show(pair.measured))
-
-
 def division_table(
-    divisions: Sequence[DivisionChoice],
-    title: str = "division of the CPU for a request of each kind; the first one serves",
+    divisions: Sequence[DivisionChoice], load: str = "a request of each kind"
 ) -> Table:
     """Return what each stage keeps while others work, and what a load takes by that."""
+    title = f"division of the CPU for {load}; the first one is chosen"
     stages = list(divisions[0].shares) if divisions else []
     columns = (*(f"PUs of {stage}" for stage in stages), ">simulated s", ">busiest s")
     rows = []

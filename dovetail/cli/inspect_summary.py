@@ -13,20 +13,17 @@ from dovetail.cli.inspection import (
     EncoderInspection,
     Inspection,
     ModelInspection,
-    flops_of,
     hardware_facts,
     memory_rows,
+    rate_of,
 )
 from dovetail.cli.report import show_bytes, show_count
 from dovetail.ir.artifact import PHASES, PhasePlan
 
-LINES = 20
-"""Most lines of a summary."""
-
 
 def summarise(found: Inspection) -> dict[str, str]:
     """Return the facts of an artifact that matter most."""
-    return dict(list(_facts(found))[:LINES])
+    return dict(_facts(found))
 
 
 def _facts(found: Inspection) -> Iterator[tuple[str, str]]:
@@ -105,7 +102,6 @@ def _rates(found: Inspection) -> Iterator[tuple[float, str]]:
     for part in found.parts:
         for table in part.schedules:
             for row in table.rows:
-                if row.seconds and table.k:
-                    rate = 1e-9 * flops_of(table, row.m_lo) / row.seconds
+                if (rate := rate_of(table, row)) is not None:
                     threads = show_count(table.threads, "thread")
                     yield rate, f"{table.op} of {part.file.name} at M = {row.m_lo}, {threads}"

@@ -180,12 +180,6 @@ class Section(NamedTuple):
     parts: tuple[RenderableType, ...]
 
 
-def describe_inspection(found: Inspection) -> Iterator[RenderableType]:
-    """Yield all that is shown of an inspection, section by section."""
-    for section in read_sections(found):
-        yield from section.parts
-
-
 def read_sections(found: Inspection) -> Iterator[Section]:
     """Yield the sections of an inspection that have anything in them."""
     for (name, title), describe in _SECTIONS.items():
@@ -193,8 +187,10 @@ def read_sections(found: Inspection) -> Iterator[Section]:
             yield Section(name, title, parts)
 
 
-def _describe_artifact(found: Inspection) -> Iterator[RenderableType]:
-    yield facts_table("artifact", _artifact_facts(found))
+def describe_inspection(found: Inspection) -> Iterator[RenderableType]:
+    """Yield all that is shown of an inspection, section by section."""
+    for section in read_sections(found):
+        yield from section.parts
 
 
 def _describe_plans(found: Inspection) -> Iterator[RenderableType]:
@@ -246,19 +242,17 @@ def _describe_memory(found: Inspection) -> Iterator[RenderableType]:
         yield division_table(division)
 
 
-def _describe_kernels(found: Inspection) -> Iterator[RenderableType]:
-    yield _kernel_table(found.kernels)
-    yield from map(profile_table, found.devices)
-
-
-_SECTIONS: dict[tuple[str, str], Callable[[Inspection], Iterator[RenderableType]]] = {
-    ("artifact", "Artifact"): _describe_artifact,
+_SECTIONS: dict[tuple[str, str], Callable[[Inspection], Iterable[RenderableType]]] = {
+    ("artifact", "Artifact"): lambda found: [facts_table("artifact", _artifact_facts(found))],
     ("plans", "Machine and plans"): _describe_plans,
     ("workflows", "Workflows and indexes"): _describe_workflows,
     ("models", "Models"): _describe_models,
     ("schedules", "Schedules and formats"): _describe_schedules,
     ("memory", "Memory"): _describe_memory,
-    ("kernels", "Kernels"): _describe_kernels,
+    ("kernels", "Kernels"): lambda found: [
+        _kernel_table(found.kernels),
+        *map(profile_table, found.devices),
+    ],
 }
 
 
@@ -308,6 +302,13 @@ GATED_OPS = ("gate_up",)
 def flops_of(table: ScheduleTable, m: int) -> int:
     """Return the floating-point operations of a product of m rows."""
     return 2 * m * table.n * table.k * (2 if table.op in GATED_OPS else 1)
+
+
+def rate_of(table: ScheduleTable, row: Row) -> float | None:
+    """Return the measured GFLOP/s of a row; None where nothing was, or it is no product."""
+    if not (row.seconds and table.k):
+        return None
+    return 1e-9 * flops_of(table, row.m_lo) / row.seconds
 
 
 def facts_table(title: str, facts: dict[str, str]) -> Table:
@@ -426,29 +427,18 @@ def _schedule_table(name: str, schedules: Sequence[ScheduleTable]) -> Table:
         where = f"{schedule.phase} phase, {show_count(schedule.threads, 'thread')}"
         table.add_row(head, schedule.target, where, style="bold")
         for row in schedule.rows:
-            table.add_row(*_schedule_row(schedule, row))
+            kernel = f"{row.kernel} + {row.reduce_kernel}" if row.reduce_kernel else row.kernel
+            named = zip(SCHEDULE_VALUES, row.schedule, strict=False)
+            values = " ".join(f"{name}={value}" for name, value in named if value)
+            rate = rate_of(schedule, row)
+            table.add_row(
+                *(f"{row.m_lo:>6}", kernel, values, row.source),
+                f"{row.seconds * 1e6:.0f} us" if row.seconds else "",
+                "" if rate is None else f"{rate:.1f}",
+                "" if row.measured_loss is None else f"{row.measured_loss:.1%}",
+            )
         table.add_section()
     return table
-
-
-def _schedule_row(table: ScheduleTable, row: Row) -> tuple[str, ...]:
-    kernel = f"{row.kernel} + {row.reduce_kernel}" if row.reduce_kernel else row.kernel
-    figures = _show_figures(table, row)
-    return (f"{row.m_lo:>6}", kernel, _show_schedule(row), row.source, *figures)
-
-
-def _show_schedule(row: Row) -> str:
-    named = zip(SCHEDULE_VALUES, row.schedule, strict=False)
-    return " ".join(f"{name}={value}" for name, value in named if value)
-
-
-def _show_figures(table: ScheduleTable, row: Row) -> tuple[str, str, str]:
-    """Return time, rate and loss of a row, blank where nothing was measured."""
-    loss = "" if row.measured_loss is None else f"{row.measured_loss:.1%}"
-    if not row.seconds:
-        return "", "", loss
-    rate = f"{1e-9 * flops_of(table, row.m_lo) / row.seconds:.1f}" if table.k else ""
-    return f"{row.seconds * 1e6:.0f} us", rate, loss
 
 
 def _kernel_table(indexes: tuple[KernelIndex, ...]) -> Table:

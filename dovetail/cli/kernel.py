@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import gc
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from dovetail.codegen.user_file import Around
     from dovetail.ir.diagnostics import Source
     from dovetail.ir.high import nodes as high
-    from dovetail.ir.low import nodes as low
 
 FileArgument = Annotated[Path, typer.Argument(help="A .dk file, or C text.")]
 TargetOption = Annotated[str | None, "Target: a CPU's, or cuda; default this machine's."]
@@ -127,6 +125,7 @@ def build_command(
     ] = None,
 ) -> None:
     """Build a library of a file's kernels: C text, shared library, index.json."""
+    from dovetail.codegen.targets import get_target, host_target
     from dovetail.codegen.user_file import kernel_names, read_around, read_source, read_unit
 
     source = read_source(file)
@@ -134,7 +133,8 @@ def build_command(
     names = tuple(kernel or kernel_names(unit))
     if not names:
         raise SpecError(f"{file} has no @kernel function to build")
-    built = build_kernels(unit, names, parse_binding(bind or []), choose_target(target), file.stem)
+    machine = host_target() if target is None else get_target(target)
+    built = build_kernels(unit, names, parse_binding(bind or []), machine, file.stem)
     write_library(built, output)
     print(f"{output}: {built.path.name} for {built.index.target}: {', '.join(names)}")
 
@@ -148,6 +148,7 @@ def check_kernels(source: Source, around: Around | None, target: str | None) -> 
         SpecError: a target is given, and the text is C that has no high form.
     """
     from dovetail.codegen.lower import lower
+    from dovetail.codegen.targets import get_target
     from dovetail.codegen.user_file import Around, is_high, kernel_names, read_unit
 
     around = around or Around()
@@ -158,7 +159,7 @@ def check_kernels(source: Source, around: Around | None, target: str | None) -> 
             names = names or kernel_names(unit)
             if target is not None:
                 for name in kernel_names(unit):
-                    lower(unit, name, {}, choose_target(target), name=name)
+                    lower(unit, name, {}, get_target(target), name=name)
     return names
 
 
@@ -175,18 +176,11 @@ def _no_collector() -> Iterator[None]:
 
 
 def check_low(source: Source, around: Around) -> tuple[str, ...]:
-    """Parse and verify C text; return the names of its functions."""
-    from dovetail.ir.low.nodes import Function
-
-    unit = read_low(source, around)
-    return tuple(item.name for item in unit.items if isinstance(item, Function))
-
-
-def read_low(source: Source, around: Around) -> low.Unit:
-    """Return the verified unit of C text; every fault of any function is raised."""
+    """Return the names of the functions of C text; every fault of any one is raised."""
     from dovetail.codegen.isa.signatures import known_constants, known_functions
     from dovetail.codegen.targets import TARGETS
     from dovetail.codegen.user_file import read_pieces
+    from dovetail.ir.low.nodes import Function
     from dovetail.ir.low.parse import parse_low
     from dovetail.ir.low.verify import verify_low
 
@@ -197,14 +191,7 @@ def read_low(source: Source, around: Around) -> low.Unit:
     targets = list(TARGETS.values())
     functions, constants = known_functions(targets), known_constants(targets)
     verify_low(unit, source, functions=functions, constants=constants)
-    return unit
-
-
-def choose_target(name: str | None) -> Target:
-    """Return a target by name, this machine's best for None; SpecError lists the names."""
-    from dovetail.codegen.targets import get_target, host_target
-
-    return host_target() if name is None else get_target(name)
+    return tuple(item.name for item in unit.items if isinstance(item, Function))
 
 
 def parse_binding(pairs: Iterable[str]) -> dict[str, int | str]:
@@ -214,7 +201,9 @@ def parse_binding(pairs: Iterable[str]) -> dict[str, int | str]:
         name, equals, value = pair.partition("=")
         if not (name and equals and value):
             raise SpecError(f"--set {pair!r} must be NAME=VALUE")
-        binding[name] = int(value) if value.lstrip("-").isdigit() else value
+        binding[name] = value
+        with suppress(ValueError):
+            binding[name] = int(value)
     return binding
 
 
@@ -251,22 +240,21 @@ def write_library(built: BuiltLibrary, output: Path) -> None:
     Raises:
         SpecError: `output` exists and is no directory this command wrote.
     """
+    from dovetail.compiler.writer import half_made, replace_folder
+
     if output.exists() and not (output / "index.json").is_file():
         raise SpecError(f"{output} exists and is not a kernel library; choose another directory")
-    with writing(output), ExitStack() as stack:
-        output.absolute().parent.mkdir(parents=True, exist_ok=True)
-        folder = stack.enter_context(
-            tempfile.TemporaryDirectory(dir=output.absolute().parent, prefix=f".{output.name}.")
-        )
-        work = Path(folder) / "library"
-        work.mkdir()
-        shutil.copy(built.path, work / built.index.library)
-        (work / built.index.source).write_text(built.source, encoding="utf-8")
-        index = msgspec.json.format(msgspec.json.encode(built.index), indent=1)
-        (work / "index.json").write_bytes(index + b"\n")
-        if output.exists():
-            output.rename(Path(folder) / "old")
-        work.rename(output)
+    target = output.absolute()
+    with writing(output):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with half_made(target.parent, f".{target.name}.") as folder:
+            work = folder / "library"
+            work.mkdir()
+            shutil.copy(built.path, work / built.index.library)
+            (work / built.index.source).write_text(built.source, encoding="utf-8")
+            index = msgspec.json.format(msgspec.json.encode(built.index), indent=1)
+            (work / "index.json").write_bytes(index + b"\n")
+            replace_folder(work, target)
 
 
 def _fault(found: Diagnostic) -> Fault:

@@ -18,7 +18,8 @@ from pathlib import Path
 
 import filelock
 
-from dovetail.cli.compile_child import CompileChild, compile_command
+from dovetail.cli.compile_child import CompileChild, child_command
+from dovetail.cli.options import flag_of
 from dovetail.cli.report import tell
 from dovetail.errors import ArtifactError, DovetailError, SpecError
 from dovetail.runtime.artifact import open_artifact
@@ -70,9 +71,8 @@ def find_artifact(given: str | os.PathLike[str], options: Mapping[str, object]) 
     """
     if _is_artifact(Path(given)):
         if options:
-            raise SpecError(
-                f"{given} is compiled already and takes no {_flag(min(options))}; omit this option"
-            )
+            flag = flag_of(min(options))
+            raise SpecError(f"{given} is compiled already and takes no {flag}; omit this option")
         return Path(given)
     from dovetail.compiler.hub import find_model, name_model
 
@@ -86,7 +86,7 @@ def find_artifact(given: str | os.PathLike[str], options: Mapping[str, object]) 
     with filelock.FileLock(f"{artifact}.lock"):
         if not _fits(artifact):
             tell(f"compiling {name_model(given)} into {artifact}")
-            command = _compile_command(model, artifact, options, ["--effort", "none"])
+            command = child_command(model, artifact, options, ["--effort", "none"])
             if CompileChild(command, artifact).wait():
                 raise DovetailError(f"{given} could not be compiled; see the lines above")
     return _mark_used(artifact)
@@ -151,7 +151,7 @@ def find_untuned(
         of_checkpoint = not _is_artifact(path)
         output = _tuned(artifact) if of_checkpoint else _tuned_copy(path)
         known = options if of_checkpoint else {}
-        command = _compile_command(path, output, known, flags, nice=IDLE)
+        command = child_command(path, output, known, flags, nice=IDLE)
         jobs.append(TuningJob(name, command, output))
     return jobs
 
@@ -243,14 +243,3 @@ def _fits(artifact: Path) -> bool:
     except ArtifactError:
         return False
     return True
-
-
-def _compile_command(
-    model: Path, artifact: Path, options: Mapping[str, object], flags: Sequence[str], nice: int = 0
-) -> tuple[str, ...]:
-    chosen = [part for name, value in options.items() for part in (_flag(name), str(value))]
-    return compile_command([str(model), "-o", str(artifact), *chosen, *flags], nice)
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")

@@ -7,8 +7,9 @@ fields. Out: a function that typer reads, with one option for each parameter and
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
@@ -26,7 +27,12 @@ def declare_options(command: Callable[..., None]) -> Callable[..., None]:
     for name, parameter in inspect.signature(command).parameters.items():
         kind = hints[name]
         if isinstance(kind, type) and is_dataclass(kind):
-            found = list(_options_of(kind))
+            own, panel = get_type_hints(kind, include_extras=True), getattr(kind, "PANEL", None)
+            found = [
+                _option(field.name, own[field.name], field.default, panel)
+                for field in fields(kind)
+                if hasattr(own[field.name], "__metadata__")
+            ]
             parameters += found
             groups[name] = kind, [option.name for option in found]
         else:
@@ -45,25 +51,22 @@ def declare_options(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _options_of(group: type) -> Iterator[inspect.Parameter]:
-    hints = get_type_hints(group, include_extras=True)
-    for field in fields(group):
-        if hasattr(hints[field.name], "__metadata__"):
-            panel = getattr(group, "PANEL", None)
-            yield _option(field.name, hints[field.name], _default(field), panel)
-
-
-def _default(field: Field[Any]) -> Any:
-    return inspect.Parameter.empty if field.default is MISSING else field.default
-
-
 def _option(name: str, kind: Any, default: Any, panel: str | None = None) -> inspect.Parameter:
     """Return a parameter as typer reads it; switches are on or off by one flag, --NAME."""
     plain, *notes = get_args(kind) if hasattr(kind, "__metadata__") else (kind,)
     if notes and isinstance(notes[0], str):
-        flags = () if default is True else ("--" + name.replace("_", "-"),)
+        flags = () if default is True else (flag_of(name),)
         kind = Annotated[plain, typer.Option(*flags, help=notes[0], rich_help_panel=panel)]
+    elif panel is not None:
+        note = copy(notes[0])
+        note.rich_help_panel = panel
+        kind = Annotated[plain, note]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+
+
+def flag_of(name: str) -> str:
+    """Return how the option for a parameter is written."""
+    return "--" + name.replace("_", "-")
 
 
 Activations = Annotated[
@@ -129,7 +132,6 @@ class WeightFlags:
         typer.Option(
             metavar="TEXTFILE",
             help="Text file like future inputs, to calibrate int8 or int4 weights with.",
-            rich_help_panel=PANEL,
         ),
     ] = None
     kv_dtype: Annotated[
@@ -181,6 +183,9 @@ class SearchFlags:
 
 
 ArtifactDirectory = Annotated[Path, typer.Argument(help="An artifact directory.")]
+ArtifactOrModel = Annotated[
+    str, typer.Argument(help="An artifact, a model directory, a GGUF file, or a hub id.")
+]
 UserKernels = Annotated[
     list[str] | None,
     typer.Option(
@@ -199,7 +204,6 @@ Trust = Annotated[
         envvar="DOVETAIL_TRUST",
     ),
 ]
-Workload = Annotated[Path | None, "Trace of prompt and output lengths, CSV or JSON lines."]
 Workflows = Annotated[
     list[str] | None,
     "Workflow: *.py, *.json or *.yaml file, or one-shot, hyde, recomp, irg, multistep; repeatable.",

@@ -10,7 +10,6 @@ import random
 import socket
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated
@@ -91,6 +90,8 @@ def quickstart_command(
     json: AsJson = False,
 ) -> None:
     """Index the bundled corpus, compile the bundled models, and answer questions from it."""
+    from dovetail.cli.inspection import inspect_artifact
+    from dovetail.html_report.page import write_report
     from dovetail.loading import load
 
     say: Say = (lambda _line: None) if json else print
@@ -106,7 +107,9 @@ def quickstart_command(
         for question in draw_questions(corpus.questions("dev")):
             asked.append(reader.ask(question))
             say(describe_asked(asked[-1]))
-    written, port = write_html(artifact, directory, quiet=json), find_port(HttpFlags.port)
+    written, port = directory.absolute() / "report.html", find_port(HttpFlags.port)
+    with progress_bars(quiet=json) as progress:
+        write_report(inspect_artifact(artifact), written, None, progress)
     report = QuickstartReport(
         artifact=str(artifact),
         index=str(index),
@@ -181,27 +184,15 @@ def compile_app(artifact: Path, index: Path, say: Say, *, quiet: bool) -> float:
     return sum(report.seconds.values())
 
 
-def write_html(artifact: Path, directory: Path, *, quiet: bool) -> Path:
-    """Write the report of an artifact beside it, and return its path."""
-    from dovetail.cli.inspection import inspect_artifact
-    from dovetail.html_report.page import write_report
-
-    path = directory.absolute() / "report.html"
-    with progress_bars(quiet=quiet) as progress:
-        write_report(
-            inspect_artifact(artifact), path, None, lambda *done: progress("report", *done)
-        )
-    return path
-
-
 def find_port(wanted: int) -> int:
     """Return the port if it is free now, else one that is."""
-    for port in (wanted, 0):
-        with socket.socket() as found, suppress(OSError):
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            found.bind((HttpFlags.host, port))
-            return int(found.getsockname()[1])
-    return wanted
+    with socket.socket() as found:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            found.bind((HttpFlags.host, wanted))
+        except OSError:
+            found.bind((HttpFlags.host, 0))
+        return int(found.getsockname()[1])
 
 
 def draw_questions(questions: Sequence[Question]) -> list[Question]:

@@ -15,8 +15,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from traceback import walk_stack
 from types import FrameType
-from typing import Any, NoReturn, ParamSpec, TypeVar
+from typing import NoReturn, ParamSpec, TypeVar
 
 import msgspec
 import typer
@@ -65,8 +66,9 @@ def report_errors(command: Callable[P, None]) -> Callable[P, None]:
             fail("terminated; nothing half-made was left behind")
         except KeyboardInterrupt:
             fail("interrupted; nothing half-made was left behind")
-        except BrokenPipeError:
-            _drop_stdout()
+        except BrokenPipeError:  # the reader of our output went away: leave quietly
+            sys.stdout = Path("/dev/null").open("w")  # so that Python does not flush again
+            raise typer.Exit(0) from None
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
             fail(f"{where}{error.strerror or error}")
@@ -88,8 +90,8 @@ def fail(message: str) -> NoReturn:
 
 
 def print_json(value: object) -> None:
-    """Print a report as JSON; structs and dataclasses become objects."""
-    data = msgspec.json.encode(value, enc_hook=_encode)
+    """Print a report as JSON; structs and dataclasses become objects, paths texts."""
+    data = msgspec.json.encode(value, enc_hook=os.fspath)
     sys.stdout.write(msgspec.json.format(data, indent=2).decode() + "\n")
 
 
@@ -101,8 +103,9 @@ def show_report(
         print_json(report)
     elif isinstance(found := describe(report), str):
         print(found)
-    else:
-        console = stdout_console()
+    else:  # texts as they are, e.g. [/INST]; wide enough for tables where it is no terminal
+        width = None if sys.stdout.isatty() else 140
+        console = Console(highlight=False, markup=False, emoji=False, width=width)
         for part in found:
             console.print(part)
 
@@ -162,11 +165,6 @@ def show_count(number: int, noun: str) -> str:
     return f"{number} {noun}{ending}"
 
 
-def stdout_console() -> Console:
-    """Return the console reports go to; wide enough for tables where it is no terminal."""
-    return Console(highlight=False, width=None if sys.stdout.isatty() else 140)
-
-
 @contextmanager
 def progress_bars(*, quiet: bool = False) -> Iterator[Callable[[str, float, float], None]]:
     """Yield a callback (stage, done, total) that draws one bar with an ETA per stage on stderr."""
@@ -190,19 +188,13 @@ def progress_bars(*, quiet: bool = False) -> Iterator[Callable[[str, float, floa
         yield update
 
 
-def _encode(value: Any) -> Any:
-    if isinstance(value, Path):
-        return str(value)
-    raise NotImplementedError(type(value).__name__)
-
-
 def _terminate(_signal: int, _frame: FrameType | None) -> NoReturn:
     raise Terminated
 
 
 def _send_again(unraisable: sys.UnraisableHookArgs) -> None:
     """Deliver a signal once more that arrived inside a finalizer, where Python drops exceptions."""
-    number = next((n for kind, n in SIGNALS.items() if issubclass(unraisable.exc_type, kind)), None)
+    number = SIGNALS.get(unraisable.exc_type)
     if number is None:
         sys.__unraisablehook__(unraisable)
     else:
@@ -212,18 +204,6 @@ def _send_again(unraisable: sys.UnraisableHookArgs) -> None:
 
 def _send_after(thread: int, hook: FrameType, number: int) -> None:
     """Send a signal to this process once `thread` has left `hook`, which would drop it, too."""
-    while hook in _frames(sys._current_frames().get(thread)):
+    while (top := sys._current_frames().get(thread)) and hook in dict(walk_stack(top)):
         time.sleep(0.001)
     os.kill(os.getpid(), number)
-
-
-def _frames(top: FrameType | None) -> Iterator[FrameType]:
-    while top is not None:
-        yield top
-        top = top.f_back
-
-
-def _drop_stdout() -> NoReturn:
-    """The reader of our output went away: leave quietly, and keep Python from flushing again."""
-    sys.stdout = Path("/dev/null").open("w")
-    raise typer.Exit(0)

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from dovetail.cli.options import AsJson, CompileFlags, EngineFlags, Indexes, Trust
+from dovetail.cli.options import ArtifactOrModel, AsJson, CompileFlags, EngineFlags, Indexes, Trust
 from dovetail.cli.report import print_json, tell
 from dovetail.errors import SpecError
 
 if TYPE_CHECKING:
-    from dovetail.cli.asking import Asker, RunResult
+    from dovetail.cli.asking import Asker
     from dovetail.runtime.app import App
     from dovetail.runtime.hosting.generator import Prompt
 
@@ -64,18 +64,21 @@ class SamplingFlags:
 
 
 def run_command(
-    model: Annotated[
-        str, typer.Argument(help="An artifact, a model directory, a GGUF file, or a hub id.")
-    ],
+    model: ArtifactOrModel,
     prompt: Annotated[
         list[str] | None,
         typer.Option(
-            "--prompt", "-p", help="Prompt; repeatable. Default: standard input, or a chat."
+            "--prompt",
+            "-p",
+            help="Prompt, asked through the model's chat template if it has one; repeatable. "
+            "Default: standard input, or a chat.",
         ),
     ] = None,
     system: Annotated[str | None, "System message: instructions for the whole chat."] = None,
-    raw: Annotated[bool, "Continue the prompt as plain text, without a chat template."] = False,
-    prompt_ids: Annotated[list[str] | None, "Prompt as token ids: 1,2,3; repeatable."] = None,
+    raw: Annotated[bool, "Continue the prompt as plain text, without the chat template."] = False,
+    prompt_ids: Annotated[
+        list[str] | None, "Prompt as token ids (1,2,3), without the chat template; repeatable."
+    ] = None,
     workflow: Annotated[str | None, "Run this workflow of the artifact instead of prompts."] = None,
     input: Annotated[
         list[str] | None, "Input of the workflow; NAME=TEXT if it has several; repeatable."
@@ -98,6 +101,8 @@ def run_command(
     from dovetail.cli.model_cache import find_artifact
     from dovetail.loading import load
 
+    if workflow is None and (input or index):
+        raise SpecError("--input and --index are for a workflow; add --workflow NAME")
     talks = not (prompt or prompt_ids or workflow or json) and sampling.n == 1 and _on_terminal()
     prompts: list[Prompt] = []
     if workflow is None and not talks:
@@ -119,6 +124,7 @@ def run_command(
 
 def _answer(asker: Asker, prompts: list[Prompt] | None, *, json: bool) -> None:
     """Print the answers to prompts; None: talk on the terminal."""
+    from dovetail.cli.asking import show_ids
     from dovetail.cli.talk import show, talk
 
     if prompts is None:
@@ -126,7 +132,11 @@ def _answer(asker: Asker, prompts: list[Prompt] | None, *, json: bool) -> None:
     elif json:
         print_json(asker.ask_all(prompts))
     elif len(prompts) > 1 or asker.options["n"] != 1:
-        _print_batch(asker.ask_all(prompts))
+        for result in asker.ask_all(prompts):
+            print(f"--- {result.prompt}")
+            print(show_ids(result.token_ids) if result.text is None else result.text)
+            for note in result.notes:
+                tell(note)
     else:
         show(asker.ask(prompts[0]))
 
@@ -199,13 +209,3 @@ def _read_prompts(texts: list[str], ids: list[str]) -> list[Prompt]:
     if not text.strip():
         raise SpecError(NO_PROMPT)
     return [text.removesuffix("\n")]
-
-
-def _print_batch(results: list[RunResult]) -> None:
-    from dovetail.cli.asking import show_ids
-
-    for result in results:
-        print(f"--- {result.prompt}")
-        print(show_ids(result.token_ids) if result.text is None else result.text)
-        for note in result.notes:
-            tell(note)

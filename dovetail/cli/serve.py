@@ -7,6 +7,7 @@ and keys of a YAML file, too. Out: a server, until SIGTERM or Ctrl-C; what runs 
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
@@ -97,7 +98,6 @@ class ModelFlags:
             "--trust",
             help="Do not warn before running code of an artifact or index not made here.",
             envvar=[f"{ENV}_TRUST", "DOVETAIL_TRUST"],
-            rich_help_panel=PANEL,
         ),
     ] = False
 
@@ -282,7 +282,8 @@ def _serve(
 def _read_keys(path: Path | None) -> list[str]:
     if path is None:
         return []
-    keys = [line.strip() for line in path.read_text().splitlines() if line.strip()]
+    text = os.fsdecode(path.read_bytes())  # of any bytes, as keys of the environment are
+    keys = [line.strip() for line in text.splitlines() if line.strip()]
     if not keys:
         raise SpecError(f"{path} has no keys; write one per line")
     return keys

@@ -85,7 +85,10 @@ def ask_model(target: Target) -> tuple[str, int | None]:
         listed = reply.json()["data"]
         found = next(one for one in listed if target.model in (None, one["id"]))
         return found["id"], found.get("max_model_len")
-    except (httpx2.HTTPError, ValueError, KeyError, TypeError, StopIteration) as error:
+    except (
+        *(httpx2.HTTPError, httpx2.InvalidURL),
+        *(ValueError, KeyError, TypeError, StopIteration),
+    ) as error:
         if target.model is not None and isinstance(error, StopIteration):
             raise SpecError(f"{target.root} does not serve {target.model!r}") from None
         raise SpecError(
@@ -131,7 +134,7 @@ async def _send(client: httpx2.AsyncClient, target: Target, request: Planned) ->
                 raise
             # some servers close a connection that they had said they keep
             await _post(client, target, body, timing)
-    except httpx2.HTTPError as error:
+    except (httpx2.HTTPError, msgspec.DecodeError) as error:
         timing.error = f"{type(error).__name__} {error}"
     timing.ended = time.perf_counter()
     return timing
@@ -210,16 +213,10 @@ def summarize(
         values = [getattr(timing, name) for timing in good]
         if name == "itl":
             values = [gap for gaps in values for gap in gaps]
-        found |= _spread(name, np.asarray(values or [0.0]) * 1e3, percentiles)
+        times = np.asarray(values or [0.0]) * 1e3
+        found[f"mean_{name}_ms"] = float(times.mean())
+        found[f"median_{name}_ms"] = float(np.median(times))
+        found[f"std_{name}_ms"] = float(times.std())
+        for percentile in percentiles:
+            found[f"p{percentile:g}_{name}_ms"] = float(np.percentile(times, percentile))
     return found
-
-
-def _spread(name: str, values: Any, percentiles: Sequence[float]) -> dict[str, float]:
-    figures = {
-        f"mean_{name}_ms": float(values.mean()),
-        f"median_{name}_ms": float(np.median(values)),
-        f"std_{name}_ms": float(values.std()),
-    }
-    for percentile in percentiles:
-        figures[f"p{percentile:g}_{name}_ms"] = float(np.percentile(values, percentile))
-    return figures

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -51,8 +51,10 @@ class LoadSpec:
     ] = 1.0
     random_input_len: Annotated[int, "Mean tokens of random prompts."] = 128
     random_output_len: Annotated[int, "Mean tokens of answers."] = 32
-    random_range_ratio: Annotated[float, "Range of random lengths around the mean, 0..1."] = 0.0
-    seed: Annotated[int, "Seed of lengths, prompts and arrivals."] = 0
+    random_range_ratio: Annotated[
+        float, typer.Option(min=0, max=1, help="Range of random lengths around the mean.")
+    ] = 0.0
+    seed: Annotated[int, typer.Option(min=0, help="Seed of lengths, prompts and arrivals.")] = 0
     tokenizer: Annotated[
         str | None,
         "Model whose tokenizer makes and counts prompts and answers: directory, GGUF, hub id.",
@@ -71,11 +73,11 @@ class Target:
     backend: Annotated[str, "API to use: openai (same as vllm) or openai-chat."] = "openai"
     endpoint: Annotated[str | None, "Path of requests; default by the backend."] = None
     model: Annotated[str | None, "Name of the model; default the server's first."] = None
-    api_key: Annotated[
-        str | None, typer.Option(help="API key.", envvar="OPENAI_API_KEY", rich_help_panel=PANEL)
-    ] = None
+    api_key: Annotated[str | None, typer.Option(help="API key.", envvar="OPENAI_API_KEY")] = None
     ignore_eos: Annotated[bool, "Generate all tokens even if the model ends earlier."] = False
-    max_concurrency: Annotated[int | None, "Maximum requests in progress."] = None
+    max_concurrency: Annotated[
+        int | None, typer.Option(min=1, help="Maximum requests in progress.")
+    ] = None
     timeout: float = 600.0
 
     @property
@@ -147,7 +149,7 @@ class _Lengths:
     inputs: Sequence[int]
     outputs: Sequence[int]
     texts: Sequence[str] = ()
-    times: Sequence[float] = field(default=())
+    times: Sequence[float] = ()
 
 
 def read_load_tokenizer(name: str) -> Tokenizer:

@@ -16,8 +16,9 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.tree import Tree
 
-from dovetail.cli.options import AsJson, Workload
+from dovetail.cli.options import AsJson, flag_of
 from dovetail.cli.report import make_table, show_bytes, show_count, show_report, writing
+from dovetail.errors import SpecError
 from dovetail.ir.files import write_whole
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from dovetail.topology.report import CandidateReport, PlanReport, TopologyReport, TreeNode
     from dovetail.topology.values import HardwareSpec
 
-SHOWN_DIVISIONS = 3
+SHOWN_DIVISIONS = 4
 CORE_KINDS = ("core", "pu")
 
 
@@ -39,12 +40,20 @@ class PlanFlags:
     plan: Annotated[
         str | None, "Plan for this model: a model directory, or a name such as llama-3-8b."
     ] = None
-    workload: Workload = None
+    workload: Annotated[Path | None, "Trace of prompt and output lengths, CSV or JSON lines."] = (
+        None
+    )
     batch: Annotated[
         int | None, typer.Option(min=1, help="Sequences decoded together; default 1, 2, .. 16.")
     ] = None
     weight_dtype: Annotated[str, "Type of weights: auto, f32, bf16, int8 or int4."] = "auto"
     every_divisor: Annotated[bool, "Try groups of any size, not only powers of two."] = False
+
+    def check(self) -> None:
+        """Raise SpecError for options that say how to plan where nothing is planned."""
+        given = [flag_of(n) for n, value in vars(self).items() if value != getattr(PlanFlags, n)]
+        if self.plan is None and given:
+            raise SpecError(f"{given[0]} says how to plan; add --plan MODEL, or omit {given[0]}")
 
 
 def topo_command(
@@ -62,6 +71,7 @@ def topo_command(
     from dovetail.topology.hardware import read_hardware
     from dovetail.topology.report import report_topology
 
+    planned.check()
     spec = read_hardware(hardware)
     report = report_topology(spec, _plan(hardware, spec, planned) if planned.plan else None)
     show_report(report, describe_topology, json=json)
@@ -178,7 +188,7 @@ def _show_processes(plan: CandidateReport) -> str:
 
 
 def _describe_plan(plan: PlanReport) -> Iterator[RenderableType]:
-    from dovetail.cli.inspect_plans import division_table
+    from dovetail.cli.inspect_plans import WHY_CHOSEN, division_table
     from dovetail.topology.textfile import show_ids
 
     batches = ", ".join(map(str, plan.batches))
@@ -202,9 +212,8 @@ def _describe_plan(plan: PlanReport) -> Iterator[RenderableType]:
     )
     yield from (f"cut: {text}" for text in search.cut)
     for load, divisions in plan.divisions.items():
-        chosen, *others, everyone = divisions
-        title = f"division of the CPU for {load}; the first one is chosen"
-        yield division_table((chosen, *others[:SHOWN_DIVISIONS], everyone), title)
+        yield division_table((*divisions[:-1][:SHOWN_DIVISIONS], divisions[-1]), load)
+    yield WHY_CHOSEN
 
 
 def _candidate_table(

@@ -6,6 +6,7 @@ a line of live progress, and a report of the best schedules. A stopped job goes 
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -63,27 +64,24 @@ def tune_command(
     from dovetail.compiler.hub import find_model
 
     path = find_model(model)  # with bars of its own
-    live = LiveProgress()
-    live.say("starting")
+    live, kinds = LiveProgress(), ray is not None and search.hardware == "all"
     try:
-        from dovetail.compiler.tune import ClusterReport, tune_kinds, tune_model
+        with closing(live):
+            live.say("starting")
+            from dovetail.compiler.tune import ClusterReport, tune_kinds, tune_model
 
-        options: dict[str, Any] = {
-            **{"progress": live.show, "say": live.say, "resume": resume, "missing": missing},
-            **{"effort": effort, "workers": workers, "ray": ray, "target": target},
-            **search.fields(),
-            **vars(compiling),
-            "kernels": tuple(kernel or ()),
-        }
-        kinds = ray is not None and options["hardware"] == "all"
-        if kinds:
-            del options["hardware"]
-        reports = tune_kinds(path, **options) if kinds else (tune_model(path, **options),)
+            options: dict[str, Any] = {
+                **{"progress": live.show, "say": live.say, "resume": resume, "missing": missing},
+                **{"effort": effort, "workers": workers, "ray": ray, "target": target},
+                **search.fields(),
+                **vars(compiling),
+                "kernels": tuple(kernel or ()),
+            }
+            if kinds:
+                del options["hardware"]
+            reports = tune_kinds(path, **options) if kinds else (tune_model(path, **options),)
     except (KeyboardInterrupt, Terminated):
-        live.stop()
         fail(describe_stop(live.latest))
-    finally:
-        live.stop()
     if kinds:
         show_report(ClusterReport(reports), describe_cluster, json=json)
     else:
@@ -99,12 +97,10 @@ def tune_one_kernel(
     live, given = LiveProgress(), search.fields()
     options = {name: given[name] for name in ("database", "budget", "threads")}
     try:
-        report = tune_kernel(kernel, shapes, target=target, say=live.say, **options)
+        with closing(live):
+            report = tune_kernel(kernel, shapes, target=target, say=live.say, **options)
     except (KeyboardInterrupt, Terminated):
-        live.stop()
         fail("stopped; what was measured is kept, and the same command continues")
-    finally:
-        live.stop()
     show_report(report, describe_kernel, json=json)
 
 
@@ -165,8 +161,8 @@ class LiveProgress:
     def __init__(self) -> None:
         self.latest: TuneProgress | None = None
         columns = (TextColumn("tune"), BarColumn(20), TimeElapsedColumn())
-        now = TextColumn("{task.fields[now]}")
-        self._bars = Progress(*columns, now, console=Console(stderr=True))
+        now = TextColumn("{task.fields[now]}", markup=False)
+        self._bars = Progress(*columns, now, console=Console(stderr=True, markup=False))
         self._task = self._bars.add_task("tune", total=None, now="")
 
     def say(self, stage: str) -> None:
@@ -182,7 +178,7 @@ class LiveProgress:
         self._bars.start()
         self._bars.update(self._task, completed=at.done, total=at.items, now=describe_progress(at))
 
-    def stop(self) -> None:
-        """Draw no more; again is nothing."""
+    def close(self) -> None:
+        """Draw no more, if anything was drawn."""
         if self._bars.live.is_started:
             self._bars.stop()

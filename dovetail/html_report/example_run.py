@@ -7,7 +7,7 @@ made up; which rewrites are made of them is decided as for real requests.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 
 from dovetail.ir.graph import ExecutionGraph
 from dovetail.ir.workflow import Retrieval, Workflow
@@ -64,7 +64,7 @@ def rewrite_request(workflow: Workflow) -> tuple[ExecutionGraph, tuple[str, ...]
         if not orders:
             break
         order = orders.popleft()
-        for report in _ANSWERS.get(type(order), _nothing)(order):
+        for report in _answer(order):
             now += 0.01
             control.tell(report, now)
             orders += control.orders(now)
@@ -74,44 +74,23 @@ def rewrite_request(workflow: Workflow) -> tuple[ExecutionGraph, tuple[str, ...]
     return best, tuple(dict.fromkeys(made))
 
 
-def _nothing(_order: object) -> Sequence[Report]:
-    return ()
-
-
-def _write(order: Generate) -> Sequence[Report]:
-    words = [Progressed(order.job, " ".join(["word"] * n), n) for n in (8, 16, 24) if order.steps]
-    return (*words, Finished(order.job, "some words"))
-
-
-def _embed(order: Embed) -> Sequence[Report]:
-    return (Finished(order.job, [0.0, 1.0]),)
-
-
-def _invoke(order: Invoke | Choose) -> Sequence[Report]:
-    return (call_function(order),)
-
-
-def _probe(order: FindClusters) -> Sequence[Report]:
-    away = tuple(map(float, range(len(CLUSTERS))))
-    return (Probed(order.job, CLUSTERS, away, dict.fromkeys(order.known, 0.1)),)
-
-
-def _scan(order: ScanClusters) -> Sequence[Report]:
-    parts = tuple(_hit(part) for part in order.parts)
-    return (Scanned(order.job, parts, 0.02),)
-
-
-def _hit(part: Part) -> Part:
-    """Return a document of each cluster: its number tells where it is."""
-    hits = tuple((0.1 + 0.01 * cluster, 10 * cluster + 1) for cluster in part.clusters)
-    return Part(hits=hits, homes=part.clusters)
-
-
-_ANSWERS: dict[type, Callable[..., Sequence[Report]]] = {
-    Generate: _write,
-    Embed: _embed,
-    Invoke: _invoke,
-    Choose: _invoke,
-    FindClusters: _probe,
-    ScanClusters: _scan,
-}
+def _answer(order: Order) -> Iterator[Report]:
+    """Yield what comes of an order; a hit of each cluster, whose number tells where it is."""
+    match order:
+        case Generate():
+            for n in (8, 16, 24) if order.steps else ():
+                yield Progressed(order.job, " ".join(["word"] * n), n)
+            yield Finished(order.job, "some words")
+        case Embed():
+            yield Finished(order.job, [0.0, 1.0])
+        case Invoke() | Choose():
+            yield call_function(order)
+        case FindClusters():
+            away = tuple(map(float, range(len(CLUSTERS))))
+            yield Probed(order.job, CLUSTERS, away, dict.fromkeys(order.known, 0.1))
+        case ScanClusters():
+            found = (
+                Part(hits=tuple((0.1 + 0.01 * home, 10 * home + 1) for home in homes), homes=homes)
+                for homes in (part.clusters for part in order.parts)
+            )
+            yield Scanned(order.job, tuple(found), 0.02)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,8 @@ WEB = files("dovetail.html_report") / "web"
 TIMELINE = files("dovetail.runtime.server") / "web/timeline.js"
 FOLDED = 12
 """Rows of a table above which it is folded away."""
-Advance = Callable[[int, int], None]
+Progress = Callable[[str, int, int], None]
+"""Called with what is done, how many parts of it, and of how many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +51,11 @@ class Part:
     notes: Sequence[str] = ()
     charts: Sequence[tuple[str, Markup]] = ()
     pictures: Sequence[Picture] = ()
-    grids: Sequence[Grid | str] = field(default=())
+    grids: Sequence[Grid | str] = ()
     timeline: bool = False
 
 
-def write_report(found: Inspection, output: Path, trace: Any, progress: Advance) -> None:
+def write_report(found: Inspection, output: Path, trace: Any, progress: Progress) -> None:
     """Write the report, with a timeline if there is one; SpecError where it cannot be written."""
     text = make_report(found, trace, progress)
     with writing(output):
@@ -72,7 +73,7 @@ def read_timeline(path: Path) -> Any:
     return trace
 
 
-def make_report(found: Inspection, trace: Any, progress: Advance) -> str:
+def make_report(found: Inspection, trace: Any, progress: Progress) -> str:
     """Return the page."""
     parts = list(_parts(found, progress))
     script = ""
@@ -96,7 +97,7 @@ def make_report(found: Inspection, trace: Any, progress: Advance) -> str:
     )
 
 
-def _parts(found: Inspection, progress: Advance) -> Iterator[Part]:
+def _parts(found: Inspection, progress: Progress) -> Iterator[Part]:
     records = read_records(Path(found.path), found.manifest.files)
     yield Part("summary", "Summary", grids=[read_grid(facts_table("", summarise(found)))])
     for section in read_sections(found):
@@ -121,7 +122,7 @@ def _illustrate(section: Section, found: Inspection) -> Part:
     return Part(section.name, section.title, charts=charts, pictures=pictures, grids=grids)
 
 
-def _what_if(found: Inspection, progress: Advance) -> Iterator[Part]:
+def _what_if(found: Inspection, progress: Progress) -> Iterator[Part]:
     if found.hardware is None or not found.models:
         return
     file = found.models[0].file
@@ -146,21 +147,18 @@ def _products(found: Inspection, records: Sequence[TuningRecord]) -> Iterator[Pa
     curves = product_curves(found, records, figures)
     if not curves:
         return
-    source = (
-        ""
-        if figures is None
-        else (
-            f" Core: {figures.core_flops.value / 1e9:.0f} GFLOP/s ({figures.core_flops.source}); "
-            f"memory: {figures.package_bandwidth.value / 1e9:.1f} GB/s "
-            f"({figures.package_bandwidth.source})."
-        )
-    )
     notes = [
         "GFLOP/s of each product of the served plan over its rows M. The limit is the roofline of "
         "the plan's figures: threads times a core's rate in a large product by default schedules, "
         "and weights read from memory once. Weights that stay in caches, and tuned schedules, may "
-        f"exceed it.{source}"
+        "exceed it."
     ]
+    if figures is not None:
+        core, memory = figures.core_flops, figures.package_bandwidth
+        notes.append(
+            f"Core: {core.value / 1e9:.0f} GFLOP/s ({core.source}); "
+            f"memory: {memory.value / 1e9:.1f} GB/s ({memory.source})."
+        )
     charts = [(curve.title, _draw_product(curve)) for curve in curves]
     grids = [read_grid(_product_table(curve)) for curve in curves]
     yield Part("products", "Products", notes=notes, charts=charts, grids=grids)

@@ -14,13 +14,12 @@ from dovetail.cli.inspection import Inspection
 from dovetail.html_report.example_run import rewrite_request
 from dovetail.ir.errors import DovetailError
 from dovetail.ir.graph_draw import draw_graphs
-from dovetail.ir.plans import PlanCandidate
 from dovetail.ir.template import FunctionEntry, WorkflowFile
 from dovetail.ir.workflow_draw import draw_svg
 from dovetail.ir.workflow_file import make_graph
 from dovetail.topology.fundamental import build_tree
 from dovetail.topology.picture import draw_tree
-from dovetail.topology.report import TreeNode, nest_tree
+from dovetail.topology.report import nest_tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +47,12 @@ def plan_pictures(found: Inspection) -> Iterator[Picture]:
         ("prefill", choice.prefill, best.prefill),
         ("decode", choice.decode, best.decode),
     ):
-        for number, candidate in enumerate(candidates):
-            why = "" if number == chosen else explain_loss(candidate, candidates[chosen])
-            yield _draw_plan(tree, phase, candidate, why, number == chosen)
-
-
-def _draw_plan(tree: TreeNode, phase: str, plan: PlanCandidate, why: str, chosen: bool) -> Picture:
-    ranks = {pu: number // plan.threads for number, pu in enumerate(plan.cpus)}
-    title = f"{phase}: {plan.processes} x {plan.threads} threads"
-    end = "; chosen" if chosen else f"; {why}" if why else ""
-    words = f"{title} on PUs {show_cpus(plan.cpus)}{end}"
-    return Picture(draw_tree(tree, ranks, title), words, chosen)
+        for number, plan in enumerate(candidates):
+            ranks = {pu: place // plan.threads for place, pu in enumerate(plan.cpus)}
+            title = f"{phase}: {plan.processes} x {plan.threads} threads"
+            why = "chosen" if number == chosen else explain_loss(plan, candidates[chosen])
+            words = f"{title} on PUs {show_cpus(plan.cpus)}{'; ' * bool(why)}{why}"
+            yield Picture(draw_tree(tree, ranks, title), words, number == chosen)
 
 
 def workflow_pictures(file: WorkflowFile) -> Iterator[Picture]:

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from dovetail.cli.inspection import Inspection, ModelInspection, flops_of
+from dovetail.cli.report import show_count
 from dovetail.compiler.gain import row_at
 from dovetail.compiler.schedules import GemmOp, gemm_ops
 from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.schedule import ScheduleTable
-from dovetail.ir.tuning import OK, LineFaultError, TuningRecord, decode_record
+from dovetail.ir.tuning import OK, LineFaultError, Reference, TuningRecord, decode_record
 from dovetail.runtime.native.tape import pick_tables
 from dovetail.topology.parameters import MachineParameters
 
@@ -49,9 +51,8 @@ class ProductCurve:
     def title(self) -> str:
         """What is multiplied, by whom."""
         table = self.table
-        threads = "1 thread" if table.threads == 1 else f"{table.threads} threads"
         shape = f"{table.op} {table.n} x {table.k}, {table.dtype}"
-        return f"{self.model}: {shape}, {self.phase}, {threads}"
+        return f"{self.model}: {shape}, {self.phase}, {show_count(table.threads, 'thread')}"
 
     def rate(self, m: int, seconds: float) -> float:
         """Return GFLOP/s."""
@@ -64,10 +65,8 @@ def read_records(path: Path, listed: Iterable[str]) -> tuple[TuningRecord, ...]:
         return ()
     found = []
     for line in (path / TUNING).read_bytes().splitlines():
-        try:
+        with suppress(LineFaultError):
             found.append(decode_record(line))
-        except LineFaultError:
-            continue
     return tuple(found)
 
 
@@ -79,11 +78,11 @@ def product_curves(
     for record in records:
         if record.status == OK and "m" in record.shape:
             timed[record.target, record.work].append(record)
-    curves: dict[tuple[int, ...], ProductCurve] = {}
+    curves: dict[tuple[str, ScheduleTable], ProductCurve] = {}
     for model in found.models:
         for phase, plan in (("prefill", found.plan.prefill), ("decode", found.plan.decode)):
             for curve in _curves(found, model, phase, plan, timed, figures):
-                curves.setdefault((id(model), hash(curve.table)), curve)
+                curves.setdefault((model.file.name, curve.table), curve)
     return tuple(curves.values())
 
 
@@ -95,9 +94,8 @@ def _curves(
     timed: Mapping[object, Sequence[TuningRecord]],
     figures: MachineParameters | None,
 ) -> Iterator[ProductCurve]:
-    ops = {
-        (op.op, op.n, op.k, op.dtype): op for op in _all_ops(model, found.plan.processes_of(phase))
-    }
+    listed = gemm_ops(model.file.spec, found.plan.processes_of(phase))
+    ops = {(op.op, op.n, op.k, op.dtype): op for op in listed}
     packages = found.hardware.sockets if found.hardware else 1
     for target in found.manifest.targets:
         picked = pick_tables(model.schedules, target, phase, plan.threads)
@@ -114,28 +112,19 @@ def _curves(
                 yield ProductCurve(model.file.name, table.phase, table, tuple(points))
 
 
-def _all_ops(model: ModelInspection, processes: int) -> Iterator[GemmOp]:
-    yield from gemm_ops(model.file.spec, processes)
-
-
 def _times(
     table: ScheduleTable, trials: Sequence[TuningRecord]
 ) -> dict[int, tuple[float, float | None]]:
     """Return M -> seconds chosen, and of the rules' schedule, which trials were timed beside."""
-    times: dict[int, tuple[float, float | None]] = {}
     if not trials:  # a row's time is of some M that it serves
-        times = {row.m_lo: (row.seconds, None) for row in table.rows if row.seconds}
-    by_m: dict[int, list[TuningRecord]] = defaultdict(list)
+        return {row.m_lo: (row.seconds, None) for row in table.rows if row.seconds}
+    bases: dict[int, Reference | None] = {}
+    times: dict[int, tuple[float, float | None]] = {}
     for record in trials:
-        by_m[record.shape["m"]].append(record)
-    for m, records in by_m.items():
-        base = records[0].reference
-        row = row_at(table, m)
-        mine = [r for r in records if (r.kernel, r.schedule) == (row.kernel, row.schedule)]
-        if base is None:
-            continue
-        if mine:
-            times[m] = mine[-1].seconds * mine[-1].scale_to(base), base.seconds
+        m = record.shape["m"]
+        base, row = bases.setdefault(m, record.reference), row_at(table, m)
+        if base is not None and (record.kernel, record.schedule) == (row.kernel, row.schedule):
+            times[m] = record.seconds * record.scale_to(base), base.seconds
     return times
 
 

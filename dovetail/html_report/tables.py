@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from rich.console import RenderableType
 from rich.table import Table
-from rich.text import Text
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,19 +26,15 @@ class Grid:
 
 
 def read_grid(part: RenderableType) -> Grid | str:
-    """Return a table as cells without markup, or a line of text."""
+    """Return a table as cells, or a line of text."""
     if not isinstance(part, Table):
-        return _plain(part)
-    columns = [[_plain(cell) for cell in column.cells] for column in part.columns]
-    heads = tuple(_plain(column.header) for column in part.columns) if part.show_header else ()
+        return str(part)
+    columns = [[str(cell) for cell in column.cells] for column in part.columns]
+    heads = tuple(str(column.header) for column in part.columns) if part.show_header else ()
     return Grid(
-        title=_plain(part.title or ""),
+        title=str(part.title or ""),
         heads=heads,
         numbers=tuple(column.justify == "right" for column in part.columns),
         rows=tuple(zip(*columns, strict=True)),
         strong=tuple(row.style is not None for row in part.rows),
     )
-
-
-def _plain(cell: object) -> str:
-    return Text.from_markup(str(cell)).plain

@@ -18,7 +18,7 @@ from dovetail.compiler.service import choose_plans, sample_trace, within_quota
 from dovetail.compiler.workload import DEFAULT_WORKLOAD, WorkloadSpec, read_workload
 from dovetail.ir.errors import SpecError
 from dovetail.ir.model import ModelSpec
-from dovetail.ir.plans import Figure, PlanCandidate
+from dovetail.ir.plans import Figure
 from dovetail.topology.parameters import MachineParameters
 from dovetail.topology.replay import Trace
 from dovetail.topology.values import HardwareSpec
@@ -38,17 +38,14 @@ class Situation:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """The best pair by the model where something is different; seconds per request."""
+    """The best pair by the model where something is different; seconds per request.
+
+    shapes: processes x threads of prefill and decode.
+    """
 
     name: str
-    prefill: PlanCandidate
-    decode: PlanCandidate
+    shapes: tuple[str, ...]
     seconds: float
-
-    @property
-    def shapes(self) -> tuple[str, str]:
-        """Processes x threads of both phases."""
-        return tuple(f"{c.processes} x {c.threads}" for c in (self.prefill, self.decode))  # type: ignore[return-value]
 
 
 def read_trace(found: Inspection, sequences: int) -> Trace:
@@ -68,51 +65,39 @@ def _find_workload(found: Inspection) -> WorkloadSpec:
     return DEFAULT_WORKLOAD
 
 
-def scale_bandwidth(factor: float) -> Callable[[Situation], Situation]:
-    """Return a change: all memory is `factor` times as fast."""
-
-    def change(now: Situation) -> Situation:
-        scaled: dict[str, Any] = {
-            name: Figure(getattr(now.figures, name).value * factor, f"{factor:g} times as much")
-            for name in BANDWIDTHS
-        }
-        return replace(now, figures=replace(now.figures, **scaled))
-
-    return change
+def scale_bandwidth(now: Situation, factor: float) -> Situation:
+    """Return the situation with all memory `factor` times as fast."""
+    scaled: dict[str, Any] = {
+        name: Figure(getattr(now.figures, name).value * factor, f"{factor:g} times as much")
+        for name in BANDWIDTHS
+    }
+    return replace(now, figures=replace(now.figures, **scaled))
 
 
-def cut_cores(factor: float) -> Callable[[Situation], Situation]:
-    """Return a change: only a part of the cores may be used."""
-
-    def change(now: Situation) -> Situation:
-        quota = max(1.0, now.hardware.usable_threads * factor)
-        return replace(now, hardware=structs.replace(now.hardware, cpu_quota=quota))
-
-    return change
+def halve_cores(now: Situation) -> Situation:
+    """Return the situation where only half of the cores may be used."""
+    quota = max(1.0, now.hardware.usable_threads / 2)
+    return replace(now, hardware=structs.replace(now.hardware, cpu_quota=quota))
 
 
-def lengthen(factor: int) -> Callable[[Situation], Situation]:
-    """Return a change: prompts have `factor` times as many tokens."""
-
-    def change(now: Situation) -> Situation:
-        longer = tuple((factor * prompt, output) for prompt, output in now.trace.requests)
-        return replace(now, trace=replace(now.trace, requests=longer))
-
-    return change
+def lengthen(now: Situation, factor: int) -> Situation:
+    """Return the situation where prompts have `factor` times as many tokens."""
+    longer = tuple((factor * prompt, output) for prompt, output in now.trace.requests)
+    return replace(now, trace=replace(now.trace, requests=longer))
 
 
 CHANGES: dict[str, Callable[[Situation], Situation]] = {
     "as it is": lambda now: now,
-    "half of the memory bandwidth": scale_bandwidth(0.5),
-    "twice the memory bandwidth": scale_bandwidth(2),
-    "half of the cores": cut_cores(0.5),
-    "prompts 4 times as long": lengthen(4),
-    "prompts 16 times as long": lengthen(16),
+    "half of the memory bandwidth": lambda now: scale_bandwidth(now, 0.5),
+    "twice the memory bandwidth": lambda now: scale_bandwidth(now, 2),
+    "half of the cores": halve_cores,
+    "prompts 4 times as long": lambda now: lengthen(now, 4),
+    "prompts 16 times as long": lambda now: lengthen(now, 16),
 }
 
 
 def plan_variants(
-    spec: ModelSpec, now: Situation, progress: Callable[[int, int], None]
+    spec: ModelSpec, now: Situation, progress: Callable[[str, int, int], None]
 ) -> Iterator[Variant]:
     """Yield the best plans for each of CHANGES; progress is told how many are done, of all."""
     for number, (name, change) in enumerate(CHANGES.items()):
@@ -121,5 +106,6 @@ def plan_variants(
         choice = choose_plans(hardware, spec, there.trace, parameters=there.figures)
         best = min(choice.pairs, key=lambda p: p.simulated if p.simulated is not None else 1e9)
         pair = choice.prefill[best.prefill], choice.decode[best.decode]
-        yield Variant(name, *pair, best.simulated or 0.0)
-        progress(number + 1, len(CHANGES))
+        shapes = tuple(f"{plan.processes} x {plan.threads}" for plan in pair)
+        yield Variant(name, shapes, best.simulated or 0.0)
+        progress("what if", number + 1, len(CHANGES))

@@ -153,7 +153,7 @@ def schedule(
     Raises:
         SpecError: the rate or the speed is not positive.
     """
-    if (rate is not None and rate <= 0) or speed <= 0:
+    if not ((rate is None or rate > 0) and speed > 0):  # NaN is not
         raise SpecError("the rate and the speed of arrivals must be positive")
     if rate is not None:
         draw, at, times = random.Random(seed + 1), 0.0, []

@@ -118,6 +118,16 @@ def test_a_torn_last_line_does_not_spoil_the_next_record(path):
     assert list(database) == [second] and database.skipped.total() == 1
 
 
+def test_a_file_of_something_else_is_refused_and_left_alone(path):
+    text = '{"prompt": "Is this a record?"}\nNo.\n'
+    path.write_text(text)
+    with pytest.raises(SpecError, match="is no tuning database: no line of it is a record"):
+        TuningDatabase(path)
+    assert path.read_text() == text
+    path.write_bytes(encode_record(make_record()).replace(b'"schema":2', b'"schema":1'))
+    assert TuningDatabase(path).skipped.total() == 1  # of another version, so it is one
+
+
 def test_processes_may_append_while_another_prunes(path):
     writers = [start_writer(path, name) for name in ("left", "right")]
     database, pruned = TuningDatabase(path), 0
@@ -141,11 +151,16 @@ def test_a_killed_writer_loses_no_finished_record(path):
 
 
 def check_garbage(path, data: bytes) -> None:
-    path.write_bytes(data)
-    database = TuningDatabase(path)
-    assert len(database) == 0
-    assert database.skipped.total() == sum(map(bool, data.split(b"\n")))
-    assert path.read_bytes() == data  # reading mends nothing
+    """Beside a record its lines are counted, else it may be refused as something else."""
+    for whole in (data, encode_record(make_record()) + data):
+        path.write_bytes(whole)
+        try:
+            database = TuningDatabase(path)
+            assert len(database) == (whole != data)
+            assert database.skipped.total() == sum(map(bool, data.split(b"\n")))
+        except SpecError:
+            assert whole == data
+        assert path.read_bytes() == whole  # reading mends nothing
 
 
 def check_edited(path, records, data: st.DataObject) -> None:
@@ -167,7 +182,7 @@ def test_random_files(tmp_path_factory, data):
 
 
 @settings(max_examples=FEW, deadline=None)
-@given(st.lists(valid_records(), min_size=1, max_size=3), st.data())
+@given(st.lists(valid_records(), min_size=2, max_size=3), st.data())
 def test_random_edits_of_a_file(tmp_path_factory, records, data):
     check_edited(tmp_path_factory.getbasetemp() / "edited.jsonl", records, data)
 
@@ -181,7 +196,7 @@ def test_many_random_files(tmp_path_factory, data):
 
 @pytest.mark.long
 @settings(max_examples=MANY, deadline=None)
-@given(st.lists(valid_records(), min_size=1, max_size=3), st.data())
+@given(st.lists(valid_records(), min_size=2, max_size=3), st.data())
 def test_many_random_edits_of_a_file(tmp_path_factory, records, data):
     check_edited(tmp_path_factory.getbasetemp() / "edited.jsonl", records, data)
 

@@ -307,7 +307,7 @@ def test_interrupted(step, model, tmp_path):
 def test_a_second_compile_finds_its_trials_on_record(model, tmp_path, monkeypatch):
     asked = use_virtual_meters(monkeypatch)
     database = tmp_path / "tuning.jsonl"
-    database.write_bytes(b"no record\n")
+    database.write_bytes(b'{"schema":2,"tor\n')
 
     def compile_again(name):
         """Return the report, and which work was measured for it."""

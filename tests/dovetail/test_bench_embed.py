@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from dovetail.cli.bench_embed import EmbedReport, describe_capacity
 from dovetail.compiler.pipeline import compile_model
+from dovetail.runtime.sim.capacity import NO_ACCELERATOR
 from dovetail.tiny_world import ENCODER
 from tests.dovetail.commands import assert_one_sentence, dovetail
 
@@ -50,6 +52,15 @@ def test_an_artifact_is_measured_beside_torch(tmp_path: Path) -> None:
     assert row["gain"] == pytest.approx((sum(row["together"].values()) - alone) / max(alone, 1))
     assert report["accelerator"].startswith("torch:cpu: ")
     assert_one_sentence(dovetail("bench", "embed", path, "--length", 100_000))
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "said"),
+    [(NO_ACCELERATOR, "tiny.dove, the CPU alone"), ("cuda:0: H100", "tiny.dove, npu cuda:0: H100")],
+)
+def test_the_table_names_the_accelerator_if_there_is_one(accelerator: str, said: str) -> None:
+    (table,) = describe_capacity(EmbedReport("tiny.dove", accelerator, []))
+    assert table.title == said
 
 
 @pytest.mark.parametrize("options", [("--pair", "tpu"), ("missing.dove",)])

@@ -71,6 +71,7 @@ def test_arrivals_are_those_of_the_trace_or_of_a_rate(tmp_path: Path) -> None:
         ("--simulate", "t4", "--model", "gpt-5"),
         ("--simulate", "t4", "--offload", "maybe"),
         ("--simulate", "t4", "--rate", "-1"),
+        ("--simulate", "t4", "--rate", "nan"),
     ],
 )
 def test_bad_input_is_one_sentence(trace: Path, options: tuple[str, ...]) -> None:

@@ -11,8 +11,9 @@ import pytest
 
 from dovetail.compiler.database import TuningDatabase
 from dovetail.ir.tuning import Reference, encode_record
+from dovetail.tiny_world import LLAMA
 from tests.compiler.records import HARDWARE, WHEN, make_record
-from tests.dovetail.commands import dovetail
+from tests.dovetail.commands import assert_one_sentence, dovetail
 
 OTHER = msgspec.structs.replace(HARDWARE, cpu="another machine")
 BESIDE = Reference(kernel="k", build="b", schedule=(0,) * 9, seconds=2.0)
@@ -71,6 +72,31 @@ def test_a_damaged_database_is_refused_and_nothing_written(tmp_path: Path, end: 
     onto = dovetail("db", "merge", good, "-o", bad)
     assert onto.code == 2 and bad.read_bytes() == encode_record(BEST) + end
     assert "skipped 1 lines" in dovetail("db", "show", bad).out
+
+
+def test_what_is_no_database_is_refused_by_every_verb(tmp_path: Path) -> None:
+    notes = tmp_path / "notes.txt"
+    notes.write_text("Milk\nBread\n")
+    for words in (
+        ("db", "show", notes),
+        ("db", "merge", notes, "-o", tmp_path / "c"),
+        ("db", "merge", write(tmp_path / "good", BEST), "-o", notes),
+        ("compile", LLAMA, "-o", tmp_path / "app.dove", "--db", notes),
+        ("tune", LLAMA, "--db", notes),
+    ):
+        result = dovetail(*words)
+        assert result.code == 2 and f"{notes} is no tuning database" in result.err, words
+    assert notes.read_text() == "Milk\nBread\n"
+    assert not (tmp_path / "app.dove").exists() and not (tmp_path / "c").exists()
+
+
+def test_nothing_is_merged_of_databases_without_records(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    result = dovetail("db", "merge", tmp_path / "empty", "-o", tmp_path / "c")
+    assert_one_sentence(result)
+    assert "nothing was written" in result.err and not (tmp_path / "c").exists()
+    onto = dovetail("db", "merge", tmp_path / "empty", "-o", write(tmp_path / "good", BEST))
+    assert onto.code == 0 and f"{tmp_path / 'good'}: 1 record" in onto.out
 
 
 def test_a_missing_database_is_one_sentence(tmp_path: Path) -> None:

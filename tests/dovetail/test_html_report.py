@@ -16,7 +16,7 @@ import pytest
 from rich.table import Table
 
 from dovetail.cli.inspect_plans import explain_loss
-from dovetail.cli.inspect_summary import LINES, summarise
+from dovetail.cli.inspect_summary import summarise
 from dovetail.cli.inspection import (
     Inspection,
     inspect_artifact,
@@ -229,7 +229,7 @@ def test_what_is_not_there_has_no_section(tmp_path: Path) -> None:
 
 def test_the_summary_is_short_and_all_is_all(rich: Path, found: Inspection) -> None:
     text = dovetail("inspect", rich).out
-    assert len(text.splitlines()) <= LINES + 1
+    assert len(text.splitlines()) <= 21
     for value in summarise(found).values():
         assert value.split()[0] in text
     assert len(dovetail("inspect", rich, "--all").out.splitlines()) > 100
@@ -278,6 +278,19 @@ def test_a_report_runs_no_code_of_an_artifact(rich: Path, tmp_path: Path) -> Non
     result = dovetail("inspect", output, "--html", tmp_path / "r.html")
     assert result.code == 0, result.err
     assert len(Page((tmp_path / "r.html").read_text()).images["workflows"]) == 1
+
+
+def test_texts_of_an_artifact_are_shown_as_they_are(tmp_path: Path) -> None:
+    """Brackets and colons in them are no marks for the terminal."""
+    output, prompt = tmp_path / "[b].dove", "[INST] :cat: {docs} {input} [/INST]"
+    compile_model(LLAMA, output=output, effort="none", workflows=[one_shot(answer=prompt)])
+    for options in ((), ("--all",)):
+        result = dovetail("inspect", output, *options)
+        assert result.code == 0 and "[b].dove" in result.out, result.err
+    assert prompt in result.out
+    assert dovetail("inspect", output, "--html", tmp_path / "r.html").code == 0
+    rows = Page((tmp_path / "r.html").read_text()).rows["workflows"]
+    assert any(f"prompt: {prompt}" in cell for row in rows for cell in row)
 
 
 def test_where_there_is_no_compiler_the_rules_serve(

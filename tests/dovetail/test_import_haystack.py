@@ -42,6 +42,14 @@ def builder() -> Any:
     return PromptBuilder(TEMPLATE, required_variables=["query", "documents"])
 
 
+def test_a_misspelt_option_of_a_generator_is_told_of() -> None:
+    wrong = DovetailGenerator(ECHO, temprature=1.0)
+    with pytest.raises(WorkflowError, match="temprature"):
+        from_haystack(pipeline(say=wrong))
+    with pytest.raises(WorkflowError, match="temprature"):
+        wrong.run(prompt="Hello")
+
+
 def one_shot() -> Any:
     return pipeline(
         "find.documents>prompt.documents",

@@ -122,6 +122,7 @@ def test_bad_input_is_one_sentence_and_exit_2(saxpy: Path, add_c: Path, tmp_path
         ("build", saxpy, "-o", tmp_path / "o", "--kernel", "other"),
         ("build", saxpy, "-o", tmp_path / "o", "--set", "U"),
         ("build", saxpy, "-o", tmp_path / "o", "--set", "U=3"),
+        ("build", saxpy, "-o", tmp_path / "o", "--set", "U=--2"),
         ("build", saxpy, "-o", tmp_path / "o", "--set", "V=1"),
         ("build", saxpy, "-o", "/proc/nowhere/o"),
         ("build", nothing, "-o", tmp_path / "o"),

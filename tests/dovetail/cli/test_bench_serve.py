@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import math
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -129,12 +132,54 @@ def test_a_tokenizer_makes_and_counts_prompts_and_answers(tmp_path: Path) -> Non
         read_load_tokenizer(str(tmp_path))
 
 
+@pytest.mark.parametrize(
+    "flag", [("--seed", "-1"), ("--random-range-ratio", "-1"), ("--max-concurrency", "-1")]
+)
+def test_numbers_out_of_range_are_wrong_usage(flag: tuple[str, str]) -> None:
+    result = dovetail("bench", "serve", *flag)
+    assert result.code == 2 and f"Invalid value for '{flag[0]}'" in result.err
+
+
+class Asked(BaseHTTPRequestHandler):
+    """Lists a model, and says so on stderr when it is asked for more."""
+
+    def do_GET(self) -> None:
+        body = b'{"data": [{"id": "m"}]}'
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_POST(self) -> None:
+        print("a request came", file=sys.stderr)
+        self.send_error(503)
+
+    def log_message(self, *_: object) -> None:
+        """Be silent."""
+
+
+def test_a_wrong_rate_among_right_ones_is_told_of_before_anything_is_sent() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Asked) as server:
+        threading.Thread(target=server.serve_forever).start()
+        rates = ("--request-rate", "inf", "--request-rate", "-1", "--num-prompts", 1)
+        result = dovetail("bench", "serve", "--port", server.server_port, *rates)
+        server.shutdown()
+    assert_one_sentence(result)
+    assert "--request-rate" in result.err
+
+
 def test_wrong_flags_end_in_one_sentence() -> None:
     assert_one_sentence(dovetail("bench", "serve", "--backend", "x"))
     assert_one_sentence(dovetail("bench", "serve", "--request-rate", "fast"))
     assert_one_sentence(dovetail("bench", "serve", "--goodput", "itl:5"))
     assert_one_sentence(dovetail("bench", "serve", "--goodput", "ttft:5", "itl:5"))
     assert_one_sentence(dovetail("bench", "serve", "ttft:5"))
+    assert_one_sentence(dovetail("bench", "serve", "--metric-percentiles", "50,101"))
+    assert_one_sentence(dovetail("bench", "serve", "--percentile-metrics", "ttft,tptot"))
+    assert_one_sentence(dovetail("bench", "serve", "--base-url", "http://host:port"))
+    plot = dovetail("bench", "serve", "--plot", "curves.png")  # before a server is asked
+    assert_one_sentence(plot)
+    assert "--plot needs numeric rates" in plot.err
     refused = dovetail("bench", "serve", "--base-url", "http://127.0.0.1:9")
     assert_one_sentence(refused)
     assert "start one with `dovetail serve MODEL`" in refused.err

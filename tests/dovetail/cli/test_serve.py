@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 import typer
 
 from dovetail.cli.app import app
-from dovetail.cli.serve import read_config
+from dovetail.cli.serve import HttpFlags, read_config
 from tests.dovetail.commands import assert_one_sentence, dovetail
 
 
@@ -35,6 +36,12 @@ def test_a_list_of_keys_has_no_empty_ones(
     file.write_text(f"api-key: [first, {item}]\n")
     with pytest.raises(typer.BadParameter, match="api_key must be"):
         read_config(context, file)
+
+
+def test_keys_of_a_file_may_be_any_bytes(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_bytes(b"first\n\n  \xff\xe9\n")
+    keys = HttpFlags(api_key=["given"], api_key_file=tmp_path / "keys").settings().api_keys
+    assert [os.fsencode(key) for key in keys] == [b"given", b"first", b"\xff\xe9"]
 
 
 def test_a_busy_port_is_told_of_before_a_model_is_looked_for(tmp_path: Path) -> None:

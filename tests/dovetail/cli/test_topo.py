@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from msgspec.structs import replace
 
 from dovetail.cli import report as reports
+from dovetail.cli.app import app
 from dovetail.errors import SpecError
 from dovetail.topology.hardware import dump_hardware, read_hardware
 from tests.dovetail.commands import assert_one_sentence, dovetail
@@ -140,6 +142,42 @@ def test_a_saved_machine_is_the_machine(tmp_path: Path) -> None:
 )
 def test_bad_input_is_one_sentence(arguments: tuple[str, ...]) -> None:
     assert_one_sentence(dovetail("topo", *arguments))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("--workload", "t.csv"), ("--batch", "1"), ("--weight-dtype", "f32"), ("--every-divisor",)],
+)
+def test_options_of_a_plan_need_one(options: tuple[str, ...]) -> None:
+    result = dovetail("topo", *options)
+    assert_one_sentence(result)
+    assert f"{options[0]} says how to plan; add --plan MODEL" in result.err
+
+
+def test_every_option_of_a_plan_stands_in_its_panel() -> None:
+    group = typer.main.get_command(app)
+    assert isinstance(group, typer.core.TyperGroup)
+    panels = {option.name: option.rich_help_panel for option in group.commands["topo"].params}
+    own = {name for name, panel in panels.items() if panel == "Plan"}
+    assert own == {"plan", "workload", "batch", "weight_dtype", "every_divisor"}
+
+
+def test_a_machine_of_one_core_is_planned_for() -> None:
+    result = dovetail("topo", "--hardware", "core:1", "--plan", "tinyllama")
+    assert (result.code, result.err) == (0, "")
+    assert "decode: 1 process of 1 thread" in result.out
+
+
+def test_why_a_division_is_chosen_holds_of_it() -> None:
+    """Not that it is the fastest one, which it need not be."""
+    line = ("--hardware", "package:1 core:8", "--plan", "tinyllama")
+    text = " ".join(dovetail("topo", *line).out.split())
+    assert "at most 2% slower than the fastest, the one whose busiest worker has least" in text
+    for first, *others, _ in report(*line)["plan"]["divisions"].values():
+        fastest = min(each["seconds"] for each in (first, *others))
+        assert first["seconds"] <= 1.02 * fastest
+        alike = [each for each in others if each["seconds"] <= 1.02 * fastest]
+        assert all(first["busiest"] <= each["busiest"] for each in alike)
 
 
 @pytest.mark.long

@@ -101,6 +101,19 @@ def test_every_legal_stream_of_events_is_read() -> None:
         b'data:{"choices": [], "usage": {"prompt_tokens": 4, "completion_tokens": 2}}\n\n'
         b"data:[DONE]\n\n"
     )
+    timing = asyncio.run(ask_one(events))
+    assert (timing.error, timing.text) == (None, "ab")
+    assert (timing.prompt_tokens, timing.output_tokens) == (4, 2)
+
+
+def test_a_stream_that_is_no_json_is_an_error_of_its_request() -> None:
+    timing = asyncio.run(ask_one(b'data: {"choices": [{"text": "a"}]}\n\ndata: {"choices\n\n'))
+    assert timing.error is not None and timing.error.startswith("DecodeError ")
+    assert timing.text == "a"
+
+
+async def ask_one(events: bytes) -> Timing:
+    """Return how a request went that is answered by a stream of these events."""
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -108,15 +121,8 @@ def test_every_legal_stream_of_events_is_read() -> None:
         writer.write(head + events)
         writer.close()
 
-    async def ask() -> Timing:
-        server = await asyncio.start_server(answer, "127.0.0.1", 0)
-        target = Target(
-            base_url=f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", model="m"
-        )
-        async with server:
-            (timing,), _ = await run_load(target, [Planned(0.0, 4, 2)])
-        return timing
-
-    timing = asyncio.run(ask())
-    assert (timing.error, timing.text) == (None, "ab")
-    assert (timing.prompt_tokens, timing.output_tokens) == (4, 2)
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server:
+        (timing,), _ = await run_load(Target(base_url=url, model="m"), [Planned(0.0, 4, 2)])
+    return timing

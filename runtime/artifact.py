@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, BinaryIO, TypeAlias, TypeVar
 
 import msgspec
 
@@ -407,12 +407,14 @@ def check_chunks(artifact: Path, part: Part) -> None:
         raise damaged(artifact, f"models/{part.name}/weights/chunks.json", "has too few chunks")
     with part.weights.open("rb") as file:
         for i, sha256 in enumerate(chunks.sha256):
-            if _hash_chunk(file.fileno(), i * chunks.chunk_bytes, chunks.chunk_bytes) != sha256:
+            if _hash_next(file, chunks.chunk_bytes) != sha256:
                 raise damaged(artifact, name, f"is corrupted in chunk {i}")
 
 
-def _hash_chunk(descriptor: int, start: int, length: int) -> str:
+def _hash_next(file: BinaryIO, length: int) -> str:
+    """Return the sha256 of the next `length` bytes, of which there may be fewer."""
     digest = hashlib.sha256()
-    for offset in range(start, start + length, HASH_STEP):
-        digest.update(os.pread(descriptor, min(HASH_STEP, start + length - offset), offset))
+    while data := file.read(min(HASH_STEP, length)):
+        digest.update(data)
+        length -= len(data)
     return digest.hexdigest()

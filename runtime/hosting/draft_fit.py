@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from dovetail.ir.errors import SpecError
 from dovetail.runtime.artifact import Artifact, ModelPart, open_artifact
 from dovetail.runtime.engine.options import EngineOptions
@@ -40,17 +38,14 @@ def _compare(model: ModelPart, small: ModelPart) -> str:
         return "" if sizes[0] == sizes[1] else f"it has {sizes[0]} tokens, the model {sizes[1]}"
     if model.tokenizer.read_bytes() == small.tokenizer.read_bytes():
         return ""
-    theirs, ours = (_tokens(path) for path in (model.tokenizer, small.tokenizer))
+    both = map(read_tokenizer, (model.tokenizer, small.tokenizer))
+    theirs, ours = (one.get_vocab(with_added_tokens=True) for one in both)
     differing = sum(ours.get(text) != token for text, token in theirs.items())
     if not differing:
         return ""
     return (
         f"of the {len(theirs)} tokens that the model has, {differing} are others in the draft model"
     )
-
-
-def _tokens(path: Path) -> dict[str, int]:
-    return dict(read_tokenizer(path).get_vocab(with_added_tokens=True))
 
 
 _INSTEAD = "give a smaller model of the same family, which shares the vocabulary, or omit the draft"

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from dovetail.runtime.text.chat_template import ChatTemplate
 
 Prompt: TypeAlias = str | Sequence[int]
-WRONG_PROMPT = "a prompt must be a text or a list of token ids"
-
 _Progress = tuple[int, int, str | None]
 """Tokens, characters, and the reason of the end: one value, so that a reader sees what fits."""
 
@@ -160,7 +158,7 @@ class Job(Listener):
         )
         self._call()
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         """Raise `error` where somebody waits."""
         self._outcome.set_exception(error)
         self._call()
@@ -277,13 +275,12 @@ class Generator:
                     f"{self._path} has no tokenizer, so prompts must be lists of token ids"
                 )
             return self.tokenizer.encode(prompt, most=self.context)
-        if not _is_listed(prompt):
-            raise RequestError(WRONG_PROMPT)
-        if set(map(type, prompt)) == {int}:
-            return list(prompt)
-        if any(isinstance(t, bool) or not hasattr(t, "__index__") for t in prompt):
-            raise RequestError(WRONG_PROMPT)
-        return [int(t) for t in prompt]
+        if _is_listed(prompt):
+            if set(map(type, prompt)) == {int}:
+                return list(prompt)
+            if all(hasattr(t, "__index__") and not isinstance(t, bool) for t in prompt):
+                return [int(t) for t in prompt]
+        raise RequestError("a prompt must be a text or a list of token ids")
 
     # ---- messages to the engine ----
 
@@ -315,11 +312,9 @@ class Generator:
 
     def drop(self, jobs: Sequence[Job]) -> Future[None] | None:
         """Have the unfinished ones of `jobs` ended; None where there are none."""
-        left = [job for job in jobs if not job.finished]
-        if not left:
-            return None
         with suppress(RequestError):  # closed: they have ended
-            return self.host.drop(left)
+            if left := [job for job in jobs if not job.finished]:
+                return self.host.drop(left)
         return None
 
     def abandon(self, jobs: Sequence[Job]) -> None:
@@ -338,8 +333,8 @@ class Generator:
     async def aabandon(self, jobs: Sequence[Job]) -> None:
         """As `abandon`, in an event loop."""
         future = self.drop(jobs)
-        if future is not None:
-            await asyncio.wrap_future(future)
+        if future is not None:  # who stops waiting does not cancel it
+            await asyncio.shield(asyncio.wrap_future(future))
 
 
 def _spellings(tokenizer: Tokenizer, word: str) -> list[tuple[int, ...]]:
@@ -358,14 +353,13 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """Return one prompt or several as a list of them; RequestError where they are neither."""
     if isinstance(prompts, str):
         return [prompts]
-    if not _is_listed(prompts):
-        raise RequestError("prompts must be texts or lists of token ids")
-    listed = list(prompts)
-    if listed and all(hasattr(item, "__index__") for item in listed):
-        return [listed]  # type: ignore[list-item]
-    if not all(hasattr(item, "__len__") for item in listed):
-        raise RequestError("prompts must be texts or lists of token ids")
-    return listed  # type: ignore[return-value]
+    if _is_listed(prompts):
+        listed = list(prompts)
+        if listed and all(hasattr(item, "__index__") for item in listed):
+            return [listed]  # type: ignore[list-item]
+        if all(hasattr(item, "__len__") for item in listed):
+            return listed  # type: ignore[return-value]
+    raise RequestError("prompts must be texts or lists of token ids")
 
 
 def _is_listed(value: object) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -59,7 +59,7 @@ class Listener(ABC):
         """Pass on the end."""
 
     @abstractmethod
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         """Pass on why there will be nothing more."""
 
 
@@ -145,13 +145,11 @@ class EngineLoop:
         self, begin: Callable[[], None], jobs: Sequence[Listener], read: Future[Any]
     ) -> None:
         """Begin requests whose grammar has been read. On the thread that reads them."""
-        try:
-            if not read.cancelled():
-                read.result()
-            self.call(begin)
-        except DovetailError as error:  # of the grammar, or the app is closed
-            for job in jobs:
-                job.fail(error)
+        wrong = None if read.cancelled() else read.exception()
+        try:  # by a message that wakes the engine's thread: it passes on what fails, too
+            self.call(begin if wrong is None else partial(_fail, jobs, wrong))
+        except RequestError as closed:
+            _fail(jobs, closed)
 
     def drop(self, jobs: Sequence[Listener]) -> Future[None]:
         """Have the unfinished ones ended; the future is done once their blocks are free.
@@ -207,8 +205,7 @@ class EngineLoop:
         except DovetailError as error:
             for request in requests:  # all or none: those before it in the call
                 self.engine.finish(request, "abort")
-            for job in jobs:
-                job.fail(error)
+            _fail(jobs, error)
             return
         for job, request in zip(jobs, requests, strict=True):
             request.metrics.arrival = arrival
@@ -272,9 +269,13 @@ class EngineLoop:
                 if not job.done:
                     self.engine.finish(job.request, FAILED)
         finally:  # whatever else is wrong, nobody waits for ever
-            for job in jobs.values():
-                job.fail(error)
+            _fail(jobs.values(), error)
 
     def _end(self) -> None:
         self._fail_all(RequestError("the app was closed while the request was running"))
         self.engine.close()
+
+
+def _fail(jobs: Iterable[Listener], error: BaseException) -> None:
+    for job in jobs:
+        job.fail(error)

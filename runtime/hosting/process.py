@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
-from functools import partial
 from itertools import count
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from dovetail.ir.artifact import ServicePlan
 from dovetail.ir.errors import DeviceError, DovetailError, RequestError
@@ -112,7 +113,7 @@ class EngineProcess(Supervisor[Told]):
         with self._lock:
             self._check_open()
             unsent = [self._jobs.pop(n) for n in self._unsent.intersection(numbers)]
-            done = self._order(partial(Drop, numbers))
+            done = self._order(Drop(numbers))
         for job in unsent:
             job.request.finish("abort")
             job.end()
@@ -132,7 +133,7 @@ class EngineProcess(Supervisor[Told]):
 
     def _record(self, on: bool) -> None:
         with self._lock:
-            done = self._order(partial(Record, on))
+            done = self._order(Record(on))
         done.result()
 
     # ---- orders ----
@@ -162,7 +163,7 @@ class EngineProcess(Supervisor[Told]):
         """Requests that no process was sent yet. With the lock."""
         return {n for numbers, _ in self._waiting for n in numbers if n in self._jobs}
 
-    def _order(self, make: Callable[[int], Drop | Record]) -> Future[None]:
+    def _order(self, order: Drop | Record) -> Future[None]:
         """Send the order with a ticket, which comes back once it is done. With the lock."""
         done: Future[None] = Future()
         if self._outbox is None:  # with the process all that it had is gone
@@ -170,7 +171,7 @@ class EngineProcess(Supervisor[Told]):
         else:
             ticket = next(self._numbers)
             self._tickets[ticket] = done
-            self._send(make(ticket))
+            self._send(replace(order, ticket=ticket))
         return done
 
     def _send(self, order: Drop | Record) -> None:

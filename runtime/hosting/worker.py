@@ -67,7 +67,7 @@ class Stub(Listener):
         """`changed` takes it up whenever there is something to tell."""
         self.number, self.finished = number, False
         self._live, self._changed = live, changed
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         self._told = 0  # tokens
         self._scores_told = 0  # log probabilities of the prompt's tokens
 
@@ -81,7 +81,7 @@ class Stub(Listener):
         self.finished = True
         self._changed[self.number] = self
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         """Have told why it ends."""
         self._error = error
         self.end()

@@ -29,7 +29,7 @@ from dovetail.runtime.server.chat import chat
 from dovetail.runtime.server.completions import completions
 from dovetail.runtime.server.context import ServerContext
 from dovetail.runtime.server.edge import JsonReply
-from dovetail.runtime.server.errors import BLOCK_PATH, ApiError, ClientGone, tell
+from dovetail.runtime.server.errors import BLOCK_PATH, ApiError, ClientGone
 from dovetail.runtime.server.generation import new_id
 from dovetail.runtime.server.items import BlockReply, InputTokens, ResponsesReply
 from dovetail.runtime.server.messages import count_tokens, messages
@@ -74,29 +74,26 @@ CLIENT_GONE = 499
 """The status that a log shows where the client did not wait."""
 
 ENDPOINTS: tuple[tuple[Endpoint, Handler], ...] = (
-    (Endpoint("POST", "/v1/chat/completions", ChatRequest, ChatReply, streams=True), chat),
-    (Endpoint("POST", "/v1/responses", ResponsesRequest, ResponsesReply, streams=True), responses),
-    (Endpoint("POST", "/v1/messages", MessagesRequest, BlockReply, streams=True), messages),
-    (Endpoint("POST", "/v1/messages/count_tokens", CountRequest, InputTokens), count_tokens),
-    (Endpoint("POST", "/v1/completions", CompletionRequest, TextReply, streams=True), completions),
-    (Endpoint("POST", "/v1/embeddings", EmbeddingRequest, EmbeddingReply), embeddings),
-    (Endpoint("POST", "/v1/rerank", RerankRequest, RerankReply), rerank),
-    (Endpoint("POST", "/rerank", RerankRequest, RerankReply), rerank),
+    (Endpoint("/v1/chat/completions", ChatRequest, ChatReply), chat),
+    (Endpoint("/v1/responses", ResponsesRequest, ResponsesReply), responses),
+    (Endpoint("/v1/messages", MessagesRequest, BlockReply), messages),
+    (Endpoint("/v1/messages/count_tokens", CountRequest, InputTokens), count_tokens),
+    (Endpoint("/v1/completions", CompletionRequest, TextReply), completions),
+    (Endpoint("/v1/embeddings", EmbeddingRequest, EmbeddingReply), embeddings),
+    (Endpoint("/v1/rerank", RerankRequest, RerankReply), rerank),
+    (Endpoint("/rerank", RerankRequest, RerankReply), rerank),
+    (Endpoint("/v1/workflows/{name}/runs", RunRequest, RunReply), run_workflow),
+    (Endpoint("/v1/models", None, ModelList), facts.models),
+    (Endpoint("/v1/models/{model:path}", None, ModelCard), facts.model),
+    (Endpoint("/tokenize", TokenizeRequest, Tokens), facts.tokenize),
+    (Endpoint("/detokenize", DetokenizeRequest, Text), facts.detokenize),
+    (Endpoint("/health", None, Health), facts.ready),
+    (Endpoint("/health/ready", None, Health), facts.ready),
+    (Endpoint("/health/live", None, Health), facts.live),
+    (Endpoint("/version", None, Version), facts.show_version),
+    (Endpoint("/metrics", None, None), facts.metrics),
     (
-        Endpoint("POST", "/v1/workflows/{name}/runs", RunRequest, RunReply, streams=True),
-        run_workflow,
-    ),
-    (Endpoint("GET", "/v1/models", None, ModelList), facts.models),
-    (Endpoint("GET", "/v1/models/{model:path}", None, ModelCard), facts.model),
-    (Endpoint("POST", "/tokenize", TokenizeRequest, Tokens), facts.tokenize),
-    (Endpoint("POST", "/detokenize", DetokenizeRequest, Text), facts.detokenize),
-    (Endpoint("GET", "/health", None, Health), facts.ready),
-    (Endpoint("GET", "/health/ready", None, Health), facts.ready),
-    (Endpoint("GET", "/health/live", None, Health), facts.live),
-    (Endpoint("GET", "/version", None, Version), facts.show_version),
-    (Endpoint("GET", "/metrics", None, None), facts.metrics),
-    (
-        Endpoint("GET", "/timeline", None, Trace, query=(("seconds", 0.1, recent.LONGEST),)),
+        Endpoint("/timeline", None, Trace, query=(("seconds", 0.1, recent.LONGEST),)),
         recent.record,
     ),
 )
@@ -160,7 +157,9 @@ class Gate:
             return
         scope["app"] = self  # so that the router raises what it does not find
         request = Request(scope, receive)
-        seen = _Seen(_choose_id(request), time.perf_counter())
+        given = request.headers.get("x-request-id", "")
+        id = given if REQUEST_ID.fullmatch(given) else new_id("req")
+        seen = _Seen(id, time.perf_counter())
         traffic = None if scope["path"] in self._free else self._server.traffic
         generation = traffic.begin() if traffic else 0
         try:
@@ -181,7 +180,7 @@ class Gate:
             raise
         except (Exception, asyncio.CancelledError) as error:
             # its traceback holds this frame, and the frames that hold the body
-            found = tell(error).with_traceback(None)
+            found = self._server.tell(error).with_traceback(None)
             self._server.metrics.reject(request.scope["path"], found.code)
             if not seen.status:
                 blocks = request.scope["path"].startswith(BLOCK_PATH)
@@ -228,8 +227,3 @@ async def _send_with_id(send: Send, seen: _Seen, message: Message) -> None:
         headers: list[Any] = [*message.get("headers", ()), (b"x-request-id", seen.id.encode())]
         message = {**message, "headers": headers}
     await send(message)
-
-
-def _choose_id(request: Request) -> str:
-    given = request.headers.get("x-request-id", "")
-    return given if REQUEST_ID.fullmatch(given) else new_id("req")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,7 +14,7 @@ from dovetail.runtime.schedule.request import Chunk, Completion
 from dovetail.runtime.schedule.structured import StructuredOutputs
 from dovetail.runtime.server.context import ServerContext
 from dovetail.runtime.server.edge import JsonReply
-from dovetail.runtime.server.errors import FINAL, ApiError
+from dovetail.runtime.server.errors import ApiError
 from dovetail.runtime.server.forms import read_form
 from dovetail.runtime.server.generation import Asked, check_context, check_wishes, read_request
 from dovetail.runtime.server.logprobs import echo_logprobs, list_candidates, text_logprobs
@@ -76,7 +77,7 @@ class TextAsked:
 async def completions(server: ServerContext, request: Request) -> Response:
     """Continue texts."""
     body = await server.read(request, CompletionRequest)
-    param, form = read_form(body) or ("", None)
+    param, form = read_form(body)
     text = await server.aside(request, partial(_read, server, body, form))
     if form is not None:
         await text.asked.model.try_form(form, param=param)
@@ -95,7 +96,7 @@ def _read(
     check_wishes(body, {"logprobs": echoed, "prompt_logprobs": body.prompt_logprobs})
     n = body.n or 1
     if body.best_of not in (None, n):
-        raise ApiError(400, "`best_of` must equal `n`", param="best_of", headers=FINAL)
+        raise ApiError(400, "`best_of` must equal `n`", param="best_of")
     told = body.echo or body.prompt_logprobs is not None
     if body.max_tokens == 0 and (not told or body.stream):
         message = "`max_tokens` must be at least 1, or `echo` be true without `stream`"
@@ -103,13 +104,14 @@ def _read(
     given = as_inputs(body.prompt, param="prompt")
     if len(given) * n > MAX_INPUTS:
         message = f"a request has {MAX_INPUTS} choices at most: `n` for each prompt"
-        raise ApiError(400, message, param="n", headers=FINAL)
+        raise ApiError(400, message, param="n")
     prompts = [_encode(model, one, body.truncate_prompt_tokens) for one in given]
     check_context(model, prompts, param="prompt", answer=body.max_tokens != 0)
     most = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
     scored = max((one for one in (echoed, body.prompt_logprobs) if one is not None), default=None)
-    own = {"max_tokens": most, "logprobs": body.logprobs, "prompt_logprobs": scored}
-    asked = read_request(body, model, prompts, "cmpl", structured_outputs=form, **own)
+    own: dict[str, Any] = {"logprobs": body.logprobs, "prompt_logprobs": scored}
+    own |= {"max_tokens": most, "structured_outputs": form}
+    asked = read_request(body, model, prompts, "cmpl", **own)
     whole = body.truncate_prompt_tokens is None
     shown = given if whole else prompts
     echoes = [_text(model, one) if body.echo else "" for one in shown for _ in range(n)]
@@ -124,18 +126,13 @@ def as_inputs(
         return [given]
     if len(given) > MAX_INPUTS and not isinstance(given[0], int):
         message = f"`{param}` may have {MAX_INPUTS} texts or lists of token ids, not {len(given)}"
-        raise ApiError(400, message, param=param, headers=FINAL)
-    texts = [one for one in given if isinstance(one, str)]
-    ids = [one for one in given if isinstance(one, int)]
-    lists = [one for one in given if isinstance(one, list)]
-    found = next((kind for kind in (texts, ids, lists) if kind and len(kind) == len(given)), None)
-    if not found:
-        raise ApiError(
-            400, "give a text, texts, a list of token ids, or lists of them", param=param
-        )
-    if found is ids:
-        return [ids]
-    return texts or lists
+        raise ApiError(400, message, param=param)
+    kinds = set(map(type, given))
+    if kinds == {int}:
+        return [given]  # type: ignore[return-value]
+    if kinds in ({str}, {list}):
+        return given  # type: ignore[return-value]
+    raise ApiError(400, "give a text, texts, a list of token ids, or lists of them", param=param)
 
 
 def _encode(model: ServedModel, prompt: str | list[int], last: int | None) -> list[int]:

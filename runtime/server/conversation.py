@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,10 +18,9 @@ from starlette.requests import Request
 
 from dovetail.ir.errors import RequestError
 from dovetail.runtime.hosting.generator import Job
-from dovetail.runtime.schedule.request import Chunk
 from dovetail.runtime.schedule.structured import StructuredOutputs
 from dovetail.runtime.server.context import ServerContext
-from dovetail.runtime.server.errors import FINAL, ApiError, decode_error
+from dovetail.runtime.server.errors import ApiError, decode_error
 from dovetail.runtime.server.forms import read_form
 from dovetail.runtime.server.generation import Asked, check_context, check_wishes, read_request
 from dovetail.runtime.server.models import ServedModel
@@ -73,14 +72,16 @@ class Conversation:
             return secrets.token_hex(MISTRAL_LETTERS)[:MISTRAL_LETTERS]
         return f"call_{secrets.token_hex(CALL_LETTERS // 2)}"
 
-    async def parts(
-        self, server: ServerContext, jobs: Sequence[Job]
-    ) -> AsyncGenerator[tuple[Chunk, list[Part]]]:
-        """Yield the pieces of one answer, each with the parts that it brings."""
+    async def parts(self, server: ServerContext, jobs: Sequence[Job]) -> AsyncGenerator[list[Part]]:
+        """Yield the parts that each piece of one answer brings.
+
+        What opens a stream goes with the first piece: a request that is refused until then gets its
+        status.
+        """
         parser = self.parser()
         async for _, piece in self.asked.watch(server, jobs):
             found = parser.feed(piece.text)
-            yield piece, found + parser.close() if piece.finish_reason else found
+            yield found + parser.close() if piece.finish_reason else found
 
 
 def make_chat(**fields: Any) -> ChatRequest:
@@ -146,7 +147,7 @@ def _open_end(text: str, said: str) -> str:
     found = said if said in text else said.strip()  # a template may strip it
     if not found or found not in text:
         message = "the chat template does not show the last message, which is to be continued"
-        raise ApiError(400, message, param="continue_final_message", headers=FINAL)
+        raise ApiError(400, message, param="continue_final_message")
     return text[: text.rindex(found) + len(found)]
 
 
@@ -157,28 +158,21 @@ def _read_offer(body: ChatRequest) -> Offer | None:
         )
     except RequestError as error:
         field = "tool_choice" if str(error).startswith("tool_choice") else "tools"
-        raise ApiError(400, str(error), param=field, headers=FINAL) from None
+        raise ApiError(400, str(error), param=field) from None
 
 
 def _find_form(
     model: ServedModel, body: ChatRequest, offer: Offer | None, *, begun: bool
 ) -> tuple[str, StructuredOutputs | None]:
     """Return the field that asks for a form of the answer, and that form."""
-    asked, calls, literal = read_form(body), None, partial(write_mark, model.tokenizer)
+    (param, form), calls, literal = read_form(body), None, partial(write_mark, model.tokenizer)
     if offer is not None:
         calls = call_grammar(offer, model.style, literal, begun=begun)
-    if calls is not None and asked is not None:
-        raise ApiError(
-            400,
-            f"`{asked[0]}` does not go with tools that must be called, or are `strict`",
-            param=asked[0],
-            headers=FINAL,
-        )
+    if form is None:
+        return "tools", StructuredOutputs(written=calls) if calls else None
     if calls is not None:
-        return "tools", StructuredOutputs(written=calls)
-    if asked is None:
-        return "", None
-    param, form = asked
+        message = f"`{param}` does not go with tools that must be called, or are `strict`"
+        raise ApiError(400, message, param=param)
     return param, frame(form, model.style.thinking, literal, begun=begun)
 
 
@@ -199,10 +193,8 @@ def _read(
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     own: dict[str, Any] = {"logprobs": logprobs, "prompt_logprobs": body.prompt_logprobs}
     own |= {"max_tokens": most, "structured_outputs": form}
-    asked = read_request(body, model, [prompt], kind, **own)
-    if _has_special_marks(model, offer):
-        return replace(asked, options={**asked.options, "skip_special_tokens": False})
-    return asked
+    own |= {"skip_special_tokens": False} if _has_special_marks(model, offer) else {}
+    return read_request(body, model, [prompt], kind, **own)
 
 
 def _has_special_marks(model: ServedModel, offer: Offer | None) -> bool:

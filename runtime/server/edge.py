@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from dovetail.runtime.server.errors import ApiError, ClientGone, decode_error, tell
+from dovetail.runtime.server.errors import ApiError, ClientGone, decode_error
 
 T = TypeVar("T")
 PING = b": ping\n\n"
@@ -155,7 +155,7 @@ class EventStream(Response):
         self,
         events: AsyncGenerator[bytes],
         ping_seconds: float,
-        fail: Callable[[ApiError], bytes] = last_event,
+        fail: Callable[[BaseException], bytes],
     ) -> None:
         """`fail` writes an error that comes when the status has been sent."""
         self._fail = fail
@@ -176,7 +176,7 @@ class EventStream(Response):
         except (Exception, asyncio.CancelledError) as error:
             if not self._begun or isinstance(error, ClientGone):
                 raise
-            await self._send(self._fail(tell(error)), more=False)
+            await self._send(self._fail(error), more=False)
         finally:
             self._timer.cancel()
             if self._pinging is not None:

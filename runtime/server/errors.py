@@ -27,8 +27,6 @@ SAID: dict[int, str] = {
     404: "there is no such path; /openapi.json lists what there is",
     405: "this path does not take this method; the header `allow` names those it takes",
 }
-FINAL: dict[str, str] = {"x-should-retry": "false"}
-"""Headers of a refusal that the same request will always meet."""
 LONGEST_WAIT = 60.0
 """Seconds to come back after, at most: OpenAI's client does not heed longer ones."""
 
@@ -69,7 +67,10 @@ BLOCK_PATH = "/v1/messages"
 
 
 class ApiError(Exception):
-    """A request that ends with `status` and the envelope; `headers` go with it."""
+    """A request that ends with `status` and the envelope; `headers` go with it.
+
+    Without any, a 400 says that the same request will always meet it.
+    """
 
     def __init__(
         self,
@@ -82,7 +83,8 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
-        self.headers = dict(headers or {})
+        final = {"x-should-retry": "false"} if status == 400 else {}
+        self.headers = dict(final if headers is None else headers)
 
     @property
     def reply(self) -> ErrorReply:
@@ -104,7 +106,7 @@ class ClientGone(Exception):
 
 def too_long(said: str, *, param: str | None) -> ApiError:
     """Return the refusal of a text that the context cannot hold."""
-    return ApiError(400, said, param=param, code="context_length_exceeded", headers=FINAL)
+    return ApiError(400, said, param=param, code="context_length_exceeded")
 
 
 def busy(error: CapacityError) -> ApiError:
@@ -118,20 +120,25 @@ def busy(error: CapacityError) -> ApiError:
     return ApiError(429, str(error), code="busy", headers=headers)
 
 
-def tell(error: BaseException) -> ApiError:
-    """Return what a client is told of `error`; faults of ours go to the log."""
+def tell(error: BaseException, *, draining: bool) -> ApiError:
+    """Return what a client is told of `error`; faults of ours go to the log.
+
+    draining: whether the server is to stop.
+    """
     if isinstance(error, ApiError):
         return error
-    if isinstance(error, CancelledError):  # uvicorn has waited for as long as it was to
+    if isinstance(error, CancelledError) and draining:  # uvicorn has waited as long as it was to
         return ApiError(503, "the server has stopped; send the request again", code="stopped")
     if isinstance(error, CapacityError):
         if error.retry_after is not None:
             return busy(error)
-        return ApiError(400, str(error), code="request_too_large", headers=FINAL)
+        return ApiError(400, str(error), code="request_too_large")
     if isinstance(error, LengthError):
         return too_long(str(error), param=error.field)
     if isinstance(error, RequestError | SpecError):
-        return ApiError(400, str(error))
+        return ApiError(400, str(error), headers={})
+    if isinstance(error, RecursionError):  # of what was decoded: its schemas are read deeper
+        return decode_error(error)
     if isinstance(error, DovetailError):
         return ApiError(500, str(error), code="engine_error", headers={"x-should-retry": "true"})
     if isinstance(error, HTTPException):

@@ -6,12 +6,12 @@ an ApiError that names the field.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from dovetail.ir.errors import LengthError, RequestError
 from dovetail.runtime.schedule.structured import StructuredOutputs, read_structured, write_schema
-from dovetail.runtime.server.errors import FINAL, ApiError
+from dovetail.runtime.server.errors import ApiError
 from dovetail.runtime.server.schema import GenerationRequest, ResponseFormat
 
 GUIDED = ("json", "regex", "choice", "grammar")
@@ -25,43 +25,37 @@ def naming(param: str) -> Iterator[None]:
     except LengthError:
         raise
     except RequestError as error:
-        raise ApiError(400, str(error), param=param, headers=FINAL) from None
+        raise ApiError(400, str(error), param=param) from None
 
 
-def read_form(body: GenerationRequest) -> tuple[str, StructuredOutputs] | None:
+def read_form(body: GenerationRequest) -> tuple[str, StructuredOutputs | None]:
     """Return the field that asks for a form, and what that is; None where none does."""
-    asked: dict[str, StructuredOutputs] = {}
-    if body.response_format is not None:
-        with naming("response_format"):
-            if (form := _read_format(body.response_format)) is not None:
-                asked["response_format"] = form
     given = {name: getattr(body, f"guided_{name}") for name in GUIDED}
     given = {name: found for name, found in given.items() if found is not None}
-    if given:
-        given |= {"whitespace_pattern": body.guided_whitespace_pattern}
-        field = f"guided_{next(iter(given))}"
+    guided = {**given, "whitespace_pattern": body.guided_whitespace_pattern} if given else None
+    ways: dict[str, Callable[[], StructuredOutputs | None]] = {
+        "response_format": lambda: _read_format(body.response_format),
+        f"guided_{next(iter(given), '')}": lambda: read_structured("guided", guided),
+        "structured_outputs": lambda: read_structured(
+            "structured_outputs", body.structured_outputs
+        ),
+    }
+    asked: dict[str, StructuredOutputs] = {}
+    for field, read in ways.items():
         with naming(field):
-            asked[field] = _must(read_structured("guided", given))
-    if body.structured_outputs is not None:
-        with naming("structured_outputs"):
-            read = read_structured("structured_outputs", body.structured_outputs)
-            asked["structured_outputs"] = _must(read)
+            if (form := read()) is not None:
+                asked[field] = form
     if len(asked) > 1:
         names = " and ".join(f"`{name}`" for name in asked)
-        raise ApiError(400, f"give one of {names}", param=next(iter(asked)), headers=FINAL)
-    return next(iter(asked.items()), None)
+        raise ApiError(400, f"give one of {names}", param=next(iter(asked)))
+    return next(iter(asked.items()), ("", None))
 
 
-def _read_format(form: ResponseFormat) -> StructuredOutputs | None:
-    if form.type == "text":
+def _read_format(form: ResponseFormat | None) -> StructuredOutputs | None:
+    if form is None or form.type == "text":
         return None
     if form.type == "json_object":
         return StructuredOutputs(json_object=True)
     if form.json_schema is None or form.json_schema.schema is None:
         raise RequestError("`response_format` of type json_schema needs `json_schema.schema`")
     return StructuredOutputs(json=write_schema("json_schema.schema", form.json_schema.schema))
-
-
-def _must(form: StructuredOutputs | None) -> StructuredOutputs:
-    assert form is not None, "it was given"
-    return form

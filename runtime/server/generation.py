@@ -21,7 +21,7 @@ from dovetail.runtime.hosting.generator import Job, merge
 from dovetail.runtime.schedule.request import Chunk, Completion
 from dovetail.runtime.server.context import ServerContext
 from dovetail.runtime.server.edge import DONE, JsonReply, event, present
-from dovetail.runtime.server.errors import FINAL, ApiError, too_long
+from dovetail.runtime.server.errors import ApiError, too_long
 from dovetail.runtime.server.models import ServedModel
 from dovetail.runtime.server.replies import ChatChunk, TextReply, Usage
 from dovetail.runtime.server.schema import NEUTRAL, GenerationRequest, StreamOptions
@@ -135,8 +135,7 @@ class Asked:
 
 def make_head(model: ServedModel, id: str, name: str, created: int) -> dict[str, Any]:
     """Return the fields that every reply and chunk of a request shares."""
-    head = {"id": id, "created": created, "model": name}
-    return {**head, "system_fingerprint": model.fingerprint}
+    return {"id": id, "created": created, "model": name, "system_fingerprint": model.fingerprint}
 
 
 def new_id(prefix: str) -> str:
@@ -157,35 +156,26 @@ def check_wishes(body: GenerationRequest, scores: Mapping[str, int | None]) -> N
                 f"`{name}` is not supported by this server; leave it out",
                 param=name,
                 code="unsupported_parameter",
-                headers=FINAL,
             )
     for name, wanted in scores.items():
         if wanted is not None and body.stream:
             message = f"`{name}` of the prompt does not come with a stream; leave out `stream`"
-            raise ApiError(400, message, param=name, headers=FINAL)
+            raise ApiError(400, message, param=name)
 
 
 def read_request(
-    body: GenerationRequest, model: ServedModel, prompts: Sequence[Prompt], kind: str, **own: Any
+    body: GenerationRequest,
+    model: ServedModel,
+    prompts: Sequence[Prompt],
+    kind: str,
+    *,
+    max_tokens: int,
+    **own: Any,
 ) -> Asked:
-    """Return what a body asks for. kind: before its id. own: options beside those of all bodies."""
-    return Asked(
-        model=model,
-        prompts=prompts,
-        options=_read_options(body, model, **own),
-        n=body.n or 1,
-        priority=body.priority or 0,
-        id=new_id(kind),
-        wishes=read_wishes(body),
-    )
+    """Return what a body asks for: its options, where it names any, over the model's own.
 
-
-def _read_options(
-    body: GenerationRequest, model: ServedModel, *, max_tokens: int, **own: Any
-) -> dict[str, Any]:
-    """Return the engine's options: the request's, where it names any, over the model's own.
-
-    Raises ApiError where one names a token that the model has not.
+    kind: before its id. own: options beside those of all bodies. Raises ApiError where one names a
+    token that the model has not.
     """
     asked = {name: getattr(body, name) for name in PASSED} | own
     named = {name: value for name, value in asked.items() if value is not None}
@@ -194,7 +184,15 @@ def _read_options(
     if (body.min_tokens or 0) > max_tokens:
         message = f"`min_tokens` must be at most {max_tokens}, the tokens that the answer may have"
         raise ApiError(400, message, param="min_tokens")
-    return {**model.sampling, **named, "max_tokens": max_tokens}
+    return Asked(
+        model=model,
+        prompts=prompts,
+        options={**model.sampling, **named, "max_tokens": max_tokens},
+        n=body.n or 1,
+        priority=body.priority or 0,
+        id=new_id(kind),
+        wishes=read_wishes(body),
+    )
 
 
 def check_tokens(model: ServedModel, name: str, tokens: Iterable[str | int]) -> None:
@@ -203,7 +201,7 @@ def check_tokens(model: ServedModel, name: str, tokens: Iterable[str | int]) -> 
     size = model.file.spec.vocab_size
     if wrong := [token for token in tokens if int(token) >= size]:
         message = f"`{name}` names the token {wrong[0]}, but the model has 0 to {size - 1}"
-        raise ApiError(400, message, param=name, headers=FINAL)
+        raise ApiError(400, message, param=name)
 
 
 def check_context(

@@ -18,7 +18,7 @@ from dovetail.runtime.schedule.request import Completion
 from dovetail.runtime.server.context import ServerContext
 from dovetail.runtime.server.conversation import Conversation, converse, make_chat, renaming
 from dovetail.runtime.server.edge import JsonReply, named_event
-from dovetail.runtime.server.errors import FINAL, ApiError
+from dovetail.runtime.server.errors import ApiError
 from dovetail.runtime.server.items import (
     BlockReply,
     BlockUsage,
@@ -68,8 +68,7 @@ def _translate(body: CountRequest) -> dict[str, Any]:
     """Return the fields of a chat that make its prompt."""
     told: list[dict[str, Any]] = []
     if body.system:
-        said = body.system if isinstance(body.system, str) else _join(body.system, "system")
-        told.append({"role": "system", "content": said})
+        told.append({"role": "system", "content": _join(body.system, "system")})
     for place, message in enumerate(body.messages):
         told += _read_message(message, f"messages[{place}]")
     last = told[-1]
@@ -82,8 +81,7 @@ def _translate(body: CountRequest) -> dict[str, Any]:
     tools = []
     for place, tool in enumerate(body.tools or ()):
         if tool.type not in (None, "custom"):
-            said = f"tools of type {tool.type!r} are not supported"
-            raise ApiError(400, said, param=f"tools[{place}].type", headers=FINAL)
+            raise _unsupported("tools", tool.type, f"tools[{place}].type")
         function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
         function |= {"description": tool.description} if tool.description else {}
         function |= {"strict": True} if tool.strict else {}
@@ -118,30 +116,29 @@ def _read_message(message: BlockMessage, place: str) -> list[dict[str, Any]]:
             function = {"name": block.name, "arguments": json.dumps(block.input or {})}
             calls.append({"id": block.id, "type": "function", "function": function})
         elif block.type == "tool_result":
-            said = _read_result(block, where)
+            said = _join(block.content or "", f"{where}.content")
             called = {"role": "tool", "tool_call_id": block.tool_use_id or ""}
             results.append({**called, "content": said})
         elif block.type != "redacted_thinking":
-            said = f"blocks of type {block.type!r} are not supported"
-            raise ApiError(400, said, param=f"{where}.type", headers=FINAL)
+            raise _unsupported("blocks", block.type, f"{where}.type")
     told: dict[str, Any] = {"role": message.role, "content": "\n".join(texts) or None}
     told |= {"tool_calls": calls} if calls else {}
     told |= {"reasoning_content": "\n".join(thoughts)} if thoughts else {}
     return [*results, told] if texts or calls or not results else results
 
 
-def _read_result(block: Block, where: str) -> str:
-    if isinstance(block.content, str) or block.content is None:
-        return block.content or ""
-    return _join(block.content, f"{where}.content")
-
-
-def _join(blocks: Sequence[Block], where: str) -> str:
-    for number, block in enumerate(blocks):
+def _join(said: str | Sequence[Block], where: str) -> str:
+    """Return what is said, texts of blocks as lines; ApiError where one is no text."""
+    if isinstance(said, str):
+        return said
+    for number, block in enumerate(said):
         if block.type != "text":
-            said = f"blocks of type {block.type!r} are not supported"
-            raise ApiError(400, said, param=f"{where}[{number}].type", headers=FINAL)
-    return "\n".join(block.text or "" for block in blocks)
+            raise _unsupported("blocks", block.type, f"{where}[{number}].type")
+    return "\n".join(block.text or "" for block in said)
+
+
+def _unsupported(what: str, kind: str, param: str) -> ApiError:
+    return ApiError(400, f"{what} of type {kind!r} are not supported", param=param)
 
 
 # ---- out ----
@@ -161,30 +158,28 @@ def _reply(
         ToolUseBlock(id=found.call_id(), name=call.name, input=_loads(call.arguments))
         for call in answer.calls
     ]
-    called = len(answer.calls)
-    ended = _end(found, body, one.finish_reason, calls=called, ids=one.token_ids)
     return BlockReply(
         id=found.asked.id,
         model=found.asked.model.id,
         content=content,
-        stop_reason=ended[0],
-        stop_sequence=ended[1],
+        **_end(found, body, one, calls=len(answer.calls)),
         usage=_usage(usage),
     )
 
 
 def _end(
-    found: Conversation, body: MessagesRequest, reason: str, *, calls: int, ids: Sequence[int]
-) -> tuple[str, str | None]:
-    """Return why an answer of these tokens ended, and the stop text in them that ended it."""
-    stops, model = body.stop_sequences or [], found.asked.model
-    if reason != "stop":
-        return STOPS.get(reason, "end_turn"), None
-    if stops and not (ids and ids[-1] in model.app.end_tokens):
+    found: Conversation, body: MessagesRequest, one: Completion, *, calls: int
+) -> dict[str, Any]:
+    """Return why an answer ended, and the stop text in its tokens that ended it."""
+    stops, model, ids = body.stop_sequences or [], found.asked.model, one.token_ids
+    reason, stop = "tool_use" if calls else "end_turn", None
+    if one.finish_reason != "stop":
+        reason = STOPS.get(one.finish_reason, "end_turn")
+    elif stops and not (ids and ids[-1] in model.app.end_tokens):
         written = model.tokenizer.decode(ids)
         held = (stop for stop in stops if stop in written)
-        return "stop_sequence", min(held, key=written.index, default=None)
-    return "tool_use" if calls else "end_turn", None
+        reason, stop = "stop_sequence", min(held, key=written.index, default=None)
+    return {"stop_reason": reason, "stop_sequence": stop}
 
 
 def _usage(usage: Usage) -> BlockUsage:
@@ -200,7 +195,7 @@ def _loads(arguments: str) -> dict[str, Any]:
     """Return arguments as an object; an empty one where they were cut off."""
     try:
         found = json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -212,6 +207,7 @@ class BlockWriter:
     conversation: Conversation
     kind: type[Part] | None = None  # of the block under way
     index: int = -1
+    calls: int = 0
 
     def take(self, parts: Iterable[Part]) -> Iterator[dict[str, Any]]:
         """Yield the events of parts."""
@@ -224,6 +220,7 @@ class BlockWriter:
                     yield from self._begin(Reasoning, ThinkingBlock(thinking=""))
                     yield self._delta({"type": "thinking_delta", "thinking": text})
                 case CallBegin(name):
+                    self.calls += 1
                     block = ToolUseBlock(id=self.conversation.call_id(), name=name, input={})
                     yield from self.end()
                     yield from self._begin(CallArguments, block)
@@ -252,26 +249,23 @@ async def _events(
     server: ServerContext, found: Conversation, body: MessagesRequest
 ) -> AsyncGenerator[bytes]:
     asked, writer = found.asked, BlockWriter(found)
+    begun = BlockReply(
+        id=asked.id,
+        model=asked.model.id,
+        content=[],
+        stop_reason=None,
+        stop_sequence=None,
+        usage=BlockUsage(input_tokens=len(asked.prompts[0]), output_tokens=0),
+    )
+    opening: list[dict[str, Any]] = [{"type": "message_start", "message": begun}]
     async with asked.start(server) as jobs:
-        begun = BlockReply(
-            id=asked.id,
-            model=asked.model.id,
-            content=[],
-            stop_reason=None,
-            stop_sequence=None,
-            usage=BlockUsage(input_tokens=len(asked.prompts[0]), output_tokens=0),
-        )
-        yield named_event("message_start", {"type": "message_start", "message": begun})
-        reason, calls = "stop", 0
-        async for piece, parts in found.parts(server, jobs):
-            reason = piece.finish_reason or reason
-            calls += sum(isinstance(part, CallBegin) for part in parts)
-            for told in writer.take(parts):
+        async for parts in found.parts(server, jobs):
+            for told in (*opening, *writer.take(parts)):
                 yield named_event(told["type"], told)
+            opening.clear()
         for told in writer.end():
             yield named_event(told["type"], told)
-        reason, stop = _end(found, body, reason, calls=calls, ids=jobs[0].request.output)
-        delta = {"stop_reason": reason, "stop_sequence": stop}
+        delta = _end(found, body, await jobs[0], calls=writer.calls)
         usage = _usage(asked.usage_of(jobs))
         end = {"type": "message_delta", "delta": delta, "usage": usage}
         yield named_event("message_delta", end)

@@ -11,6 +11,8 @@ import itertools
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from typing import Any, TypeAlias
 
@@ -102,9 +104,23 @@ def _drafts(name: str) -> Callable[[ServedModel], Values]:
     return read
 
 
+def _results(model: ServedModel) -> Values:
+    found = model.app.flows.statistics
+    return {"accepted": found.accepted, "rejected": found.rejected}
+
+
 def _accuracy(model: ServedModel) -> Values:
     found = model.app.flows.statistics
     return found.accuracy if found.attempted else {}
+
+
+def _hits(model: ServedModel) -> Values:
+    hot = model.app.flows.hot.items()
+    return {index: found.hits / found.scanned for index, found in hot if found.scanned}
+
+
+def _scans(model: ServedModel) -> Values:
+    return {device: seen for device, seen in model.app.flows.scans.items() if any(seen.counts)}
 
 
 def _services(model: ServedModel) -> Iterable[EmbeddingService]:
@@ -116,14 +132,10 @@ def _spilled(model: ServedModel) -> Values:
 
 
 def _held(part: int) -> Callable[[ServedModel], Values]:
-    """Return what reads the queues of encoders: queries held, or the part of a queue that is full.
-
-    An encoder of an artifact that stands under an id of its own shares its queues: told once.
-    """
+    """Return what reads the queues of encoders: queries held, or the part that is full."""
 
     def read(model: ServedModel) -> Values:
-        services = () if model.only else _services(model)
-        return {name: held[part] for one in services for name, held in one.held.items()}
+        return {name: held[part] for one in _services(model) for name, held in one.held.items()}
 
     return read
 
@@ -139,120 +151,83 @@ def _plan(model: ServedModel) -> Values:
     }
 
 
-Family: TypeAlias = type[Count | Gauge | Histograms]
-FIGURES: dict[str, tuple[Family, str, Labels, Callable[[ServedModel], Values]]] = {
-    "num_requests_running": (Gauge, "Requests that are being computed.", (), _load("running")),
-    "num_requests_waiting": (Gauge, "Requests that wait.", (), _load("waiting")),
-    "kv_cache_usage_perc": (
-        Gauge,
-        "Fraction of the KV blocks in use, 0 to 1.",
-        (),
-        _load("kv_usage"),
+@dataclass(frozen=True)
+class Figure:
+    """A metric whose values are read when somebody asks. labels: beyond those of all."""
+
+    kind: type[Count | Gauge | Histograms]
+    text: str
+    read: Callable[[ServedModel], Values]
+    labels: Labels = ()
+
+
+by_device = partial(Figure, labels=("device",))
+
+FIGURES: dict[str, Figure] = {
+    "num_requests_running": Figure(Gauge, "Requests that are being computed.", _load("running")),
+    "num_requests_waiting": Figure(Gauge, "Requests that wait.", _load("waiting")),
+    "kv_cache_usage_perc": Figure(
+        Gauge, "Fraction of the KV blocks in use, 0 to 1.", _load("kv_usage")
     ),
-    "cpu_attn_seconds": (
-        Count,
-        "Time of the CPU's attention beside an accelerator.",
-        (),
-        _load("waits.attention"),
+    "cpu_attn_seconds": Figure(
+        Count, "Time of the CPU's attention beside an accelerator.", _load("waits.attention")
     ),
-    "pipeline_bubble_seconds": (
+    "pipeline_bubble_seconds": by_device(
         Count,
         "Time that a device waited for the other in steps that used both.",
-        ("device",),
         _load("waits.bubbles"),
     ),
-    "kv_pool_usage_ratio": (
-        Gauge,
-        "Fraction of a device's KV blocks in use, 0 to 1.",
-        ("device",),
-        _load("pools"),
+    "kv_pool_usage_ratio": by_device(
+        Gauge, "Fraction of a device's KV blocks in use, 0 to 1.", _load("pools")
     ),
-    "swapped_requests": (
-        Count,
-        "Requests whose KV moved to a device from the other one.",
-        ("device",),
-        _load("swaps"),
+    "swapped_requests": by_device(
+        Count, "Requests whose KV moved to a device from the other one.", _load("swaps")
     ),
-    "kv_pool_requests": (
-        Gauge,
-        "Requests that are being computed with their KV in a device's pool.",
-        ("device",),
-        _load("homes"),
+    "kv_pool_requests": by_device(
+        Gauge, "Requests that are being computed with their KV in a device's pool.", _load("homes")
     ),
-    "step_tokens": (
+    "step_tokens": Figure(
         Count,
         "Tokens that steps computed: of prompts (prefill) and answers (decode).",
-        ("phase",),
         _load("tokens"),
+        ("phase",),
     ),
-    "plan_info": (
+    "plan_info": Figure(
         Gauge,
         "The plan in force, as labels: processes, threads of each, PUs of all.",
-        ("phase", "processes", "threads", "cpus"),
         _plan,
+        ("phase", "processes", "threads", "cpus"),
     ),
-    "iteration_tokens_total": (Histograms, "Tokens computed per step.", (), _load("steps")),
-    **{
-        f"spec_decode_num_{name}": (Count, text, (), _drafts(name))
-        for name, text in (
-            ("drafts", "Drafts of tokens that steps verified."),
-            ("draft_tokens", "Tokens of these drafts."),
-            ("accepted_tokens", "Tokens of these drafts that became part of answers."),
-        )
-    },
-    "speculations": (
-        Count,
-        "Speculative steps of workflows that have ended, by result.",
-        ("result",),
-        lambda model: {
-            result: getattr(model.app.flows.statistics, result)
-            for result in ("accepted", "rejected")
-        },
+    "iteration_tokens_total": Figure(Histograms, "Tokens computed per step.", _load("steps")),
+    "spec_decode_num_drafts": Figure(
+        Count, "Drafts of tokens that steps verified.", _drafts("drafts")
     ),
-    "speculation_accept_ratio": (
-        Gauge,
-        "Accepted speculative steps over those that were begun.",
-        (),
-        _accuracy,
+    "spec_decode_num_draft_tokens": Figure(
+        Count, "Tokens of these drafts.", _drafts("draft_tokens")
     ),
-    "ivf_gpu_cache_hit_ratio": (
-        Gauge,
-        "Clusters scanned on the GPU over those of all searches.",
-        ("index",),
-        lambda model: {
-            index: found.hits / found.scanned
-            for index, found in model.app.flows.hot.items()
-            if found.scanned
-        },
+    "spec_decode_num_accepted_tokens": Figure(
+        Count, "Tokens of these drafts that became part of answers.", _drafts("accepted_tokens")
     ),
-    "embed_queue_texts": (
-        Gauge,
-        "Texts that wait or run in a device's queue.",
-        ("device",),
-        _held(0),
+    "speculations": Figure(
+        Count, "Speculative steps of workflows that have ended, by result.", _results, ("result",)
     ),
-    "embed_queue_usage_ratio": (
-        Gauge,
-        "Fraction of a device's queue that is full, 0 to 1.",
-        ("device",),
-        _held(1),
+    "speculation_accept_ratio": Figure(
+        Gauge, "Accepted speculative steps over those that were begun.", _accuracy
     ),
-    "embed_spill": (
-        Count,
-        "Texts that a device embedded because accelerators were full.",
-        ("device",),
-        _spilled,
+    "ivf_gpu_cache_hit_ratio": Figure(
+        Gauge, "Clusters scanned on the GPU over those of all searches.", _hits, ("index",)
     ),
-    "retrieval_substage_seconds": (
-        Histograms,
-        "Run time of sub-stages of searches.",
-        ("device",),
-        lambda model: {
-            device: seen for device, seen in model.app.flows.scans.items() if any(seen.counts)
-        },
+    "embed_queue_texts": by_device(Gauge, "Texts that wait or run in a device's queue.", _held(0)),
+    "embed_queue_usage_ratio": by_device(
+        Gauge, "Fraction of a device's queue that is full, 0 to 1.", _held(1)
+    ),
+    "embed_spill": by_device(
+        Count, "Texts that a device embedded because accelerators were full.", _spilled
+    ),
+    "retrieval_substage_seconds": by_device(
+        Histograms, "Run time of sub-stages of searches.", _scans
     ),
 }
-"""Names, kinds, words, labels beyond those of all, and where the values come from."""
 
 BUSY_AT = dict.fromkeys(("/v1/embeddings", "/v1/rerank", "/rerank"), "embedding_slo")
 """What was full where BUSY was the answer, if not the engine's queue."""
@@ -352,13 +327,16 @@ class ServerMetrics(Collector):
             self._observe("time_to_first_token_seconds", model, metrics.ttft)
 
     def _figures(self) -> Iterator[Metric]:
-        for name, (kind, text, labels, read) in FIGURES.items():
-            family = kind(f"{self._prefix}:{name}", text, labels=(*LABELS, *labels))
+        for name, one in FIGURES.items():
+            labels = (*LABELS, *one.labels)
+            family = one.kind(f"{self._prefix}:{name}", one.text, labels=labels)
             for model in self._models:
-                found = read(model)
-                by_label = found.items() if isinstance(found, Mapping) else [("", found)]
+                if model.only:  # its app stands under an id of its own: told once
+                    continue
+                found = one.read(model)
+                by_label = found.items() if isinstance(found, Mapping) else [((), found)]
                 for label, value in by_label:
-                    more = label if isinstance(label, tuple) else (label,) if labels else ()
+                    more = label if isinstance(label, tuple) else (label,)
                     _add(family, (model.id, "0", *map(str, more)), value)
             yield family
 

@@ -18,7 +18,7 @@ from dovetail.ir.model import ModelFile
 from dovetail.runtime.app import App
 from dovetail.runtime.embed.texts import TextEncoder
 from dovetail.runtime.schedule.structured import StructuredOutputs
-from dovetail.runtime.server.errors import FINAL, ApiError, too_long
+from dovetail.runtime.server.errors import ApiError, too_long
 from dovetail.runtime.server.forms import naming
 from dovetail.runtime.text.messages import Message
 from dovetail.runtime.text.tokenizer import Tokenizer
@@ -115,9 +115,7 @@ class ServedModel:
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of the model that generates; ApiError where it has none."""
         if self.app.tokenizer is None:
-            raise ApiError(
-                400, f"the model {self.id!r} has no tokenizer; give token ids", headers=FINAL
-            )
+            raise ApiError(400, f"the model {self.id!r} has no tokenizer; give token ids")
         return self.app.tokenizer
 
     def encode(
@@ -157,11 +155,8 @@ class ServedModel:
         last: tokens of it that will be asked for, so that it may be longer than the context.
         """
         if self.app.template is None:
-            raise ApiError(
-                400,
-                f"the model {self.id!r} has no chat template; use /v1/completions",
-                headers=FINAL,
-            )
+            said = f"the model {self.id!r} has no chat template; use /v1/completions"
+            raise ApiError(400, said)
         prompts = self.app.chat_prompts
         if (last is None or last > self.context) and prompts.surely_too_long(messages):
             said = f"the messages have more than {self.context} tokens, all that the context holds"
@@ -225,9 +220,7 @@ class Models:
                 code="model_not_found",
             )
         if skill is not None and skill not in found.skills:
-            raise ApiError(
-                400, f"the model {name!r} does not {SAID[skill]}", param="model", headers=FINAL
-            )
+            raise ApiError(400, f"the model {name!r} does not {SAID[skill]}", param="model")
         return found
 
     def close(self) -> None:

@@ -24,12 +24,15 @@ class Endpoint:
     query: numbers that it takes by name, with what they are at least and at most.
     """
 
-    method: str
     path: str
     body: type[msgspec.Struct] | None
     reply: type[msgspec.Struct] | None
-    streams: bool = False
     query: tuple[tuple[str, float, float], ...] = ()
+
+    @property
+    def method(self) -> str:
+        """Of HTTP: what has a body is posted."""
+        return "GET" if self.body is None else "POST"
 
 
 def make_document(endpoints: Sequence[Endpoint], version: str) -> dict[str, Any]:
@@ -74,7 +77,7 @@ def _responses(endpoint: Endpoint, refs: dict[Any, Any]) -> dict[str, Any]:
     content: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
     if endpoint.reply is not None:
         content = {"application/json": {"schema": refs[endpoint.reply]}}
-    if endpoint.streams:
+    if endpoint.body is not None and "stream" in endpoint.body.__struct_fields__:
         content["text/event-stream"] = {"schema": {"type": "string"}}
     envelope = BlockError if endpoint.path.startswith(BLOCK_PATH) else ErrorReply
     error = {"application/json": {"schema": refs[envelope]}}

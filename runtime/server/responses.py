@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from typing import Any
 
 import msgspec
@@ -20,7 +21,7 @@ from dovetail.runtime.schedule.request import Completion
 from dovetail.runtime.server.context import ServerContext
 from dovetail.runtime.server.conversation import Conversation, converse, make_chat, renaming
 from dovetail.runtime.server.edge import named_event
-from dovetail.runtime.server.errors import FINAL, ApiError
+from dovetail.runtime.server.errors import ApiError
 from dovetail.runtime.server.forms import naming
 from dovetail.runtime.server.generation import new_id
 from dovetail.runtime.server.items import (
@@ -53,10 +54,10 @@ async def responses(server: ServerContext, request: Request) -> Response:
     body = await server.read(request, ResponsesRequest)
     for name, why in STATELESS.items():
         if getattr(body, name):
-            raise ApiError(400, why, param=name, code="unsupported_parameter", headers=FINAL)
+            raise ApiError(400, why, param=name, code="unsupported_parameter")
     if body.truncation == "auto":
         said = "`truncation` auto is not supported; leave items out that the context cannot hold"
-        raise ApiError(400, said, param="truncation", headers=FINAL)
+        raise ApiError(400, said, param="truncation")
     with renaming(messages="input", response_format="text.format"):
         chat = make_chat(**_translate(body))
         found = await converse(server, request, chat, "resp")
@@ -90,17 +91,17 @@ def _read_items(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     for place, item in enumerate(items):
         kind = item.get("type", "message")
-        read = _READ.get(kind)
+        read = _READ.get(kind) if isinstance(kind, str) else None
         if read is None:
             said = f"items of type {kind!r} are not supported"
-            raise ApiError(400, said, param=f"input[{place}].type", headers=FINAL)
+            raise ApiError(400, said, param=f"input[{place}].type")
         try:
             with naming(f"input[{place}]"):
                 message = read(item)
         except (KeyError, TypeError, AttributeError) as error:
             lacks = f": {error} is missing" if isinstance(error, KeyError) else ""
             said = f"the item is not a {kind} as the API has it{lacks}"
-            raise ApiError(400, said, param=f"input[{place}]", headers=FINAL) from None
+            raise ApiError(400, said, param=f"input[{place}]") from None
         last = messages[-1] if messages else {}
         if message["role"] == last.get("role") == "assistant" and not (
             last.get("content") and message.get("content")
@@ -160,7 +161,7 @@ _READ = {
 def _read_tool(place: int, tool: Mapping[str, Any]) -> dict[str, Any]:
     if tool.get("type") != "function":
         said = f"tools of type {tool.get('type')!r} are not supported; functions are"
-        raise ApiError(400, said, param=f"tools[{place}].type", headers=FINAL)
+        raise ApiError(400, said, param=f"tools[{place}].type")
     names = ("name", "description", "parameters", "strict")
     known = {name: tool[name] for name in names if tool.get(name) is not None}
     return {"type": "function", "function": known}
@@ -209,42 +210,43 @@ class ItemWriter:
         """Yield the events of the end of the item under way, if there is one."""
         if not self._kind:
             return
-        place = {"item_id": self._id, "output_index": len(self.output)}
-        item = self._item(status)
+        item, index = self._item(status), len(self.output)
         if isinstance(item, FunctionCallItem):
-            done = {**place, "arguments": self._text}
-            yield {"type": "response.function_call_arguments.done", **done}
+            yield self._tell("done", arguments=self._text)
         else:
-            place = {**place, "content_index": 0}
-            (part,) = item.content
-            done = {**place, "text": self._text}
-            done |= {"logprobs": []} if self._kind == "message" else {}
-            yield {"type": f"response.{_DELTAS[self._kind]}.done", **done}
-            yield {"type": "response.content_part.done", **place, "part": part}
-        index = len(self.output)
+            yield self._tell("done", text=self._text)
+            part = {**self._place, "part": item.content[0]}
+            yield {"type": "response.content_part.done", **part}
         yield {"type": "response.output_item.done", "output_index": index, "item": item}
         self.output.append(item)
         self._kind = ""
 
     def _begin(self, kind: str) -> Iterator[dict[str, Any]]:
         self._kind, self._text, self._id = kind, "", new_id(_PREFIXES[kind])
-        item = self._item("in_progress")
-        place = {"output_index": len(self.output)}
+        item, index = self._item("in_progress"), len(self.output)
         bare = item if kind == "function_call" else msgspec.structs.replace(item, content=[])
-        yield {"type": "response.output_item.added", **place, "item": bare}
+        yield {"type": "response.output_item.added", "output_index": index, "item": bare}
         if not isinstance(item, FunctionCallItem):
-            place |= {"item_id": self._id, "content_index": 0}  # type: ignore[dict-item]
-            yield {"type": "response.content_part.added", **place, "part": item.content[0]}
+            part = {**self._place, "part": item.content[0]}
+            yield {"type": "response.content_part.added", **part}
 
     def _add(self, kind: str, text: str) -> Iterator[dict[str, Any]]:
         if kind != self._kind:
             yield from self.end()
             yield from self._begin(kind)
         self._text += text
-        told: dict[str, Any] = {"item_id": self._id, "output_index": len(self.output)}
-        told |= {} if kind == "function_call" else {"content_index": 0}
-        told |= {"logprobs": []} if kind == "message" else {}
-        yield {"type": f"response.{_DELTAS[kind]}.delta", **told, "delta": text}
+        yield self._tell("delta", delta=text)
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        """Where the text of the item under way is."""
+        place = {"item_id": self._id, "output_index": len(self.output)}
+        return place if self._kind == "function_call" else {**place, "content_index": 0}
+
+    def _tell(self, what: str, **said: str) -> dict[str, Any]:
+        """Return an event of the text of the item under way."""
+        told = {"type": f"response.{_DELTAS[self._kind]}.{what}", **self._place, **said}
+        return told | {"logprobs": []} if self._kind == "message" else told
 
     def _item(self, status: str) -> Item:
         if self._kind == "function_call":
@@ -282,24 +284,22 @@ def _reply(
 async def _events(
     server: ServerContext, found: Conversation, body: ResponsesRequest
 ) -> AsyncGenerator[bytes]:
-    number, writer = 0, ItemWriter(found)
+    writer, numbers = ItemWriter(found), count()
 
     def tell(told: dict[str, Any]) -> bytes:
-        nonlocal number
-        number += 1
-        return named_event(told["type"], {**told, "sequence_number": number - 1})
+        return named_event(told["type"], {**told, "sequence_number": next(numbers)})
 
+    empty = _make(found, body, [], "", None)
+    opening: list[dict[str, Any]] = [
+        {"type": f"response.{kind}", "response": empty} for kind in ("created", "in_progress")
+    ]
     async with found.asked.start(server) as jobs:
-        empty = _make(found, body, [], "", None)
-        yield tell({"type": "response.created", "response": empty})
-        yield tell({"type": "response.in_progress", "response": empty})
-        reason = "stop"
-        async for piece, parts in found.parts(server, jobs):
-            reason = piece.finish_reason or reason
-            for told in writer.take(parts):
+        async for parts in found.parts(server, jobs):
+            for told in (*opening, *writer.take(parts)):
                 yield tell(told)
-        cut = reason == "length"
-        for told in writer.end("incomplete" if cut else "completed"):
+            opening.clear()
+        reason = (await jobs[0]).finish_reason
+        for told in writer.end("incomplete" if reason == "length" else "completed"):
             yield tell(told)
         reply = _make(found, body, writer.output, reason, found.asked.usage_of(jobs))
         yield tell({"type": f"response.{reply.status}", "response": reply})

@@ -35,7 +35,13 @@ Positive: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
 Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
 StopText: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1000)]
+Repetition: TypeAlias = Annotated[float, Meta(ge=1 / MAX_REPETITION, le=MAX_REPETITION)]
+Temperature: TypeAlias = Annotated[float, Meta(ge=0, le=2)]
+TopP: TypeAlias = Annotated[float, Meta(gt=0, le=1)]
+TopK: TypeAlias = Annotated[int, Meta(ge=-1, le=MAX_TOKENS)]
+Listed = Meta(max_length=MAX_LISTED)
 Bias: TypeAlias = Annotated[float, Meta(ge=-MAX_BIAS, le=MAX_BIAS)]
+WrittenId: TypeAlias = Annotated[str, Meta(pattern="^[0-9]{1,9}$")]
 EmbeddedText: TypeAlias = Annotated[str, Meta(max_length=MAX_EMBEDDED)]
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
 
@@ -68,9 +74,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str | None = None
     max_tokens: Count | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1, le=MAX_TOKENS)] | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
     min_p: Share | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
     seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
@@ -82,19 +88,12 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     user: str | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Meta(ge=1 / MAX_REPETITION, le=MAX_REPETITION)] | None = (
-        None
-    )
-    logit_bias: (
-        Annotated[
-            dict[Annotated[str, Meta(pattern="^[0-9]{1,9}$")], Bias], Meta(max_length=MAX_LISTED)
-        ]
-        | None
-    ) = None
+    repetition_penalty: Repetition | None = None
+    logit_bias: Annotated[dict[WrittenId, Bias], Listed] | None = None
     min_tokens: Count | None = None
-    stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_LISTED)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Listed] | None = None
     include_stop_str_in_output: bool | None = None
-    bad_words: Annotated[list[StopText], Meta(max_length=MAX_LISTED)] | None = None
+    bad_words: Annotated[list[StopText], Listed] | None = None
     allowed_token_ids: (
         Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_LISTED)] | None
     ) = None
@@ -128,7 +127,7 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
 
 
 class TextFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """The form of the answer in `/v1/responses`, where a schema stands beside its type."""
+    """The form of an answer where a schema stands beside its type, as in `/v1/responses`."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str | None = None
@@ -138,7 +137,7 @@ class TextFormat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TextConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What `/v1/responses` says of the answer's text."""
+    """What `/v1/responses` and `/v1/messages` say of the answer's text."""
 
     format: TextFormat | None = None
 
@@ -150,9 +149,9 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     instructions: str | None = None
     max_output_tokens: Positive | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1, le=MAX_TOKENS)] | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
     seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
     stream: bool | None = None
     tools: list[dict[str, Any]] | None = None
@@ -211,12 +210,6 @@ class BlockThinking(msgspec.Struct, frozen=True, kw_only=True):
     type: Literal["enabled", "disabled", "adaptive"]
 
 
-class OutputConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What `/v1/messages` says of the answer's form."""
-
-    format: TextFormat | None = None
-
-
 class CountRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The body of `/v1/messages/count_tokens`."""
 
@@ -226,7 +219,7 @@ class CountRequest(msgspec.Struct, frozen=True, kw_only=True):
     tools: list[BlockTool] | None = None
     tool_choice: BlockChoice | None = None
     thinking: BlockThinking | None = None
-    output_config: OutputConfig | None = None
+    output_config: TextConfig | None = None
 
 
 class MessagesRequest(CountRequest, frozen=True, kw_only=True):
@@ -234,8 +227,8 @@ class MessagesRequest(CountRequest, frozen=True, kw_only=True):
 
     max_tokens: Positive
     temperature: Share | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] | None = None
+    top_p: TopP | None = None
+    top_k: Count | None = None
     stop_sequences: Annotated[list[StopText], Meta(max_length=MAX_STOPS)] | None = None
     stream: bool | None = None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import base64
+from base64 import b64encode
 
 import numpy as np
 from starlette.requests import Request
@@ -13,7 +13,7 @@ from dovetail.runtime.native.encoder import Rows
 from dovetail.runtime.server.completions import as_inputs
 from dovetail.runtime.server.context import ServerContext
 from dovetail.runtime.server.edge import JsonReply, present
-from dovetail.runtime.server.errors import FINAL, ApiError
+from dovetail.runtime.server.errors import ApiError
 from dovetail.runtime.server.forms import naming
 from dovetail.runtime.server.generation import new_id
 from dovetail.runtime.server.models import ServedModel
@@ -35,7 +35,7 @@ async def embeddings(server: ServerContext, request: Request) -> Response:
     dim = model.encoder.spec.dim
     if body.dimensions not in (None, dim):
         message = f"the vectors of this model have {dim} dimensions and cannot be cut"
-        raise ApiError(400, message, param="dimensions", headers=FINAL)
+        raise ApiError(400, message, param="dimensions")
     inputs = as_inputs(body.input, param="input")
     async with present(request.receive):
         with naming("input"):
@@ -43,8 +43,8 @@ async def embeddings(server: ServerContext, request: Request) -> Response:
     server.metrics.embed(model, len(inputs), tokens)
     base = body.encoding_format == "base64"
     data = [
-        Embedding(index=i, embedding=_base64(row) if base else row.tolist())
-        for i, row in enumerate(rows)
+        Embedding(index=i, embedding=b64encode(row.tobytes()).decode() if base else row.tolist())
+        for i, row in enumerate(rows.astype("<f4", copy=False))
     ]
     return JsonReply(EmbeddingReply(data=data, model=model.id, usage=_usage(tokens)))
 
@@ -103,10 +103,6 @@ async def _score_pairs(
     ranked = await asyncio.to_thread(model.app.rerank, query, documents, model=ranker.name)
     scores = {one.index: one.score for one in ranked}
     return [scores[i] for i in range(len(documents))], tokens
-
-
-def _base64(row: Rows) -> str:
-    return base64.b64encode(row.astype("<f4").tobytes()).decode()
 
 
 def _usage(tokens: int) -> EmbeddingUsage:

@@ -78,21 +78,27 @@ async def _events(
     head: dict[str, Any],
     read: int | None,
 ) -> AsyncGenerator[bytes]:
-    """Yield the answer as it is written, where its node is known by then; `read` asks for usage."""
+    """Yield the answer as it is written, where its node is known by then; `read` asks for usage.
+
+    Nothing is sent before there is text: a run that is refused until then gets its status.
+    """
     shared = head if read is None else {**head, "usage": None}
 
     def chunk(delta: ChatDelta, reason: str | None = None) -> bytes:
         choice = ChatChunkChoice(index=0, delta=delta, finish_reason=reason)
         return event(ChatChunk(**shared, choices=[choice]))
 
-    shown = ""
+    shown, opening = "", chunk(ChatDelta(role="assistant", content=""))
     async with running(server, served, inputs, "messages") as job:
-        yield chunk(ChatDelta(role="assistant", content=""))
         async for told in job:
             if isinstance(told, NodeText) and told.node in served.speakers and told.text:
+                if not shown:
+                    yield opening
                 shown += told.text
                 yield chunk(ChatDelta(content=told.text))
         answer = served.answer(await job)
+    if not shown:
+        yield opening
     if rest := answer.removeprefix(shown):
         yield chunk(ChatDelta(content=rest))
     yield chunk(ChatDelta(), "stop")

@@ -23,7 +23,7 @@ from dovetail.runtime.flows.events import (
 from dovetail.runtime.flows.job import WorkflowJob
 from dovetail.runtime.server.context import ServerContext
 from dovetail.runtime.server.edge import DONE, JsonReply, event, present
-from dovetail.runtime.server.errors import FINAL, ApiError, too_long
+from dovetail.runtime.server.errors import ApiError, too_long
 from dovetail.runtime.server.generation import new_id
 from dovetail.runtime.server.replies import RunReply
 from dovetail.runtime.server.schema import RunRequest
@@ -77,7 +77,7 @@ def _blame(error: LengthError | WorkflowError, param: str | None) -> None:
     if isinstance(cause, LengthError):
         raise too_long(str(error), param=param or cause.field or "inputs") from None
     if isinstance(cause, CapacityError) and cause.retry_after is None:
-        raise ApiError(400, str(error), code="request_too_large", headers=FINAL) from None
+        raise ApiError(400, str(error), code="request_too_large") from None
 
 
 @asynccontextmanager

@@ -154,7 +154,7 @@ class CallSplitter:
     def feed(self, text: str) -> Iterator[Part]:
         """Yield the new parts."""
         if self._form is None:
-            yield from _content(text)
+            yield Content(text)
             return
         self._held += text
         yield from self._read(last=False)
@@ -165,7 +165,7 @@ class CallSplitter:
             return
         yield from self._read(last=True)
         if self._state != TEXT and not self._opened:
-            yield from _content(self._raw + self._held)
+            yield Content(self._raw + self._held)
         self._held = self._raw = ""
 
     @property
@@ -201,7 +201,7 @@ class CallSplitter:
             self._held = self._held[len(found) :]
             if last and self.calls and not found.strip(SPACE):
                 found = ""
-        yield from _content(found)
+        yield Content(found)
 
     def _try_bare(self, *, last: bool) -> bool:
         """See whether a call begins the text; False where that is not known yet."""
@@ -294,7 +294,7 @@ class CallSplitter:
         """Go on with text; what looked like calls and was none is part of it."""
         raw, self._raw = self._raw, ""
         self._call, self._state = None, TEXT
-        yield from _content(raw)
+        yield Content(raw)
 
 
 _READ = {
@@ -328,19 +328,22 @@ class AnswerParser:
     def feed(self, text: str) -> list[Part]:
         """Return the new parts."""
         reasoning, rest = self._reasoning.feed(text)
-        return list(self._told([*_reasoning(reasoning), *self._splitter.feed(rest)]))
+        return list(self._told([Reasoning(reasoning), *self._splitter.feed(rest)]))
 
     def close(self) -> list[Part]:
         """Return what was held back; nothing more will come."""
         reasoning, rest = self._reasoning.close()
-        parts = [*_reasoning(reasoning), *self._splitter.feed(rest), *self._splitter.close()]
+        parts = [Reasoning(reasoning), *self._splitter.feed(rest), *self._splitter.close()]
         return list(self._told(parts))
 
     def _told(self, parts: Iterable[Part]) -> Iterator[Part]:
+        """Yield the parts that say something, but for calls beyond `most`."""
         for part in parts:
             self.calls += isinstance(part, CallBegin)
-            beyond = self._most is not None and self.calls > self._most
-            if not (beyond and isinstance(part, CallBegin | CallArguments)):
+            if isinstance(part, Reasoning | Content):
+                if part.text:
+                    yield part
+            elif self._most is None or self.calls <= self._most:
                 yield part
 
 
@@ -373,13 +376,3 @@ class Answer:
                 case CallArguments(text):
                     self.calls[-1].arguments += text
         return self
-
-
-def _reasoning(text: str) -> Iterator[Part]:
-    if text:
-        yield Reasoning(text)
-
-
-def _content(text: str) -> Iterator[Part]:
-    if text:
-        yield Content(text)

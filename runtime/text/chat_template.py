@@ -92,7 +92,10 @@ def read_template(folder: Path) -> ChatTemplate | None:
     """
     config = _read_config(folder / CONFIG)
     file = folder / TEMPLATE
-    text = file.read_text() if file.is_file() else _named(config.get("chat_template"))
+    try:
+        text = file.read_text("utf-8") if file.is_file() else _named(config.get("chat_template"))
+    except UnicodeDecodeError as error:
+        raise _damaged(file, error) from None
     if text is None:
         return None
     if "added_tokens_decoder" not in config:  # an old tokenizer, whose tokens lie beside it
@@ -108,17 +111,19 @@ def _read_config(file: Path) -> dict[str, Any]:
         return {}
     try:
         return msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
-    except msgspec.DecodeError as error:
-        raise ArtifactError(
-            f"{file}: cannot be decoded ({error}); run `dovetail compile MODEL` again"
-        ) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _damaged(file, error) from None
+
+
+def _damaged(file: Path, error: Exception) -> ArtifactError:
+    return ArtifactError(f"{file}: cannot be decoded ({error}); run `dovetail compile MODEL` again")
 
 
 def _named(found: object) -> str | None:
     """Return the one template, or the one named `default` of several."""
     if isinstance(found, list):
-        named = {item.get("name"): item.get("template") for item in found if isinstance(item, dict)}
-        found = named.get("default")
+        named = (item for item in found if isinstance(item, dict))
+        found = next((it.get("template") for it in named if it.get("name") == "default"), None)
     return found if isinstance(found, str) else None
 
 

@@ -59,9 +59,6 @@ class Forms:
 
     def pin(self, form: StructuredOutputs) -> None:
         """Have the grammar of a form known for good; raises as `write`."""
-        with self._lock:
-            if form in self._pinned:
-                return
         found = self.write(form)
         with self._lock:
             self._pinned[form] = found

@@ -228,4 +228,6 @@ def explain(said: str, form: StructuredOutputs) -> str:
             "make them differ in a required property or in their type, or use `anyOf`"
         )
     what = "schema" if form.json else "form of the answer"
+    if said == "NoExtensionBias":
+        return f"the {what} lets no answer through, or refers to itself alone"
     return f"the {what} cannot be followed: {said}"

@@ -51,14 +51,9 @@ QUICK = 1e-3
 sooner than another thread wakes up."""
 
 
-def _ceilings() -> npt.NDArray[np.float32]:
-    """Return for each byte of a mask the ceilings of its 8 tokens [256][8]: inf, or -inf."""
-    bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
-    return np.where(bits, np.float32(np.inf), EXCLUDED).astype(np.float32)
-
-
-_CEILINGS = _ceilings()
-
+_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+_CEILINGS = np.where(_BITS, np.float32(np.inf), EXCLUDED).astype(np.float32)
+"""For each byte of a mask the ceilings of its 8 tokens [256][8]: inf, or -inf."""
 
 PLAIN = 3.0
 """What a letter costs on the way to the end of an answer that ends or parts nothing."""

@@ -13,14 +13,20 @@ import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from dovetail.ir.errors import ArtifactError, DeviceError, DovetailError, RequestError
 from dovetail.runtime.child.child import Child, ChildLate, ChildLost, hung_up
 from dovetail.runtime.child.supervisor import CLOSED
 from dovetail.runtime.machine.cpu_time import process_seconds
 from dovetail.runtime.schedule.structured import StructuredOutputs
-from dovetail.runtime.text.template_worker import Render, Rendered, RenderLimits, Teach, TryForm
+from dovetail.runtime.text.template_worker import (
+    Order,
+    Render,
+    Rendered,
+    RenderLimits,
+    Teach,
+    TryForm,
+)
 
 MODULE = "dovetail.runtime.text.template_worker"
 SOON = 0.1
@@ -40,8 +46,6 @@ MAX_CONVERSATION = 16 << 20
 FIRST_FORM = TryForm(StructuredOutputs(json_object=True))
 FORMS = "forms"
 """What a process begins with before it tries a form of a caller: it has imported all then."""
-
-Order: TypeAlias = Teach | Render | TryForm
 
 
 @dataclass(slots=True)
@@ -64,12 +68,13 @@ class _RenderProcess:
         self._known: set[str] = set()
         self._closed = False
 
-    def put(self, job: _Job) -> None:
-        """Have a job done."""
+    def put(self, job: _Job) -> Future[str]:
+        """Have a job done; return its future."""
         try:
             self._thread.submit(self._serve, job)
         except RuntimeError:
             _settle(job.future, RequestError(CLOSED))
+        return job.future
 
     @property
     def pid(self) -> int | None:
@@ -200,7 +205,7 @@ class Renderer:
 
     def learn(self, teach: Teach) -> None:
         """Return once the template is known; ArtifactError where it is none."""
-        self._put(_Job(teach)).result()
+        self._quick.put(_Job(teach)).result()
 
     def render(self, teach: Teach, conversation: bytes) -> Future[str]:
         """Return the future of a text.
@@ -211,15 +216,11 @@ class Renderer:
         order = Render(teach.key, conversation)
         if len(conversation) > MAX_CONVERSATION:
             raise _refuse(order, f"they take more than {MAX_CONVERSATION >> 20} MiB")
-        return self._put(_Job(order, teach))
+        return self._quick.put(_Job(order, teach))
 
     def try_form(self, form: StructuredOutputs) -> Future[str]:
         """Return the future of a form's grammar; RequestError where it cannot be followed."""
-        return self._put(_Job(TryForm(form)))
-
-    def _put(self, job: _Job) -> Future[str]:
-        self._quick.put(job)
-        return job.future
+        return self._quick.put(_Job(TryForm(form)))
 
     def take(self) -> None:
         """Note one more user."""

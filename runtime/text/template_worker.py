@@ -16,7 +16,7 @@ import resource
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import jinja2
 import jinja2.ext
@@ -63,6 +63,9 @@ class TryForm(msgspec.Struct, frozen=True, tag=True):
     """A form of answers -> Rendered, with its grammar."""
 
     form: StructuredOutputs
+
+
+Order: TypeAlias = Teach | Render | TryForm
 
 
 class Rendered(msgspec.Struct, frozen=True, array_like=True):
@@ -187,7 +190,7 @@ def _refuse(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
 
 
-def answer(templates: dict[str, JinjaTemplate], order: Teach | Render | TryForm) -> Rendered:
+def answer(templates: dict[str, JinjaTemplate], order: Order) -> Rendered:
     """Do an order; what is wrong with it is part of the answer."""
     try:
         if isinstance(order, TryForm):
@@ -212,7 +215,7 @@ def serve(channel: Channel) -> None:
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + limits.memory,) * 2)
     templates: dict[str, JinjaTemplate] = {}
-    kind: Any = Teach | Render | TryForm
+    kind: Any = Order
     for order in channel.messages(kind):
         reply = answer(templates, order)
         channel.send(reply)

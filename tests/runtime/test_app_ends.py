@@ -105,8 +105,21 @@ def test_a_cancelled_task_ends_its_requests(make_artifact: MakeArtifact) -> None
             await task
         assert is_idle(app)
 
+    async def cancelled_twice(app: App) -> None:
+        """Also while it waits for that: the engine's thread is at something else."""
+        job, gate = app.submit([1] * 40, **LONG), threading.Event()
+        app.generator.host.call(gate.wait)
+        task = asyncio.create_task(app.acancel(job))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        gate.set()
+        assert (await job).finish_reason == "abort"
+
     with load(make_artifact()) as app:
         asyncio.run(not_yet_accepted(app))
+        asyncio.run(cancelled_twice(app))
         throttle = Throttle(app)
         asyncio.run(batch(app, throttle))
         asyncio.run(stream(app, throttle))

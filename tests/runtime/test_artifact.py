@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -92,6 +93,20 @@ def test_weights_are_hashed_only_on_demand(make_artifact: MakeArtifact) -> None:
     open_artifact(path, HARDWARE)
     with pytest.raises(ArtifactError, match="chunk 1"):
         load(path, check_weights=True)
+
+
+def test_a_chunk_that_claims_to_be_huge_ends_with_the_file(
+    make_artifact: MakeArtifact, reseal: Reseal
+) -> None:
+    path = make_artifact()
+    data = (path / "models/llm/weights/weights.bin").read_bytes()
+    one = {"chunk_bytes": 1 << 62, "sha256": [hashlib.sha256(data).hexdigest()]}
+    edit_json(path / "models/llm/weights/chunks.json", lambda m: m.update(one))
+    reseal(path)
+    assert verify_artifact(path).ok
+    flip_a_byte(path / "models/llm/weights/weights.bin")
+    with pytest.raises(ArtifactError, match="chunk 0"):
+        open_artifact(path, HARDWARE, check_weights=True)
 
 
 def test_versions_and_paths(make_artifact: MakeArtifact, tmp_path: Path) -> None:

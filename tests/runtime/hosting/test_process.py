@@ -158,6 +158,36 @@ def test_a_cancelled_job_leaves_nothing(make_artifact: MakeArtifact) -> None:
         assert (load_now.running, load_now.waiting, load_now.kv_usage) == (0, 0, 0.0)
 
 
+def test_who_stops_waiting_for_a_cancelled_job_harms_nobody(make_artifact: MakeArtifact) -> None:
+    async def cancel(app: App, job: Job) -> None:
+        task = asyncio.create_task(app.acancel(job))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    with load(make_artifact(), apart=True) as app:
+        stop(pid(app))
+        job = app.submit([4, 4], **LONG)
+        asyncio.run(cancel(app, job))
+        os.kill(pid(app), signal.SIGCONT)
+        assert job.result(timeout=300).finish_reason == "abort"
+        assert app.submit([4], max_tokens=2).result(timeout=300).token_ids and app.ready
+
+
+def test_a_form_that_the_engine_cannot_follow_fails_its_request(
+    make_artifact: MakeArtifact, tmp_path: Path
+) -> None:
+    """It is known there alone that this tokenizer follows none; the engine is idle then."""
+    artifact = make_artifact(tokenizer=toy_tokenizer(tmp_path / "toy.json"))
+    with load(artifact, apart=True) as app:
+        first = pid(app)
+        job = app.submit([4], structured_outputs={"choice": ["a"]})
+        with pytest.raises(RequestError, match="can follow no form"):
+            job.result(timeout=300)
+        assert pid(app) == first
+
+
 def test_what_cannot_be_opened_is_told_when_loading(
     make_artifact: MakeArtifact, tmp_path: Path
 ) -> None:

@@ -8,8 +8,8 @@ import pytest
 from starlette.types import Message
 
 from dovetail.errors import DeviceError
-from dovetail.runtime.server.edge import DONE, PING, EventStream
-from dovetail.runtime.server.errors import ClientGone
+from dovetail.runtime.server.edge import DONE, PING, EventStream, last_event
+from dovetail.runtime.server.errors import ClientGone, tell
 
 
 class Client:
@@ -30,9 +30,14 @@ class Client:
             self.pinged.set()
 
 
-async def stream(client: Client, events: AsyncGenerator[bytes], ping: float = 60) -> None:
+async def stream(
+    client: Client, events: AsyncGenerator[bytes], ping: float = 60, *, draining: bool = False
+) -> None:
+    def fail(error: BaseException) -> bytes:
+        return last_event(tell(error, draining=draining))
+
     scope: Any = {"type": "http"}
-    await EventStream(events, ping)(scope, client.receive, client.send)
+    await EventStream(events, ping, fail)(scope, client.receive, client.send)
 
 
 def test_silence_is_filled_with_comments() -> None:
@@ -92,7 +97,12 @@ def test_what_fails_on_the_way_is_an_event(error: Exception, said: bytes) -> Non
     assert b"secret" not in bodies[1]
 
 
-def test_a_stream_that_the_server_does_not_wait_for_says_so_at_its_end() -> None:
+@pytest.mark.parametrize(
+    ("draining", "said"), [(True, b"has stopped"), (False, b"fault of its own")]
+)
+def test_a_stream_that_is_cancelled_says_why_at_its_end(draining: bool, said: bytes) -> None:
+    """The server stopped waiting for it, or something went wrong that is no fault of the client."""
+
     async def run() -> list[bytes]:
         client, begun = Client(), asyncio.Event()
 
@@ -101,11 +111,11 @@ def test_a_stream_that_the_server_does_not_wait_for_says_so_at_its_end() -> None
             begun.set()
             await asyncio.Event().wait()
 
-        task = asyncio.ensure_future(stream(client, events()))
+        task = asyncio.ensure_future(stream(client, events(), draining=draining))
         await begun.wait()
         task.cancel()
         await task
         return client.bodies
 
     bodies = asyncio.run(run())
-    assert bodies[0] == b"one" and b"has stopped" in bodies[1] and bodies[1].endswith(DONE)
+    assert bodies[0] == b"one" and said in bodies[1] and bodies[1].endswith(DONE)

@@ -9,6 +9,7 @@ from typing import Any
 import openai
 import pytest
 
+from dovetail.runtime.server.messages import _loads
 from tests.runtime.server.live import Live, http
 from tests.runtime.server.openai_calls import MESSAGES, PROMPT
 from tests.runtime.server.test_tools import RIVERS, SUM, TOOLS
@@ -189,3 +190,8 @@ def test_bodies_without_a_limit_are_refused(live: Live) -> None:
     body = {"model": "llama", "messages": [{"role": "user", "content": "a"}]}
     reply = http.post(f"{live.v1}/messages", json=body)
     assert reply.status_code == 400 and "max_tokens" in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("cut", ['{"a": ', '{"a": ' + "[" * 5000, "5"])
+def test_arguments_that_cannot_be_read_are_an_empty_object(cut: str) -> None:
+    assert _loads(cut) == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from dovetail.compiler.pipeline import compile_model
 from dovetail.runtime.app import load
 from dovetail.runtime.server.errors import ApiError
+from dovetail.runtime.server.metrics import ServerMetrics
 from dovetail.runtime.server.models import Models, ServedModel
 from dovetail.runtime.server.vectors import _embed
 from dovetail.tiny_world import ENCODER
@@ -39,5 +41,8 @@ def test_encoders_of_one_artifact_are_asked_for_by_name(tmp_path: Path) -> None:
             models.find("two/other")
         with pytest.raises(ApiError, match="does not generate"):
             models.find("two/small", "generate")
+        found = ServerMetrics(models, "dovetail").render().decode()
+        (line,) = re.findall(r"^dovetail:speculations_total.*accepted.*$", found, re.MULTILINE)
+        assert 'model_name="two"' in line, "what an app does is told once"
     finally:
         models.close()

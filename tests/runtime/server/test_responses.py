@@ -142,6 +142,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"truncation": "auto"}, "truncation"),
     ({"input": []}, "input"),
     ({"input": [{"type": "item_reference", "id": "a"}]}, "input[0].type"),
+    ({"input": [{"type": ["message"], "role": "user", "content": "a"}]}, "input[0].type"),
     ({"input": [{"role": "user"}]}, "input[0]"),
     ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0]"),
     ({"input": [{"role": "wizard", "content": "a"}]}, "input"),

@@ -27,6 +27,7 @@ from tests.runtime.server.live import Live, connect, http, serving
 
 LONG = {"prompt": [5] * 420, "max_tokens": 530, "ignore_eos": True, "temperature": 0}
 """All that the KV of the small server holds."""
+HELLO = [{"role": "user", "content": "Hello"}]
 KEY = {"authorization": "Bearer second"}
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\nauthorization: Bearer second\r\n"
 
@@ -116,6 +117,23 @@ def test_what_can_never_fit_is_refused_for_good(guarded: Live) -> None:
     body = {**LONG, "max_tokens": 560}  # the context has room for them, the pool does not
     reply = http.post(f"{guarded.v1}/completions", json=body, headers=KEY)
     assert reply.status_code == 400 and reply.headers["x-should-retry"] == "false"
+    assert reply.json()["error"]["code"] == "request_too_large"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("chat/completions", {"messages": HELLO, "max_tokens": 1000}),
+        ("messages", {"messages": HELLO, "max_tokens": 1000}),
+        ("responses", {"input": "Hello", "max_output_tokens": 1000}),
+        ("completions", {"prompt": "Hello", "max_tokens": 1000}),
+    ],
+)
+def test_what_is_refused_before_it_streams_gets_its_status(
+    guarded: Live, path: str, body: dict[str, Any]
+) -> None:
+    reply = http.post(f"{guarded.v1}/{path}", json={**body, "stream": True}, headers=KEY)
+    assert reply.status_code == 400, reply.text
     assert reply.json()["error"]["code"] == "request_too_large"
 
 

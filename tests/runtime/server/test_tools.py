@@ -302,6 +302,16 @@ def test_wrong_tools_are_refused_by_name(
     assert (error.status_code, error.param) == (400, param), error.message
 
 
+def test_a_schema_that_is_nested_too_deeply_is_refused(live: Live) -> None:
+    """It can be decoded, but what is done with it goes deeper."""
+    schema = '{"properties": {"a": ' * 400 + "{}" + "}}" * 400
+    tool = '{"type": "function", "function": {"name": "f", "strict": true, "parameters": %s}}'
+    body = f'{{"messages": [{{"role": "user", "content": "a"}}], "tools": [{tool % schema}]}}'
+    reply = http.post(f"{live.v1}/chat/completions", content=body)
+    assert reply.status_code == 400, reply.text
+    assert "nested too deeply" in reply.json()["error"]["message"]
+
+
 def test_an_empty_list_of_tools_is_none(live: Live) -> None:
     body = {"messages": [{"role": "user", "content": "a"}], "tools": [], "max_tokens": 1}
     reply = http.post(f"{live.v1}/chat/completions", json=body).json()

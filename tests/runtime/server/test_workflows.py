@@ -37,7 +37,16 @@ edges:
   - {from: join, to: END}
 """
 
-
+TWICE = """
+name: twice
+inputs: [input]
+nodes:
+  - {kind: generation, name: answer, prompt: "{input} {input}", output: answer,
+     options: {max_tokens: 4}}
+edges:
+  - {from: START, to: answer}
+  - {from: answer, to: END}
+"""
 WIDE = f"""
 name: wide
 inputs: [input]
@@ -70,7 +79,9 @@ def flows(
     folder = tmp_path_factory.mktemp("flows")
     (folder / "pair.yaml").write_text(PAIR)
     (folder / "wide.yaml").write_text(WIDE)
-    names = ("one-shot", "hyde", "multistep", folder / "pair.yaml", folder / "wide.yaml")
+    (folder / "twice.yaml").write_text(TWICE)
+    files = (folder / f"{name}.yaml" for name in ("pair", "wide", "twice"))
+    names = ("one-shot", "hyde", "multistep", *files)
     graphs = [part for name in names for part in ("--workflow", name)]
     with serving(*artifacts.values(), *graphs, "--index", index, log=folder / "log") as server:
         yield server
@@ -190,6 +201,18 @@ def test_a_question_too_long_for_a_workflow_is_refused(
     error = reply.json()["error"]
     assert (reply.status_code, error["param"]) == (400, "messages"), error
     assert "1024 tokens" in error["message"] and reply.headers["x-should-retry"] == "false"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_question_too_long_for_a_node_is_refused_by_status(flows: Live, stream: bool) -> None:
+    """It fits into the context, but not twice: its node finds that."""
+    messages = [{"role": "user", "content": "a " * 600}]
+    body = {"model": "twice", "messages": messages, "stream": stream}
+    reply = http.post(f"{flows.v1}/chat/completions", json=body)
+    assert reply.status_code == 400, reply.text
+    error = reply.json()["error"]
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+    assert error["message"].startswith("node 'answer' failed")
 
 
 def test_documents_are_cut_to_what_a_prompt_holds(flows: Live) -> None:

@@ -181,6 +181,11 @@ def test_a_call_that_is_cut_off_keeps_what_it_had() -> None:
     assert found.calls == [CalledTool("f", '{"a": "b')] and not found.content
 
 
+def test_what_is_nested_too_deeply_is_no_name() -> None:
+    text = '{"name": ' + "[" * 5000 + "]" * 5000
+    assert whole(text, LLAMA).content == text
+
+
 def test_further_calls_are_left_out_where_one_is_wanted() -> None:
     text = '[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g[ARGS]{"b": 2} end'
     parser, parts = AnswerParser(MISTRAL, most=1), list[Part]()

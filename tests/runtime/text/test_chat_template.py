@@ -74,6 +74,13 @@ def test_a_file_goes_before_the_configuration(tmp_path: Path) -> None:
     assert found is not None and found.render(HELLO) == "<s>b"
 
 
+@pytest.mark.parametrize("name", ["chat_template.jinja", "tokenizer_config.json"])
+def test_a_file_that_is_no_text_is_told(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b'{"chat_template": "\xff"}')
+    with pytest.raises(ArtifactError, match=f"{name}: cannot be decoded"):
+        read_template(tmp_path)
+
+
 def test_a_wrong_template_is_told_at_once() -> None:
     with pytest.raises(ArtifactError, match="chat template is wrong"):
         ChatTemplate("{% for %}", {})

@@ -116,6 +116,7 @@ def test_forms_let_through_what_they_say(
         ({"json": {"type": "wizard"}}, "wizard"),
         ({"json": {"type": "integer", "minimum": 5, "maximum": 3}}, "5"),
         ({"json": {"$ref": "http://example.com/a"}}, "example.com"),
+        ({"json": {"allOf": [{"$ref": "#"}]}}, "the schema lets no answer through"),
         ({"regex": "a("}, "unclosed group"),
         ({"regex": "(?=a)b"}, "look-ahead"),
         ({"grammar": "start: b"}, "b"),

@@ -21,7 +21,7 @@ Pair = tuple[Wide, Wide]
 
 
 def _gelu(x: Wide) -> Wide:
-    erf: Wide = np.vectorize(math.erf)(x / np.sqrt(2))
+    erf: Wide = np.vectorize(math.erf, otypes=[np.float64])(x / np.sqrt(2))
     return x / 2 * (1 + erf)
 
 
@@ -30,7 +30,7 @@ ACTIVATIONS: dict[str, Callable[[Wide], Wide]] = {
     "silu": lambda x: x / (1 + np.exp(-x)),
     "gelu": _gelu,
     "geglu": _gelu,
-    "gelu_tanh": lambda x: x / (1 + np.exp(-np.sqrt(8 / np.pi) * (x + 0.044715 * x**3))),
+    "gelu_tanh": lambda x: x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
 }
 """Kind of a product -> what is done to its sums, or the gate's. No slope is above 1.13."""
 SAMPLED_ROWS = 6

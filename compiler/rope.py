@@ -29,12 +29,8 @@ def read_rope(config: Config, head_dim: int, max_position: int) -> RopeSpec:
     Raises SpecError for kinds this product does not compute (longrope, per-layer ropes, partial
     rotation).
     """
-    if config.has("rope_parameters"):
-        rope = config.section("rope_parameters")
-    elif config.has("rope_scaling"):
-        rope = config.section("rope_scaling")
-    else:
-        rope = Config(config.name, {})
+    given = [key for key in ("rope_parameters", "rope_scaling") if config.has(key)]
+    rope = config.section(given[0]) if given else Config(config.name, {})
     if any(isinstance(value, dict) for value in rope.values.values()):
         raise SpecError(f"{rope.name} differs between layer types, which is not supported")
     for place in (config, rope):

@@ -10,7 +10,7 @@ import errno
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -73,12 +73,16 @@ class TuningDatabase(RecordSet):
         return iter(tuple(self.known.values()))
 
     @property
+    def reasons(self) -> str:
+        """Why lines were skipped, with counts."""
+        return ", ".join(f"{n} {reason}" for reason, n in sorted(self.skipped.items()))
+
+    @property
     def warning(self) -> str | None:
         """A sentence that counts the lines which were skipped, None if there were none."""
         if not self.skipped:
             return None
-        reasons = ", ".join(f"{n} {reason}" for reason, n in sorted(self.skipped.items()))
-        return f"{self.path}: skipped {self.skipped.total()} lines ({reasons})"
+        return f"{self.path}: skipped {self.skipped.total()} lines ({self.reasons})"
 
     def trusted(self) -> tuple[TuningRecord, ...]:
         """Return the records whose times were taken while the machine did nothing else."""
@@ -136,18 +140,12 @@ class TuningDatabase(RecordSet):
     def _load(self) -> None:
         super().__init__()
         self.skipped = Counter()
-        try:
-            with self.path.open("rb") as file:
-                for line in _lines(file):
-                    self._take(line)
-        except FileNotFoundError:
-            return
-
-    def _take(self, line: bytes) -> None:
-        try:
-            self.add(decode_record(line))
-        except LineFaultError as fault:
-            self.skipped[fault.reason] += 1
+        with suppress(FileNotFoundError), self.path.open("rb") as file:
+            for line in _lines(file):
+                try:
+                    self.add(decode_record(line))
+                except LineFaultError as fault:
+                    self.skipped[fault.reason] += 1
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

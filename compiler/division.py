@@ -7,7 +7,7 @@ In: dimensions of models, the lengths of a trace, a mix of requests. Out: `Deman
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from math import prod
 from statistics import fmean
 from typing import Any
@@ -109,7 +109,7 @@ def figures_in(choice: PlanChoice | None, hardware: HardwareSpec) -> MachinePara
         for name, figure in (choice.figures if choice else {}).items()
         if name in known
     }
-    return MachineParameters(**{f.name: getattr(plain, f.name) for f in fields(plain)} | given)
+    return replace(plain, **given)
 
 
 def divide_load(

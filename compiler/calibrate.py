@@ -18,7 +18,7 @@ import msgspec
 
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.library import ABI, BuiltLibrary, LibrarySpec, build_library
-from dovetail.compiler.calibrate_child import SumJob, SumTimes
+from dovetail.compiler.calibrate_child import RANKS, SumJob, SumTimes
 from dovetail.compiler.efficiency import FULL_ROWS, with_shares
 from dovetail.compiler.measure import Meter
 from dovetail.compiler.recorder import hardware_key
@@ -176,20 +176,13 @@ def measure_core(
 
 def measure_sums(hardware: HardwareSpec, library: Path) -> tuple[float, float] | None:
     """Return seconds of a small and a large all-reduce of two pinned processes; None on failure."""
-    shared = SharedMemory.create(comm_bytes(abi.declare(ctypes.CDLL(str(library))), 2, 1))
+    shared = SharedMemory.create(comm_bytes(abi.declare(ctypes.CDLL(str(library))), RANKS, 1))
+    size, sizes = len(shared.bytes), (SMALL, LARGE)
     children: list[Child] = []
     try:
-        for rank, pu in enumerate(choose_pus(hardware, 2)):
-            job = SumJob(
-                library=str(library),
-                nbytes=len(shared.bytes),
-                rank=rank,
-                ranks=2,
-                pu=pu,
-                sizes=(SMALL, LARGE),
-            )
-            what = "the summing process {}"
-            children.append(Child.start(SUM, what, fds=[shared.fd], quiet=True))
+        for rank, pu in enumerate(choose_pus(hardware, RANKS)):
+            job = SumJob(library=str(library), nbytes=size, rank=rank, pu=pu, sizes=sizes)
+            children.append(Child.start(SUM, "the summing process {}", fds=[shared.fd], quiet=True))
             children[-1].tell(job)
         deadline = time.monotonic() + PATIENCE
         for child in reversed(children):  # what the first one says counts

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -71,8 +72,9 @@ def calibrate(
     found = read_calibration(file)
     if measure and not found and busy_cores(hardware.allowed_pus) <= QUIET_CORES:
         found = measure_figures(hardware, dtype, target, cache)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(file, msgspec.json.format(msgspec.json.encode(found)))
+        with suppress(OSError):  # a cache that cannot be written is as good as an empty one
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(file, msgspec.json.format(msgspec.json.encode(found)))
     return default_parameters(hardware).measured(**found)
 
 

@@ -117,6 +117,8 @@ def build_index_folder(
         SpecError: the request does not fit the corpus, or the output cannot be written to.
         ArtifactError: another build writes to the same place, or the disk is full.
     """
+    if abs(request.seed) >= 1 << 31:  # a C int of faiss
+        raise SpecError(f"the seed {request.seed} is too large; give one below {1 << 31}")
     divided, before = 0, embedder.passage_prompt
     if (cut := request.cut) is not None:
         passages, divided = divide(passages, lambda text, head: cut(text, before + head))

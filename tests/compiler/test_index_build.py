@@ -169,6 +169,13 @@ def test_what_is_no_index_is_not_replaced(folder: Path, tmp_path: Path) -> None:
     build(folder, WordEncoder(), clusters=4)
 
 
+def test_a_seed_that_faiss_cannot_hold_is_refused_before_the_work(tmp_path: Path) -> None:
+    encoder = WordEncoder()
+    with pytest.raises(SpecError, match="the seed 2147483648 is too large"):
+        build(tmp_path / "idx", encoder, seed=1 << 31)
+    assert not encoder.seen
+
+
 def test_an_encoder_that_overflows_is_refused(tmp_path: Path) -> None:
     encoder = WordEncoder(unit=False)
     rows = np.full((8, DIM), np.inf, np.float32)

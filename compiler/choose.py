@@ -267,11 +267,7 @@ class _Search:
         """Return the search of a scope, with the records that are known."""
         effort, database = EFFORTS[request.effort], TuningDatabase(request.database)
         budget = effort.seconds if request.budget is None else request.budget
-        search = cls(scope, request, plan_parts(scope, effort, request.cache), database, budget)
-        if request.measurable:
-            spent = spent_seconds(database.trusted(), search.parts)
-            search.allowance = allow(budget, spent, DECIDING_SHARE)
-        return search
+        return cls(scope, request, plan_parts(scope, effort, request.cache), database, budget)
 
     @property
     def works(self) -> set[WorkKey]:
@@ -280,9 +276,9 @@ class _Search:
 
     def known_lines(self) -> dict[bytes, TuningRecord]:
         """Return the records that the search can use by line, in the order of the lines."""
-        works, records = self.works, self.database.records()
-        usable = (record for part in self.parts for record in part.identity.matching(records))
-        lines = {encode_record(record): record for record in usable if record.work in works}
+        works, database = self.works, self.database
+        records = (r for part in self.parts for r in part.identity.matching(database.records()))
+        lines = {encode_record(record): record for record in records if record.work in works}
         return {line: lines[line] for line in sorted(lines)}
 
     def question(self, known: Iterable[bytes]) -> Any:
@@ -296,6 +292,9 @@ class _Search:
     def run(self, rules: tuple[ScheduleTable, ...], progress: Advance) -> Chosen:
         """Search; `rules` serve where nothing was found."""
         scope, database, recorders = self.scope, self.database, self.recorders
+        if self.request.measurable:
+            spent = spent_seconds(database.trusted(), self.parts)
+            self.allowance = allow(self.seconds, spent, DECIDING_SHARE)
         attention: list[AttentionChoice] = []
         *others, products = self.parts
         for part in others:

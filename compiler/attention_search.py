@@ -141,10 +141,8 @@ def attention_tasks(
     tasks: list[AttentionTask] = []
     for plan in dict.fromkeys(plans):
         for family in (DECODE, PREFILL):
-            cases, rivals = (
-                attention_cases(spec, family, plan),
-                variant_requests(family, target, spec),
-            )
+            cases = attention_cases(spec, family, plan)
+            rivals = variant_requests(family, target, spec)
             schedules = variant_schedules(family, cases)
             tasks += (AttentionTask(case, rivals, schedules) for case in cases)
     return tuple(tasks)

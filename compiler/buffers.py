@@ -5,9 +5,11 @@ In: which buffers each stage (the entries between two barriers) reads and writes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+
+from dovetail.compiler.operators import READS, WRITES
 
 ALIGNMENT = 64
 
@@ -18,6 +20,13 @@ class Stage:
 
     reads: frozenset[str]
     writes: frozenset[str]
+
+    @classmethod
+    def of(cls, uses: Iterable[tuple[str, str]]) -> Stage:
+        """Return what an entry does: the name of each memory it uses, and the operand's kind."""
+        known = [(name, kind.rstrip("?")) for name, kind in uses]
+        reads = frozenset(name for name, kind in known if kind in READS)
+        return cls(reads, frozenset(name for name, kind in known if kind in WRITES))
 
     def join(self, other: Stage) -> Stage:
         """Return what the entries of both do."""

@@ -12,13 +12,14 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.library import ABI, BuiltLibrary, LibrarySpec, build_library
-from dovetail.compiler.calibrate_child import SumJob, SumTimes
+from dovetail.compiler.calibrate_child import RANKS, SumJob, SumTimes
 from dovetail.compiler.efficiency import FULL_ROWS, with_shares
 from dovetail.compiler.measure import Meter
 from dovetail.compiler.recorder import hardware_key
@@ -71,8 +72,9 @@ def calibrate(
     found = read_calibration(file)
     if measure and not found and busy_cores(hardware.allowed_pus) <= QUIET_CORES:
         found = measure_figures(hardware, dtype, target, cache)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(file, msgspec.json.format(msgspec.json.encode(found)))
+        with suppress(OSError):  # a cache that cannot be written is as good as an empty one
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(file, msgspec.json.format(msgspec.json.encode(found)))
     return default_parameters(hardware).measured(**found)
 
 
@@ -176,20 +178,13 @@ def measure_core(
 
 def measure_sums(hardware: HardwareSpec, library: Path) -> tuple[float, float] | None:
     """Return seconds of a small and a large all-reduce of two pinned processes; None on failure."""
-    shared = SharedMemory.create(comm_bytes(abi.declare(ctypes.CDLL(str(library))), 2, 1))
+    shared = SharedMemory.create(comm_bytes(abi.declare(ctypes.CDLL(str(library))), RANKS, 1))
+    size, sizes = len(shared.bytes), (SMALL, LARGE)
     children: list[Child] = []
     try:
-        for rank, pu in enumerate(choose_pus(hardware, 2)):
-            job = SumJob(
-                library=str(library),
-                nbytes=len(shared.bytes),
-                rank=rank,
-                ranks=2,
-                pu=pu,
-                sizes=(SMALL, LARGE),
-            )
-            what = "the summing process {}"
-            children.append(Child.start(SUM, what, fds=[shared.fd], quiet=True))
+        for rank, pu in enumerate(choose_pus(hardware, RANKS)):
+            job = SumJob(library=str(library), nbytes=size, rank=rank, pu=pu, sizes=sizes)
+            children.append(Child.start(SUM, "the summing process {}", fds=[shared.fd], quiet=True))
             children[-1].tell(job)
         deadline = time.monotonic() + PATIENCE
         for child in reversed(children):  # what the first one says counts

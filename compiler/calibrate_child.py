@@ -14,6 +14,7 @@ from dovetail.runtime.machine import abi
 from dovetail.runtime.machine.shared_memory import SharedMemory
 from dovetail.runtime.native.collective import Communicator
 
+RANKS = 2
 SPIN, ROUNDS = 2000, 12
 REGION_BYTES, REGION_CALLS = 8 << 20, 200
 """A round sums so many bytes, in not more than so many calls."""
@@ -25,7 +26,6 @@ class SumJob(msgspec.Struct, frozen=True, kw_only=True):
     library: str
     nbytes: int
     rank: int
-    ranks: int
     pu: int
     sizes: tuple[int, ...]
 
@@ -41,7 +41,7 @@ def sum_times(job: SumJob, fd: int) -> SumTimes:
     os.sched_setaffinity(0, {job.pu})
     shared = SharedMemory(fd, job.nbytes)
     library = abi.declare(ctypes.CDLL(job.library))
-    comm = Communicator(library, shared.bytes, rank=job.rank, ranks=job.ranks, lanes=1, spin=SPIN)
+    comm = Communicator(library, shared.bytes, rank=job.rank, ranks=RANKS, lanes=1, spin=SPIN)
     return SumTimes(seconds=tuple(_rounds(comm, size) for size in job.sizes))
 
 

@@ -10,14 +10,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations
 
 from dovetail.compiler.buffers import Stage, live_sets
-from dovetail.compiler.operators import OPERATORS, POINTERS, READS, WRITES, Operand
+from dovetail.compiler.operators import OPERATORS, POINTERS, Operand, named_slots
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.errors import ScheduleError
 from dovetail.ir.model import WeightEntry
 from dovetail.ir.schedule import ScheduleTable
 from dovetail.ir.tape import ArgRef, BufferRef, Entry, FloatConst, IntConst, Slot, Tape, WeightRef
-
-_GEMM_K, _GEMM_N = 2, 1
 
 
 def verify_tape(
@@ -40,17 +38,16 @@ def verify_tape(
 
 def table_key(entry: Entry) -> tuple[str, int, int]:
     """Return (op, N, K) of the schedule table an entry runs by; 0, 0 for all but GEMMs."""
-    names = [operand.name for operand in OPERATORS[entry.op]]
-    if "panel_stride" not in names:
-        return entry.op, 0, 0
-    n, k = (slot.value for slot in entry.slots[_GEMM_N : _GEMM_K + 1] if isinstance(slot, IntConst))
-    return entry.op, n, k
+    slots = named_slots(entry)
+    match slots.get("N"), slots.get("K"):
+        case IntConst(value=n), IntConst(value=k):
+            return entry.op, n, k
+    return entry.op, 0, 0
 
 
 def _stored(entry: Entry, weights: dict[str, WeightEntry]) -> str:
     """Return the format of the weight of a product, nothing for other entries."""
-    names = [operand.name for operand in OPERATORS[entry.op]]
-    slot = entry.slots[names.index("B")] if "B" in names else None
+    slot = named_slots(entry).get("B")
     return weights[slot.name].dtype if isinstance(slot, WeightRef) and slot.name else ""
 
 
@@ -58,14 +55,10 @@ def tape_stages(tape: Tape) -> list[Stage]:
     """Return the buffers read and written between barriers."""
     stages: list[Stage] = []
     for entry in tape.entries:
-        pairs = [
-            (slot.name, operand.kind.rstrip("?"))
+        stage = Stage.of(
+            (slot.name, operand.kind)
             for slot, operand in zip(entry.slots, OPERATORS[entry.op], strict=True)
             if isinstance(slot, BufferRef)
-        ]
-        stage = Stage(
-            frozenset(name for name, kind in pairs if kind in READS),
-            frozenset(name for name, kind in pairs if kind in WRITES),
         )
         if entry.barrier or not stages:
             stages.append(stage)
@@ -137,8 +130,7 @@ def _fits(slot: Slot, operand: Operand) -> bool:
 
 def _shape_faults(entry: Entry, weights: dict[str, WeightEntry]) -> Iterator[str]:
     """Compare a GEMM's N and K with the weight it reads."""
-    slots = {o.name: s for o, s in zip(OPERATORS[entry.op], entry.slots, strict=True)}
-    matrix = slots.get("B")
+    matrix = named_slots(entry).get("B")
     if not isinstance(matrix, WeightRef) or matrix.name not in weights:
         return
     weight = weights[matrix.name]

@@ -153,7 +153,10 @@ def open_checkpoint(directory: Path) -> Checkpoint:
     """
     index = directory / INDEX_FILE
     if not index.is_file():
-        return Checkpoint(directory, read_header(_single_file(directory)))
+        if not (single := directory / SINGLE_FILE).is_file():
+            hint = "; convert the .bin files with save_pretrained" * any(directory.glob("*.bin"))
+            raise SpecError(f"{directory} has neither {SINGLE_FILE} nor {INDEX_FILE}{hint}")
+        return Checkpoint(directory, read_header(single))
     listed = read_weight_map(index)
     headers = {shard: read_header(directory / shard) for shard in sorted(set(listed.values()))}
     tensors = {}
@@ -236,14 +239,6 @@ def _naturals(value: object) -> bool:
         isinstance(item, int) and not isinstance(item, bool) and 0 <= item < 1 << 62
         for item in value
     )
-
-
-def _single_file(directory: Path) -> Path:
-    path = directory / SINGLE_FILE
-    if not path.is_file():
-        hint = "; convert the .bin files with save_pretrained" * any(directory.glob("*.bin"))
-        raise SpecError(f"{directory} has neither {SINGLE_FILE} nor {INDEX_FILE}{hint}")
-    return path
 
 
 def read_weight_map(index: Path) -> dict[str, str]:

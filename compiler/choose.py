@@ -55,7 +55,7 @@ from dovetail.compiler.search.rules import Rules
 from dovetail.compiler.search.tables import EFFORTS, Effort, search_tables
 from dovetail.compiler.tables import default_tables, unique_tables
 from dovetail.ir.schedule import ScheduleTable
-from dovetail.ir.tuning import OK, TuningRecord, encode_record
+from dovetail.ir.tuning import OK, TuningRecord, WorkKey, encode_record
 from dovetail.runtime.machine.cpu_time import QUIET_CORES, busy_cores
 
 DECIDING_SHARE = 0.3
@@ -148,111 +148,31 @@ def choose_schedules(scope: SearchScope, request: ChoiceRequest, progress: Advan
     among it. Where most trials were disturbed, it is made again a few times on a quiet machine.
     """
     plans = (*scope.plans, *scope.others)
-    rules = default_tables(scope.spec, scope.target, plans, scope.hardware).tables
+    rules = default_tables(scope.spec, scope.target, plans, scope.hardware)
     if request.effort not in EFFORTS:
         return Chosen(rules, rules=rules)
-    return replace(_choose(scope, request, rules, progress), rules=rules)
-
-
-def _choose(
-    scope: SearchScope,
-    request: ChoiceRequest,
-    rules: tuple[ScheduleTable, ...],
-    progress: Advance,
-) -> Chosen:
-    parts = plan_parts(scope, EFFORTS[request.effort], request.cache)
-    database = TuningDatabase(request.database)
+    search = _Search.of(scope, request)
     if not request.measurable:
-        return _search(scope, request, parts, database, rules, progress)
+        return search.run(rules, progress)
     memory = Memory.of(scope.hardware, request.cache)
-    known = _known_lines(parts, database)
-    past = memory.recall(_question(scope, request, parts, known), PastChoice)
+    known = search.known_lines()
+    past = memory.recall(search.question(known), PastChoice)
     if past and (past.settled or busy_cores(scope.hardware.allowed_pus) > QUIET_CORES):
-        return past.repeat(known, database.warning)
-    found = _search(scope, request, parts, database, rules, progress)
-    if {item.work for part in parts for item in part.items} <= {r.work for r in found.records}:
-        known = _known_lines(parts, database)
+        return replace(past.repeat(known, search.database.warning), rules=rules)
+    found = search.run(rules, progress)
+    if search.works <= {record.work for record in found.records}:
+        known = search.known_lines()
         places = {line: i for i, line in enumerate(known)}
         made = PastChoice(
             tables=found.tables,
             trials=tuple(places[encode_record(record)] for record in found.records),
-            notes=tuple(note for note in found.notes if note != database.warning),
+            notes=tuple(note for note in found.notes if note != search.database.warning),
             disturbed=found.disturbed,
             tries=past.tries + 1 if past else 1,
             when=datetime.now(UTC),
         )
-        memory.remember(_question(scope, request, parts, known), made)
+        memory.remember(search.question(known), made)
     return found
-
-
-def _known_lines(
-    parts: tuple[TuningPart, ...], database: TuningDatabase
-) -> dict[bytes, TuningRecord]:
-    """Return the records that a search of `parts` can use by line, in the order of the lines."""
-    works = {item.work for part in parts for item in part.items}
-    records = (r for part in parts for r in part.identity.matching(database.records()))
-    lines = {encode_record(record): record for record in records if record.work in works}
-    return {line: lines[line] for line in sorted(lines)}
-
-
-def _question(
-    scope: SearchScope,
-    request: ChoiceRequest,
-    parts: tuple[TuningPart, ...],
-    known: Iterable[bytes],
-) -> Any:
-    """Return all that a measured choice depends on, the records it is made from among it."""
-    digest = hashlib.sha256(b"".join(known)).hexdigest()
-    limits = (request.effort, request.budget, request.fixed_order)
-    job = job_name(parts, request.effort)
-    return (job, scope.spec, scope.payload, scope.plans, scope.others, limits, digest)
-
-
-def _search(
-    scope: SearchScope,
-    request: ChoiceRequest,
-    parts: tuple[TuningPart, ...],
-    database: TuningDatabase,
-    rules: tuple[ScheduleTable, ...],
-    progress: Advance,
-) -> Chosen:
-    effort = EFFORTS[request.effort]
-    session = _open_session(scope, request, parts, database)
-    attention: list[AttentionChoice] = []
-    for part in parts[:-1]:
-        with session.measuring(part) as recorder:
-            tasks = [item for item in part.items if isinstance(item, AttentionTask)]
-            attention += search_attention(tasks, recorder, session.seconds)
-    with session.measuring(parts[-1]) as recorder:
-        known = known_candidates(parts[-1].identity.matching(database))
-        policies = PolicyChooser(scope.target, effort, recorder, database, known)
-        found = search_tables(
-            scope.spec,
-            scope.payload,
-            scope.plans,
-            scope.hardware,
-            recorder,
-            target=scope.target,
-            effort=request.effort,
-            budget_seconds=session.seconds,
-            fixed_order=request.fixed_order,
-            choose_policy=policies.choose,
-            progress=lambda done, total, _op: progress(done, total),
-        )
-    tables = unique_tables((*found.tables, *rules))
-    recorders = session.recorders
-    notes = [database.warning, describe_failed(recorders), describe_disturbed(recorders)]
-    if policies.stopped:
-        notes.append(IMPROBABLE)
-    if not request.measurable:
-        notes.append(_describe_sources(scope, found.tables, policies.model))
-    return Chosen(
-        tables=apply_choices(tables, attention),
-        records=tuple(record for recorder in session.recorders for record in recorder.trials),
-        measured=sum(recorder.measured for recorder in session.recorders),
-        notes=tuple(note for note in notes if note),
-        disturbed=sum(recorder.disturbed for recorder in session.recorders),
-    )
 
 
 def next_win(trials: Iterable[TuningRecord]) -> float:
@@ -330,29 +250,87 @@ class PolicyChooser:
         return self.model
 
 
-def _open_session(
-    scope: SearchScope,
-    request: ChoiceRequest,
-    parts: tuple[TuningPart, ...],
-    database: TuningDatabase,
-) -> _Session:
-    budget = EFFORTS[request.effort].seconds if request.budget is None else request.budget
-    allowance = Allowance(0.0)
-    if request.measurable:
-        allowance = allow(budget, spent_seconds(database.trusted(), parts), DECIDING_SHARE)
-    return _Session(scope, request.cache, database, allowance, budget)
-
-
 @dataclass(slots=True)
-class _Session:
-    """What is left to spend while one part after the other is measured."""
+class _Search:
+    """A search of all parts one after the other, and what is left to spend on it."""
 
     scope: SearchScope
-    cache: Path | None
+    request: ChoiceRequest
+    parts: tuple[TuningPart, ...]
     database: TuningDatabase
-    allowance: Allowance
     seconds: float
+    allowance: Allowance = field(default_factory=lambda: Allowance(0.0))
     recorders: list[Recorder] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, scope: SearchScope, request: ChoiceRequest) -> _Search:
+        """Return the search of a scope, with the records that are known."""
+        effort, database = EFFORTS[request.effort], TuningDatabase(request.database)
+        budget = effort.seconds if request.budget is None else request.budget
+        return cls(scope, request, plan_parts(scope, effort, request.cache), database, budget)
+
+    @property
+    def works(self) -> set[WorkKey]:
+        """What the records of all items are found by."""
+        return {item.work for part in self.parts for item in part.items}
+
+    def known_lines(self) -> dict[bytes, TuningRecord]:
+        """Return the records that the search can use by line, in the order of the lines."""
+        works, database = self.works, self.database
+        records = (r for part in self.parts for r in part.identity.matching(database.records()))
+        lines = {encode_record(record): record for record in records if record.work in works}
+        return {line: lines[line] for line in sorted(lines)}
+
+    def question(self, known: Iterable[bytes]) -> Any:
+        """Return all that a measured choice depends on, the records it is made from among it."""
+        scope, request = self.scope, self.request
+        digest = hashlib.sha256(b"".join(known)).hexdigest()
+        limits = (request.effort, request.budget, request.fixed_order)
+        job = job_name(self.parts, request.effort)
+        return (job, scope.spec, scope.payload, scope.plans, scope.others, limits, digest)
+
+    def run(self, rules: tuple[ScheduleTable, ...], progress: Advance) -> Chosen:
+        """Search; `rules` serve where nothing was found."""
+        scope, database, recorders = self.scope, self.database, self.recorders
+        if self.request.measurable:
+            spent = spent_seconds(database.trusted(), self.parts)
+            self.allowance = allow(self.seconds, spent, DECIDING_SHARE)
+        attention: list[AttentionChoice] = []
+        *others, products = self.parts
+        for part in others:
+            with self.measuring(part) as recorder:
+                tasks = [item for item in part.items if isinstance(item, AttentionTask)]
+                attention += search_attention(tasks, recorder, self.seconds)
+        with self.measuring(products) as recorder:
+            known = known_candidates(products.identity.matching(database))
+            effort = EFFORTS[self.request.effort]
+            policies = PolicyChooser(scope.target, effort, recorder, database, known)
+            found = search_tables(
+                scope.spec,
+                scope.payload,
+                scope.plans,
+                scope.hardware,
+                recorder,
+                target=scope.target,
+                effort=self.request.effort,
+                budget_seconds=self.seconds,
+                fixed_order=self.request.fixed_order,
+                choose_policy=policies.choose,
+                progress=progress,
+            )
+        notes = [database.warning, describe_failed(recorders), describe_disturbed(recorders)]
+        if policies.stopped:
+            notes.append(IMPROBABLE)
+        if not self.request.measurable:
+            notes.append(_describe_sources(scope, found, policies.model))
+        return Chosen(
+            tables=apply_choices(unique_tables((*found, *rules)), attention),
+            records=tuple(record for recorder in recorders for record in recorder.trials),
+            measured=sum(recorder.measured for recorder in recorders),
+            notes=tuple(note for note in notes if note),
+            disturbed=sum(recorder.disturbed for recorder in recorders),
+            rules=rules,
+        )
 
     @contextmanager
     def measuring(self, part: TuningPart) -> Iterator[Recorder]:
@@ -371,5 +349,6 @@ class _Session:
         works = {item.work for item in part.items}
         if not self.allowance.seconds and works.isdisjoint(self.allowance.untried):
             return NoMachine()
-        library, pool = build_library(part.library, self.cache), pool_bytes(self.scope.hardware)
+        library = build_library(part.library, self.request.cache)
+        pool = pool_bytes(self.scope.hardware)
         return stack.enter_context(Meter(library.path, library.index, pool_bytes=pool))

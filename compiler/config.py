@@ -34,12 +34,17 @@ def read_bounded(path: Path, limit: int) -> bytes:
         raise SpecError(f"cannot read {path}: {error.strerror or error}") from error
 
 
-def parse_json_object(data: bytes, name: str) -> dict[str, Any]:
-    """Return the JSON object in `data`. Raises SpecError naming `name` for anything else."""
+def parse_json(data: bytes | str, name: str) -> Any:
+    """Return the JSON value in `data`. Raises SpecError naming `name` for anything else."""
     try:
-        value = json.loads(data)
+        return json.loads(data)
     except (ValueError, RecursionError) as error:
         raise SpecError(f"{name} is not valid JSON: {error}") from error
+
+
+def parse_json_object(data: bytes, name: str) -> dict[str, Any]:
+    """Return the JSON object in `data`. Raises SpecError naming `name` for anything else."""
+    value = parse_json(data, name)
     if not isinstance(value, dict):
         raise SpecError(f"{name} must hold a JSON object, not {_kind(value)}")
     return value

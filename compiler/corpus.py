@@ -77,7 +77,8 @@ def _kind(file: Path) -> str:
 def _read(file: Path) -> str:
     try:
         data = file.read_bytes()
-        return (gzip.decompress(data) if file.suffix == ".gz" else data).decode("utf-8-sig")
+        packed = file.suffix.lower() == ".gz"
+        return (gzip.decompress(data) if packed else data).decode("utf-8-sig")
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise SpecError(
             f"{file}: cannot be read as UTF-8 text ({error}); convert it, or take it out"
@@ -106,10 +107,10 @@ def _read_json(file: Path, text: str, _words: int) -> Iterator[Passage]:
     """A list of records, or an object of texts (or lists of sentences) by title."""
     content = _decode(text, str(file))
     if isinstance(content, dict):
-        if wrong := next((title for title, body in content.items() if not _is_body(body)), None):
+        if wrong := [title for title, body in content.items() if not _is_body(body)]:
             raise SpecError(
                 f"{file}: an object's values must be texts (or lists of sentences) by title, and "
-                f"that of {wrong!r} is none; passages with fields of their own stand in a list, "
+                f"that of {wrong[0]!r} is none; passages with fields of their own stand in a list, "
                 '[{"text": "..."}]'
             )
         content = [
@@ -175,7 +176,7 @@ def _read_record(record: Any, where: str) -> Passage:
         raise SpecError(f"{where}: must be an object with a field {TEXT_FIELDS[0]!r}")
     left = dict(record)
     text = next((left.pop(name) for name in TEXT_FIELDS if name in left), None)
-    key = next((left.pop(name) for name in KEY_FIELDS if name in left), "")
+    key = next((left.pop(name) for name in KEY_FIELDS if name in left), None)
     title, metadata = left.pop("title", "") or "", left.pop("metadata", {}) or {}
     if not isinstance(text, str) or not isinstance(title, str) or not isinstance(metadata, dict):
         raise SpecError(
@@ -183,7 +184,8 @@ def _read_record(record: Any, where: str) -> Passage:
         )
     if not text.strip() and not title.strip():
         raise SpecError(f"{where}: has neither text nor title")
-    return Passage(key=str(key), text=text, title=title, metadata=left | metadata)
+    key = "" if key is None else str(key)
+    return Passage(key=key, text=text, title=title, metadata=left | metadata)
 
 
 def _cut(text: str, title: str, words: int) -> Iterator[Passage]:

@@ -74,16 +74,16 @@ class TuningDatabase(RecordSet):
         return iter(tuple(self.known.values()))
 
     @property
+    def reasons(self) -> str:
+        """Why lines were skipped, with counts."""
+        return ", ".join(f"{n} {reason}" for reason, n in sorted(self.skipped.items()))
+
+    @property
     def warning(self) -> str | None:
         """A sentence that counts the lines which were skipped, None if there were none."""
         if not self.skipped:
             return None
-        return f"{self.path}: skipped {self.skipped.total()} lines ({self.faults})"
-
-    @property
-    def faults(self) -> str:
-        """Why lines were skipped, in words."""
-        return ", ".join(f"{n} {reason}" for reason, n in sorted(self.skipped.items()))
+        return f"{self.path}: skipped {self.skipped.total()} lines ({self.reasons})"
 
     def trusted(self) -> tuple[TuningRecord, ...]:
         """Return the records whose times were taken while the machine did nothing else."""

@@ -27,7 +27,6 @@ from dovetail.compiler.request import (
     check_tokenizer,
     read_machine,
 )
-from dovetail.compiler.search.tables import EFFORTS
 from dovetail.compiler.service import plan_service
 from dovetail.compiler.weight_dtype import QUANTISING
 from dovetail.compiler.writer import ArtifactWriter
@@ -62,13 +61,6 @@ class EncoderInputs(ReadModel):
     def step_tokens(self) -> int:
         """Rows of the largest pass: it holds the longest text."""
         return max(PASS_TOKENS, self.spec.max_tokens)
-
-    @property
-    def search_seconds(self) -> float:
-        """How long to search the schedules of one target."""
-        effort, budget = EFFORTS.get(self.request.effort), self.request.budget
-        seconds = 0.0 if effort is None else effort.seconds
-        return (seconds if budget is None else budget) / len(self.targets)
 
     @property
     def workload(self) -> EncoderWorkload:

@@ -6,14 +6,13 @@ not computed is refused with a SpecError that names the key.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dovetail.codegen.isa.target import Target
 from dovetail.compiler.checkpoint import open_checkpoint
-from dovetail.compiler.config import MAX_JSON_BYTES, Config, read_bounded
+from dovetail.compiler.config import MAX_JSON_BYTES, Config, parse_json, read_bounded
 from dovetail.compiler.encoder_families import (
     ENCODER_FAMILIES,
     EncoderFamily,
@@ -22,14 +21,14 @@ from dovetail.compiler.encoder_families import (
     read_rotation,
 )
 from dovetail.compiler.encoder_tensors import check_encoder_tensors
+from dovetail.compiler.model_source import CONFIG, TOKENIZER_CONFIG
 from dovetail.compiler.model_spec import stored_dtype
 from dovetail.compiler.weight_dtype import resolve_weight_dtype
 from dovetail.ir.encoder import EncoderSpec
 from dovetail.ir.errors import SpecError
 
-MODULES, POOLING = "modules.json", "config.json"
+MODULES = "modules.json"
 SENTENCE_CONFIG, PROMPTS = "sentence_bert_config.json", "config_sentence_transformers.json"
-TOKENIZER_CONFIG = "tokenizer_config.json"
 HEAD_DIM_STEP, MAX_HEAD_DIM = 16, 128
 MAX_TOKENS = 1 << 15
 ACTIVATIONS = {
@@ -62,7 +61,7 @@ class EncoderFolder:
 
 def is_encoder(path: str | Path) -> bool:
     """Tell whether a directory holds a text encoder rather than a decoder."""
-    file = open_folder(Path(path)).transformer / "config.json"
+    file = open_folder(Path(path)).transformer / CONFIG
     if not file.is_file():
         return False
     return any(name in ENCODER_FAMILIES for name in Config.read(file).texts("architectures"))
@@ -91,10 +90,7 @@ def open_folder(root: Path) -> EncoderFolder:
 def _read_modules(root: Path) -> list[tuple[str, str]]:
     """Return (last part of the type, folder) of each module."""
     file = root / MODULES
-    try:
-        listed = json.loads(read_bounded(file, MAX_JSON_BYTES))
-    except (ValueError, RecursionError) as error:
-        raise SpecError(f"{file} is not valid JSON: {error}") from error
+    listed = parse_json(read_bounded(file, MAX_JSON_BYTES), str(file))
     found = []
     for item in listed if isinstance(listed, list) else [None]:
         kind, path = (item.get(k) if isinstance(item, dict) else None for k in ("type", "path"))
@@ -120,7 +116,7 @@ def read_encoder_spec(
     Raises SpecError naming the file and the key or tensor at fault.
     """
     folder = open_folder(Path(path))
-    config = Config.read(folder.transformer / "config.json")
+    config = Config.read(folder.transformer / CONFIG)
     checkpoint = open_checkpoint(folder.transformer)
     stored = stored_dtype(checkpoint)
     dtypes = (resolve_weight_dtype(weight_dtype, stored, target), stored)
@@ -220,7 +216,7 @@ def _most_tokens(folder: EncoderFolder, positions: int, asked: int | None) -> in
 def _read_pooling(folder: EncoderFolder) -> str:
     if folder.pooling is None:
         return "mean"
-    config = Config.read(folder.pooling / POOLING)
+    config = Config.read(folder.pooling / CONFIG)
     if not config.flag("include_prompt", True):
         raise config.fail("include_prompt", "but prompts always count")
     named = config.text("pooling_mode", "")

@@ -72,7 +72,7 @@ class _Encode(TapeBuilder):
             tables += [ArgRef(name=ids), self.weight(table)]
         norm = (self.weight("embed_norm"), self.weight("embed_norm_bias"), self.spec.norm_eps)
         values = (self.count, self.spec.hidden_size, *tables, *norm, *self.rows(self.x))
-        self.add("embed_sum", "embed", self.count.name, *values)
+        self.add("embed_sum", "embed", *values)
 
     def attend(self, layer: int) -> None:
         """Attention of x, normed where norms come first, each text within itself."""
@@ -84,17 +84,12 @@ class _Encode(TapeBuilder):
         reach = spec.reach if local else 0
         heads: tuple[Value, ...] = (spec.n_heads, spec.head_dim, spec.head_dim**-0.5, reach)
         where = (self.weight("slopes"), *self.rows(self.qkv), ArgRef(name="seq_starts"))
-        self.add(
-            "packed_attention", segment, "n_sequences",
-            _S, *heads, *where, *self.rows(self.attention),
-        )  # fmt: skip
+        self.add("packed_attention", segment, _S, *heads, *where, *self.rows(self.attention))
 
     def pick(self, segment: str) -> None:
         """Go on with the rows that stand for their texts: nobody reads the others any more."""
         for source, target in ((self.x, self.picked), (self.attention, self.picked_attention)):
-            columns = self.buffers[source.name].columns
-            values = (_S, columns, ArgRef(name="picked_rows"), *self.rows(source))
-            self.add("gather_rows", segment, _S.name, *values, *self.rows(target))
+            self.gather(segment, _S, "picked_rows", source, target)
         self.x, self.attention, self.count = self.picked, self.picked_attention, _S
 
     def add_attention(self, layer: int) -> None:
@@ -108,7 +103,8 @@ class _Encode(TapeBuilder):
         name, segment = f"layers.{layer}", f"mlp({layer})"
         source = self.norm_before(segment, f"{name}.mlp_norm")
         if self.spec.gated:
-            self.product("gate_up", segment, f"{name}.gate_up", source, *self.rows(self.inner))
+            inner = self.rows(self.inner)
+            self.product("gate_up", segment, self.count, f"{name}.gate_up", source, *inner)
         else:
             self.linear("up", segment, self.count, f"{name}.up", source, self.inner)
         self.linear(
@@ -122,8 +118,7 @@ class _Encode(TapeBuilder):
         end: tuple[Value, int] = (ArgRef(name="out"), hidden)
         self.pool(self.rows(self.picked) if self.spec.unit else end)
         if self.spec.unit:
-            picked = self.rows(self.picked)
-            self.add("unit_rows", "pool", _S.name, _S, hidden, *picked, *end)
+            self.add("unit_rows", "pool", _S, hidden, *self.rows(self.picked), *end)
 
     def classify(self) -> None:
         """Logits of each text's pooled row: a layer with an activation, and one without."""
@@ -131,11 +126,10 @@ class _Encode(TapeBuilder):
         self.linear("pooler", "head", self.count, "pooler", self.picked, self.hidden)
         if self.spec.head == "tanh":
             rows, hidden = self.rows(self.hidden), self.spec.hidden_size
-            self.add("activate_rows", "head", _S.name, _S, hidden, *rows, *rows)
+            self.add("activate_rows", "head", _S, hidden, *rows, *rows)
         self.norm("head", "pooler_norm", self.hidden, self.hidden)
-        out = (ArgRef(name="out"), self.spec.labels)
-        rest = (*NO_RESIDUAL, *out, *self.split)
-        self.product("classifier", "head", "classifier", self.hidden, *rest)
+        rest = (*NO_RESIDUAL, ArgRef(name="out"), self.spec.labels, *self.split)
+        self.product("classifier", "head", self.count, "classifier", self.hidden, *rest)
 
     def pool(self, out: tuple[Value, int]) -> None:
         """Append the mean of each text's rows, or a copy of the one that stands for it."""
@@ -144,7 +138,7 @@ class _Encode(TapeBuilder):
         mean = self.spec.pooling == "mean"
         where = ArgRef(name="seq_starts" if mean else "picked_rows")
         values = (_S, self.spec.hidden_size, where, *self.rows(self.x), *out)
-        self.add("mean_rows" if mean else "gather_rows", "pool", _S.name, *values)
+        self.add("mean_rows" if mean else "gather_rows", "pool", *values)
         self.count = _S
 
     # ---- groups of slots ----
@@ -165,10 +159,10 @@ class _Encode(TapeBuilder):
         """Append out = LayerNorm(x), if this encoder has a norm of that name."""
         if weight not in self.weights:
             return
-        count, spec = self.count, self.spec
+        spec = self.spec
         scale = (self.weight(weight), self.weight(f"{weight}_bias"), spec.norm_eps)
         rows = (*self.rows(x), *scale, *self.rows(out))
-        self.add("layernorm", segment, count.name, count, spec.hidden_size, *rows)
+        self.add("layernorm", segment, self.count, spec.hidden_size, *rows)
 
     def rotate(self, segment: str, table: str) -> None:
         """Append the rotation of q and k, if this encoder has that table."""
@@ -177,11 +171,7 @@ class _Encode(TapeBuilder):
             return
         tables = (self.weight(f"{table}_cos"), self.weight(f"{table}_sin"))
         heads = (*self.rows(self.qkv), 2 * spec.n_heads, spec.head_dim)
-        self.add("rope_rows", segment, _T.name, _T, *heads, ArgRef(name="positions"), *tables)
-
-    def product(self, op: str, segment: str, weight: str, a: BufferRef, *rest: Value) -> None:
-        """Append a product; `rest` are its slots from the residual on."""
-        self.add(op, segment, self.count.name, *self.gemm(weight, a, self.count), *rest)
+        self.add("rope_rows", segment, _T, *heads, ArgRef(name="positions"), *tables)
 
 
 _T, _S = ArgRef(name="n_tokens"), ArgRef(name="n_sequences")

@@ -109,8 +109,7 @@ def encoder_sources(spec: EncoderSpec, checkpoint: Checkpoint) -> tuple[WeightSo
 
 def check_encoder_tensors(spec: EncoderSpec, checkpoint: Checkpoint) -> None:
     """Compare every tensor with the spec; raises SpecError as `check_sources` does."""
-    sources = encoder_sources(spec, checkpoint)
-    check_sources(sources, checkpoint, lambda name: bool(_UNUSED.fullmatch(name)))
+    check_sources(encoder_sources(spec, checkpoint), checkpoint, _UNUSED)
 
 
 def encoder_tables(spec: EncoderSpec) -> dict[str, npt.NDArray[np.float32]]:

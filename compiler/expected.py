@@ -21,12 +21,12 @@ Pair = tuple[Wide, Wide]
 
 
 def _gelu(x: Wide) -> Wide:
-    erf: Wide = np.vectorize(math.erf)(x / np.sqrt(2))
+    erf: Wide = np.vectorize(math.erf, otypes=[np.float64])(x / np.sqrt(2))
     return x / 2 * (1 + erf)
 
 
 def _gelu_tanh(x: Wide) -> Wide:
-    found: Wide = x / (1 + np.exp(-np.sqrt(8 / np.pi) * (x + 0.044715 * x**3)))
+    found: Wide = x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
     return found
 
 

@@ -7,10 +7,12 @@ nothing was measured.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from dovetail.compiler.payload import GemmUse, Payload
 from dovetail.ir.schedule import Row, ScheduleTable
@@ -35,12 +37,8 @@ Trials = dict[tuple[str, WorkKey, int | None], list[TuningRecord]]
 """Good trials by target, product and M."""
 
 
-class Times(NamedTuple):
-    """Quartiles and median of a schedule, in seconds."""
-
-    low: float
-    seconds: float
-    high: float
+Times = npt.NDArray[Any]
+"""float64 [3]: lower quartile, median and upper quartile of a schedule's seconds."""
 
 
 def measure_gain(
@@ -59,19 +57,22 @@ def measure_gain(
     for table in tables:
         if table.target in measured:
             by_shape[table.op, table.n, table.k].append(table)
-    pairs, points = [], set()
+    pairs: list[list[Times]] = []
+    points = set()
     for use in payload.uses:
         for m, share in use.sizes.items():
             for table in by_shape[use.gemm.op, use.gemm.n, use.gemm.k]:
                 if found := _timed_pair(use, m, table, trials):
-                    pairs.append((use.calls * share, *found))
+                    pairs.append([use.calls * share * times for times in found])
                     points.add((use.gemm, m))
     if not pairs:
         return None
+    before, after = np.sum(pairs, axis=0)
+    low, ratio, high = (before / after[::-1]).tolist()
     return Gain(
-        ratio=_total(pairs, 1, "seconds") / _total(pairs, 2, "seconds"),
-        low=_total(pairs, 1, "low") / _total(pairs, 2, "high"),
-        high=_total(pairs, 1, "high") / _total(pairs, 2, "low"),
+        ratio=ratio,
+        low=low,
+        high=high,
         points=len(points),
         of_points=sum(len(use.sizes) for use in payload.uses),
     )
@@ -94,15 +95,9 @@ def _timed_pair(
 
 
 def _times(record: TuningRecord, base: Reference | None) -> Times:
-    scale = record.scale_to(base)
-    return Times(record.low * scale, record.seconds * scale, record.high * scale)
+    return record.scale_to(base) * np.array((record.low, record.seconds, record.high))
 
 
 def row_at(table: ScheduleTable, m: int) -> Row:
     """Return the row of a table that serves M = m."""
     return [row for row in table.rows if row.m_lo <= m][-1]
-
-
-def _total(pairs: Sequence[tuple[float, Times, Times]], side: int, key: str) -> float:
-    total: float = sum(pair[0] * getattr(pair[side], key) for pair in pairs)
-    return total

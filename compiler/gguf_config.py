@@ -88,12 +88,13 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
     }
     metadata = Config(f"{file.path}: {arch}", {k: _one(k, v, file) for k, v in own.items()})
     _check_neutral(metadata, arch)
-    head_dim = _head_dim(metadata, arch)
+    heads = metadata.integer("attention.head_count", 1, 4096)
+    head_dim = _head_dim(metadata, heads, arch)
     found: dict[str, Any] = {theirs: metadata.values.get(key) for key, theirs in _KEYS.items()}
     found |= {
         "architectures": [ARCHITECTURES[arch]],
         "head_dim": head_dim,
-        "num_key_value_heads": _kv_heads(metadata),
+        "num_key_value_heads": metadata.integer("attention.head_count_kv", 1, heads, heads),
         "intermediate_size": metadata.integer("feed_forward_length", 1, 1 << 20),
         "vocab_size": _vocabulary(file),
         "tie_word_embeddings": "output.weight" not in file.tensors,
@@ -130,8 +131,7 @@ def _check_neutral(metadata: Config, arch: str) -> None:
             raise metadata.fail(key, f"but {what} not supported")
 
 
-def _head_dim(metadata: Config, arch: str) -> int:
-    heads = metadata.integer("attention.head_count", 1, 4096)
+def _head_dim(metadata: Config, heads: int, arch: str) -> int:
     width = metadata.integer("embedding_length", 1, 1 << 17)
     key = metadata.integer("attention.key_length", 1, 1 << 17, max(1, width // heads))
     for name in ("attention.value_length", "rope.dimension_count"):
@@ -140,11 +140,6 @@ def _head_dim(metadata: Config, arch: str) -> int:
         if metadata.integer(name, 1, 1 << 17, key) != key:
             raise metadata.fail(name, f"but only the {key} values of a head are supported")
     return key
-
-
-def _kv_heads(metadata: Config) -> int:
-    heads = metadata.integer("attention.head_count", 1, 4096)
-    return metadata.integer("attention.head_count_kv", 1, heads, heads)
 
 
 def _vocabulary(file: GgufFile) -> int:
@@ -215,16 +210,16 @@ def _linear(metadata: Config) -> dict[str, Any]:
 
 
 def _yarn(metadata: Config) -> dict[str, Any]:
-    found = {
-        "rope_type": "yarn",
-        "factor": metadata.values.get("rope.scaling.factor"),
-        "original_max_position_embeddings": metadata.values.get(
-            "rope.scaling.original_context_length"
-        ),
-        "beta_fast": metadata.values.get("rope.scaling.yarn_beta_fast"),
-        "beta_slow": metadata.values.get("rope.scaling.yarn_beta_slow"),
-    }
-    return {key: value for key, value in found.items() if value is not None}
+    given = {theirs: metadata.values[key] for key, theirs in _YARN.items() if metadata.has(key)}
+    return {"rope_type": "yarn", **given}
+
+
+_YARN = {
+    "rope.scaling.factor": "factor",
+    "rope.scaling.original_context_length": "original_max_position_embeddings",
+    "rope.scaling.yarn_beta_fast": "beta_fast",
+    "rope.scaling.yarn_beta_slow": "beta_slow",
+}
 
 
 _SCALINGS: dict[str, Callable[[Config], dict[str, Any]]] = {

@@ -11,7 +11,7 @@ import mmap
 import re
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -131,7 +131,7 @@ class _Cursor:
     data: mmap.mmap
     end: int
     at: int = len(MAGIC)
-    strings: int = field(default=0)
+    strings: int = 0
 
     def take(self, count: int) -> bytes:
         """Return the next `count` bytes."""
@@ -186,10 +186,8 @@ def _read_value(cursor: _Cursor, key: str) -> Value:
     if kind not in _NUMBERS:
         raise SpecError(f"{cursor.path}: {key} has the unknown type {kind}")
     value = cursor.number(_NUMBERS[kind])
-    if _NUMBERS[kind] == "f":
-        return float(
-            str(np.float32(value))
-        )  # the decimal that was meant: 1e-05, not 9.99999975e-06
+    if _NUMBERS[kind] == "f":  # the decimal that was meant: 1e-05, not 9.99999975e-06
+        return float(str(np.float32(value)))
     return value  # type: ignore[no-any-return]
 
 
@@ -231,8 +229,7 @@ def _read_entry(cursor: _Cursor) -> _Entry:
 
 def _alignment(path: Path, values: Mapping[str, Value]) -> int:
     value = values.get("general.alignment", 32)
-    powers = isinstance(value, int) and 0 < value <= MAX_ALIGNMENT and not value & (value - 1)
-    if not powers or not isinstance(value, int):
+    if not isinstance(value, int) or not 0 < value <= MAX_ALIGNMENT or value & (value - 1):
         raise SpecError(f"{path}: general.alignment is no power of two up to {MAX_ALIGNMENT}")
     return value
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from dovetail.compiler.checkpoint import Checkpoint, TensorInfo
+from dovetail.compiler.checkpoint import Checkpoint
 from dovetail.compiler.gguf_file import GgufFile
 from dovetail.ir.errors import SpecError
 
@@ -65,7 +65,12 @@ def gguf_checkpoint(file: GgufFile, config: Mapping[str, Any]) -> Checkpoint:
         found = replace(info, name=translate(name, arch))
         layer = _LAYER.match(name)
         if paired and layer and layer[2] in _HEADS:
-            found = _reorder(found, config[_HEADS[layer[2]]])
+            heads = config[_HEADS[layer[2]]]
+            if found.height % (2 * heads):
+                raise SpecError(
+                    f"{found.path}: the rows of tensor {found.name} are no {heads} heads of pairs"
+                )
+            found = replace(found, heads=heads)
         tensors[found.name] = found
     return Checkpoint(file.path, tensors)
 
@@ -78,11 +83,3 @@ def translate(name: str, arch: str) -> str:
         return _WHOLE.get(stem, stem) + dot + kind
     known = _OF_ARCHITECTURE.get(arch, {}).get(layer[2]) or _OF_LAYER.get(layer[2])
     return f"model.layers.{int(layer[1])}.{known}.{kind}" if known else name
-
-
-def _reorder(info: TensorInfo, heads: int) -> TensorInfo:
-    if info.height % (2 * heads):
-        raise SpecError(
-            f"{info.path}: the rows of tensor {info.name} are no {heads} heads of pairs"
-        )
-    return replace(info, heads=heads)

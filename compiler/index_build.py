@@ -6,13 +6,13 @@ was interrupted goes on from there. The folder itself is there whole or not at a
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from io import BytesIO
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -117,6 +117,8 @@ def build_index_folder(
         SpecError: the request does not fit the corpus, or the output cannot be written to.
         ArtifactError: another build writes to the same place, or the disk is full.
     """
+    if abs(request.seed) >= 1 << 31:  # a C int of faiss
+        raise SpecError(f"the seed {request.seed} is too large; give one below {1 << 31}")
     divided, before = 0, embedder.passage_prompt
     if (cut := request.cut) is not None:
         passages, divided = divide(passages, lambda text, head: cut(text, before + head))
@@ -132,10 +134,11 @@ def build_index_folder(
             facts: dict[str, Any] = {name: getattr(index, name) for name in SHOWN}
             facts["documents"] = len(passages)
             progress("write", 0, 1)
-            index.write(folder.path_for(VECTORS))
+            _write_index(index, folder.path_for(VECTORS))
             folder.add_file(VECTORS)
             folder.write_bytes(DOCUMENTS, lines)
-            folder.write_bytes(OFFSETS, _encode_array(offsets))
+            np.save(folder.path_for(OFFSETS), offsets)
+            folder.add_file(OFFSETS)
             libraries = {}
             if (target := request.target) is not None:
                 kernels = target_kernels(target, retrieval_kernels(target), None, here=False)
@@ -225,7 +228,10 @@ class _Partial:
 
 @contextmanager
 def _open_partial(output: Path, identity: str) -> Iterator[_Partial]:
-    """Open what an interrupted build of the same corpus and embedder left, else begin anew."""
+    """Open what an interrupted build of the same corpus and embedder left, else begin anew.
+
+    It stays until the index is written, but without vectors, which nothing could go on from.
+    """
     folder = output.with_name(output.name + ".building")
     lock = filelock.FileLock(f"{folder}.lock")
     try:
@@ -241,7 +247,19 @@ def _open_partial(output: Path, identity: str) -> Iterator[_Partial]:
             shutil.rmtree(folder, ignore_errors=True)
             state = _State(identity, 0)
         folder.mkdir(exist_ok=True)
-        yield _Partial(folder, identity, state.dim)
+        partial = _Partial(folder, identity, state.dim)
+        try:
+            yield partial
+        except OSError as error:
+            if not partial.count:
+                raise
+            raise ArtifactError(
+                f"cannot write {output}: {error.strerror or error}; the vectors of {partial.count} "
+                f"passages are kept in {folder}: the same build goes on from them, or remove it"
+            ) from error
+        finally:
+            if not partial.count:
+                partial.remove()
     finally:
         lock.release()
         Path(lock.lock_file).unlink(missing_ok=True)
@@ -279,6 +297,15 @@ def _cluster(vectors: Rows, request: IndexRequest, progress: Progress) -> IvfInd
     return index
 
 
+def _write_index(index: IvfIndex, path: Path) -> None:
+    """Write an index; OSError, as of other files, where faiss says at its end why it could not."""
+    try:
+        index.write(path)
+    except RuntimeError as error:
+        reason = str(error).rpartition("(")[2].rstrip(")")
+        raise OSError(errno.EIO, reason, str(path)) from error
+
+
 def _calibrate(
     index: IvfIndex,
     passages: Sequence[Passage],
@@ -310,9 +337,3 @@ def _some_words(text: str, rng: np.random.Generator) -> str:
     words = text.split()
     first = int(rng.integers(max(1, len(words) - WORDS + 1)))
     return " ".join(words[first : first + WORDS])
-
-
-def _encode_array(values: npt.NDArray[np.int64]) -> bytes:
-    file = BytesIO()
-    np.save(file, values, allow_pickle=False)
-    return file.getvalue()

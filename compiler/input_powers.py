@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from dovetail.codegen.targets import host_target
 from dovetail.compiler.model_source import TOKENIZER, ModelSource
-from dovetail.compiler.operators import OPERATORS
+from dovetail.compiler.operators import named_slots
 from dovetail.compiler.quantising import Advance, Calibration
 from dovetail.compiler.request import CompileRequest, ModelRequest
 from dovetail.compiler.service import alone
@@ -140,8 +140,7 @@ class _Product(NamedTuple):
 
 def _products(tape: Tape) -> Iterator[_Product]:
     for place, entry in enumerate(tape.entries):
-        named = zip(OPERATORS[entry.op], entry.slots, strict=True)
-        slots = {operand.name: slot for operand, slot in named}
+        slots = named_slots(entry)
         match slots.get("A"), slots.get("B"), slots.get("K"):
             case BufferRef(name=rows), WeightRef(name=str(weight)), IntConst(value=k):
                 yield _Product(place, weight, rows, entry.m, k)

@@ -17,6 +17,7 @@ import msgspec
 
 from dovetail.ir.artifact import ServicePlan
 from dovetail.ir.errors import SpecError
+from dovetail.ir.files import write_whole
 
 
 class JobFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +40,7 @@ def job_on_file(path: Path, job: JobFile) -> Iterator[None]:
     """Keep the file until the job is complete; SpecError where it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(msgspec.json.encode(job))
+        write_whole(path, msgspec.json.encode(job))
     except OSError as error:
         raise SpecError(f"cannot write {path}: {error.strerror}; choose another --db") from None
     yield
@@ -47,10 +48,12 @@ def job_on_file(path: Path, job: JobFile) -> Iterator[None]:
 
 
 def read_job(path: Path) -> JobFile | None:
-    """Return an interrupted job, None where there is none; SpecError where its file is damaged."""
+    """Return an interrupted job, None where there is none; SpecError where it cannot be read."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=JobFile)
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.DecodeError) as error:
+    except OSError as error:
+        raise SpecError(f"cannot read {path}: {error.strerror}; choose another --db") from None
+    except msgspec.DecodeError as error:
         raise SpecError(f"{path} is damaged ({error}); give --no-resume or --missing") from None

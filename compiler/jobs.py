@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import geometric_mean
 
 import msgspec
 
@@ -137,9 +138,9 @@ class Scoreboard:
             trials=self.trials,
             failed=self.failed,
             best_gflops=max((p.gflops for p in points), default=0.0),
-            gain=_mean([p.gain for p in points]),
-            gain_low=_mean([p.gain_low for p in points]),
-            gain_high=_mean([p.gain_high for p in points]),
+            gain=mean_gain([p.gain for p in points]),
+            gain_low=mean_gain([p.gain_low for p in points]),
+            gain_high=mean_gain([p.gain_high for p in points]),
             elapsed=elapsed,
             eta=min(left, elapsed / done * (items - done)) if done else left,
         )
@@ -174,5 +175,6 @@ def _is_reference(record: TuningRecord) -> bool:
     )
 
 
-def _mean(gains: Sequence[float]) -> float:
-    return math.exp(math.fsum(map(math.log, gains)) / len(gains)) if gains else 1.0
+def mean_gain(gains: Sequence[float]) -> float:
+    """Return the geometric mean of gains, 1 where there are none."""
+    return geometric_mean(gains) if gains else 1.0

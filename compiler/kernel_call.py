@@ -9,13 +9,22 @@ import ctypes
 import time
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
+
 from dovetail.compiler.measure import Candidate
 from dovetail.runtime.machine import abi
 from dovetail.runtime.machine.library import KernelLibrary
+from dovetail.runtime.machine.memory import allocate
 from dovetail.runtime.native.tape import Team
 
 PERIOD = 1_000_003
 """Values in the pattern that fills operands; prime, so that no two panels are alike."""
+
+
+def zeros(rows: int, columns: int) -> npt.NDArray[np.float32]:
+    """Return zeros that lie as an engine's buffers do: vectors across cache lines are slow."""
+    return allocate(4 * rows * columns).view(np.float32).reshape(rows, columns)
 
 
 class KernelCall:

@@ -7,7 +7,6 @@ ABI. It is part of every record's key, so that records of two classes never repl
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ import msgspec
 
 from dovetail.codegen.library import ABI
 from dovetail.compiler.database import TuningDatabase
-from dovetail.compiler.jobs import Scoreboard, TunedPoint
+from dovetail.compiler.jobs import Scoreboard, TunedPoint, mean_gain
 from dovetail.compiler.recorder import hardware_key
 from dovetail.ir.errors import SpecError
 from dovetail.ir.tuning import HardwareKey, Reference
@@ -100,7 +99,7 @@ def _open(path: Path) -> TuningDatabase:
 def _check(database: TuningDatabase) -> TuningDatabase:
     if database.skipped:
         raise SpecError(
-            f"{database.path} is damaged ({database.faults}); copy it again from where it was "
+            f"{database.path} is damaged ({database.reasons}); copy it again from where it was "
             "made, or leave it out; nothing was written"
         )
     return database
@@ -114,7 +113,6 @@ def _describe(database: TuningDatabase, label: str, key: HardwareKey) -> Machine
         if database.trusts(record):
             boards[record.target, beside].add(record)
     points = [point for board in boards.values() for point in board.points()]
-    gains = [max(1.0, point.gain) for point in points]
     shapes = {(p.kind, *sorted(p.shape.items()), p.dtype, p.threads) for p in points}
     return MachineClass(
         label=label,
@@ -124,6 +122,6 @@ def _describe(database: TuningDatabase, label: str, key: HardwareKey) -> Machine
         targets=tuple(sorted({record.target for record in records})),
         records=len(records),
         shapes=len(shapes),
-        gain=math.exp(math.fsum(map(math.log, gains)) / len(gains)) if gains else 1.0,
+        gain=mean_gain([max(1.0, point.gain) for point in points]),
         best=max(points, key=lambda point: point.gain_low, default=None),
     )

@@ -40,13 +40,10 @@ KERNEL_FAULTS = frozenset(
 """How a kernel ends its process; any other end is not its fault, and no trial."""
 
 
-class GemmCase(msgspec.Struct, frozen=True, kw_only=True, tag="gemm"):
-    """One product to time: `kind` as in schedules.py, `dtype` the weight's, `n` columns of C."""
+class _Case(msgspec.Struct, frozen=True, kw_only=True):
+    """What all cases have. kind: what is done, on values stored as `dtype`; cpus: () = unpinned."""
 
     kind: str
-    n: int
-    k: int
-    m: int
     dtype: str
     threads: int
     cpus: tuple[int, ...] = ()
@@ -54,7 +51,7 @@ class GemmCase(msgspec.Struct, frozen=True, kw_only=True, tag="gemm"):
     @property
     def shape(self) -> dict[str, int]:
         """The sizes that records name."""
-        return {"n": self.n, "k": self.k, "m": self.m}
+        raise NotImplementedError
 
     @property
     def work(self) -> WorkKey:
@@ -62,21 +59,30 @@ class GemmCase(msgspec.Struct, frozen=True, kw_only=True, tag="gemm"):
         return WorkKey.of(self.kind, self.shape, self.dtype, self.threads)
 
 
-class AttentionCase(msgspec.Struct, frozen=True, kw_only=True, tag="attention"):
+class GemmCase(_Case, frozen=True, kw_only=True, tag="gemm"):
+    """One product to time: `kind` as in schedules.py, `dtype` the weight's, `n` columns of C."""
+
+    n: int
+    k: int
+    m: int
+
+    @property
+    def shape(self) -> dict[str, int]:
+        """The sizes that records name."""
+        return {"n": self.n, "k": self.k, "m": self.m}
+
+
+class AttentionCase(_Case, frozen=True, kw_only=True, tag="attention"):
     """One sequence's attention to time: `kind` is the kernel family, `dtype` that of keys, values.
 
     rows: the sequence's last tokens, which attend to `context` tokens, themselves included.
     """
 
-    kind: str
     n_q: int
     n_kv: int
     head_dim: int
     rows: int
     context: int
-    dtype: str
-    threads: int
-    cpus: tuple[int, ...] = ()
 
     @property
     def shape(self) -> dict[str, int]:
@@ -84,32 +90,19 @@ class AttentionCase(msgspec.Struct, frozen=True, kw_only=True, tag="attention"):
         heads = {"n_q": self.n_q, "n_kv": self.n_kv, "head_dim": self.head_dim}
         return {**heads, "rows": self.rows, "context": self.context}
 
-    @property
-    def work(self) -> WorkKey:
-        """What it is searched with."""
-        return WorkKey.of(self.kind, self.shape, self.dtype, self.threads)
 
-
-class RowsCase(msgspec.Struct, frozen=True, kw_only=True, tag="rows"):
+class RowsCase(_Case, frozen=True, kw_only=True, tag="rows"):
     """An operator of rows to time: `kind` as in `row_ops`, `rows` of `width` float32 values."""
 
-    kind: str
     rows: int
     width: int
-    threads: int
     eps: float = 1e-5
     dtype: str = "f32"
-    cpus: tuple[int, ...] = ()
 
     @property
     def shape(self) -> dict[str, int]:
         """The sizes that records name, and eps, without which a record says nothing of numbers."""
         return {"rows": self.rows, "width": self.width, "eps_nano": round(1e9 * self.eps)}
-
-    @property
-    def work(self) -> WorkKey:
-        """What it is searched with."""
-        return WorkKey.of(self.kind, self.shape, self.dtype, self.threads)
 
 
 Case = GemmCase | AttentionCase | RowsCase

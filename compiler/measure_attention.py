@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail.compiler.attention_search import DECODE
-from dovetail.compiler.kernel_call import PERIOD, KernelCall
+from dovetail.compiler.kernel_call import PERIOD, KernelCall, zeros
 from dovetail.compiler.measure import AttentionCase, Candidate
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.model import KV_BLOCK, MAX_KV_SPLITS
@@ -28,12 +28,6 @@ EXACT, ROUNDED, SINGLE = 2e-5, 2e-3, 2e-2
 where it computes in float32, and where it rounds to pairs of bfloat16, over the fewest keys, or
 over a single one.
 """
-Array = npt.NDArray[np.float32]
-
-
-def _zeros(rows: int, columns: int) -> Array:
-    """Return zeros that lie as an engine's buffers do: vectors across cache lines are slow."""
-    return allocate(4 * rows * columns).view(np.float32).reshape(rows, columns)
 
 
 def tolerance(keys: int, least: int) -> float:
@@ -65,10 +59,10 @@ class AttentionRun:
         random = np.random.default_rng(3)
         self.pools = [self._pool(random) for _ in range(2)]
         self.stride = (case.n_q + 2 * case.n_kv) * case.head_dim + 16
-        self.q: Array = _zeros(case.rows, self.stride)
+        self.q = zeros(case.rows, self.stride)
         self.q[:] = random.standard_normal(self.q.shape, np.float32)
-        self.out: Array = _zeros(case.rows, case.n_q * case.head_dim + 16)
-        self.partial: Array = _zeros(case.n_q * MAX_KV_SPLITS, case.head_dim + 16)
+        self.out = zeros(case.rows, case.n_q * case.head_dim + 16)
+        self.partial = zeros(case.n_q * MAX_KV_SPLITS, case.head_dim + 16)
         self.starts = np.array([0, case.rows], np.int32)
         self.lengths = np.array([case.context], np.int32)
         self.table = np.arange(self.blocks + 1, dtype=np.int32) % self.blocks

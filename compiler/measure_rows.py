@@ -7,13 +7,11 @@ agree with float64.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from dovetail.compiler.kernel_call import KernelCall
+from dovetail.compiler.kernel_call import KernelCall, zeros
 from dovetail.compiler.measure import Candidate, RowsCase
 from dovetail.compiler.row_ops import ROW_OPS
 from dovetail.runtime.machine.library import KernelLibrary
-from dovetail.runtime.machine.memory import allocate
 from dovetail.runtime.native.tape import Team
 
 PADDING = 16
@@ -30,33 +28,23 @@ class RowsRun:
         self.library, self.team, self.case = library, team, case
         self.op = ROW_OPS[case.kind]
         random = np.random.default_rng(5)
-        self.held = max(case.rows, len(SIZES))
+        self.held, self.stride = max(case.rows, len(SIZES)), case.width + PADDING
         sizes = np.resize(np.array(SIZES, np.float32), self.held)[:, None]
-        self.arrays: dict[str, npt.NDArray[np.float32]] = {}
+        self.arrays = {}
         for slot in self.op.slots:
             if slot.kind in ("in", "out"):
-                self.arrays[slot.name] = self._rows(self.held)
+                self.arrays[slot.name] = array = zeros(self.held, self.stride)
                 values = random.standard_normal((self.held, case.width), np.float32)
-                self.arrays[slot.name][:, : case.width] = values * sizes
+                array[:, : case.width] = values * sizes
             elif slot.kind.startswith("weight"):
-                self.arrays[slot.name] = self._rows(1)
-                self.arrays[slot.name][:] = random.uniform(0.5, 1.5, self.arrays[slot.name].shape)
-
-    def _rows(self, count: int) -> npt.NDArray[np.float32]:
-        stride = self.case.width + PADDING
-        return allocate(4 * count * stride).view(np.float32).reshape(count, stride)
+                self.arrays[slot.name] = array = zeros(1, self.stride)
+                array[:] = random.uniform(0.5, 1.5, array.shape)
 
     def operands(self, rows: int) -> list[int | float]:
         """Return the operand values, in the order of the kernel's slots."""
-        numbers = {"T": rows, "H": self.case.width}
-        return [
-            self.case.eps
-            if slot.kind == "float"
-            else self.arrays[slot.name].ctypes.data
-            if slot.name in self.arrays
-            else numbers.get(slot.name, self.case.width + PADDING)
-            for slot in self.op.slots
-        ]
+        known: dict[str, int | float] = {"T": rows, "H": self.case.width, "eps": self.case.eps}
+        known |= {name: array.ctypes.data for name, array in self.arrays.items()}
+        return [known.get(slot.name, self.stride) for slot in self.op.slots]
 
     def bind(self, candidate: Candidate, calls: int) -> KernelCall:
         """Return so many calls on the same rows."""

@@ -52,15 +52,8 @@ def read_model_spec(
     quantised = main_format(checkpoint)
     stored = quantised or stored_dtype(checkpoint)
     chosen = resolve_weight_dtype(weight_dtype, stored, target)
-    spec = _architecture(
-        config,
-        family,
-        weight_dtype=chosen,
-        kv_dtype=_choose_kv_dtype(kv_dtype, chosen),
-        checkpoint_dtype=stored,
-        max_context=max_context,
-        eos_token_ids=_eos_ids(source, config),
-    )
+    ends = _eos_ids(source, config)
+    spec = _architecture(config, family, stored, chosen, kv_dtype, max_context, ends)
     check_tensors(spec, checkpoint)
     if quantised and weight_dtype in (None, AUTO):
         return keep_formats(spec, checkpoint)
@@ -82,16 +75,7 @@ def read_dimensions(
     name = config.text("dtype", config.text("torch_dtype", "float32"))
     stored = {"bfloat16": "bf16", "float16": "f16"}.get(name, "f32")
     _, family = config.architecture(FAMILIES, "supported")
-    chosen = resolve_weight_dtype(weight_dtype, stored, target)
-    return _architecture(
-        config,
-        family,
-        weight_dtype=chosen,
-        kv_dtype=_choose_kv_dtype(None, chosen),
-        checkpoint_dtype=stored,
-        max_context=None,
-        eos_token_ids=(),
-    )
+    return _architecture(config, family, stored, resolve_weight_dtype(weight_dtype, stored, target))
 
 
 def read_generation_defaults(source: ModelSource) -> dict[str, Any]:
@@ -109,9 +93,16 @@ def _plain(value: object) -> bool:
 
 
 def _architecture(
-    config: Config, family: Family, *, max_context: int | None, **rest: Any
+    config: Config,
+    family: Family,
+    stored: str,
+    weight_dtype: str,
+    kv_dtype: str | None = None,
+    max_context: int | None = None,
+    eos_token_ids: tuple[int, ...] = (),
 ) -> ModelSpec:
     _check_arithmetic(config, family)
+    kv_dtype = _choose_kv_dtype(kv_dtype, weight_dtype)
     n_layers = config.integer("num_hidden_layers", 1, 1024)
     hidden = config.integer("hidden_size", 1, 1 << 17)
     heads = config.integer("num_attention_heads", 1, 4096)
@@ -159,7 +150,10 @@ def _architecture(
         bos_token_id=config.integer("bos_token_id", 0, 1 << 24)
         if config.has("bos_token_id")
         else None,
-        **rest,
+        eos_token_ids=eos_token_ids,
+        kv_dtype=kv_dtype,
+        weight_dtype=weight_dtype,
+        checkpoint_dtype=stored,
     )
 
 

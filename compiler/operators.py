@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dovetail.ir.tape import Entry, Slot
+
 READS = frozenset({"in", "inout"})
 WRITES = frozenset({"out", "inout", "part"})
 POINTERS = READS | WRITES | {"weight", "weight?", "in?"}
@@ -24,6 +26,11 @@ class Operand:
 
     name: str
     kind: str
+
+
+def read_slots(text: str) -> tuple[Operand, ...]:
+    """Return the slots of a kernel, each written as name:kind."""
+    return tuple(Operand(*slot.split(":")) for slot in text.split())
 
 
 _GEMM = "M:int N:int K:int A:in lda:int B:weight panel_stride:int bias:weight? "
@@ -57,7 +64,10 @@ _SLOTS = {
     "out_ids:out out_logprobs:out scratch:out",
 }  # fmt: skip
 
-OPERATORS: dict[str, tuple[Operand, ...]] = {
-    op: tuple(Operand(*slot.split(":")) for slot in text.split()) for op, text in _SLOTS.items()
-}
+OPERATORS = {op: read_slots(text) for op, text in _SLOTS.items()}
 """Every op a tape may hold, with its slots in order."""
+
+
+def named_slots(entry: Entry) -> dict[str, Slot]:
+    """Return the slots of an entry by the names of its operator's."""
+    return {o.name: slot for o, slot in zip(OPERATORS[entry.op], entry.slots, strict=True)}

@@ -61,7 +61,6 @@ from dovetail.compiler.schedules import gemm_kernels, option_kernels
 from dovetail.compiler.service import describe_choice, mark_tuned, place_searches, service_plan
 from dovetail.compiler.shared_kernels import TargetKernels, target_kernels
 from dovetail.compiler.stored import (
-    Stored,
     check_indexes,
     read_indexes,
     read_workflows,
@@ -74,7 +73,7 @@ from dovetail.compiler.weights import pack_encoder, pack_weights
 from dovetail.compiler.writer import ArtifactWriter, write_artifact, write_libraries
 from dovetail.ir.artifact import SERVE, ServicePlan
 from dovetail.ir.cache import use_cache
-from dovetail.ir.encoder import EncoderSpec, Spec
+from dovetail.ir.encoder import EncoderSpec
 from dovetail.ir.errors import ArtifactError, SpecError, ToolchainError
 from dovetail.ir.model import ModelFile, ModelSpec, WeightChunks, WeightEntry
 from dovetail.ir.place import place, serving_graph
@@ -131,7 +130,9 @@ def _compile(request: CompileRequest, steps: Steps) -> CompileReport:
     request, lacking = _fit_compiler(request)
     with steps.run("read"):
         members = _read(request, steps)
-        workflows = _read_workflows(request, members)
+        names = [member.name for member in members]
+        generates = any(isinstance(member, Inputs) for member in members)
+        workflows = read_workflows(request.workflows, names, generates=generates)
         indexes = read_indexes(request.indexes)
     with write_artifact(request.output) as artifact:
         with steps.run("schedules"):
@@ -146,8 +147,8 @@ def _compile(request: CompileRequest, steps: Steps) -> CompileReport:
             write_libraries(artifact, libraries)
             write_workflows(artifact, workflows)
             write_indexes(artifact, indexes)
-            names = tuple(stored.workflow.name for stored in workflows)
-            stored = {"workflows": names, "indexes": tuple(indexes)}
+            flows = tuple(stored.workflow.name for stored in workflows)
+            stored = {"workflows": flows, "indexes": tuple(indexes)}
             if is_artifact(request.model):
                 stored = take_over(artifact, Path(request.model))
             artifact.write_json("hardware.json", members[0].hardware)
@@ -249,12 +250,6 @@ def calibrate_model(
     return calibrate(request, spec, source, advance, compile_artifact)
 
 
-def _read_workflows(request: CompileRequest, members: Sequence[Member]) -> tuple[Stored, ...]:
-    generates = any(isinstance(member, Inputs) for member in members)
-    names = [member.name for member in members]
-    return read_workflows(request.workflows, names, generates=generates)
-
-
 def _make_schedules(member: Member, steps: Steps) -> Chosen:
     request = member.request
     found = [
@@ -297,15 +292,11 @@ def _build_libraries(
         libraries[target.name] = found
         steps.advance(number + 1, len(first.targets) + len(first.devices))
     for device in first.devices:
-        formats = {name for member in members for name in _formats(member.spec)}
+        formats = {member.spec.weight_dtype for member in members}
+        formats |= {form for member in members for _, form in member.spec.formats}
         built = build_library(LibrarySpec(target=device, kernels=device_kernels(formats)), cache)
         libraries[device.name] = TargetKernels(built.index, built)
     return libraries
-
-
-def _formats(spec: Spec) -> set[str]:
-    """Return the formats of a model's weights."""
-    return {spec.weight_dtype, *(form for _, form in spec.formats)}
 
 
 def _kernels(
@@ -424,9 +415,13 @@ def _write_plans(
     if isinstance(first, EncoderInputs):
         _write_places(members, artifact, first.plan)
         return first.plan, f"1 process of {first.plan.prefill.threads} threads"
-    _write_choice(members, artifact, first.choice)
-    choice = _choose(first, artifact, manifest)
+    choice, seconds = first.choice, first.replay_seconds
     _write_choice(members, artifact, choice)
+    if seconds > 0:  # with the kernels of the artifact, where this is their machine
+        tuned = mark_tuned(choice, first.searched.pairs)
+        where, memory = artifact.seal(**manifest), Memory.of(first.hardware, first.request.cache)
+        choice = measure_choice(tuned, where, first.spec, first.trace, seconds, memory)
+        _write_choice(members, artifact, choice)
     return service_plan(choice), describe_choice(choice)
 
 
@@ -455,17 +450,6 @@ def _write_places(
     shared, divisions = divide_graph(place(graph, plans), hardware, *specs, trace, choice)
     artifact.write_json(SERVE, shared.file)
     return divisions
-
-
-def _choose(inputs: Inputs, artifact: ArtifactWriter, manifest: dict[str, Any]) -> PlanChoice:
-    """Return the plans measured with the kernels of the artifact, where this is their machine."""
-    choice, seconds = inputs.choice, inputs.replay_seconds
-    if seconds <= 0:
-        return choice
-    tuned = mark_tuned(choice, inputs.searched.pairs)
-    where = artifact.seal(**manifest)
-    memory = Memory.of(inputs.hardware, inputs.request.cache)
-    return measure_choice(tuned, where, inputs.spec, inputs.trace, seconds, memory)
 
 
 def _keep_better(

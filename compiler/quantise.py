@@ -38,15 +38,14 @@ def quantise_rows(rows: Array, form: BlockFormat, weight: Array | None = None) -
     codes, scales = np.empty((n, k), np.float32), np.empty((n, count), np.float32)
     high = max(1, TILE // k)
     cost = None if weight is None else _columns(weight.reshape(1, k), form.block)
-    for top in range(0, n, high):
-        part = slice(top, min(top + high, n))
+    parts = [slice(top, top + high) for top in range(0, n, high)]
+    for part in parts:
         scales[part] = _best_scales(_columns(rows[part], form.block), form, cost)
     stored, steps = _store(scales, form)
     wide = stored.astype(np.float32)
     if steps is not None:
         wide = wide.repeat(SUPER // form.block, axis=1) * steps
-    for top in range(0, n, high):
-        part = slice(top, min(top + high, n))
+    for part in parts:
         blocks = rows[part].reshape(-1, count, form.block)
         made = _encode(blocks, wide[part][:, :, None], form, np.empty_like(blocks))
         codes[part] = made.reshape(-1, k)

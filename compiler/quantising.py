@@ -102,21 +102,18 @@ def _measure(
 ) -> QuantisedWeight:
     wanted = wanted_format(source, spec)
     rows, power = sample_rows(source, checkpoint), powers.get(source.name)
-    first: float | None = None
-    for name in (wanted, *FINER.get(wanted, ())):
+    errors: dict[str, float] = {}
+    for name in (wanted, *FINER.get(wanted, ()), WIDEST):
         form = FORMATS[name]
-        if not isinstance(form, BlockFormat):
+        errors[name] = _relative_error(rows, form, power) if isinstance(form, BlockFormat) else 0.0
+        if errors[name] <= ERROR_BOUNDS.get(name, 0.0):
             break
-        error = _relative_error(rows, form, power)
-        first = error if first is None else first
-        if error <= ERROR_BOUNDS[name]:
-            break
-    else:
-        name, error = WIDEST, 0.0
-    if first is None:
-        first = error = 0.0
     return QuantisedWeight(
-        name=source.name, format=name, error=error, wanted=wanted, wanted_error=first
+        name=source.name,
+        format=name,
+        error=errors[name],
+        wanted=wanted,
+        wanted_error=errors[wanted],
     )
 
 

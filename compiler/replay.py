@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from itertools import compress
 from pathlib import Path
 from statistics import quantiles
 from typing import Any
@@ -83,14 +84,12 @@ class ReplayTimes(msgspec.Struct, frozen=True, kw_only=True):
 
     def quiet(self) -> ReplayTimes:
         """Return the rounds in which the machine was ours."""
-        kept = [i for i, cores in enumerate(self.others) if cores <= QUIET_CORES]
-        prefill, decode = (
-            tuple(tuple(rounds[i] for i in kept) for rounds in phase)
-            for phase in (self.prefill, self.decode)
+        kept = [cores <= QUIET_CORES for cores in self.others]
+        prefill, decode, (others,) = (
+            tuple(tuple(compress(rounds, kept)) for rounds in phase)
+            for phase in (self.prefill, self.decode, (self.others,))
         )
-        return ReplayTimes(
-            prefill=prefill, decode=decode, others=tuple(self.others[i] for i in kept)
-        )
+        return ReplayTimes(prefill=prefill, decode=decode, others=others)
 
 
 class PastReplay(msgspec.Struct, frozen=True, kw_only=True):
@@ -232,24 +231,16 @@ def apply_times(
     choice: PlanChoice, prefill: dict[int, float], decode: dict[int, float]
 ) -> PlanChoice:
     """Return the choice with seconds per request by candidate, and its pairs ranked by them."""
-    pairs = [
-        replace(pair, measured=prefill[pair.prefill] + decode[pair.decode]) for pair in choice.pairs
-    ]
-    fastest = min(_seconds(pair) for pair in pairs)
-    best = next(pair for pair in pairs if _seconds(pair) <= fastest * (1 + TIE))
-    others = sorted((pair for pair in pairs if pair is not best), key=_seconds)
+    times = [prefill[pair.prefill] + decode[pair.decode] for pair in choice.pairs]
+    best = next(i for i, seconds in enumerate(times) if seconds <= min(times) * (1 + TIE))
+    ranked = sorted(range(len(times)), key=lambda i: (i != best, times[i]))
     return replace(
         choice,
         source=MEASURED,
         prefill=_with_times(choice.prefill, prefill),
         decode=_with_times(choice.decode, decode),
-        pairs=(best, *others),
+        pairs=tuple(replace(choice.pairs[i], measured=times[i]) for i in ranked),
     )
-
-
-def _seconds(pair: PairChoice) -> float:
-    assert pair.measured is not None
-    return pair.measured
 
 
 def _with_times(

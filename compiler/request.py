@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias, TypedDict
@@ -174,12 +174,6 @@ class ModelRequest:
             found = calibrate(self, spec, source, advance)
         return choose_formats(matrices(spec), source.checkpoint(), spec, found, advance)
 
-    def describe_dtype(self, name: str, spec: Spec, target: Target) -> tuple[str, ...]:
-        """Return a line on how weights are stored where that was left to `auto`."""
-        if self.weight_dtype not in (None, AUTO):
-            return ()
-        return (describe_weight_dtype(name, spec.weight_dtype, spec.checkpoint_dtype, target),)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileRequest(ModelRequest):
@@ -264,11 +258,26 @@ class ReadModel:
     """What a tokenizer makes token ids of."""
 
     @property
+    def plan_seconds(self) -> float:
+        """How long plans are measured, which the search of schedules cannot have of a budget."""
+        return 0.0
+
+    @property
+    def search_seconds(self) -> float:
+        """How long to search the schedules of one target: an equal share of what is left."""
+        effort, budget = SEARCH_EFFORTS.get(self.request.effort), self.request.budget
+        if effort is None:
+            return 0.0
+        whole = effort.seconds if budget is None else budget - self.plan_seconds
+        return whole / max(1, sum(can_measure(target, self.request) for target in self.targets))
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What a user should know of this model."""
         notes: tuple[str, ...] = ()
-        if self.packed is None:
-            notes = self.request.describe_dtype(self.name, self.spec, self.targets[0])
+        if self.packed is None and self.request.weight_dtype in (None, AUTO):
+            chosen, stored = self.spec.weight_dtype, self.spec.checkpoint_dtype
+            notes = (describe_weight_dtype(self.name, chosen, stored, self.targets[0]),)
         if self.quantised is not None:
             notes += self.quantised.notes
         if self.source.file(TOKENIZER) is not None:
@@ -337,14 +346,9 @@ class Inputs(ReadModel):
         return seconds if budget is None else min(seconds, share * budget)
 
     @property
-    def search_seconds(self) -> float:
-        """How long to search the schedules of one target: an equal share of what is left."""
-        effort, budget = SEARCH_EFFORTS.get(self.request.effort), self.request.budget
-        if effort is None:
-            return 0.0
-        measured = self.replay_seconds + self.compare_seconds
-        whole = effort.seconds if budget is None else budget - measured
-        return whole / max(1, sum(can_measure(target, self.request) for target in self.targets))
+    def plan_seconds(self) -> float:
+        """How long plans are measured, alone and with what the search found."""
+        return self.replay_seconds + self.compare_seconds
 
     def scope(self, target: Target) -> SearchScope:
         """Return what schedules are searched for."""
@@ -453,24 +457,24 @@ def check_request(request: CompileRequest) -> None:
     """Raise SpecError for options that are out of their ranges or exclude each other."""
     for name in (*request.beside, *([request.name] if request.name is not None else [])):
         check_name("a model", name)
-    if request.effort not in EFFORTS:
-        raise SpecError(f"effort {request.effort!r} is unknown; choose one of {', '.join(EFFORTS)}")
+    check_model_request(request, EFFORTS)
     if request.plan is not None and request.threads is not None:
         raise SpecError("a plan contains the number of threads; give either plan or threads")
     if request.budget is not None and not 0 <= request.budget < math.inf:
         raise SpecError(
             f"a budget of {request.budget} seconds is not possible; it may be 0 or more"
         )
-    check_calibration(request)
+
+
+def check_model_request(request: ModelRequest, efforts: Collection[str]) -> None:
+    """Raise SpecError for options of compiling and tuning that are out of their ranges."""
+    if request.effort not in efforts:
+        raise SpecError(f"effort {request.effort!r} is unknown; choose one of {', '.join(efforts)}")
     if not 1 <= request.max_step_sequences <= request.max_step_tokens <= 1 << 16:
         raise SpecError(
             f"a step of {request.max_step_tokens} tokens and {request.max_step_sequences} "
             "sequences is not possible; tokens may be up to 65536 and no fewer than sequences"
         )
-
-
-def check_calibration(request: ModelRequest) -> None:
-    """Raise SpecError for a text where no weights are quantised."""
     if request.calibrate is not None and request.weight_dtype not in QUANTISING:
         raise SpecError(
             f"a text to calibrate is for weights that are quantised here; give --weight-dtype "
@@ -497,6 +501,7 @@ def can_measure(target: Target, request: ModelRequest) -> bool:
 
 def is_here(target: Target, request: ModelRequest) -> bool:
     """Tell whether the machine that is planned for is this one, and runs a target."""
+    if request.hardware != "auto":
+        return False
     here = read_hardware("auto")
-    runs = runs_on(target, here.arch, frozenset(here.isa_flags))
-    return request.hardware == "auto" and runs
+    return runs_on(target, here.arch, frozenset(here.isa_flags))

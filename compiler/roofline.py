@@ -63,21 +63,14 @@ def measure_read_bandwidth(
         SpecError: this machine allows fewer threads.
         ToolchainError: there is no C compiler.
     """
-    hardware = read_hardware()
     data = _stream(threads) if data is None else data
     read_stream = _library(host_target().name).read_stream
     sums = np.zeros(16 * threads, np.float32)
 
     def read(thread: int) -> None:
-        read_stream(
-            ctypes.c_int64(data.size),
-            ctypes.c_void_p(data.ctypes.data),
-            ctypes.c_void_p(sums.ctypes.data),
-            ctypes.c_int64(thread),
-            ctypes.c_int64(threads),
-        )
+        read_stream(data.size, data.ctypes.data, sums.ctypes.data, thread, threads)
 
-    return data.nbytes / median(_wall_seconds(hardware, threads, passes, read))
+    return data.nbytes / median(_wall_seconds(threads, passes, read))
 
 
 def free_stream() -> None:
@@ -105,20 +98,13 @@ def measure_fma_rate(threads: int, passes: int = PASSES, target: Target | None =
     sums = np.zeros(16 * threads, np.float32)
 
     def multiply(thread: int) -> None:
-        peak_fma(
-            ctypes.c_int64(FMA_REPEATS),
-            ctypes.c_void_p(sums.ctypes.data),
-            ctypes.c_int64(thread),
-            ctypes.c_int64(threads),
-        )
+        peak_fma(FMA_REPEATS, sums.ctypes.data, thread, threads)
 
-    seconds = median(_wall_seconds(read_hardware(), threads, passes, multiply))
+    seconds = median(_wall_seconds(threads, passes, multiply))
     return 2 * FMA_CHAINS * target.lanes * FMA_REPEATS * threads / seconds
 
 
-def _wall_seconds(
-    hardware: HardwareSpec, threads: int, passes: int, work: Callable[[int], None]
-) -> list[float]:
+def _wall_seconds(threads: int, passes: int, work: Callable[[int], None]) -> list[float]:
     """Run `work(thread)` on pinned threads, all starting together; return each pass's duration."""
     barrier = threading.Barrier(threads)
 
@@ -132,8 +118,9 @@ def _wall_seconds(
             spans.append((start, time.perf_counter()))
         return spans
 
+    pus = choose_pus(read_hardware(), threads)
     with ThreadPoolExecutor(threads) as pool:
-        found = list(pool.map(run, range(threads), choose_pus(hardware, threads)))
+        found = list(pool.map(run, range(threads), pus))
     return [
         max(end for _, end in one) - min(start for start, _ in one)
         for one in zip(*found, strict=True)
@@ -143,15 +130,14 @@ def _wall_seconds(
 @lru_cache(maxsize=1)
 def _stream(threads: int) -> npt.NDArray[np.float32]:
     """Return what is read, each thread's share written by itself: it lies on that thread's node."""
-    hardware = read_hardware()
-    data = np.empty(stream_bytes(hardware, threads) // 4, np.float32)
+    data = np.empty(stream_bytes(read_hardware(), threads) // 4, np.float32)
     shares = data.reshape(threads, -1)
 
     def fill(thread: int) -> None:
         # unlike pages: a hypervisor may keep one copy of those that are alike
         shares[thread] = np.arange(shares.shape[1], dtype=np.float32)
 
-    _wall_seconds(hardware, threads, 1, fill)
+    _wall_seconds(threads, 1, fill)
     return data
 
 
@@ -159,4 +145,8 @@ def _stream(threads: int) -> npt.NDArray[np.float32]:
 def _library(target: str) -> ctypes.CDLL:
     requests = tuple(KernelRequest("roofline", k, {}, k) for k in ("read_stream", "peak_fma"))
     spec = LibrarySpec(get_target(target), requests, name="roofline", team=False, tvm_ffi=False)
-    return ctypes.CDLL(str(build_library(spec).path))
+    library = ctypes.CDLL(str(build_library(spec).path))
+    number, address = ctypes.c_int64, ctypes.c_void_p
+    library.read_stream.argtypes = [number, address, address, number, number]
+    library.peak_fma.argtypes = [number, address, number, number]
+    return library

@@ -5,20 +5,18 @@ In: float64 rows. Out: what every right kernel makes of them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from dovetail.compiler.operators import OPERATORS, Operand
+from dovetail.compiler.expected import ACTIVATIONS
+from dovetail.compiler.operators import OPERATORS, Operand, read_slots
 
 Array = npt.NDArray[np.float64]
-_ROWS = "T:int H:int x:in ldx:int "
-_OUT = "out:out ldo:int"
-_ALONE = tuple(Operand(*slot.split(":")) for slot in (_ROWS + _OUT).split())
-_GATED = tuple(Operand(*slot.split(":")) for slot in (_ROWS + "y:in ldy:int " + _OUT).split())
+_ALONE = read_slots("T:int H:int x:in ldx:int out:out ldo:int")
+_GATED = read_slots("T:int H:int x:in ldx:int y:in ldy:int out:out ldo:int")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,33 +55,17 @@ def _softmax(a: Mapping[str, Array], eps: float) -> Array:
     return found
 
 
-def _silu(a: Mapping[str, Array], eps: float) -> Array:
-    found: Array = a["x"] / (1 + np.exp(-a["x"]))
-    return found
-
-
-def _gelu(a: Mapping[str, Array], eps: float) -> Array:
-    x = a["x"]
-    erf = np.vectorize(math.erf, otypes=[np.float64])
-    found: Array = x / 2 * (1 + erf(x / math.sqrt(2)))
-    return found
-
-
-def _gelu_tanh(a: Mapping[str, Array], eps: float) -> Array:
-    x = a["x"]
-    found: Array = x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
-    return found
-
-
 ROW_OPS: dict[str, RowOp] = {
     "rmsnorm": RowOp(OPERATORS["rmsnorm"], _rmsnorm, ("rmsnorm", None)),
     "layernorm": RowOp(OPERATORS["layernorm"], _layernorm, ("layernorm", None)),
     "softmax": RowOp(_ALONE, _softmax),
-    "silu": RowOp(_ALONE, _silu),
-    "gelu": RowOp(_ALONE, _gelu, ("activate_rows", "gelu")),
-    "gelu_tanh": RowOp(_ALONE, _gelu_tanh, ("activate_rows", "gelu_tanh")),
-    "tanh": RowOp(_ALONE, lambda a, eps: np.tanh(a["x"]), ("activate_rows", "tanh")),
-    "silu_mul": RowOp(_GATED, lambda a, eps: _silu(a, eps) * a["y"]),
+    "silu": RowOp(_ALONE, lambda a, _: ACTIVATIONS["silu"](a["x"])),
+    "gelu": RowOp(_ALONE, lambda a, _: ACTIVATIONS["gelu"](a["x"]), ("activate_rows", "gelu")),
+    "gelu_tanh": RowOp(
+        _ALONE, lambda a, _: ACTIVATIONS["gelu_tanh"](a["x"]), ("activate_rows", "gelu_tanh")
+    ),
+    "tanh": RowOp(_ALONE, lambda a, _: np.tanh(a["x"]), ("activate_rows", "tanh")),
+    "silu_mul": RowOp(_GATED, lambda a, _: ACTIVATIONS["silu"](a["x"]) * a["y"]),
 }
 """Every operator that `--kernel OP=FILE` may name."""
 IN_MODELS = ("rmsnorm",)

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from msgspec.structs import replace as replace_struct
+
 from dovetail.codegen.catalog import (
     PROMPTS,
     KernelRequest,
@@ -21,7 +23,6 @@ from dovetail.codegen.catalog import (
 from dovetail.codegen.isa.target import Target
 from dovetail.ir.block_format import GROUP, QUAD, BlockFormat
 from dovetail.ir.encoder import EncoderSpec, Spec
-from dovetail.ir.errors import ScheduleError
 from dovetail.ir.formats import FORMATS, FloatFormat, is_quantised
 from dovetail.ir.model import PANEL, ModelSpec
 from dovetail.ir.schedule import ORDERS, SCHEDULE_VALUES, Row, ScheduleTable
@@ -325,9 +326,7 @@ def option_kernels(spec: ModelSpec, target: Target) -> tuple[KernelRequest, ...]
 
 def make_schedule(**values: int) -> tuple[int, ...]:
     """Return schedule values in their fixed order; what is not named is 0 (grid sides: 1)."""
-    unknown = set(values) - set(SCHEDULE_VALUES)
-    if unknown:
-        raise ScheduleError(f"no schedule value is called {', '.join(sorted(unknown))}")
+    assert values.keys() <= set(SCHEDULE_VALUES), values
     grid = dict.fromkeys(("grid_m", "grid_n", "grid_k"), 1)
     return tuple({**grid, **values}.get(name, 0) for name in SCHEDULE_VALUES)
 
@@ -450,12 +449,15 @@ def _block_rows(
 
 
 def merge_rows(rows: Iterable[Row]) -> tuple[Row, ...]:
-    """Return `rows`, sorted by m_lo, without those that repeat the one before."""
+    """Return `rows` without those that repeat the one before, which takes their largest loss."""
     kept: list[Row] = []
     for row in rows:
-        same = kept and (kept[-1].kernel, kept[-1].schedule) == (row.kernel, row.schedule)
-        if not same:
+        last = kept[-1] if kept else None
+        if last is None or (last.kernel, last.schedule) != (row.kernel, row.schedule):
             kept.append(row)
+        elif row.measured_loss is not None:
+            loss = max(row.measured_loss, last.measured_loss or 0)
+            kept[-1] = replace_struct(last, measured_loss=loss)
     return tuple(kept)
 
 

@@ -52,13 +52,13 @@ FEWER = {"embed": ("f32", "bf16", "f16"), "embed_sum": ("f32", "bf16")}
 """Families that take fewer: quantised rows are packed, an encoder's words are floats."""
 COMMON_HEADS = {64: (1, 2, 3, 4, 7, 8), 80: (1,), 96: (1, 3), 128: range(1, 9), 256: (1, 2, 4)}
 COMMON_KV = ("f32", "bf16")
-ROUNDED = HeadShape(64, 1, rounded=True)
-"""Heads for which attention of prompts rounds; its kernels take any such ones."""
 """head_dim to the query heads per KV head that decode attention is unrolled for beforehand, and the
 KV dtypes.
 
 Those of published models of the supported families; an artifact carries others itself.
 """
+ROUNDED = HeadShape(64, 1, rounded=True)
+"""Heads for which attention of prompts rounds; its kernels take any such ones."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from dovetail.codegen.isa.target import Target
 from dovetail.compiler.schedules import GemmOp, default_gemm_rows, gemm_ops, make_schedule
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.encoder import Spec
-from dovetail.ir.schedule import Row, ScheduleFile, ScheduleTable
+from dovetail.ir.schedule import Row, ScheduleTable
 from dovetail.runtime.native.kv_parts import PART_TOKENS
 from dovetail.topology.hardware import HardwareSpec
 
@@ -99,7 +99,7 @@ def unique_tables(tables: Iterable[ScheduleTable]) -> tuple[ScheduleTable, ...]:
 
 def default_tables(
     spec: Spec, target: Target, plans: Iterable[ServicePlan], hardware: HardwareSpec
-) -> ScheduleFile:
+) -> tuple[ScheduleTable, ...]:
     """Return schedule tables of every operator of `spec`, for all teams of `plans`."""
     tables: list[ScheduleTable] = []
     for team in plan_teams(plans):
@@ -108,4 +108,4 @@ def default_tables(
             rows = default_gemm_rows(op, target, threads, hardware)
             tables.append(gemm_table(op, target, team.phase, threads, rows))
         tables += other_tables(spec, target, team.phase, threads)
-    return ScheduleFile(tables=unique_tables(tables))
+    return unique_tables(tables)

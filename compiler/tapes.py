@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from msgspec.structs import replace
 
 from dovetail.compiler.buffers import Stage, plan_offsets
-from dovetail.compiler.operators import OPERATORS, READS, WRITES
+from dovetail.compiler.operators import OPERATORS
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.formats import FORMATS
 from dovetail.ir.model import (
@@ -40,6 +40,7 @@ Value = Slot | int | float
 """A slot of an entry; numbers stand for constants."""
 _BRANCH_NORMS = {"o": "attention_norm", "down": "mlp_norm"}
 NO_RESIDUAL: tuple[Value, int] = (WeightRef(name=None), 0)
+_T, _OUT = ArgRef(name="n_tokens"), ArgRef(name="n_out")
 
 
 def build_forward_tape(
@@ -58,7 +59,7 @@ def build_sample_tape(spec: ModelSpec, max_step_sequences: int) -> Tape:
     scratch = tape.dense("scratch", max_step_sequences, spec.vocab_size)
     values: list[Value] = [ArgRef(name=name) for name in SAMPLE_ARGS]
     rows, logits, stride, *rest = values
-    tape.add("sample", "sample", "n_rows", rows, spec.vocab_size, logits, stride, *rest, scratch)
+    tape.add("sample", "sample", rows, spec.vocab_size, logits, stride, *rest, scratch)
     return tape.finish("sample", SAMPLE_ARGS, max_step_sequences, max_step_sequences)
 
 
@@ -100,18 +101,22 @@ class TapeBuilder:
         return (m, n, entry.k, *self.rows(a), self.weight(weight), stride, bias)
 
     def add(
-        self, op: str, segment: str, m: str, *values: Value, skip_if_zero: str | None = None
+        self,
+        op: str,
+        segment: str,
+        *values: Value,
+        m: ArgRef | None = None,
+        skips: bool = False,
     ) -> None:
-        """Append an entry; `values` are its slots in order, numbers stand for constants."""
-        slots = tuple(_slot(value) for value in values)
-        operands = OPERATORS[op]
+        """Append an entry; `values` are its slots in order, numbers stand for constants.
+
+        m: the rows it works on, by default its first slot. skips: it does not run where M is 0.
+        """
+        slots, operands, rows = tuple(map(_slot, values)), OPERATORS[op], m or values[0]
         assert len(slots) == len(operands), f"{op} takes {len(operands)} slots, not {len(slots)}"
-        kinds = [(_resource(s), o.kind) for s, o in zip(slots, operands, strict=True)]
-        stage = Stage(
-            frozenset(r for r, kind in kinds if r and kind.rstrip("?") in READS),
-            frozenset(r for r, kind in kinds if r and kind in WRITES),
-        )
-        parts = frozenset(r for r, kind in kinds if r and kind == "part")
+        assert isinstance(rows, ArgRef), f"the M of {op} is an argument"
+        uses = [(r, o.kind) for s, o in zip(slots, operands, strict=True) if (r := _resource(s))]
+        stage, parts = Stage.of(uses), frozenset(r for r, kind in uses if kind == "part")
         barrier = bool(self.stages) and self._needs_barrier(stage, parts)
         if barrier or not self.stages:
             self.stages.append(stage)
@@ -119,11 +124,18 @@ class TapeBuilder:
         else:
             self.stages[-1] = self.stages[-1].join(stage)
             self._parts |= parts
+        skip = rows.name if skips else None
         self.entries.append(
             Entry(
-                op=op, slots=slots, m=m, barrier=barrier, skip_if_zero=skip_if_zero, segment=segment
+                op=op, slots=slots, m=rows.name, barrier=barrier, skip_if_zero=skip, segment=segment
             )
         )
+
+    def product(
+        self, op: str, segment: str, m: ArgRef, weight: str, a: BufferRef, *rest: Value
+    ) -> None:
+        """Append a product of m rows; `rest` are its slots from the residual on."""
+        self.add(op, segment, *self.gemm(weight, a, m), *rest)
 
     def linear(
         self,
@@ -138,8 +150,14 @@ class TapeBuilder:
     ) -> None:
         """Append c = a W^T + bias + residual over all m rows."""
         added = self.rows(residual) if residual else NO_RESIDUAL
-        values = (*self.gemm(weight, a, m), *added, *self.rows(c), *self.split)
-        self.add(op, segment, m.name, *values)
+        self.product(op, segment, m, weight, a, *added, *self.rows(c), *self.split)
+
+    def gather(
+        self, segment: str, m: ArgRef, places: str, source: BufferRef, target: BufferRef
+    ) -> None:
+        """Append target = the m rows of source that the argument `places` tells."""
+        values = (m, self.buffers[source.name].columns, ArgRef(name=places))
+        self.add("gather_rows", segment, *values, *self.rows(source), *self.rows(target))
 
     def finish(self, name: str, args: tuple[str, ...], tokens: int, sequences: int) -> Tape:
         """Plan the buffers and return the tape."""
@@ -206,7 +224,7 @@ class _Forward(TapeBuilder):
         """Token ids to x; a tied model reads the head's packed columns."""
         table = "head" if self.spec.tied_head else "embed"
         values = (_T, self.spec.hidden_size, _arg("token_ids"), self.weight(table))
-        self.add("embed", "embed", "n_tokens", *values, *self.rows(self.x))
+        self.add("embed", "embed", *values, *self.rows(self.x))
 
     def pre_attention(self, layer: int) -> None:
         """Norm, the fused q, k, v projection, rotary embedding, and k and v into the pools."""
@@ -217,7 +235,7 @@ class _Forward(TapeBuilder):
         tables = map(self.weight, rope_names(rope))
         norms = (self.weight(f"{name}.q_norm"), self.weight(f"{name}.k_norm"))
         self.add(
-            "rope_store", segment, "n_tokens",
+            "rope_store", segment,
             _T, *self.rows(self.qkv), *self.heads(), turned, _arg("positions"),
             *tables, *norms, spec.norm_eps, _arg("kv_slots"), *_pools(layer),
         )  # fmt: skip
@@ -235,7 +253,7 @@ class _Forward(TapeBuilder):
             added = WeightRef(name=bias if bias in self.weights else None, offset=column * size)
             out = replace(self.qkv, offset=column * size)
             values = (*gemm[:-1], added, *NO_RESIDUAL, out, self.rows(self.qkv)[1])
-            self.add("qkv", f"pre_attn({layer})", "n_tokens", *values, self.split[0], 0)
+            self.add("qkv", f"pre_attn({layer})", *values, self.split[0], 0)
             column += n
 
     def attend(self, layer: int) -> None:
@@ -247,31 +265,23 @@ class _Forward(TapeBuilder):
         where: tuple[Value, ...] = (*self.rows(self.qkv), *keys, *_pools(layer))
         prefill, decode = _arg("n_prefill"), _arg("n_decode")
         out = self.rows(self.attention)
-        self.add(
-            "prefill_attention", segment, "n_prefill",
-            prefill, *shared, *where, *out, skip_if_zero="n_prefill",
-        )  # fmt: skip
-        self.add(
-            "decode_attention", segment, "n_decode",
-            prefill, decode, *shared, _arg("kv_splits"), *where, self.partial, *out,
-            skip_if_zero="n_decode",
-        )  # fmt: skip
+        self.add("prefill_attention", segment, prefill, *shared, *where, *out, skips=True)
+        values = (prefill, decode, *shared, _arg("kv_splits"), *where, self.partial, *out)
+        self.add("decode_attention", segment, *values, m=decode, skips=True)
 
     def pick(self, layer: int) -> tuple[ArgRef, BufferRef, BufferRef]:
         """Gather the rows whose logits are wanted: behind the last layer's K and V no other is."""
         for of, to in ((self.x, self.picked), (self.attention, self.picked_attention)):
-            values = (_OUT, self.buffers[of.name].columns, _arg("out_rows"))
-            gather = (*values, *self.rows(of), *self.rows(to))
-            self.add("gather_rows", f"post_attn({layer})", _OUT.name, *gather)
+            self.gather(f"post_attn({layer})", _OUT, "out_rows", of, to)
         return _OUT, self.picked, self.picked_attention
 
     def post_attention(self, layer: int, m: ArgRef, x: BufferRef, attention: BufferRef) -> None:
         """Output projection and MLP of m rows, each added to x."""
         name, segment = f"layers.{layer}", f"post_attn({layer})"
         self.branch("o", segment, m, name, attention, x)
-        self.norm(segment, f"{name}.post_norm", x, self.normed, m=m.name)
-        gemm = self.gemm(f"{name}.gate_up", self.normed, m)
-        self.add("gate_up", segment, m.name, *gemm, *self.rows(self.inner))
+        self.norm(segment, f"{name}.post_norm", x, self.normed, m)
+        gate_up = f"{name}.gate_up"
+        self.product("gate_up", segment, m, gate_up, self.normed, *self.rows(self.inner))
         self.branch("down", segment, m, name, self.inner, x)
 
     def branch(
@@ -287,26 +297,23 @@ class _Forward(TapeBuilder):
         rows = (m, spec.hidden_size, *self.rows(self.normed))
         if spec.branch_norms:
             how: tuple[Value, ...] = (self.weight(f"{layer}.{_BRANCH_NORMS[op]}"), spec.norm_eps)
-            self.add("rmsnorm_add", segment, m.name, *rows, *how, *self.rows(x))
+            self.add("rmsnorm_add", segment, *rows, *how, *self.rows(x))
         else:
-            self.add("scaled_add", segment, m.name, *rows, spec.branch_scale, *self.rows(x))
+            self.add("scaled_add", segment, *rows, spec.branch_scale, *self.rows(x))
 
     def head(self) -> None:
         """Logits of the picked rows."""
-        self.norm("head", "final_norm", self.picked, self.final, m="n_out")
-        gemm = self.gemm("head", self.final, _OUT)
-        logits = (_arg("logits"), _arg("logits_stride"))
-        self.add("head", "head", _OUT.name, *gemm, *NO_RESIDUAL, *logits, *self.split)
+        self.norm("head", "final_norm", self.picked, self.final, _OUT)
+        rest = (*NO_RESIDUAL, _arg("logits"), _arg("logits_stride"), *self.split)
+        self.product("head", "head", _OUT, "head", self.final, *rest)
 
     # ---- groups of slots ----
 
-    def norm(
-        self, segment: str, weight: str, x: BufferRef, out: BufferRef, *, m: str = "n_tokens"
-    ) -> None:
+    def norm(self, segment: str, weight: str, x: BufferRef, out: BufferRef, m: ArgRef = _T) -> None:
         """Append an RMSNorm of the first m rows."""
         spec = self.spec
-        values = (_arg(m), spec.hidden_size, *self.rows(x), self.weight(weight), spec.stream_eps)
-        self.add("rmsnorm", segment, m, *values, *self.rows(out))
+        values = (m, spec.hidden_size, *self.rows(x), self.weight(weight), spec.stream_eps)
+        self.add("rmsnorm", segment, *values, *self.rows(out))
 
     def heads(self) -> tuple[int, int, int]:
         """Return query heads, KV heads and head_dim."""
@@ -315,9 +322,6 @@ class _Forward(TapeBuilder):
 
 def _arg(name: str) -> ArgRef:
     return ArgRef(name=name)
-
-
-_T, _OUT = ArgRef(name="n_tokens"), ArgRef(name="n_out")
 
 
 def _pools(layer: int) -> tuple[KvRef, KvRef]:

@@ -7,7 +7,7 @@ place that knows Hugging Face tensor names; the shape check and the packer both 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from dovetail.compiler.checkpoint import Checkpoint
@@ -65,13 +65,13 @@ def check_tensors(spec: ModelSpec, checkpoint: Checkpoint) -> None:
     dtype, or is not known to this architecture (an adapter or quantization that would silently
     be lost).
     """
-    check_sources(weight_sources(spec), checkpoint, lambda name: _ignorable(name, spec))
+    check_sources(weight_sources(spec), checkpoint, _UNUSED_TIED if spec.tied_head else _UNUSED)
 
 
 def check_sources(
-    sources: Iterable[WeightSource], checkpoint: Checkpoint, ignorable: Callable[[str], bool]
+    sources: Iterable[WeightSource], checkpoint: Checkpoint, unused: re.Pattern[str]
 ) -> None:
-    """Compare the tensors of `sources` with a checkpoint that may only have `ignorable` others."""
+    """Compare the tensors of `sources` with a checkpoint, which may have `unused` ones beside."""
     known: set[str] = set()
     for source in sources:
         for name, rows in source.heights.items():
@@ -89,18 +89,15 @@ def check_sources(
                 )
             known.add(name)
     for name in checkpoint.tensors:
-        if name not in known and not ignorable(name):
+        if name not in known and not unused.fullmatch(name):
             raise SpecError(
                 f"{checkpoint.path}: tensor {name} is not part of this architecture as "
                 "its configuration has it; adapters and quantized weights must be merged first"
             )
 
 
-_BUFFERS = re.compile(r".*rotary_emb\.(inv_freq|cos_cached|sin_cached)|.*attn\.masked_bias")
-
-
-def _ignorable(name: str, spec: ModelSpec) -> bool:
-    return bool(_BUFFERS.fullmatch(name)) or (spec.tied_head and name == "lm_head.weight")
+_UNUSED = re.compile(r".*rotary_emb\.(inv_freq|cos_cached|sin_cached)|.*attn\.masked_bias")
+_UNUSED_TIED = re.compile(rf"{_UNUSED.pattern}|lm_head\.weight")
 
 
 def _all_sources(spec: ModelSpec) -> Iterator[WeightSource]:

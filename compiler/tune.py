@@ -18,7 +18,7 @@ from typing import Any, Unpack
 import msgspec
 
 from dovetail.codegen.isa.target import Target
-from dovetail.codegen.library import BuiltLibrary, build_library
+from dovetail.codegen.library import build_library
 from dovetail.codegen.targets import runs_on
 from dovetail.compiler.attention_search import AttentionTask, search_attention
 from dovetail.compiler.calibrate import figures_of
@@ -42,7 +42,7 @@ from dovetail.compiler.recorder import Allowance, Recorder, describe_disturbed
 from dovetail.compiler.request import (
     ModelOptions,
     ModelRequest,
-    check_calibration,
+    check_model_request,
     choose_targets,
     read_kernels,
 )
@@ -219,7 +219,11 @@ class TuningJob:
         library = build_library(part.library, request.cache)
         threads = max(item.work.threads for item in part.items)
         if request.ray is not None:
-            return _join_cluster(request, part, library, threads, stack), None
+            jobs = _import_ray_jobs()
+            stack.enter_context(jobs.connect(request.ray))
+            slots = jobs.count_slots(part.identity.machine(threads))
+            count = min(slots, request.workers or slots, len(part.items))
+            return jobs.open_measurers(library, part.identity, count), None
         cores, note = core_sets(self.hardware, threads, request.workers or 1)
         pool = pool_bytes(self.hardware)
         meters = (Meter(library.path, library.index, pool_bytes=pool, cpus=c) for c in cores)
@@ -245,18 +249,6 @@ def _import_ray_jobs() -> Any:
             "Ray is not installed; add the extra: pip install 'dovetail[ray]'"
         ) from None
     return ray_jobs
-
-
-def _join_cluster(
-    request: TuneRequest, part: TuningPart, library: BuiltLibrary, threads: int, stack: ExitStack
-) -> Sequence[StoppableMeasurer]:
-    ray_jobs = _import_ray_jobs()
-    stack.enter_context(ray_jobs.connect(str(request.ray)))
-    slots = ray_jobs.count_slots(part.identity.machine(threads))
-    count = min(slots, request.workers or slots, len(part.items))
-    measurers: Sequence[StoppableMeasurer]
-    measurers = ray_jobs.open_measurers(library, part.identity, count)
-    return measurers
 
 
 def _prepare(request: TuneRequest, say: Say) -> TuningJob:
@@ -316,7 +308,6 @@ def _prepare(request: TuneRequest, say: Say) -> TuningJob:
 
 def _read_spec(request: TuneRequest, target: Target) -> ModelSpec:
     """Return the model as a compile would store it."""
-    check_calibration(request)
     source = open_model(request.model)
     spec = request.read_spec(target, source)
     quantised = request.quantise(spec, source, calibrate=calibrate_model)
@@ -340,8 +331,7 @@ def _choose_plans(
 
 
 def _check_request(request: TuneRequest) -> None:
-    if request.effort not in EFFORTS:
-        raise SpecError(f"effort {request.effort!r} is unknown; choose one of {', '.join(EFFORTS)}")
+    check_model_request(request, EFFORTS)
     if request.workers is not None and request.workers < 1:
         raise SpecError(f"--workers must be at least 1, not {request.workers}")
     if request.budget is not None and not 0 < request.budget < 1e9:

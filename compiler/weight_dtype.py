@@ -28,8 +28,11 @@ def resolve_weight_dtype(wanted: str | None, stored: str, target: Target | None)
 
     Raises SpecError for a name that is none of these.
     """
-    if wanted is not None and wanted != AUTO:
-        return _chosen(wanted)
+    if wanted in CHOICES:
+        return CHOICES[wanted]
+    if wanted not in (None, AUTO):
+        names = ", ".join((AUTO, *CHOICES))
+        raise SpecError(f"weight dtype {wanted!r} is not supported; choose one of {names}")
     if stored in FORMATS and stored != "f32":
         return stored
     return "bf16" if target is not None and target.rounds_rows else "f32"
@@ -44,10 +47,3 @@ def describe_weight_dtype(name: str, chosen: str, stored: str, target: Target) -
     else:
         why = f"since {target.name} has no products of bfloat16; the checkpoint has {stored}"
     return f"weights of {name} are {chosen}, {why} (--weight-dtype auto)"
-
-
-def _chosen(name: str) -> str:
-    if name not in CHOICES:
-        names = ", ".join((AUTO, *CHOICES))
-        raise SpecError(f"weight dtype {name!r} is not supported; choose one of {names}")
-    return CHOICES[name]

@@ -45,7 +45,10 @@ def keep_formats(spec: ModelSpec, checkpoint: Checkpoint) -> ModelSpec:
     and differ are float32 together.
     """
     spec = replace(spec, formats=tuple(_split_qkv(spec, checkpoint)))
-    kept = dict(_formats(spec, checkpoint))
+    kept = {}
+    for source in matrices(spec):
+        found = {stored_format(checkpoint.info(name)) for name in source.tensors}
+        kept[source.name] = found.pop() if len(found) == 1 else WIDEST
     return with_formats(spec, kept)
 
 
@@ -72,12 +75,6 @@ def quantise_formats(spec: ModelSpec, form: str) -> ModelSpec:
 def matrices(spec: ModelSpec) -> Iterator[WeightSource]:
     """Yield the weights that are matrices of a checkpoint."""
     return (source for source in weight_sources(spec) if source.is_matrix)
-
-
-def _formats(spec: ModelSpec, checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
-    for source in matrices(spec):
-        found = {stored_format(checkpoint.info(name)) for name in source.tensors}
-        yield source.name, found.pop() if len(found) == 1 else WIDEST
 
 
 def _split_qkv(spec: ModelSpec, checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import ceil
@@ -23,13 +23,14 @@ from dovetail.compiler.checkpoint import Checkpoint
 from dovetail.compiler.encoder_tensors import encoder_sources, encoder_tables
 from dovetail.compiler.gguf_blocks import FORM_OF_KIND, read_blocks
 from dovetail.compiler.quantise import quantise_rows
+from dovetail.compiler.quantising import Advance
 from dovetail.compiler.rope import rope_tables
 from dovetail.compiler.tensors import WeightSource, weight_sources
 from dovetail.ir.block_format import BlockFormat, Blocks, stack_blocks
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.encoder import EncoderSpec
 from dovetail.ir.errors import SpecError
-from dovetail.ir.formats import FORMATS, FloatFormat, is_quantised
+from dovetail.ir.formats import FORMATS, WeightFormat
 from dovetail.ir.model import PANEL, ModelSpec, WeightChunks, WeightEntry, rope_names
 
 PAGE = 4096
@@ -41,8 +42,6 @@ a chunk of memory."""
 
 Array = npt.NDArray[Any]
 NO_POWERS: Mapping[str, Array] = MappingProxyType({})
-Progress = Callable[[int, int], None]
-"""Called with (bytes done, bytes in all)."""
 
 
 def plan_sources(
@@ -82,7 +81,7 @@ def pack_weights(
     spec: ModelSpec,
     checkpoint: Checkpoint,
     path: Path,
-    progress: Progress | None = None,
+    advance: Advance | None = None,
     powers: Mapping[str, Array] = NO_POWERS,
 ) -> tuple[tuple[WeightEntry, ...], WeightChunks]:
     """Write `path` for a decoder; see `pack_sources`."""
@@ -90,15 +89,15 @@ def pack_weights(
     for name, rope in spec.ropes().items():
         tables |= zip(rope_names(name), rope_tables(rope, spec.max_context), strict=True)
     given = (weight_sources(spec), spec.weight_format, checkpoint, path, tables)
-    return pack_sources(*given, progress, powers)
+    return pack_sources(*given, advance, powers)
 
 
 def pack_encoder(
-    spec: EncoderSpec, checkpoint: Checkpoint, path: Path, progress: Progress
+    spec: EncoderSpec, checkpoint: Checkpoint, path: Path, advance: Advance
 ) -> tuple[tuple[WeightEntry, ...], WeightChunks]:
     """Write `path` for an encoder; see `pack_sources`."""
     sources, tables = encoder_sources(spec, checkpoint), encoder_tables(spec)
-    return pack_sources(sources, spec.weight_format, checkpoint, path, tables, progress)
+    return pack_sources(sources, spec.weight_format, checkpoint, path, tables, advance)
 
 
 def pack_sources(
@@ -107,14 +106,16 @@ def pack_sources(
     checkpoint: Checkpoint,
     path: Path,
     tables: Mapping[str, Array],
-    progress: Progress | None = None,
+    advance: Advance | None = None,
     powers: Mapping[str, Array] = NO_POWERS,
 ) -> tuple[tuple[WeightEntry, ...], WeightChunks]:
     """Write `path`; return its index and the sha256 of every 4 MiB.
 
-    tables: the weights that no tensor holds, by name. powers: weight -> float32 [k], what an error
-    of each value of K costs where values are quantised. Raises SpecError for weights with NaN or
-    infinite values, OSError when the disk is full or read-only.
+    tables: the weights that no tensor holds, by name. advance: gets bytes done, and all. powers:
+    weight -> float32 [k], what an error of each value of K costs where values are quantised.
+
+    Raises SpecError for weights with NaN or infinite values, OSError when the disk is full or
+    read-only.
     """
     entries = plan_sources(sources, format_of)
     total = total_bytes(entries)
@@ -136,8 +137,8 @@ def pack_sources(
         try:
             for digest in pool.map(write_chunk, range(0, total, CHUNK_BYTES)):
                 digests.append(digest)
-                if progress:
-                    progress(min(len(digests) * CHUNK_BYTES, total), total)
+                if advance:
+                    advance(min(len(digests) * CHUNK_BYTES, total), total)
         finally:
             pool.shutdown(cancel_futures=True)
         os.fsync(file.fileno())
@@ -184,24 +185,26 @@ class _Packer:
         return values.reshape(-1).view(np.uint8)[low - first * unit : high - first * unit]
 
     def _units(self, source: WeightSource, dtype: str, first: int, last: int) -> Array:
-        """Return rows, panels or pairs of panels [first, last); a vector is one unit."""
+        """Return rows, panels or pairs of panels [first, last); a vector is one unit.
+
+        Of a pair, panel 2j is of the first tensor and 2j + 1 of the second.
+        """
         if source.name in self.tables:
             return self.tables[source.name][first:last]
-        parts = [_Part(self.checkpoint, dtype, *part) for part in source.parts]
+        power, form = self.powers.get(source.name), FORMATS[dtype]
+        parts = [_Part(self.checkpoint, form, power, *part) for part in source.parts]
         top, bottom = first * PANEL, last * PANEL
-        if is_quantised(dtype) and source.layout in ("packed", "packed_pair"):
-            power = self.powers.get(source.name)
-            return _quantised_units(parts, source, dtype, (top, bottom), power)
-        if source.layout == "vector":
-            return (_stacked_rows(parts, source.rows, 0, source.n) + source.plus) * source.times
-        if source.layout == "pair_vector":
-            pair = [part.rows(0, source.rows[0]).reshape(-1, 1) for part in parts]
-            return _interleave(pair, dtype)
-        if source.layout == "rows":
-            return _stacked_rows(parts, source.rows, first, last)
+        if source.layout in ("vector", "rows"):
+            span = (0, source.n) if source.layout == "vector" else (first, last)
+            rows: Array = (_stack(parts, *span) + source.plus) * source.times
+            return rows
         if source.layout == "packed":
-            return _float_form(dtype).pack(_stacked_rows(parts, source.rows, top, bottom))
-        return _interleave([part.rows(top, bottom) for part in parts], dtype)
+            return form.pack(_stack(parts, top, bottom))
+        if source.layout == "pair_vector":
+            pair = [part.rows(0, part.count).reshape(-1, 1) for part in parts]
+        else:
+            pair = [part.rows(top, bottom) for part in parts]
+        return np.stack([form.pack(each) for each in pair], axis=1)
 
 
 def _unit_bytes(entry: WeightEntry) -> int:
@@ -218,32 +221,31 @@ def _unit_bytes(entry: WeightEntry) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """`count` rows of a tensor read in ranges, converted and checked to be finite."""
+    """`count` rows of a tensor, read in ranges and checked to be finite, in the format `form`.
+
+    power: as of `powers`.
+    """
 
     checkpoint: Checkpoint
-    wanted: str
+    form: WeightFormat
+    power: Array | None
     name: str
     start: int
     count: int
 
-    def rows(self, first: int, last: int) -> Array:
-        info = self.checkpoint.info(self.name)
-        first, last = (self.start + min(row, self.count) for row in (first, last))
-        values = self.checkpoint.rows(self.name, first, last)
-        self._require(info.dtype.all_finite(values))
-        return convert(values, info.dtype.name, self.wanted)
-
-    def blocks(self, form: BlockFormat, first: int, last: int, power: Array | None) -> Blocks:
-        """Return rows as the file has them in `form`, else quantised; power: as of `powers`."""
+    def rows(self, first: int, last: int) -> Any:
+        """Return float rows converted, or `Blocks`: as the file has them, else quantised."""
         first, last = (self.start + min(row, self.count) for row in (first, last))
         info = self.checkpoint.info(self.name)
-        if FORM_OF_KIND.get(info.kind) == form:
+        if FORM_OF_KIND.get(info.kind) == self.form:
             found = read_blocks(info.kind, self.checkpoint.blocks(self.name, first, last))
             self._require(bool(np.isfinite(found.scales).all()))
             return found
         values = self.checkpoint.rows(self.name, first, last)
         self._require(info.dtype.all_finite(values))
-        return quantise_rows(info.dtype.widen(values), form, power)
+        if isinstance(self.form, BlockFormat):
+            return quantise_rows(info.dtype.widen(values), self.form, self.power)
+        return convert(values, info.dtype.name, self.form.name)
 
     def _require(self, finite: bool) -> None:
         if not finite:
@@ -251,49 +253,17 @@ class _Part:
             raise SpecError(f"{path}: tensor {self.name} has NaN or infinite values")
 
 
-def _stacked_rows(parts: list[_Part], sizes: tuple[int, ...], first: int, last: int) -> Array:
-    """Return rows [first, last) of the tensors stacked on one another."""
-    pieces = [part.rows(*span) for part, span in _spans(parts, sizes, first, last)]
-    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-
-
-def _quantised_units(
-    parts: list[_Part], source: WeightSource, dtype: str, rows: tuple[int, int], power: Array | None
-) -> Array:
-    """Return the panels of rows [first, last), or of two tensors' in turns, in blocks."""
-    form = FORMATS[dtype]
-    assert isinstance(form, BlockFormat)
-    if source.layout == "packed_pair":
-        gate, up = (form.pack(part.blocks(form, *rows, power)) for part in parts)
-        return np.stack((gate, up), axis=1)
-    spans = _spans(parts, source.rows, *rows)
-    found = [part.blocks(form, *span, power) for part, span in spans]
-    packed: Array = form.pack(stack_blocks(found))
-    return packed
-
-
-def _spans(
-    parts: list[_Part], sizes: tuple[int, ...], first: int, last: int
-) -> Iterator[tuple[_Part, tuple[int, int]]]:
-    """Yield the tensors, stacked on one another, that hold rows [first, last), and their rows."""
-    base = 0
-    for part, size in zip(parts, sizes, strict=True):
-        low, high = max(first - base, 0), min(last - base, size)
+def _stack(parts: list[_Part], first: int, last: int) -> Any:
+    """Return rows [first, last) of the parts stacked on one another, as `_Part.rows` does."""
+    pieces, base = [], 0
+    for part in parts:
+        low, high = max(first - base, 0), min(last - base, part.count)
         if low < high:
-            yield part, (low, high)
-        base += size
-
-
-def _interleave(pair: list[Array], dtype: str) -> Array:
-    """Return panels with 2j from the first and 2j+1 from the second of two row-major [n][K]."""
-    gate, up = (_float_form(dtype).pack(rows) for rows in pair)
-    return np.stack((gate, up), axis=1)
-
-
-def _float_form(dtype: str) -> FloatFormat:
-    form = FORMATS[dtype]
-    assert isinstance(form, FloatFormat)
-    return form
+            pieces.append(part.rows(low, high))
+        base += part.count
+    if isinstance(pieces[0], Blocks):
+        return stack_blocks(pieces)
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
 def _packed_extent(source: WeightSource, dtype: str) -> tuple[int, int]:

@@ -12,13 +12,13 @@ import hashlib
 import io
 import json
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from dovetail.compiler.config import read_bounded
+from dovetail.compiler.config import parse_json, read_bounded
 from dovetail.ir.errors import SpecError
 
 MAX_TRACE_BYTES = 1 << 30
@@ -45,13 +45,8 @@ OUTPUT_COLUMNS = (
 )
 
 
-def _wall_time(text: str) -> float:
-    whole, _, digits = text.partition(".")  # Azure's seconds have seven digits, Python's six
-    return datetime.fromisoformat(whole).timestamp() + float(f"0.{digits or 0}")
-
-
 TIME_COLUMNS: dict[str, Callable[[str], float]] = {
-    "TIMESTAMP": _wall_time,  # Azure
+    "TIMESTAMP": lambda text: datetime.fromisoformat(text).timestamp(),  # Azure
     "timestamp": lambda text: float(text) / 1000,  # Mooncake, in milliseconds
     "Timestamp": float,  # BurstGPT
     "arrival_s": float,  # our own
@@ -118,8 +113,14 @@ def read_workload(path: str | Path | None) -> WorkloadSpec:
     if path is None:
         return DEFAULT_WORKLOAD
     file = Path(path)
-    pairs = list(_lengths(_records(file), str(file)))
-    if not any(prompt + output for prompt, output in pairs):
+    columns: list[str] = []
+    pairs: list[tuple[int, ...]] = []
+    for number, record in enumerate(_records(file), 1):
+        known = (PROMPT_COLUMNS, OUTPUT_COLUMNS)
+        columns = columns or [_column(record, names, file) for names in known]
+        where = f"{file} request {number}"
+        pairs.append(tuple(_length(record.get(c), f"{where}: {c}") for c in columns))
+    if not any(map(any, pairs)):
         raise SpecError(f"{file} has no requests of any length")
     prompts, outputs = zip(*pairs, strict=True)
     return WorkloadSpec(file.name, prompts, outputs)
@@ -153,11 +154,10 @@ def _records(file: Path) -> Iterator[Mapping[str, Any]]:
         except csv.Error as error:
             raise SpecError(f"{file} is not valid CSV: {error}") from None
     elif ".jsonl" in file.suffixes:
-        for number, line in enumerate(text.splitlines(), 1):
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise SpecError(f"{file} line {number} is not valid JSON: {error}") from None
+        for number, line in enumerate(text.split("\n"), 1):  # other separators may stand in texts
+            if not line.strip():
+                continue
+            record = parse_json(line, f"{file} line {number}")
             if not isinstance(record, dict):
                 raise SpecError(f"{file} line {number} is not a JSON object")
             yield record
@@ -178,31 +178,20 @@ def _text(file: Path) -> str:
         raise SpecError(f"{file} cannot be read as a text trace: {error}") from None
 
 
-def _lengths(records: Iterable[Mapping[str, Any]], name: str) -> Iterator[tuple[int, int]]:
-    columns: list[str] = []
-    for number, record in enumerate(records, 1):
-        columns = columns or [_column(record, known, name) for known in _KNOWN_COLUMNS]
-        prompt, output = (_length(record.get(c), c, number, name) for c in columns)
-        yield prompt, output
-
-
-_KNOWN_COLUMNS = (PROMPT_COLUMNS, OUTPUT_COLUMNS)
-
-
-def _column(record: Mapping[str, Any], known: tuple[str, ...], name: str) -> str:
+def _column(record: Mapping[str, Any], known: tuple[str, ...], file: Path) -> str:
     for column in known:
         if column in record:
             return column
-    raise SpecError(f"{name} has none of the columns {', '.join(known)}")
+    raise SpecError(f"{file} has none of the columns {', '.join(known)}")
 
 
-def _length(value: object, column: str, number: int, name: str) -> int:
+def _length(value: object, where: str) -> int:
     try:
         length = int(str(value))
     except ValueError:
         length = -1
     if not 0 <= length <= MAX_TOKENS:
-        raise SpecError(f"{name} request {number}: {column} is {value!r}, not a number of tokens")
+        raise SpecError(f"{where} is {value!r}, not a number of tokens")
     return length
 
 

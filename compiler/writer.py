@@ -25,6 +25,7 @@ from dovetail.compiler.config import read_bounded
 from dovetail.compiler.shared_kernels import TargetKernels
 from dovetail.ir.artifact import FileEntry, Manifest
 from dovetail.ir.errors import ArtifactError, SpecError
+from dovetail.ir.files import lock_unheld
 from dovetail.ir.index_file import IndexManifest
 from dovetail.ir.trust import remember
 
@@ -60,7 +61,7 @@ class ArtifactWriter:
         """List a file of others that never changes, without a copy where the disk is the same."""
         path = self.path_for(name)
         try:
-            os.link(source, path)
+            os.link(source.resolve(), path)  # a link's own would point elsewhere from there
         except OSError:
             shutil.copyfile(source, path)
             with path.open("rb") as file:
@@ -100,7 +101,8 @@ class ArtifactWriter:
         _check_replaceable(self.target, self.kind)
         for folder in (self.root, *(p for p in self.root.rglob("*") if p.is_dir())):
             _sync_folder(folder)
-        self.root.chmod(0o777 & ~_umask())  # it was made private
+        os.umask(mask := os.umask(0))
+        self.root.chmod(0o777 & ~mask)  # it was made private
         if not foreign:
             remember((self.root / MANIFEST).read_bytes())
         replace_folder(self.root, self.target)
@@ -132,25 +134,20 @@ def write_artifact(
         target = target.resolve()
     _check_replaceable(target, kind)
     with ExitStack() as stack:
-        root = _make_sibling(target, stack)
+        try:
+            sweep(target.parent, f".{target.name}.")
+            root = stack.enter_context(half_made(target.parent, f".{target.name}."))
+        except OSError as error:
+            reason = error.strerror or error
+            raise SpecError(
+                f"cannot write to {target.parent}: {reason}; choose another output"
+            ) from error
         try:
             yield ArtifactWriter(target, root, kind=kind)
         except OSError as error:
             raise ArtifactError(
                 f"cannot write {output}: {error.strerror or error}; nothing was written"
             ) from error
-
-
-def _make_sibling(target: Path, stack: ExitStack) -> Path:
-    """Make the temporary directory."""
-    try:
-        sweep(target.parent, f".{target.name}.")
-        return stack.enter_context(half_made(target.parent, f".{target.name}."))
-    except OSError as error:
-        reason = error.strerror or error
-        raise SpecError(
-            f"cannot write to {target.parent}: {reason}; choose another output"
-        ) from error
 
 
 @contextmanager
@@ -175,17 +172,10 @@ def sweep(folder: Path, prefix: str = "") -> None:
     """Remove what killed compiles left half-made in a folder: nobody holds its lock."""
     found = [path for path in folder.iterdir() if path.name.endswith(SUFFIX)]
     for left in (path for path in found if path.name.startswith(prefix)):
-        try:
-            descriptor = os.open(left, os.O_RDONLY | os.O_DIRECTORY)
-        except OSError:
-            continue
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(left, ignore_errors=True)
-        except OSError:  # in use
-            continue
-        finally:
-            os.close(descriptor)
+        with suppress(OSError):
+            if lock := lock_unheld(left):
+                with lock:
+                    shutil.rmtree(left, ignore_errors=True)
 
 
 KINDS = {Manifest: "artifact", IndexManifest: "index"}
@@ -237,9 +227,3 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -8,9 +8,8 @@ figures are assumed, so that only its ranking means something.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -35,11 +34,7 @@ MEMORY_BYTES_PER_SECOND = 4e10
 """What all cores read from memory together."""
 
 
-class Regressor(Protocol):
-    """What scikit-learn's regressors do."""
-
-    def predict(self, features: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Return one value per row of features."""
+Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +42,7 @@ class Work:
     """What the busiest thread does. Seconds: multiply-adds, and reads from each cache level."""
 
     compute: float
-    traffic: tuple[float, float, float, float]
+    traffic: tuple[float, ...]
     calls: float
     reduce: float
 
@@ -84,28 +79,22 @@ def estimate_work(task: SearchTask, m: int, program: Program) -> Work:
     weight = groups * group * depth
     seen = part[1] * group * part[2]
     columns = tile.panels * PANEL / (2 if op.kind in GATED else 1)
-    size = part, (rows, groups, depth)
-    per_level = [0.0, 0.0, 0.0, 0.0]
-    per_level[3] += weight
-    again = _level(task, _passing(program.order, "m", size) * group)
+    sizes = part, (rows, groups, depth)
+    per_level = [0.0, 0.0, 0.0, weight]
+    again = _level(task, _passing(program.order, "m", sizes) * group)
     per_level[again] += weight * (slices_m - 1)
     per_level[_level(task, seen)] += weight * (tiles - slices_m)
-    again = _level(task, 4 * _passing(program.order, "n", size))
+    again = _level(task, 4 * _passing(program.order, "n", sizes))
     per_level[again] += 4 * rows * depth * groups / part[1]
     per_level[_level(task, 4 * height * part[2])] += 4 * rows * depth * groups
-    again = _level(task, 4 * _passing(program.order, "k", size) * columns)
+    again = _level(task, 4 * _passing(program.order, "k", sizes) * columns)
     per_level[again] += 8 * rows * groups * columns * slices_k
     speeds = list(LEVEL_BYTES_PER_SECOND)
     speeds[3] = min(speeds[3], MEMORY_BYTES_PER_SECOND / task.phase.threads)
     sums = (program.scheme.k - 1) * 8.0 * m * problem.units * PANEL / task.phase.threads
     return Work(
         compute=groups * tiles * depth * cycles / CLOCK,
-        traffic=(
-            per_level[0] / speeds[0],
-            per_level[1] / speeds[1],
-            per_level[2] / speeds[2],
-            per_level[3] / speeds[3],
-        ),
+        traffic=tuple(size / speed for size, speed in zip(per_level, speeds, strict=True)),
         calls=groups * tiles * slices_k * TILE_CYCLES / CLOCK,
         reduce=sums / speeds[2] + BARRIER_SECONDS if sums else 0.0,
     )
@@ -141,10 +130,11 @@ def _sides(part: Slice | Scheme) -> tuple[int, int, int]:
 class CostModel:
     """Predicts seconds: the analytic estimate, times a fitted correction where there is one.
 
-    samples: how many timed programs the correction was fitted to.
+    correction: what `describe_program` sees of programs, a row each, to the logarithms of factors.
+    samples: how many timed programs it was fitted to.
     """
 
-    correction: Regressor | None = field(default=None, compare=False)
+    correction: Callable[[Array], Array] | None = field(default=None, compare=False)
     samples: int = 0
 
     def seconds(self, task: SearchTask, m: int, program: Program) -> float:
@@ -157,7 +147,7 @@ class CostModel:
         if self.correction is None or not programs:
             return work
         rows = np.array([describe_program(task, m, program) for program in programs])
-        factors = np.exp(self.correction.predict(rows))
+        factors = np.exp(self.correction(rows))
         return [float(w * f) for w, f in zip(work, factors, strict=True)]
 
     def best(

@@ -56,7 +56,7 @@ def fit_cost_model(samples: Sequence[Sample]) -> CostModel:
     features = np.array([describe_program(s.task, s.m, s.program) for s in samples])
     ratios = [s.seconds / estimate_work(s.task, s.m, s.program).seconds for s in samples]
     model = GradientBoostingRegressor(n_estimators=120, max_depth=4, random_state=0)
-    return CostModel(model.fit(features, np.log(ratios)), len(samples))
+    return CostModel(model.fit(features, np.log(ratios)).predict, len(samples))
 
 
 def read_samples(records: Iterable[TuningRecord], target: Target) -> list[Sample]:

@@ -141,15 +141,14 @@ class Bench:
         *,
         final: float = FINAL_SHARE,
     ) -> None:
-        self.task, self.m, self.problem, self.end = task, m, task.problem(m), end
+        self.task, self.m, self.problem = task, m, task.problem(m)
         self.default = task.default(m)
         self.found: dict[Program, Measurement] = {}
         self.trials = 0
         self._measurer = measurer
+        self._final_end = self.end = end
         if math.isfinite(end):
-            self._final_end, self.end = end, end - final * max(0.0, self.left)
-        else:
-            self._final_end = end
+            self.end -= final * max(0.0, self.left)
 
     @property
     def left(self) -> float:
@@ -249,8 +248,9 @@ class Bench:
         mine, base = known[0], known[1].median
         return PairedRatio(mine.median / base, mine.bound / base)
 
-    def _right(self) -> bool:
-        return any(self.cost(program) < math.inf for program in self.found)
+    def _right(self) -> list[Program]:
+        """Return the programs that are right, the fastest first."""
+        return sorted((p for p in self.found if self.cost(p) < math.inf), key=self.cost)
 
     def _simple(self) -> list[Program]:
         """Return the programs of every micro-kernel without slices that were not timed."""
@@ -289,7 +289,6 @@ class Bench:
         """Return what is right where the default is not, the fastest first."""
         if not self._right():
             self._measure(self._simple(), self.task.rounds)  # whatever the budget: one must serve
-        if not self._right():
+        if not (right := self._right()):
             raise ScheduleError(self._describe_failure())
-        right = (program for program in self.found if self.cost(program) < math.inf)
-        return sorted(right, key=self.cost)
+        return right

@@ -8,7 +8,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from msgspec.structs import replace
 
 from dovetail.compiler.measure import Measurer
-from dovetail.compiler.schedules import MOST_ROWS, default_gemm_rows, reduce_kernel
+from dovetail.compiler.schedules import MOST_ROWS, default_gemm_rows, merge_rows, reduce_kernel
 from dovetail.compiler.search.policy import DEFAULT, FINAL_ROUNDS, Bench, Choice, SearchTask
 from dovetail.compiler.search.space import WHOLE
 from dovetail.ir.schedule import ORDERS, Row
@@ -51,19 +51,7 @@ def make_rows(
     as_rules = low > 1 and choices[low - 1].program == task.default(low - 1)
     if low <= MOST_ROWS[op.kind] or not rows or rows[-1].source == DEFAULT or as_rules:
         rows += _between(rules, low, math.inf)
-    return _joined(rows)
-
-
-def _joined(rows: Iterable[Row]) -> tuple[Row, ...]:
-    """Return `rows` without those that repeat the one before, which takes their largest loss."""
-    kept: list[Row] = []
-    for row in rows:
-        last = kept[-1] if kept else None
-        if last is None or (last.kernel, last.schedule) != (row.kernel, row.schedule):
-            kept.append(row)
-        elif row.measured_loss is not None:
-            kept[-1] = replace(last, measured_loss=max(row.measured_loss, last.measured_loss or 0))
-    return tuple(kept)
+    return merge_rows(rows)
 
 
 def _between(rules: Sequence[Row], low: int, high: float) -> Iterator[Row]:

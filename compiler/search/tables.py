@@ -1,8 +1,8 @@
 """Schedule tables of a whole model by search: one budget, many products.
 
-In: a model's payload, plans, machine, a `Measurer` and an effort. Out: a ScheduleFile whose rows
-say where they come from. Choosing is pure; only the `Measurer` touches the clock, and keeps the
-records of all trials.
+In: a model's payload, plans, machine, a `Measurer` and an effort. Out: tables whose rows say where
+they come from. Choosing is pure; only the `Measurer` touches the clock, and keeps the records of
+all trials.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.library import LibrarySpec
 from dovetail.compiler.measure import Measurer
-from dovetail.compiler.payload import GemmUse, Payload
+from dovetail.compiler.payload import Payload
+from dovetail.compiler.quantising import Advance
 from dovetail.compiler.schedules import GemmOp, gemm_formats, gemm_kinds, gemm_requests
 from dovetail.compiler.search.cost_model import CostModel
 from dovetail.compiler.search.panels import choose_panels, keep_panels
@@ -24,7 +25,7 @@ from dovetail.compiler.search.sandwich import Sandwich
 from dovetail.compiler.tables import gemm_table, other_tables, plan_teams, unique_tables
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.encoder import Spec
-from dovetail.ir.schedule import Row, ScheduleFile, ScheduleTable
+from dovetail.ir.schedule import Row, ScheduleTable
 from dovetail.topology.hardware import HardwareSpec
 
 POINTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -82,8 +83,6 @@ EFFORTS: dict[str, Effort] = {
 }
 """`none` is not among them: it searches nothing."""
 
-Progress = Callable[[int, int, str], None]
-
 
 def tuning_library(spec: Spec, target: Target) -> LibrarySpec:
     """Return the library that the search measures with: every micro-kernel of the weights' formats.
@@ -111,13 +110,13 @@ def search_tables(
     budget_seconds: float | None = None,
     fixed_order: bool = False,
     choose_policy: Callable[[SearchTask], Policy] | None = None,
-    progress: Progress | None = None,
-) -> ScheduleFile:
+    progress: Advance | None = None,
+) -> tuple[ScheduleTable, ...]:
     """Return schedule tables for `spec`, timed by a `measurer` of its `tuning_library`.
 
     `budget_seconds` bounds the search on the measurer's clock, by default the effort's own;
     `fixed_order` is that of SearchTask. `choose_policy` is asked before each product; by default
-    the effort's policy serves all. `progress` gets (products done, all, the next one's name).
+    the effort's policy serves all. `progress` gets products done, and all.
     """
     seconds = EFFORTS[effort].seconds if budget_seconds is None else budget_seconds
     choose = choose_policy or (lambda _: EFFORTS[effort].policy)
@@ -128,11 +127,11 @@ def search_tables(
     tables: list[ScheduleTable] = []
     for i, (name, task) in enumerate(work):
         if progress:
-            progress(i, len(work), f"{task.op.op} {task.op.n}x{task.op.k}")
+            progress(i, len(work))
         tables.append(gemm_table(task.op, target, name, task.phase.threads, search.rows(task)))
     for team in plan_teams(plans):
         tables += other_tables(spec, target, team.phase, team.plan.threads)
-    return ScheduleFile(tables=unique_tables(tables))
+    return unique_tables(tables)
 
 
 def search_tasks(
@@ -147,30 +146,22 @@ def search_tasks(
     Their seconds are infinite: whoever runs them shares out the budget.
     """
     return [
-        (team.phase, _task(use, most, team.plan, hardware, target, effort))
+        (
+            team.phase,
+            SearchTask(
+                op=use.gemm,
+                target=target,
+                phase=team.plan,
+                hardware=hardware,
+                points=search_points(min(most, max(use.sizes)), effort.points),
+                rounds=effort.rounds,
+                sizes={m: share for m, share in use.sizes.items() if m <= most},
+            ),
+        )
         for team in plan_teams(plans)
         for use in payload.of(team.processes)
         for most in (payload.largest("head") if team.phase == "decode" else max(use.sizes),)
     ]
-
-
-def _task(
-    use: GemmUse,
-    most: int,
-    phase: PhasePlan,
-    hardware: HardwareSpec,
-    target: Target,
-    effort: Effort,
-) -> SearchTask:
-    return SearchTask(
-        op=use.gemm,
-        target=target,
-        phase=phase,
-        hardware=hardware,
-        points=search_points(min(most, max(use.sizes)), effort.points),
-        rounds=effort.rounds,
-        sizes={m: share for m, share in use.sizes.items() if m <= most},
-    )
 
 
 @dataclass(slots=True)

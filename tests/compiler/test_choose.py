@@ -41,7 +41,7 @@ def record(path, cost):
     recorder = Recorder(Landscape(cost), Identity.of(THERE, index), TuningDatabase(path))
     return search_tables(
         WIDE, SCOPE.payload, SCOPE.plans, THERE, recorder, target=TARGET, budget_seconds=1e6
-    ).tables
+    )
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def test_a_machine_without_records_is_served_by_a_model_of_the_others(tmp_path):
     record(path, unlike_the_rules)
     chosen = choose(path, ELSEWHERE)
     assert sources(chosen) == {PREDICTED, DEFAULT}
-    rules = default_tables(WIDE, TARGET, SCOPE.plans, ELSEWHERE).tables
+    rules = default_tables(WIDE, TARGET, SCOPE.plans, ELSEWHERE)
     assert products(chosen.tables) != products(rules)
     assert chosen.records == ()
     (note,) = chosen.notes

@@ -62,6 +62,12 @@ def test_separators_of_unicode_end_no_line_of_json(tmp_path: Path) -> None:
     assert [p.text for p in read_corpus(tmp_path)] == texts
 
 
+def test_a_key_of_null_is_none(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"id": null, "text": "a"}\n{"id": null, "text": "b"}')
+    (tmp_path / "B.TXT.GZ").write_bytes(gzip.compress(b"packed"))
+    assert [p.key for p in read_corpus(tmp_path)] == ["B.TXT.GZ:0", "a.jsonl:0", "a.jsonl:1"]
+
+
 def test_files_that_are_left_out_are_counted_by_their_endings(tmp_path: Path) -> None:
     for name in ("a.md", "b.pdf", "c.pdf", "d.html", ".e.pdf"):
         (tmp_path / name).write_text("text")
@@ -94,6 +100,7 @@ def test_cutting_loses_no_word_and_no_passage_is_too_long(
         ("a.jsonl", '{"id": 1, "text": "x"}\n{"id": "1", "text": "y"}', "the key '1'"),
         ("a.json", "4", "must be a list"),
         ("a.json", '{"t": 4}', "must be texts"),
+        ("a.json", '{"": [1]}', "of '' is none"),
         ("a.json", '{"docs": [{"text": "x"}]}', "of 'docs' is none; .* stand in a list"),
         ("a.json", '{"a": {"text": "x"}}', "of 'a' is none; .* stand in a list"),
         ("a.txt", "  \n", "holds no passages"),

@@ -28,7 +28,7 @@ PLAN = ServicePlan(prefill=PHASE, decode=PHASE)
 def test_every_entry_has_a_table_and_every_row_a_kernel() -> None:
     tape = build_encode_tape(SPEC, WEIGHTS, 512, 8)
     for target in FLOAT_TARGETS.values():
-        tables = default_tables(SPEC, target, [PLAN], read_hardware()).tables
+        tables = default_tables(SPEC, target, [PLAN], read_hardware())
         verify_tape(tape, WEIGHTS, tables)
         built = {request.name for request in gemm_kernels(SPEC, target, tables)}
         searched = {request.name for request in tuning_library(SPEC, target).kernels}

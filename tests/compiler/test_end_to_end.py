@@ -29,7 +29,7 @@ ROUNDS = st.lists(st.floats(0.5, 2.0), min_size=1, max_size=20)
 
 
 def rules_of(one):
-    return default_tables(SPEC, TARGET, [one], read_hardware()).tables
+    return default_tables(SPEC, TARGET, [one], read_hardware())
 
 
 def found_of(one):

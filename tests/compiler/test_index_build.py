@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import shutil
+import subprocess
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -107,6 +109,37 @@ def test_an_interrupted_build_goes_on_where_it_was(folder: Path, tmp_path: Path,
     assert [p.name for p in tmp_path.iterdir()] == ["idx"]
 
 
+def test_a_full_disk_leaves_only_what_a_build_can_go_on_from(tmp_path: Path) -> None:
+    command = ["mount", "-t", "tmpfs", "-o", "nr_inodes=64,size=8k", "none", tmp_path]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a tmpfs needs root")
+    try:
+        output, first, second = tmp_path / "idx", WordEncoder(), WordEncoder()
+        ballast = tmp_path / "ballast"
+        with ballast.open("wb", buffering=0) as file, suppress(OSError):
+            while file.write(bytes(1024)):
+                pass
+        with pytest.raises(ArtifactError, match="No space left on device; nothing was written"):
+            build(output, first)
+        assert [path.name for path in tmp_path.iterdir()] == ["ballast"]
+        ballast.unlink()
+        with pytest.raises(ArtifactError, match=r"vectors of .* are kept in .*idx.building"):
+            build(output, first)
+        assert [path.name for path in tmp_path.iterdir()] == ["idx.building"]
+        subprocess.run(["mount", "-o", "remount,size=1m", tmp_path], check=True)
+        report = build(output, second)
+        assert 0 < report.resumed == 60 - len(second.seen)
+        assert [path.name for path in tmp_path.iterdir()] == ["idx"]
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
+
+
+def test_a_failed_build_without_vectors_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        build(tmp_path / "idx", WordEncoder(left=0))
+    assert not [*tmp_path.iterdir()]
+
+
 def test_another_corpus_or_embedder_begins_anew(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         build(tmp_path / "idx", WordEncoder(left=20))
@@ -134,6 +167,13 @@ def test_what_is_no_index_is_not_replaced(folder: Path, tmp_path: Path) -> None:
     again = build(folder, WordEncoder(), clusters=4, codes="sq8")
     assert again.codes == open_index(folder).index.codes == "sq8"
     build(folder, WordEncoder(), clusters=4)
+
+
+def test_a_seed_that_faiss_cannot_hold_is_refused_before_the_work(tmp_path: Path) -> None:
+    encoder = WordEncoder()
+    with pytest.raises(SpecError, match="the seed 2147483648 is too large"):
+        build(tmp_path / "idx", encoder, seed=1 << 31)
+    assert not encoder.seen
 
 
 def test_an_encoder_that_overflows_is_refused(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from dovetail.codegen.targets import get_target, host_target
 from dovetail.compiler import pipeline
 from dovetail.compiler.choose import Chosen
+from dovetail.compiler.encoder_pipeline import read_encoder_inputs
 from dovetail.compiler.pipeline import compile_model
 from dovetail.compiler.request import CompileRequest, Inputs, choose_targets, read_inputs
 from dovetail.compiler.search.tables import EFFORTS, search_tasks
@@ -18,6 +19,7 @@ from dovetail.compiler.service import service_plans
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.errors import SpecError
 from dovetail.ir.plans import ASKED
+from dovetail.tiny_world import ENCODER
 from dovetail.topology.hardware import read_hardware
 from tests.compiler.test_replay import make_choice
 from tests.models import save_model
@@ -63,6 +65,12 @@ def test_a_budget_is_for_all_targets_and_the_replay(
 def test_without_a_budget_the_effort_is_for_all_targets(model: Path) -> None:
     assert 2 * inputs_of(model, effort="fast").search_seconds == 36.0
     assert inputs_of(model, effort="none").search_seconds == 0.0
+
+
+def test_an_encoder_shares_its_budget_among_the_targets_that_are_measured() -> None:
+    request = CompileRequest(model=ENCODER, output="x", threads=1, targets=TARGETS, budget=10.0)
+    assert 2 * read_encoder_inputs(request).search_seconds == 10.0
+    assert read_encoder_inputs(replace(request, effort="none")).search_seconds == 0.0
 
 
 def test_a_compile_hands_each_target_its_share(

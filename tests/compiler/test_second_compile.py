@@ -37,7 +37,7 @@ def landscape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Landscape:
     texts.mkdir(parents=True, exist_ok=True)
     (tmp_path / "text").symlink_to(texts)
     found = Landscape()
-    monkeypatch.setattr(choose._Session, "_open", lambda session, part, stack: found)
+    monkeypatch.setattr(choose._Search, "_open", lambda search, part, stack: found)
     return found
 
 
@@ -81,13 +81,13 @@ def test_new_records_or_another_order_of_sums_make_a_new_choice(
 def test_a_choice_from_disturbed_trials_waits_for_a_quiet_machine(
     tmp_path: Path, landscape: Landscape, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    search, load, runs = choose._search, [0.0], []
+    search, load, runs = choose._Search.run, [0.0], []
 
     def disturbed(*args: object) -> Chosen:
         runs.append(args)
         return replace(search(*args), disturbed=10**6)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(choose, "_search", disturbed)
+    monkeypatch.setattr(choose._Search, "run", disturbed)
     monkeypatch.setattr(choose, "busy_cores", lambda pus: load[0])
     choose_again(tmp_path, landscape)
     load[0] = 2.0

@@ -268,7 +268,7 @@ def test_a_package_carries_the_libraries_of_its_targets(cache, tmp_path, monkeyp
 def test_the_list_has_all_that_rules_name_for_a_decoder(target, dtype):
     changes = {"n_heads": 6, "n_kv_heads": 2, "head_dim": 64, "weight_dtype": dtype}
     spec = msgspec.structs.replace(SPEC, **changes)
-    tables = default_tables(spec, target, [plan(2, 1)], read_hardware()).tables
+    tables = default_tables(spec, target, [plan(2, 1)], read_hardware())
     named = {row.kernel for table in tables for row in table.rows}
     named |= {row.reduce_kernel for t in tables for row in t.rows if row.reduce_kernel}
     assert named <= {request.name for request in rule_kernels(target)}

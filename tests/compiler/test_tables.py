@@ -39,7 +39,7 @@ def plan(prefill: int, decode: int) -> ServicePlan:
 
 @pytest.mark.parametrize("target", FLOAT_TARGETS.values(), ids=lambda t: t.name)
 def test_every_operator_has_one_table_per_phase(target):
-    tables = default_tables(SPEC, target, [plan(4, 2)], read_hardware()).tables
+    tables = default_tables(SPEC, target, [plan(4, 2)], read_hardware())
     keys = [(t.op, t.phase, t.threads) for t in tables]
     assert len(set(keys)) == len(keys)
     ops = {"embed", "rmsnorm", "qkv", "rope_store", "prefill_attention", "decode_attention", "o"}
@@ -52,14 +52,14 @@ def test_every_operator_has_one_table_per_phase(target):
 
 
 def test_equal_phases_share_tables():
-    tables = default_tables(SPEC, TARGETS["generic"], [plan(3, 3)], read_hardware()).tables
+    tables = default_tables(SPEC, TARGETS["generic"], [plan(3, 3)], read_hardware())
     assert {(t.phase, t.threads) for t in tables} == {("any", 3)}
 
 
 @pytest.mark.parametrize("target", FLOAT_TARGETS.values(), ids=lambda t: t.name)
 def test_rows_name_kernels_that_are_built(target):
     """And no others: the library holds what its tables use."""
-    tables = default_tables(SPEC, target, [plan(2, 1)], read_hardware()).tables
+    tables = default_tables(SPEC, target, [plan(2, 1)], read_hardware())
     named = {row.kernel for table in tables if table.n for row in table.rows}
     assert {request.name for request in gemm_kernels(SPEC, target, tables)} == named
     assert named < {request.name for request in gemm_requests(("bf16",), target)}

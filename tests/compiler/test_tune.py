@@ -256,8 +256,13 @@ def test_a_resumed_job_keeps_its_plans_and_begins_anew_with_other_kernels(
         report = tune(model, database, **options)
         assert report.measured == report.trials and not file.exists()
     file.write_bytes(b"damaged")
-    with pytest.raises(SpecError, match="--no-resume"):
+    with pytest.raises(SpecError, match=r"is damaged .*--no-resume"):
         tune(model, database)
+    file.unlink()
+    file.mkdir()  # there, and nothing that can be read
+    with pytest.raises(SpecError, match=r"cannot read .*choose another --db"):
+        tune(model, database)
+    file.rmdir()
     file.write_bytes(msgspec.json.encode(job))
     # the figures that plans are chosen by may be others now: nobody asks for them
     monkeypatch.delattr(tune_module, "choose_plans")
@@ -272,6 +277,8 @@ def test_a_resumed_job_keeps_its_plans_and_begins_anew_with_other_kernels(
         ({"effort": "heroic"}, "effort"),
         ({"workers": 0}, "workers"),
         ({"budget": -1.0}, "budget"),
+        ({"max_step_tokens": 0}, "a step of 0 tokens"),
+        ({"max_step_sequences": 600}, "no fewer than sequences"),
         ({"hardware": "there.json"}, "this machine"),
         ({"speed": 2}, "no option 'speed'"),
         ({"target": "aarch64-neon"}, "does not run|unknown target"),

@@ -38,6 +38,16 @@ def test_other_columns_and_gzip(tmp_path):
     assert read_workload(mooncake).output_lengths == (1, 2)
 
 
+def test_lines_end_where_json_says_and_may_be_empty(tmp_path):
+    trace = tmp_path / "t.jsonl"
+    lines = [
+        json.dumps({"prompt": "a\u2028b\x85", "prompt_len": n, "output_len": 1}, ensure_ascii=False)
+        for n in (3, 4)
+    ]
+    trace.write_text("\r\n\n".join(lines) + "\n\n", newline="")
+    assert read_workload(trace).prompt_lengths == (3, 4)
+
+
 @pytest.mark.parametrize(
     ("prompt", "output"),
     [
@@ -145,6 +155,11 @@ def test_payload_has_every_gemm_of_the_tape():
             "azure.csv",
             "TIMESTAMP,x\n2023-11-16 18:17:03.9799600,1\n2023-11-16 18:17:05,1",
             [1.02004],
+        ),
+        (
+            "azure2024.csv",
+            "TIMESTAMP,x\n2024-05-10 00:00:00.009930+00:00,1\n2024-05-10 00:00:02.5+00:00,1",
+            [2.49007],
         ),
         ("mooncake.jsonl", '{"timestamp": 0}\n{"timestamp": 3000}\n{"timestamp": 3500}', [3, 0.5]),
         ("burst.csv", "Timestamp,x\n5,1\n45,1", [40]),

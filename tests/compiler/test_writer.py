@@ -10,7 +10,7 @@ import subprocess
 import pytest
 
 from dovetail.compiler.writer import sweep, write_artifact
-from dovetail.ir.artifact import FORMAT_MAJOR, Manifest
+from dovetail.ir.artifact import FORMAT_MAJOR, FileEntry, Manifest
 from dovetail.ir.errors import ArtifactError, SpecError
 
 MANIFEST = {
@@ -148,6 +148,19 @@ def test_a_full_file_system(tmp_path):
             make(tmp_path / "app.dove")
     finally:
         subprocess.run(["umount", tmp_path], check=True)
+
+
+def test_a_link_is_shared_by_the_file_it_leads_to(tmp_path):
+    """As in the cache of the hub, whose files are links to where the contents lie."""
+    (tmp_path / "blob").write_bytes(b"123")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/weights").symlink_to("../blob")
+    with write_artifact(tmp_path / "app.dove") as artifact:
+        entry = FileEntry(bytes=3, sha256=None)
+        artifact.link("deep/er/weights", tmp_path / "folder/weights", entry)
+        artifact.commit(**MANIFEST)
+    assert (tmp_path / "app.dove/deep/er/weights").read_bytes() == b"123"
+    assert (tmp_path / "app.dove/deep/er/weights").samefile(tmp_path / "blob")
 
 
 def test_what_a_killed_compile_left_is_swept(tmp_path):

@@ -54,7 +54,7 @@ def test_each_thread_reads_its_whole_share_of_unlike_pages(monkeypatch):
 
 
 def test_multiply_adds_are_those_of_the_target_held_to(monkeypatch):
-    def run_once(hardware, threads, passes, work):
+    def run_once(threads, passes, work):
         work(0)
         return [1.0]
 
@@ -69,5 +69,5 @@ def test_multiply_adds_are_those_of_the_target_held_to(monkeypatch):
 
 
 def test_a_pass_ends_with_its_last_thread():
-    spans = roofline._wall_seconds(read_hardware(), 1, 5, lambda thread: None)
+    spans = roofline._wall_seconds(1, 5, lambda thread: None)
     assert len(spans) == 5 and min(spans) > 0

@@ -156,9 +156,8 @@ def requests() -> tuple[KernelRequest, ...]:
     families = {"gemm_linear": GEMM, "gemm_linear_reduce": {"W": "bf16"}, "gemm_silu": GEMM}
     gemm = [KernelRequest("gemm", k, binding, k) for k, binding in families.items()]
     gemm += [
-        KernelRequest("gemm", k, {**binding, **weight_binding(form)}, f"{k}_{form}")
-        for k, binding in families.items()
-        for form in ("q4_32", "q8_32", "q6_16k")
+        KernelRequest("gemm", k, {**weight_binding(form), "MR": 1}, f"{k}_{form}")
+        for k, form in (("gemm_linear", "q4_32"), ("gemm_linear", "q8_32"), ("gemm_silu", "q4_32"))
     ]
     gemm += [KernelRequest("ivf", "ivf_scan", {}, "ivf_scan")]
     return (*bf16, *plain, *gemm)

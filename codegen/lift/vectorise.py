@@ -187,11 +187,11 @@ class _Vectoriser:
         if found is None or self.scalars.names.type_of(found) != "f32":
             raise Unliftable(f"`{name}` is no float declared before the loop")
         made = self.value(value)
-        known = self.reductions.get(name)
-        if known is None:
-            known = Reduction(kind, ex.Name(id=self.scalars.names.fresh(f"{found}_v", "vec")))
-            self.reductions[name] = known
-            self.begin(known, ex.Name(id=found))
+        if name not in self.reductions:
+            acc = ex.Name(id=self.scalars.names.fresh(f"{found}_v", "vec"))
+            self.reductions[name] = Reduction(kind, acc)
+            self.begin(self.reductions[name], ex.Name(id=found))
+        known = self.reductions[name]
         if known.kind != kind:
             raise Unliftable(f"`{name}` is reduced in two ways")
         joined = join_term(kind, known.acc, self.vector(made), made.vector and made.zero_tail)

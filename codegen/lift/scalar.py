@@ -109,7 +109,7 @@ def _name(self: Scalars, expr: ex.Name) -> Typed:
         if expr.id in self.layout.constants:
             return num(self.layout.constants[expr.id]), "int"
         raise refuse(f"the name {expr.id}")
-    return ex.Name(id=found), self.names.type_of(found)
+    return ex.Name(id=found), self.names.used[found]
 
 
 def _unary(self: Scalars, expr: ex.Unary) -> Typed:

@@ -184,7 +184,7 @@ class _Vectoriser:
 
     def fold(self, name: str, kind: str, value: ex.Expr) -> list[high.Stmt]:
         found = self.scalars.names.find(name)
-        if found is None or self.scalars.names.type_of(found) != "f32":
+        if found is None or self.scalars.names.used[found] != "f32":
             raise Unliftable(f"`{name}` is no float declared before the loop")
         made = self.value(value)
         if name not in self.reductions:
@@ -323,7 +323,7 @@ class _Vectoriser:
         found = self.scalars.names.find(term.id)
         if found is None:
             return None
-        type_ = self.scalars.names.type_of(found)
+        type_ = self.scalars.names.used[found]
         if is_pointer(type_) and type_ != "ptr[f32]":
             raise Unliftable(f"`{term.id}` does not hold floats")
         return found if is_pointer(type_) else None

@@ -19,12 +19,7 @@ from dovetail.compiler.database import TuningDatabase, default_path
 from dovetail.compiler.measure import Meter, RowsCase
 from dovetail.compiler.recorder import Identity, Recorder, describe_disturbed
 from dovetail.compiler.request import choose_targets
-from dovetail.compiler.user_kernels import (
-    our_request,
-    read_user_kernel,
-    user_library,
-    user_tasks,
-)
+from dovetail.compiler.user_kernels import our_request, read_user_kernel, user_library, user_tasks
 from dovetail.ir.cache import use_cache
 from dovetail.ir.errors import SpecError
 from dovetail.ir.tuning import OK
@@ -107,14 +102,9 @@ def _tune(kernel: str, shapes: Sequence[tuple[int, int]], options: KernelOptions
     library = build_library(user_library((user,), target))
     budget = options.get("budget")
     seconds = SECONDS if budget is None else budget / len(shapes)
+    eps = options.get("eps", 1e-5)
     cases = [
-        RowsCase(
-            kind=user.op,
-            rows=rows,
-            width=width,
-            threads=threads,
-            eps=options.get("eps", 1e-5),
-        )
+        RowsCase(kind=user.op, rows=rows, width=width, threads=threads, eps=eps)
         for rows, width in shapes
     ]
     ours, found = our_request(user.op, target), []

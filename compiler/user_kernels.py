@@ -15,7 +15,7 @@ from pathlib import Path
 from dovetail.codegen.catalog import KernelRequest, kernel_request
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.library import LibrarySpec
-from dovetail.codegen.lift.unroll import CHOICES, TUNABLE, UNROLL, unroll_vectors
+from dovetail.codegen.lift.unroll import TUNABLE, unroll_vectors
 from dovetail.codegen.lower.pointers import written_pointers
 from dovetail.codegen.user_file import (
     Around,
@@ -43,6 +43,8 @@ ROW = "user_row"
 NAMED = {"w": r"w|g|scale", "b": r"b", "y": r"y|up", "x": r"x|in|src|a|gate"}
 """Slot of an array to how the name of a parameter for it may begin."""
 TYPES = {"int": "i64", "float": "f32"}
+ALONE = Around()
+"""A kernel stands without texts before it, and without headers of its own."""
 SIZES = (1, 16, 128)
 """Rows of the cases that stand for an operator in a model."""
 
@@ -79,6 +81,10 @@ def read_user_kernels(given: Iterable[str]) -> tuple[UserKernel, ...]:
     ops = [kernel.op for kernel in found if kernel.op]
     if len(set(ops)) < len(ops):
         raise SpecError(f"an operator has two kernels ({', '.join(ops)}); give one for each")
+    names = [*(k.module for k in found), *(r.name for k in found for r in k.requests)]
+    twice = {name.removeprefix(USER) for name in names if names.count(name) > 1}
+    if twice:
+        raise SpecError(f"two kernels, or two files, are called {min(twice)}; rename one")
     return found
 
 
@@ -91,25 +97,31 @@ def read_user_kernel(given: str, *, guess: bool = False) -> UserKernel:
     op, file = (name, path) if equals else ("", name)
     if equals and op not in ROW_OPS:
         raise SpecError(f"--kernel {given}: there is no operator {op!r}; {_known()}")
-    source, around = read_source(Path(file)), Around()
-    op = op or (_guess(source, around) if guess else "")
-    module = USER + re.sub(r"\W", "_", Path(file).stem)
+    source = read_source(Path(file))
+    op = op or (_guess(source) if guess else "")
+    stem = re.sub(r"\W", "_", Path(file).stem)
+    module = f"{USER}{op}_{stem}" if op else USER + stem
     if not op:
-        unit = read_unit(source, around)
+        unit = read_unit(source, ALONE)
         requests = tuple(KernelRequest(module, k, {}, k) for k in kernel_names(unit))
         if not requests:
             raise SpecError(f"{file} has no kernel")
         return UserKernel("", file, unit, requests)
-    name = f"{op}_{module}"
-    unit = fit_kernel(_pick(source, around, op), ROW_OPS[op], name, file)
+    name = f"{op}_{USER}{stem}"
+    unit = fit_kernel(_pick(source, op), ROW_OPS[op], name, file)
     default = KernelRequest(module, name, {}, name)
     return UserKernel(op, file, unit, (default, *_variants(default, unit.function(name))))
 
 
-def _guess(source: Source, around: Around) -> str:
-    high_ = is_high(source)
-    names = kernel_names(read_unit(source, around)) if high_ else read_pieces(source, around).own
-    ops = [name for name in names if name in ROW_OPS]
+def _functions(source: Source) -> tuple[str, ...]:
+    """Return the kernels of a file, or all functions of C text."""
+    if is_high(source):
+        return kernel_names(read_unit(source, ALONE))
+    return tuple(read_pieces(source, ALONE).own)
+
+
+def _guess(source: Source) -> str:
+    ops = [name for name in _functions(source) if name in ROW_OPS]
     if len(ops) != 1:
         raise SpecError(f"say which operator {source.name} computes, as OP=FILE; {_known()}")
     return ops[0]
@@ -119,27 +131,19 @@ def _known() -> str:
     return f"choose one of {', '.join(ROW_OPS)}"
 
 
-def _pick(source: Source, around: Around, op: str) -> high.Unit:
+def _pick(source: Source, op: str) -> high.Unit:
     """Return a unit whose last function is the kernel of a file that is meant for an operator."""
-    if is_high(source):
-        unit = read_unit(source, around)
-        chosen, others = _only(kernel_names(unit), op, source), set(kernel_names(unit))
-    else:
-        chosen = _only(tuple(read_pieces(source, around).own), op, source)
-        unit, others = read_unit(source, around, (chosen,)), {chosen}
-    kept = tuple(f for f in unit.functions if f.name not in others)
+    names = _functions(source)
+    if op not in names and len(names) != 1:
+        raise SpecError(
+            f"{source.name} has {', '.join(names) or 'no kernel'}: none is called {op}; "
+            f"give a file with one kernel, or call it {op}"
+        )
+    chosen = op if op in names else names[0]
+    unit = read_unit(source, ALONE, (chosen,))
+    kernels = kernel_names(unit)
+    kept = tuple(f for f in unit.functions if f.name not in kernels)
     return high.Unit(functions=(*kept, unit.function(chosen)))
-
-
-def _only(names: tuple[str, ...], op: str, source: Source) -> str:
-    if op in names:
-        return op
-    if len(names) == 1:
-        return names[0]
-    raise SpecError(
-        f"{source.name} has {', '.join(names) or 'no kernel'}: none is called {op}; "
-        f"give a file with one kernel, or call it {op}"
-    )
 
 
 # ---- fitting to an operator's slots ----
@@ -239,7 +243,7 @@ def _variants(default: KernelRequest, kernel: high.Function) -> tuple[KernelRequ
     return tuple(
         change_tiles(default, {tunable.name: choice})
         for tunable in kernel.tunables
-        for choice in (CHOICES if tunable.name == UNROLL else tunable.choices)
+        for choice in tunable.choices
         if choice != tunable.default and isinstance(choice, int)
     )
 

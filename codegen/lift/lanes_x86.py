@@ -90,7 +90,7 @@ def _handler(operation: str, suffix: str, to_mask: str) -> Handler | None:
     if suffix in ("ss", "sd"):  # what computes on one lane keeps the others
         return HANDLERS.get("store" if operation == "store" else f"{operation}_{suffix}")
     if to_mask:
-        return partial(x86_lanes.mask_of, operation) if x86_lanes.makes_mask(operation) else None
+        return partial(x86_lanes.mask_of, operation) if operation in x86_lanes.MASKS else None
     for key in (f"{operation}_{suffix}", operation):
         if key in HANDLERS:
             return HANDLERS[key]

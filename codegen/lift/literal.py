@@ -242,10 +242,6 @@ class Literal:
             return at.moved(offset // size)
         return at.read_as("u8").moved(offset).read_as(elem)
 
-    def evaluate(self, stmt: low.ExprStmt) -> None:
-        """Translate an expression statement."""
-        self.expr(stmt.expr)
-
     def branch(self, stmt: low.If) -> None:
         """Translate `if`."""
         known = constant(stmt.cond, self.layout.constants)
@@ -552,9 +548,9 @@ class Literal:
         self.scopes, self.layout, self.addressed = outer
 
 
-_STATEMENTS: dict[type[Any], Callable[[Literal, Any], None]] = {
+_STATEMENTS: dict[type[Any], Callable[[Literal, Any], object]] = {
     low.Declare: Literal.declare,
-    low.ExprStmt: Literal.evaluate,
+    low.ExprStmt: lambda self, stmt: self.expr(stmt.expr),
     low.Block: lambda self, stmt: self.block(stmt.body),
     low.If: Literal.branch,
     low.For: Literal.for_loop,

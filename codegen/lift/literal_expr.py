@@ -6,9 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from dovetail.codegen.lift.emit import Address, call, cast, negated, num, op, pick, zero_of
+from dovetail.codegen.lift.lanes import Rule
+from dovetail.codegen.lift.lanes_x86 import x86_rule
 from dovetail.codegen.lift.layout import kind_of, pointee_element, vector_element
 from dovetail.codegen.lift.literal_values import (
     ASIDE,
@@ -21,7 +24,7 @@ from dovetail.codegen.lift.literal_values import (
     memory_element,
     narrowed,
 )
-from dovetail.codegen.lift.rules import find_rule
+from dovetail.codegen.lift.neon_ops import neon_rule
 from dovetail.codegen.lift.types import (
     DOUBLE,
     FLOAT,
@@ -230,6 +233,12 @@ def _call(self: Literal, expr: ex.Call) -> Any:
     return Value(type_, result)
 
 
+@cache
+def find_rule(name: str) -> Rule | None:
+    """Return what an intrinsic of any instruction set writes, None for a function that is none."""
+    return x86_rule(name) or neon_rule(name)
+
+
 def _memory(self: Literal, expr: ex.Call) -> Any:
     to, source = self.expr(expr.args[0]), self.expr(expr.args[1])
     size = self.expr(expr.args[2]).number
@@ -341,14 +350,12 @@ def compare(self: Literal, expr: ex.Binary) -> ex.Expr:
     """Return a comparison."""
     left, right = self.expr(expr.left), self.expr(expr.right)
     if left.at is not None or right.at is not None:
-        sides = []
-        for side in (left, right):
-            is_null = side.expr == num(0)
-            at = None if is_null else side.address
-            sides.append(at.pointer() if at else ex.Name(id="null"))
-        elems = {s.at.elem for s in (left, right) if s.at is not None}
-        if len(elems) > 1:
-            sides = [s.address.read_as("u8").pointer() for s in (left, right)]
+        ats = [None if side.expr == num(0) else side.address for side in (left, right)]
+        mixed = len({at.elem for at in ats if at is not None}) > 1
+        sides = [
+            ex.Name(id="null") if at is None else (at.read_as("u8") if mixed else at).pointer()
+            for at in ats
+        ]
         return ex.Binary(op=expr.op, left=sides[0], right=sides[1])
     type_ = combine("+", left.type, right.type)
     assert type_ is not None

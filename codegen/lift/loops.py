@@ -69,9 +69,8 @@ def advance(step: Expr) -> tuple[str, Expr] | None:
     if step.op == "-=":
         minus = Int(value=-value.value) if isinstance(value, Int) else Unary(op="-", operand=value)
         return name, minus
-    if step.op == "=" and isinstance(value, Binary) and value.op == "+":
-        if value.left == step.target:
-            return name, value.right
+    if step.op == "=" and isinstance(value, Binary):
+        return (name, value.right) if (value.op, value.left) == ("+", step.target) else None
     return None
 
 

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from dovetail.codegen.lift.emit import VL, call, num, op
-from dovetail.codegen.lift.execute import Executor
 from dovetail.codegen.lift.loops import assigned_names, read_names
 from dovetail.codegen.lift.statements import Body, Statements
 from dovetail.codegen.lift.symbolic import Lane, SymbolicPointer, Traffic, as_lane, vector_of
@@ -176,15 +175,9 @@ class Pinned(Statements):
         tiles = {name: vector_of(row_of(name, lanes)) for name, (_, lanes) in self.tiles.items()}
         return {**self.strips.environment(traffic), **tiles}
 
-    def executor(self, env: dict[str, Any]) -> Executor:
-        """Return an executor over `env`."""
-        made = self.strips.executor(env, frozenset())
-        made.types.update(self.strips.types)
-        return made
-
     def evaluate(self, expr: Expr, traffic: Traffic) -> Any:
         """Return the lanes of a vector expression."""
-        executor = self.executor(self.environment(traffic))
+        executor = self.strips.executor(self.environment(traffic), frozenset())
         executor.address = lambda place: self.place(place, traffic)
         made = executor.expr(expr)
         return [as_lane(v) for v in made] if isinstance(made, np.ndarray) else made
@@ -296,7 +289,7 @@ class Pinned(Statements):
         """Return what a remainder block stores with `count` elements left."""
         traffic = Traffic({})
         env = {**self.environment(traffic), counter: count}
-        executor = self.executor(env)
+        executor = self.strips.executor(env, frozenset())
         executor.run([block])
         if executor.env[counter] != 0:
             raise Unliftable("a remainder that leaves its counter")

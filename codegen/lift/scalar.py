@@ -109,7 +109,7 @@ def _name(self: Scalars, expr: ex.Name) -> Typed:
         if expr.id in self.layout.constants:
             return num(self.layout.constants[expr.id]), "int"
         raise refuse(f"the name {expr.id}")
-    return ex.Name(id=found), self.names.type_of(found)
+    return ex.Name(id=found), self.names.used[found]
 
 
 def _unary(self: Scalars, expr: ex.Unary) -> Typed:
@@ -180,11 +180,9 @@ def _call(self: Scalars, expr: ex.Call) -> Typed:
         args = tuple(self.value(a, t) for a, t in zip(expr.args, params, strict=True))
         return ex.Call(name=expr.name, args=args), result
     builtin = MATH.get(expr.name)
-    if builtin is None:
+    if builtin is None or expr.name == "erf":
         raise refuse(f"a call of {expr.name}")
     type_ = "i64" if expr.name == "abs" else "f32" if expr.name.endswith("f") else "f64"
-    if expr.name == "erf":
-        raise refuse("a call of erf")
     return ex.Call(name=builtin, args=tuple(self.value(a, type_) for a in expr.args)), type_
 
 

@@ -57,7 +57,7 @@ def find_strip(stmt: low.Stmt, types: dict[str, Type]) -> Strip | None:
     limit = _limit(cond, counter, amount)
     if limit is None or counter in assigned_names(body):
         return None
-    if begun is not None and begun[0] != counter:
+    if begun is not None and (begun[0] != counter or limit[0] is None):
         return None
     from_zero, owned = begun is not None, begun is not None and begun[2]
     return Strip(counter, limit[0], abs(amount), tuple(body), from_zero, limit[1], owned)

@@ -166,7 +166,8 @@ class Statements:
         # C's scope of the loop variable is the loop; the high IR's is the function
         self.scalars.names.scopes.append({})
         try:
-            if found.step == num(1) and not _has_loop(stmt.body):
+            loops = (n for n in stmt.body.walk() if isinstance(n, low.For | low.While))
+            if found.step == num(1) and not any(loops):
                 try:
                     return vectorise(found, self.scalars)
                 except Unliftable as reason:
@@ -238,10 +239,6 @@ def _loop_variable(stmt: low.For) -> str | None:
     moved = advance(stmt.step) if stmt.step is not None else None
     begun = counted(stmt)
     return begun.var if begun else (moved[0] if moved and stmt.init else None)
-
-
-def _has_loop(block: low.Block) -> bool:
-    return any(isinstance(n, low.For | low.While) for n in block.walk())
 
 
 def _before_continue(stmt: low.Stmt, step: low.Stmt) -> low.Stmt:

@@ -167,7 +167,7 @@ class Strips:
         found: dict[str, Any] = {}
         for scope in self.scalars.names.scopes:
             for name, made in scope.items():
-                if self.scalars.names.type_of(made) == "ptr[f32]":
+                if self.scalars.names.used[made] == "ptr[f32]":
                     found[name] = sym.SymbolicPointer(name, 0, traffic)
         return found
 

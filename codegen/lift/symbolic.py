@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, reduce
+from functools import cache, partial, reduce
 from typing import Any
 
 import numpy as np
@@ -114,14 +114,14 @@ class SymbolicPointer:
 
     def load(self, dtype: Any, count: int) -> Array:
         """Return `count` floats."""
-        _floats(dtype)
-        return vector_of([self._lane(i) for i in range(count)])
+        return self.load_lanes(dtype, np.ones(count, bool))
 
     def load_lanes(self, dtype: Any, mask: Array) -> Array:
         """Return floats, 0 where the mask is false."""
-        _floats(dtype)
-        zero = as_lane(0.0)
-        return vector_of([self._lane(i) if on else zero for i, on in enumerate(mask)])
+        if np.dtype(dtype) != np.float32:
+            raise Unliftable(f"it loads {np.dtype(dtype)} from an array of floats")
+        zero, read = as_lane(0.0), partial(self.traffic.read, self.array)
+        return vector_of([read(self.offset + 4 * i) if on else zero for i, on in enumerate(mask)])
 
     def store(self, values: Array) -> None:
         """Write all lanes."""
@@ -132,9 +132,6 @@ class SymbolicPointer:
         for i, (value, on) in enumerate(zip(values, mask, strict=True)):
             if on:
                 self.traffic.stores[self.array, self.offset + 4 * i] = as_lane(value)
-
-    def _lane(self, i: int) -> Lane:
-        return self.traffic.read(self.array, self.offset + 4 * i)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,11 +158,6 @@ class Table:
         for lane in map(int, np.flatnonzero(mask)):
             out[lane] = self.advance(lane * out.itemsize).load(dtype, 1)[0]
         return out
-
-
-def _floats(dtype: Any) -> None:
-    if np.dtype(dtype) != np.float32:
-        raise Unliftable(f"it loads {np.dtype(dtype)} from an array of floats")
 
 
 # ---- intrinsics ----

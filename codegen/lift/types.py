@@ -137,10 +137,6 @@ class Names:
         """Return the high name of a visible C variable."""
         return next((s[name] for s in reversed(self.scopes) if name in s), None)
 
-    def type_of(self, name: str) -> str:
-        """Return the type of a high name."""
-        return self.used[name]
-
 
 def _spellings(name: str) -> Iterator[str]:
     """Yield names like `name` that mean nothing else in the high IR: itself, then with a number."""

@@ -5,7 +5,7 @@ In: the body of a high-IR function. Out: the same with loops over UNROLL vectors
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from dovetail.codegen.lift.emit import VL, call, num, op
@@ -100,15 +100,13 @@ def _read(stmt: high.Stmt) -> list[str]:
 
 def _renamed(stmt: high.Stmt, names: dict[str, Expr]) -> high.Stmt:
     """Return a statement with names replaced, and whole vectors in the place of their tails."""
-
-    def name(node: Name) -> Expr | None:
-        return names.get(node.id)
-
-    def tail(node: Call) -> Expr | None:
-        return node.args[0] if node.name == "vtail" else None
-
-    rules: list[tuple[type[Node], Callable[..., Expr | None]]] = [(Name, name), (Call, tail)]
-    made = rewrite_node(stmt, rules)
+    made = rewrite_node(
+        stmt,
+        [
+            (Name, lambda node: names.get(node.id)),
+            (Call, lambda node: node.args[0] if node.name == "vtail" else None),
+        ],
+    )
     assert isinstance(made, high.Stmt)
     return made
 

@@ -184,14 +184,14 @@ class _Vectoriser:
 
     def fold(self, name: str, kind: str, value: ex.Expr) -> list[high.Stmt]:
         found = self.scalars.names.find(name)
-        if found is None or self.scalars.names.type_of(found) != "f32":
+        if found is None or self.scalars.names.used[found] != "f32":
             raise Unliftable(f"`{name}` is no float declared before the loop")
         made = self.value(value)
-        known = self.reductions.get(name)
-        if known is None:
-            known = Reduction(kind, ex.Name(id=self.scalars.names.fresh(f"{found}_v", "vec")))
-            self.reductions[name] = known
-            self.begin(known, ex.Name(id=found))
+        if name not in self.reductions:
+            acc = ex.Name(id=self.scalars.names.fresh(f"{found}_v", "vec"))
+            self.reductions[name] = Reduction(kind, acc)
+            self.begin(self.reductions[name], ex.Name(id=found))
+        known = self.reductions[name]
         if known.kind != kind:
             raise Unliftable(f"`{name}` is reduced in two ways")
         joined = join_term(kind, known.acc, self.vector(made), made.vector and made.zero_tail)
@@ -323,7 +323,7 @@ class _Vectoriser:
         found = self.scalars.names.find(term.id)
         if found is None:
             return None
-        type_ = self.scalars.names.type_of(found)
+        type_ = self.scalars.names.used[found]
         if is_pointer(type_) and type_ != "ptr[f32]":
             raise Unliftable(f"`{term.id}` does not hold floats")
         return found if is_pointer(type_) else None

@@ -118,11 +118,8 @@ def cast_register(lanes: Lanes, shape: Shape, args: list[Any]) -> Any:
     return args[0].read_as(shape.elem)
 
 
-def makes_mask(operation: str) -> bool:
-    """Tell whether an operation compares, and its result is a mask in a number."""
-    return operation in ("cmp", "test", "testn", "mov") or (
-        operation[:3] == "cmp" and operation[3:] in COMPARED
-    )
+MASKS = ("cmp", "test", "testn", "mov", *(f"cmp{name}" for name in COMPARED))
+"""Operations whose result is a mask in a number."""
 
 
 def mask_of(operation: str, lanes: Lanes, shape: Shape, args: list[Any]) -> Made:

@@ -27,13 +27,11 @@ from dovetail.codegen.lift.x86_lanes import Lane, bits_of, compared, float_binar
 from dovetail.codegen.lift.x86_shape import Handler, Shape
 from dovetail.ir.expr import Expr, Float, NamedType
 
-
-def _down(x: Expr) -> Expr:
-    return call("floor", x)
+_down: Lane = partial(call, "floor")
 
 
 def _up(x: Expr) -> Expr:
-    return minus(call("floor", minus(x)))
+    return minus(_down(minus(x)))
 
 
 ROUNDED: dict[int, Lane] = {

@@ -115,6 +115,18 @@ def test_every_variant_is_right(tmp_path: Path) -> None:
             assert [m.status for m in found] == ["ok"] * (4 + bool(ROW_OPS[user.op].ours)), user.op
 
 
+def test_files_of_one_name_are_kept_apart_or_refused(tmp_path: Path) -> None:
+    files = []
+    for op in ("rmsnorm", "silu_mul"):
+        (tmp_path / op).mkdir()
+        files.append(write(tmp_path / op, "own.c", KERNELS[op]))
+    users = read_user_kernels([f"rmsnorm={files[0]}", f"silu_mul={files[1]}"])
+    index = build_library(user_library(users, TARGET)).index
+    assert {"rmsnorm_user_own", "silu_mul_user_own"} <= {k.name for k in index.kernels}
+    with pytest.raises(SpecError, match="two files, are called own"):
+        read_user_kernels(map(str, files))
+
+
 @pytest.mark.parametrize(
     "text",
     [RMSNORM.replace("1e-5f", "1e-3f"), RMSNORM.replace("ss * x[j])", "ss * x[0])")],

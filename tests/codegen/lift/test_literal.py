@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dovetail.codegen.lift import lift_function
-from dovetail.codegen.lift.rules import find_rule
+from dovetail.codegen.lift.literal_expr import find_rule
 from dovetail.codegen.lower import lower
 from dovetail.codegen.targets import TARGETS
 from dovetail.ir.diagnostics import Source

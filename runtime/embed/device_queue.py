@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from operator import add, mul
@@ -182,22 +182,13 @@ class DeviceQueue:
     def _retell(self, spec: QueueSpec) -> None:
         """Tell what was promised by other lines, and how it was kept, by those of `spec`.
 
-        A new line says what batches take in the mean, not how they vary, which was dear to learn: a
-        queue that forgot it with each line would be filled too deep again and again.
+        A line says what batches take in the mean; how they vary was dear to learn, and is kept.
         """
-        changed = [
-            (old.seconds(depth or 1), new.seconds(depth or 1))
-            for old, new, depth in zip(self.spec.lines, spec.lines, spec.depths, strict=True)
-            if old != new
-        ]
-        times = max((before / after for before, after in changed if after), default=0.0)
-        if not times:  # a line says nothing
-            self.ratios.clear()
-            self.void_promises()
-            return
+        pairs = zip(self.spec.lines, spec.lines, spec.depths, strict=True)
+        changed = [(old, new, depth or 1) for old, new, depth in pairs if old != new]
+        times = max(old.seconds(n) / new.seconds(n) for old, new, n in changed)
         self.ratios = deque((ratio * times for ratio in self.ratios), self.ratios.maxlen)
-        for query in self._queries():
-            query.promised = query.admitted + (query.promised - query.admitted) / times
+        self.stretch_promises(1 / times)
 
     def _judge(self) -> None:
         """Set what a promise may take: by those that are known, and a margin while they are few."""
@@ -277,16 +268,11 @@ class DeviceQueue:
             self.ratios.append((now - last.admitted) / span)
             self._judge()
 
-    def void_promises(self) -> None:
-        """Note that what was promised so far cannot be held: something else has happened."""
-        for query in self._queries():
-            query.promised = math.inf
-
-    def _queries(self) -> Iterator[EmbedQuery]:
-        """Yield what waits or runs."""
-        yield from self.waiting
-        for batch in self.running.values():
-            yield from batch.queries
+    def stretch_promises(self, times: float) -> None:
+        """Have what was promised so far take so many times as long; infinite: it cannot be held."""
+        running = (query for batch in self.running.values() for query in batch.queries)
+        for query in (*self.waiting, *running):
+            query.promised = query.admitted + (query.promised - query.admitted) * times
 
     def push(self, query: EmbedQuery) -> None:
         """Put a query in its place among those that wait."""

@@ -114,8 +114,7 @@ class DriftKeeper:
             if self._kept is None or not self._watch.observe(batch, seconds) or self._busy:
                 return
             self._busy = True
-        where = (batch.device, batch.model)
-        threading.Thread(target=self._refit, args=where, daemon=True).start()
+        threading.Thread(target=self._refit, args=(batch.device, batch.model), daemon=True).start()
 
     def _refit(self, device: str, model: str) -> None:
         with self._lock:

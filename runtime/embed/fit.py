@@ -98,7 +98,6 @@ class _Search:
     passed: float | None = None  # seconds at the bounds, where they were measured
     failed: float | None = None
     trials: int = 0
-
     step: int = 1  # between the bounds at the end
     settled: bool = False
 

@@ -270,7 +270,7 @@ class QueueManager:
     ) -> tuple[EmbedQuery, ...]:
         """Have what of a batch has not ended wait again, for batches smaller by this factor."""
         queue = self._queues[batch.device]
-        queue.void_promises()
+        queue.stretch_promises(math.inf)
         del queue.running[batch.number]
         for query in batch.queries:
             if query in ended:

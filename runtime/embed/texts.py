@@ -130,7 +130,7 @@ class TextEncoder:
             return len(text)
         return max((end for _, end in encoding.offsets), default=0) - len(before)
 
-    def read_pairs(self, query: str, documents: Sequence[str]) -> Iterator[tuple[Ids, Ids]]:
+    def read_pairs(self, query: str, documents: Sequence[object]) -> Iterator[tuple[Ids, Ids]]:
         """Yield (token ids, segments) of the query beside each document; the longer one is cut."""
         asked = self._cut(query, 0)
         pairs = [(asked, self._cut(text, i)) for i, text in enumerate(documents)]
@@ -211,17 +211,17 @@ class Embeddings:
             raise RequestError(
                 f"this classifier has {chosen.spec.dim} labels; one that ranks has one"
             )
-        if not _is_listed(documents) or (top_n is not None and top_n < 1):
+        if isinstance(documents, str) or (top_n is not None and top_n < 1):
             raise RequestError("documents must be a list of texts, and top_n at least 1")
-        documents = list(documents)
-        pairs = list(chosen.read_pairs(query, documents))
+        listed = _as_texts(documents)
+        pairs = list(chosen.read_pairs(query, listed))
         ids, kinds = [ids for ids, _ in pairs], [kinds for _, kinds in pairs]
         rows = chosen.service.submit(ids, kinds, model=chosen.name, wait=wait).result()
         scores = rows[:, 0].astype(np.float64)
         if chosen.spec.sigmoid:
             scores = 1 / (1 + np.exp(-scores))
         order = np.argsort(-scores, kind="stable")[:top_n]
-        return [Ranked(int(i), float(scores[i]), documents[i]) for i in order]
+        return [Ranked(int(i), float(scores[i]), str(listed[i])) for i in order]
 
     def choose(self, model: str | None = None, *, labels: bool) -> TextEncoder:
         """Return the encoder of that name, default the first, with or without a head that scores.
@@ -269,14 +269,9 @@ def _as_texts(texts: TextOrIds | Sequence[TextOrIds]) -> list[TextOrIds]:
     """Return what was given as a list: of one text, of one list of ids, or as it is."""
     if isinstance(texts, str):
         return [texts]
-    if not _is_listed(texts):
+    if not hasattr(texts, "__iter__") or isinstance(texts, bytes | Mapping):
         raise RequestError("give texts, or lists of token ids")
     listed = list(texts)
     if listed and all(isinstance(item, int | np.integer) for item in listed):
         return [np.asarray(listed)]
     return listed
-
-
-def _is_listed(given: object) -> bool:
-    """Tell whether something has items in order, or in any order: it is no text, and no mapping."""
-    return hasattr(given, "__iter__") and not isinstance(given, str | bytes | Mapping)

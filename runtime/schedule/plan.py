@@ -204,6 +204,8 @@ class SchedulerSettings:
     """
     prompt_tokens: int | None = None
     """Rows of prompts in a step while several requests are under way, where these may be cut."""
+    crowd_tokens: int = 0
+    """As many at most while so much waits that all end sooner by it; 0: never more."""
     short_first: int = 0
     """Later arrivals that a prompt lets pass for each of its blocks: most of a crowd wait less."""
     keep_prefixes: bool = True
@@ -221,8 +223,10 @@ class SchedulerSettings:
             raise SpecError("patience, weigh_every and priority_span must be at least 1")
         if self.short_first < 0 or (self.prompt_tokens is not None and self.prompt_tokens < 1):
             raise SpecError("short_first must be at least 0, prompt_tokens at least 1")
+        if self.crowd_tokens < 0:
+            raise SpecError("crowd_tokens must be at least 0")
 
 
-ON_CPU = SchedulerSettings(offload="off", prompt_tokens=48, short_first=3)
+ON_CPU = SchedulerSettings(offload="off", prompt_tokens=48, crowd_tokens=192, short_first=3)
 """What serves on the CPU alone. Beside some decodes, 48 rows of prompts cost nearly as little each
 as many would: prompts one after the other then bring first tokens earlier, and the others' next."""

@@ -6,6 +6,7 @@ threads, and time only through the clock that is handed in.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -23,6 +24,11 @@ from dovetail.runtime.schedule.predictor import Predictor
 from dovetail.runtime.schedule.queue import RequestQueues
 from dovetail.runtime.schedule.request import Home, Request
 from dovetail.runtime.schedule.speculation import Speculation
+
+STEP_ROWS = 8
+"""Rows of prompts that take as long as what a step takes besides (measured: SmolLM2, bfloat16)."""
+SAMPLE = 16
+"""Waiting requests whose prompts tell how long all are."""
 
 
 @dataclass(slots=True)
@@ -128,9 +134,8 @@ class Scheduler(RequestQueues):
         self.tick()
         draft = Draft(self.limits.max_step_tokens, self.limits.max_step_sequences)
         self.take_decodes(draft, home)
-        most = self.settings.prompt_tokens  # rows of prompts beside other requests
-        if most is not None and self.settings.chunked and len(self.requests) > 1:
-            draft.tokens = min(draft.tokens, most)
+        if self.settings.prompt_tokens and self.settings.chunked and len(self.requests) > 1:
+            draft.tokens = min(draft.tokens, self.prompt_rows(home))
         self.continue_prefills(draft)
         if draft.empty or not draft.short:
             self.admit(draft, home)
@@ -138,6 +143,29 @@ class Scheduler(RequestQueues):
         batch = Batch(tuple(draft.chunks), *decodes)
         seconds = self._predict(draft, batch.tokens) if self._weighs else 0.0
         return StepPlan((batch,), preempt=tuple(draft.preempted), predicted_seconds=seconds)
+
+    def prompt_rows(self, home: Home) -> int:
+        """Return the most rows of prompts in a step, beside other requests.
+
+        A step of n rows takes as long as n + STEP_ROWS. With W prompts of R rows in all, and D
+        decodes with k tokens to go, requests wait for D k (n + STEP_ROWS) for tokens, for
+        W R / 2 (1 + STEP_ROWS / n) for their turn, and for W n / 2 as a step ends later than the
+        prompt in it: least at n = sqrt(STEP_ROWS W R / (2 D k + W)).
+        """
+        settings, running = self.settings, self.running[home]
+        assert settings.prompt_tokens is not None
+        begun = [request.pending for request in running if not request.decoding]
+        sample = [request.pending for request in self.waiting[:SAMPLE]]
+        prompts = len(begun) + len(self.waiting)
+        rows = sum(begun) + sum(sample) * len(self.waiting) / max(1, len(sample))
+        answer = self.answer_tokens or math.inf
+        left = sum(
+            max(1.0, min(request.max_tokens, answer) - request.generated)
+            for request in running
+            if request.decoding
+        )
+        best = math.sqrt(STEP_ROWS * prompts * rows / (2 * left + prompts)) if prompts else 0.0
+        return max(settings.prompt_tokens, min(int(best), settings.crowd_tokens))
 
     def note_attention(self, seconds: float) -> None:
         """Take note of what the CPU's attention of a layer took in the step under way."""

@@ -28,6 +28,7 @@ class Machine(RuleBasedStateMachine):
         chunked=st.booleans(),
         patience=st.integers(1, 6),
         prompt_tokens=st.sampled_from([None, 1, 20]),
+        crowd_tokens=st.sampled_from([0, 50]),
         short_first=st.integers(0, 4),
         predictor=st.sampled_from([T4, H200, Predictor(), Noise(1), Roofline(cpu_bytes=1.0)]),
     )
@@ -41,6 +42,7 @@ class Machine(RuleBasedStateMachine):
         chunked: bool,
         patience: int,
         prompt_tokens: int | None,
+        crowd_tokens: int,
         short_first: int,
         predictor: Predictor,
     ) -> None:
@@ -55,6 +57,7 @@ class Machine(RuleBasedStateMachine):
             chunked=chunked,
             patience=patience,
             prompt_tokens=prompt_tokens,
+            crowd_tokens=crowd_tokens,
             short_first=short_first,
             min_tokens=8,
         )

@@ -76,6 +76,24 @@ def test_prompts_beside_others_are_bounded_and_decodes_are_not() -> None:
     assert [chunk.length for chunk in only(whole.plan()).prefill] == [15, 15]
 
 
+def test_a_crowd_of_prompts_gets_larger_steps_than_few() -> None:
+    """The more rows wait, the more a step takes; the more is left to decode, the fewer."""
+
+    def rows(waiting: int, length: int, decodes: int, answer: int) -> int:
+        scheduler = make_scheduler(2000, 1000, 64, 400, prompt_tokens=10, crowd_tokens=100)
+        for _ in range(decodes):
+            submit(scheduler, 1, answer)
+        while any(request.generated == 0 for request in scheduler.requests.values()):
+            apply(scheduler, scheduler.plan())
+        for _ in range(waiting):
+            submit(scheduler, length)
+        return sum(chunk.length for chunk in only(scheduler.plan()).prefill)
+
+    assert rows(30, 300, 0, 0) == rows(30, 300, 4, 10) == 100  # at most crowd_tokens
+    assert rows(8, 40, 4, 10) == 16  # sqrt(8 * 8 * 320 / (2 * 4 * 9 + 8))
+    assert rows(2, 40, 4, 60) == 10  # at least prompt_tokens
+
+
 def test_what_is_scored_takes_a_place_for_each_row() -> None:
     scheduler = make_scheduler(sequences=6)
     submit(scheduler, 40)  # leaves its blocks to those that begin alike

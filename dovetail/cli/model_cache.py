@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import filelock
 
@@ -43,6 +44,9 @@ def find_artifacts(
 
     if len(names) > len(given):
         raise SpecError(f"{len(names)} names were given for {len(given)} models")
+    fixed = {key: value for key, value in options.items() if key != "max_context"}
+    if fixed and all(_is_artifact(Path(text)) for text in given):  # a load may shorten the context
+        _refuse(given[0], fixed)
     found: dict[str, Path] = {}
     for i, text in enumerate(given):
         path = Path(text)
@@ -71,8 +75,7 @@ def find_artifact(given: str | os.PathLike[str], options: Mapping[str, object]) 
     """
     if _is_artifact(Path(given)):
         if options:
-            flag = flag_of(min(options))
-            raise SpecError(f"{given} is compiled already and takes no {flag}; omit this option")
+            _refuse(given, options)
         return Path(given)
     from dovetail.compiler.hub import find_model, name_model
 
@@ -90,6 +93,11 @@ def find_artifact(given: str | os.PathLike[str], options: Mapping[str, object]) 
             if CompileChild(command, artifact).wait():
                 raise DovetailError(f"{given} could not be compiled; see the lines above")
     return _mark_used(artifact)
+
+
+def _refuse(artifact: str | os.PathLike[str], options: Mapping[str, object]) -> NoReturn:
+    flag = flag_of(min(options))
+    raise SpecError(f"{artifact} is compiled already and takes no {flag}; omit this option")
 
 
 def _tell_no_model(path: Path) -> str:

@@ -15,7 +15,7 @@ import pytest
 from dovetail.cli.idle_tuning import IdleTuner
 from dovetail.cli.model_cache import TuningJob, find_artifacts, find_untuned
 from dovetail.compiler.pipeline import compile_model
-from dovetail.errors import ArtifactError
+from dovetail.errors import ArtifactError, SpecError
 from dovetail.tiny_world import LLAMA
 from tests.caches import link_cache
 from tests.runtime.server.live import Live, http, serving
@@ -115,7 +115,11 @@ def test_artifacts_by_rules_are_tuned_beside_them(
     given, weights = tmp_path / "app.dove", "models/llm/weights/weights.bin"
     compile_model(LLAMA, output=given, effort="none")
     monkeypatch.setenv("DOVETAIL_CACHE", str(link_cache(tmp_path)))
-    assert find_artifacts([str(given)], [], {}) == {"app": given}
+    assert find_artifacts([str(given)], [], {"max_context": 64}) == {"app": given}
+    with pytest.raises(
+        SpecError, match=r"app\.dove is compiled already and takes no --weight-dtype"
+    ):
+        find_artifacts([str(given)], [], {"max_context": 64, "weight_dtype": "int8"})
     (job,) = find_untuned([str(given)], {"app": given}, {"max_context": 64}, 8.0)
     wanted = ("compile", str(given), "-o", str(job.output), "--effort", "fast", "--budget", "8.0s")
     assert job.command[-8:] == wanted

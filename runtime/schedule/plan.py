@@ -227,6 +227,6 @@ class SchedulerSettings:
             raise SpecError("crowd_tokens must be at least 0")
 
 
-ON_CPU = SchedulerSettings(offload="off", prompt_tokens=48, crowd_tokens=192, short_first=3)
+ON_CPU = SchedulerSettings(offload="off", prompt_tokens=48, crowd_tokens=96, short_first=3)
 """What serves on the CPU alone. Beside some decodes, 48 rows of prompts cost nearly as little each
 as many would: prompts one after the other then bring first tokens earlier, and the others' next."""

@@ -64,8 +64,7 @@ _MULTIPLIERS = {
     "attention.scale": "attention_multiplier",
     "logit_scale": "logits_scaling",
 }
-_OWN = {"phi3": (ATTENTION_FACTOR,), "granite": tuple(_MULTIPLIERS)}
-"""Of these, what an architecture has a place for."""
+"""Of these, what Granite has a place for."""
 _LLAMA3_BANDS, _LLAMA3_POSITIONS = (1.0, 4.0), 8192
 """Of all Llama 3.1, 3.2 and 3.3 models; their files have the divisors that come of it."""
 
@@ -87,7 +86,7 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
         if key.startswith(arch + ".")
     }
     metadata = Config(f"{file.path}: {arch}", {k: _one(k, v, file) for k, v in own.items()})
-    _check_neutral(metadata, arch)
+    _check_neutral(metadata, _placed(arch, file))
     heads = metadata.integer("attention.head_count", 1, 4096)
     head_dim = _head_dim(metadata, heads, arch)
     found: dict[str, Any] = {theirs: metadata.values.get(key) for key, theirs in _KEYS.items()}
@@ -102,6 +101,9 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
         "mlp_bias": "blk.0.ffn_gate.bias" in file.tensors,
         "rope_parameters": _rope(metadata, file, head_dim),
     }
+    if arch == "phi3":
+        turned = metadata.integer("rope.dimension_count", 2, head_dim, head_dim)
+        found["partial_rotary_factor"] = turned / head_dim
     if arch == "granite":
         found |= {theirs: metadata.values.get(key) for key, theirs in _MULTIPLIERS.items()}
     if arch == "gemma3":
@@ -122,9 +124,16 @@ def _one(key: str, value: Any, file: GgufFile) -> Any:
     return value.flat[0].item()
 
 
-def _check_neutral(metadata: Config, arch: str) -> None:
+def _placed(arch: str, file: GgufFile) -> tuple[str, ...]:
+    """Return those of `_NEUTRAL` that a configuration of this architecture has a place for."""
+    if arch == "granite":
+        return tuple(_MULTIPLIERS)
+    return (ATTENTION_FACTOR,) if arch == "phi3" and LONG_FACTORS in file.tensors else ()
+
+
+def _check_neutral(metadata: Config, placed: tuple[str, ...]) -> None:
     for key, harmless in _NEUTRAL.items():
-        if key in _OWN.get(arch, ()):
+        if key in placed:
             continue
         if metadata.has(key) and metadata.values[key] not in harmless:
             what = "models of experts are" if key == "expert_count" else "this is"
@@ -234,7 +243,6 @@ def _longrope(metadata: Config, file: GgufFile, head_dim: int) -> dict[str, Any]
     turned = metadata.integer("rope.dimension_count", 2, head_dim, head_dim)
     return {
         "rope_type": "longrope",
-        "partial_rotary_factor": turned / head_dim,
         "short_factor": _read_factors(file, SHORT_FACTORS, turned).tolist(),
         "long_factor": _read_factors(file, LONG_FACTORS, turned).tolist(),
         "attention_factor": metadata.values.get(ATTENTION_FACTOR),

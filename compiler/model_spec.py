@@ -18,6 +18,7 @@ from dovetail.compiler.families import FAMILIES, Family
 from dovetail.compiler.model_source import GENERATION, ModelSource, open_model, read_json
 from dovetail.compiler.rope import MAX_POSITION, read_local_rope, read_rope, usable_positions
 from dovetail.compiler.tensors import check_tensors
+from dovetail.compiler.text_part import text_config
 from dovetail.compiler.weight_dtype import AUTO, resolve_weight_dtype
 from dovetail.compiler.weight_formats import keep_formats, main_format, quantise_formats
 from dovetail.ir.errors import SpecError
@@ -71,7 +72,7 @@ def read_dimensions(
     path = Path(path)
     if path.is_file() and path.suffix != ".json":
         return read_model_spec(path, weight_dtype=weight_dtype, target=target)
-    config = Config.read(path) if path.is_file() else open_model(path).config()
+    config = text_config(Config.read(path)) if path.is_file() else open_model(path).config()
     name = config.text("dtype", config.text("torch_dtype", "float32"))
     stored = {"bfloat16": "bf16", "float16": "f16"}.get(name, "f32")
     _, family = config.architecture(FAMILIES, "supported")
@@ -146,7 +147,7 @@ def _architecture(
         **_scales(config, family, hidden),
         activation=family.activation,
         branch_norms=family.branch_norms,
-        norm_offset=config.number("norm_offset", 0.0, 1.0, family.norm_offset),
+        norm_offset=family.norm_offset and config.number("norm_offset", 0.0, 1.0, 1.0),
         bos_token_id=config.integer("bos_token_id", 0, 1 << 24)
         if config.has("bos_token_id")
         else None,

@@ -83,7 +83,8 @@ def _read(
     rope: Config, config: Config, spec: RopeSpec, max_position: int, max_context: int | None
 ) -> RopeSpec:
     kind = rope.text("rope_type", rope.text("type", "default"))
-    kind = "longrope" if kind == "su" else kind  # its name in the first files of Phi-3
+    if kind == "su" or rope.has("long_factor"):  # its names in the first files of Phi-3
+        kind = "longrope"
     if kind == "longrope":
         return _read_longrope(rope, config, spec, max_position, max_context)
     if kind not in _READERS:
@@ -166,8 +167,8 @@ def _read_longrope(
 
     As tables are made once, `max_context` decides (as in vLLM and llama.cpp).
     """
-    place = rope if rope.has("original_max_position_embeddings") else config
     key = "original_max_position_embeddings"
+    place = config if config.has(key) else rope
     original = place.integer(key, 2, MAX_POSITION, max(2, max_position))
     factor = rope.number("factor", 1.0, MAX_FACTOR, max(1.0, max_position / original))
     usual = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1.0 else 1.0

@@ -130,11 +130,9 @@ def _layer_sources(spec: ModelSpec, layer: int) -> Iterator[WeightSource]:
 
     yield norm("input_norm")
     parts = spec.qkv_parts(layer)
-    if spec.family in FUSED:
+    if spec.family in FUSED:  # one tensor has one format: it is never parted
         whole = f"{there}.self_attn.qkv_proj.weight"
-        rows = (spec.qkv_size,) if len(parts) == 1 else (q, kv, kv)
-        for name, n, start in zip(parts, rows, (0, q, q + kv), strict=False):
-            yield WeightSource(name, "packed", n, hidden, (whole,), (n,), (start,))
+        yield WeightSource(parts[0], "packed", q + 2 * kv, hidden, (whole,), (q + 2 * kv,))
     elif len(parts) > 1:
         for name, tensor, n in zip(parts, _weights(qkv), (q, kv, kv), strict=True):
             yield WeightSource(name, "packed", n, hidden, (tensor,), (n,))

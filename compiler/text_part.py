@@ -24,11 +24,16 @@ _PARTS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
             "num_key_value_heads": 4,
             "head_dim": 256,
             "max_position_embeddings": 131072,
+            "bos_token_id": 2,
+            "eos_token_id": 1,
         },
     ),
 }
 """Architecture to the model_type and architecture of its text part, and what that may leave out."""
-_STOPS = ("bos_token_id", "eos_token_id")
+_OF_WHOLE = ("bos_token_id", "eos_token_id", "quantization_config")
+"""Keys of the whole that stand for its text part."""
+_SHARED = ("dtype", "torch_dtype", "tie_word_embeddings")
+"""Keys of the whole where the text part has none of its own."""
 _PREFIXES = {"model.language_model.": "model.", "language_model.": ""}
 """Where tensors of the text part lie, by version of transformers."""
 _OTHERS = ("vision_tower.", "multi_modal_projector.")
@@ -43,8 +48,10 @@ def text_config(config: Config) -> Config:
     if (found := part.text("model_type", kind)) != kind:
         raise SpecError(f"{part.name}: model_type {found!r} is not supported, only {kind}")
     given = {key: value for key, value in part.values.items() if value is not None}
-    stops = {key: config.values[key] for key in _STOPS if config.has(key)}
-    return Config(part.name, {**defaults, **given, **stops, "architectures": [name]})
+    shared = {key: config.values[key] for key in _SHARED if config.has(key)}
+    of_whole = {key: config.values[key] for key in _OF_WHOLE if config.has(key)}
+    merged = {**defaults, **shared, **given, **of_whole, "architectures": [name]}
+    return Config(part.name, merged)
 
 
 def text_tensors(checkpoint: Checkpoint) -> Checkpoint:

@@ -194,9 +194,11 @@ class _Packer:
         power, form = self.powers.get(source.name), FORMATS[dtype]
         parts = [_Part(self.checkpoint, form, power, *part) for part in source.parts]
         top, bottom = first * PANEL, last * PANEL
-        if source.layout in ("vector", "rows"):
-            span = (0, source.n) if source.layout == "vector" else (first, last)
-            rows: Array = (_stack(parts, *span) + source.plus) * source.times
+        if source.layout == "vector":  # float32, unlike rows, which may be bits of bfloat16
+            vector: Array = (_stack(parts, 0, source.n) + source.plus) * source.times
+            return vector
+        if source.layout == "rows":
+            rows: Array = _stack(parts, first, last)
             return rows
         if source.layout == "packed":
             return form.pack(_stack(parts, top, bottom))

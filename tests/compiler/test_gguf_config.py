@@ -78,6 +78,14 @@ def test_divisors_of_phi_3(context, tmp_path):
     assert ours.divisors[0] == (1.0 if context == 64 else 2.0)
 
 
+def test_a_rope_of_a_part_of_each_head(tmp_path):
+    """Phi-3's files may tell it without divisors; a factor without a place is refused."""
+    ours, _ = both(tmp_path, "phi3", lambda w: w.add_rope_dimension_count(12))
+    assert (ours.rope.kind, ours.rope.rotary_dim) == ("default", 12)
+    with pytest.raises(SpecError, match=r"attn_factor is 1\.5"):
+        both(tmp_path / "other", "phi3", lambda w: w.add_rope_scaling_attn_factors(1.5))
+
+
 def test_a_list_of_divisors_that_is_missing_is_named(tmp_path):
     with pytest.raises(SpecError, match=r"rope_factors_short\.weight is no vector of 8 values"):
         both(

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from dovetail.compiler.model_source import open_model
-from dovetail.compiler.model_spec import read_generation_defaults, read_model_spec
+from dovetail.compiler.model_spec import read_dimensions, read_generation_defaults, read_model_spec
 from dovetail.ir.errors import SpecError
 from tests.models import FAMILIES, OWN, SMALL, save_model
 
@@ -201,11 +201,18 @@ def test_small_config_is_what_transformers_wrote(llama):
 def test_the_text_part_of_a_model_of_pictures(architecture, kind, wanted, tmp_path):
     folder = save_model(tmp_path / "m", wanted)
     config = json.loads((folder / "config.json").read_text())
+    stored = config.pop("dtype", "float32")
     whole = {"architectures": [architecture], "eos_token_id": [2, 7], "text_config": config}
     (folder / "config.json").write_text(json.dumps(whole))
     (folder / "generation_config.json").unlink()
     spec = read_model_spec(folder)
     assert (spec.family, spec.eos_token_ids) == (wanted, (2, 7))
+    for dtype, short in ((stored, "f32"), ("bfloat16", "bf16")):
+        (folder / "config.json").write_text(json.dumps(whole | {"dtype": dtype}))
+        assert read_dimensions(folder / "config.json").checkpoint_dtype == short
+    (folder / "config.json").write_text(json.dumps(whole | {"quantization_config": {"bits": 4}}))
+    with pytest.raises(SpecError, match="quantization_config"):
+        read_model_spec(folder)
     whole["text_config"] = config | {"model_type": "other"}
     (folder / "config.json").write_text(json.dumps(whole))
     with pytest.raises(SpecError, match=f"model_type 'other' is not supported, only {kind}"):

@@ -5,7 +5,7 @@ In: an artifact directory, of any machine. Out: an `Inspection`, and its lines o
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -367,14 +367,22 @@ def _plan_facts(plan: ServicePlan) -> dict[str, str]:
 
 def _model_facts(file: ModelFile) -> dict[str, str]:
     spec = file.spec
-    rope = spec.rope
+    layers = range(spec.n_layers)
+    windows = sum(spec.layer_window(layer) > 0 for layer in layers)
+    window = f"{spec.sliding_window} in {windows} of {spec.n_layers} layers" if windows else "off"
+    turning = Counter(spec.layer_rope(layer) for layer in layers)
+    ropes = spec.ropes()
     return {
         "family": spec.family,
         "layers": f"{spec.n_layers} x (hidden {spec.hidden_size}, intermediate "
         f"{spec.intermediate_size})",
         "attention": f"{spec.n_heads} query heads, {spec.n_kv_heads} KV heads of {spec.head_dim}, "
-        f"window {spec.sliding_window or 'off'}",
-        "rope": f"{rope.kind}, theta {rope.theta:g}, factor {rope.factor:g}",
+        f"window {window}",
+        "rope": "; ".join(
+            f"{(rope := ropes[name]).kind}, theta {rope.theta:g}, factor {rope.factor:g}, "
+            f"turns {turned} of {spec.head_dim} in {count} of {spec.n_layers} layers"
+            for (name, turned), count in turning.items()
+        ),
         "vocabulary": f"{spec.vocab_size}{', head tied' if spec.tied_head else ''}",
         "context": f"{spec.max_context} of {spec.max_position} positions",
         "dtypes": f"weights {spec.weight_dtype} (checkpoint {spec.checkpoint_dtype}), "

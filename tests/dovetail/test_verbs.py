@@ -19,6 +19,7 @@ from dovetail.tiny_world import ENCODER
 from dovetail.topology.hardware import dump_hardware, read_hardware
 from tests.dovetail.commands import Result, assert_one_sentence, dovetail
 from tests.encoders import MODERN, save_encoder
+from tests.models import save_model
 
 
 def test_help_of_every_verb() -> None:
@@ -283,3 +284,12 @@ def test_a_closed_pipe_is_no_error(artifact: Path) -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 0
+
+
+def test_inspect_tells_what_differs_between_layers(tmp_path: Path) -> None:
+    model, output = save_model(tmp_path / "m", "gemma3", num_hidden_layers=7), tmp_path / "app.dove"
+    assert dovetail("compile", model, "-o", output, "--effort", "none").code == 0
+    text = " ".join(dovetail("inspect", output, "--all").out.split())
+    assert "window 24 in 6 of 7 layers" in text
+    assert "theta 10000, factor 1, turns 32 of 32 in 6 of 7 layers" in text
+    assert "theta 1e+06, factor 1, turns 32 of 32 in 1 of 7 layers" in text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +39,9 @@ def run_out_of_memory(app: App, step: int) -> Callable[[int], None]:
     model = app.engine.executor.model
     run = model.run
 
-    def greedy(args: Mapping[str, int], **options: Any) -> None:
+    def greedy(*args: Any, **options: Any) -> None:
         allocate(1 << 62)
-        run(args, **options)
+        run(*args, **options)
 
     def before(now: int) -> None:
         model.run = greedy if now == step else run  # type: ignore[method-assign]

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.cli.kernel import choose_target as kernel_target
 from dovetail.cli.model_cache import _key
 from dovetail.codegen.targets import TARGETS, host_target
 from dovetail.compiler.pipeline import compile_model
@@ -31,7 +30,7 @@ def forced(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_it_is_what_is_compiled_for(forced: str) -> None:
-    assert host_target().name == kernel_target(None).name == forced
+    assert host_target().name == forced
     for hardware in (read_hardware(), read_hardware("package:2 core:4")):
         assert [target.name for target in choose_targets((), hardware)] == [forced]
     named = host_targets()[0].name

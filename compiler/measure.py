@@ -50,8 +50,8 @@ class _Case(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def shape(self) -> dict[str, int]:
-        """The sizes that records name."""
-        raise NotImplementedError
+        """The sizes that records name: the fields that a kind of case adds."""
+        return {name: getattr(self, name) for name in type(self).__annotations__}
 
     @property
     def work(self) -> WorkKey:
@@ -66,11 +66,6 @@ class GemmCase(_Case, frozen=True, kw_only=True, tag="gemm"):
     k: int
     m: int
 
-    @property
-    def shape(self) -> dict[str, int]:
-        """The sizes that records name."""
-        return {"n": self.n, "k": self.k, "m": self.m}
-
 
 class AttentionCase(_Case, frozen=True, kw_only=True, tag="attention"):
     """One sequence's attention to time: `kind` is the kernel family, `dtype` that of keys, values.
@@ -83,12 +78,6 @@ class AttentionCase(_Case, frozen=True, kw_only=True, tag="attention"):
     head_dim: int
     rows: int
     context: int
-
-    @property
-    def shape(self) -> dict[str, int]:
-        """The sizes that records name."""
-        heads = {"n_q": self.n_q, "n_kv": self.n_kv, "head_dim": self.head_dim}
-        return {**heads, "rows": self.rows, "context": self.context}
 
 
 class RowsCase(_Case, frozen=True, kw_only=True, tag="rows"):

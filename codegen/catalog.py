@@ -42,6 +42,10 @@ KERNELS: dict[str, str] = {
     "rmsnorm": "norm",
     "rmsnorm_add": "norm",
     "scaled_add": "norm",
+    "route": "experts",
+    "sort_experts": "experts",
+    "expert_rows": "experts",
+    "combine_experts": "experts",
     "rope_store": "rope",
     "prefill_attention": "attention_prefill",
     "decode_attention": "attention_decode",
@@ -258,6 +262,7 @@ def model_kernels(spec: Spec, target: Target) -> tuple[KernelRequest, ...]:
     stored = spec.weight_format("head" if spec.tied_head else "embed")
     table = "embed_packed" if spec.tied_head or is_quantised(stored) else "embed"
     used = {"rmsnorm_add": spec.branch_norms, "scaled_add": spec.branch_scale != 1.0}
+    used |= {f: spec.experts is not None for f, module in KERNELS.items() if module == "experts"}
     others = (f for f in KERNELS if not f.startswith("embed") and used.get(f, True))
     families = [table, *others]
     dtypes = {"W": stored, "KV": spec.kv_dtype}

@@ -41,6 +41,20 @@ EXTENTS: dict[str, dict[str, str]] = {
     "embed": {"ids": "T", "out": "rows(T, ldo, H)"},
     "embed_packed": {"ids": "T", "out": "rows(T, ldo, H)"},
     "gather_rows": {"rows": "R", "out": "rows(R, ldo, H)"},
+    "route": {"logits": "rows(T, ldl, E)", "chosen": "T * k", "weights": "T * k"},
+    "sort_experts": {
+        "chosen": "T * k",
+        "starts": "E + 1",
+        "places": "T * k",
+        "tokens": "T * k",
+    },
+    "expert_rows": {"tokens": "T * k", "out": "rows(T * k, ldo, H)"},
+    "combine_experts": {
+        "places": "T * k",
+        "weights": "T * k",
+        "R": "rows(T, ldr, H)",
+        "out": "rows(T, ldo, H)",
+    },
     "gemm_linear": LINEAR,
     "gemm_linear_reduce": LINEAR,
     "gemm_silu": {
@@ -96,6 +110,10 @@ DECODES = (
 )
 SPLITS = (("kv_splits", "kv_splits >= 1", "be at least 1"),)
 LIMITS: dict[str, tuple[tuple[str, str, str], ...]] = {
+    "route": (
+        ("E", "E >= 1 && E <= 1024", "be at least 1, at most 1024"),
+        ("k", "k >= 1 && k <= E", "be at least 1, at most E"),
+    ),
     "rope_store": (*HEADS, ("rot", "rot >= 0 && rot <= hd && rot % 2 == 0", "be even, at most hd")),
     "prefill_attention": (*HEADS, PAIRS),
     "decode_attention": (*DECODES, *SPLITS),

@@ -55,11 +55,12 @@ def tape_stages(tape: Tape) -> list[Stage]:
     """Return the buffers read and written between barriers."""
     stages: list[Stage] = []
     for entry in tape.entries:
-        stage = Stage.of(
+        uses = [
             (slot.name, operand.kind)
             for slot, operand in zip(entry.slots, OPERATORS[entry.op], strict=True)
             if isinstance(slot, BufferRef)
-        )
+        ]
+        stage = Stage.of([*uses, (entry.groups.starts.name, "in")] if entry.groups else uses)
         if entry.barrier or not stages:
             stages.append(stage)
         else:
@@ -136,5 +137,6 @@ def _shape_faults(entry: Entry, weights: dict[str, WeightEntry]) -> Iterator[str
     weight = weights[matrix.name]
     _, n, k = table_key(entry)
     columns = weight.n // 2 if weight.layout == "packed_pair" else weight.n
+    columns //= entry.groups.count if entry.groups else 1
     if (n, k) != (columns, weight.k):
         yield f"N, K = {n}, {k} but {weight.name} is {columns} x {weight.k}"

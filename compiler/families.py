@@ -109,6 +109,8 @@ class Family:
     query_scalar: scores are scaled by query_pre_attn_scalar, embeddings by sqrt(hidden_size).
     multipliers: config.json tells what scales scores, embeddings, branches and logits.
     norm_offset: what its code adds to weights of RMSNorms.
+    experts: whether the weights of a token's experts sum to 1 unless config.json says otherwise,
+    None for a dense family; inner: the key of an expert's width.
     """
 
     name: str
@@ -128,6 +130,8 @@ class Family:
     branch_norms: bool = False
     multipliers: bool = False
     norm_offset: float = 0.0
+    experts: bool | None = None
+    inner: str = "intermediate_size"
 
 
 FAMILIES: dict[str, Family] = {
@@ -136,6 +140,18 @@ FAMILIES: dict[str, Family] = {
     "Qwen2ForCausalLM": Family("qwen2", attention_bias=True, windows=_layer_windows),
     "Qwen3ForCausalLM": Family(
         "qwen3", attention_bias=None, qk_norm=True, windows=_layer_windows, head_dim=128
+    ),
+    "Qwen3MoeForCausalLM": Family(
+        "qwen3moe",
+        attention_bias=None,
+        qk_norm=True,
+        windows=_layer_windows,
+        experts=False,
+        inner="moe_intermediate_size",
+    ),
+    "MixtralForCausalLM": Family("mixtral", windows=_whole_window, theta=1e6, experts=True),
+    "GraniteMoeForCausalLM": Family(
+        "granitemoe", attention_bias=None, multipliers=True, experts=True
     ),
     "GraniteForCausalLM": Family("granite", attention_bias=None, mlp_bias=True, multipliers=True),
     "Phi3ForCausalLM": Family("phi3", windows=_whole_window, partial=True),

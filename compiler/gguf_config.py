@@ -28,6 +28,8 @@ ARCHITECTURES = {
     "smollm3": "SmolLM3ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
     "granite": "GraniteForCausalLM",
+    "qwen3moe": "Qwen3MoeForCausalLM",
+    "granitemoe": "GraniteMoeForCausalLM",
 }
 """general.architecture -> that of config.json; files of Llama and of Mistral models say llama."""
 _KEYS = {
@@ -39,7 +41,12 @@ _KEYS = {
 }
 ATTENTION_FACTOR = "rope.scaling.attn_factor"
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
-    "expert_count": (0,),
+    "expert_shared_count": (0,),
+    "expert_shared_feed_forward_length": (0,),
+    "expert_group_count": (0, 1),
+    "expert_gating_func": (0, 1),
+    "leading_dense_block_count": (0,),
+    "expert_weights_scale": (0.0, 1.0),
     "attention.causal": (True,),
     "attention.scale": (0.0,),
     "attention.clamp_kqv": (0.0,),
@@ -65,6 +72,7 @@ _MULTIPLIERS = {
     "logit_scale": "logits_scaling",
 }
 """Of these, what Granite has a place for."""
+_SCALED = ("granite", "granitemoe")
 _LLAMA3_BANDS, _LLAMA3_POSITIONS = (1.0, 4.0), 8192
 """Of all Llama 3.1, 3.2 and 3.3 models; their files have the divisors that come of it."""
 
@@ -104,12 +112,13 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
     if arch == "phi3":
         turned = metadata.integer("rope.dimension_count", 2, head_dim, head_dim)
         found["partial_rotary_factor"] = turned / head_dim
-    if arch == "granite":
+    if arch in _SCALED:
         found |= {theirs: metadata.values.get(key) for key, theirs in _MULTIPLIERS.items()}
     if arch == "gemma3":
         found |= _gemma3(metadata, found)
     else:
         found |= _window(metadata, arch)
+    found |= _experts(metadata, arch)
     for theirs in ("bos_token_id", "eos_token_id"):
         found[theirs] = file.values.get(f"tokenizer.ggml.{theirs}")
     return found
@@ -126,7 +135,7 @@ def _one(key: str, value: Any, file: GgufFile) -> Any:
 
 def _placed(arch: str, file: GgufFile) -> tuple[str, ...]:
     """Return those of `_NEUTRAL` that a configuration of this architecture has a place for."""
-    if arch == "granite":
+    if arch in _SCALED:
         return tuple(_MULTIPLIERS)
     return (ATTENTION_FACTOR,) if arch == "phi3" and LONG_FACTORS in file.tensors else ()
 
@@ -136,8 +145,30 @@ def _check_neutral(metadata: Config, placed: tuple[str, ...]) -> None:
         if key in placed:
             continue
         if metadata.has(key) and metadata.values[key] not in harmless:
-            what = "models of experts are" if key == "expert_count" else "this is"
-            raise metadata.fail(key, f"but {what} not supported")
+            raise metadata.fail(key, "but this is not supported")
+
+
+def _experts(metadata: Config, arch: str) -> dict[str, Any]:
+    """Return the keys of experts; files of Mixtral say llama. As in llama.cpp, weights sum to 1."""
+    count = metadata.integer("expert_count", 0, 1 << 16, 0)
+    if not count and arch not in _MIXED:
+        return {}
+    found: dict[str, Any] = {
+        "num_experts": count or None,
+        "num_experts_per_tok": metadata.values.get("expert_used_count"),
+        "norm_topk_prob": True,
+    }
+    if arch == "llama":
+        found["architectures"] = ["MixtralForCausalLM"]
+    elif arch not in _MIXED:
+        raise metadata.fail("expert_count", "but experts of this architecture are not supported")
+    if metadata.has(key := "expert_feed_forward_length"):
+        found |= dict.fromkeys(("intermediate_size", "moe_intermediate_size"), metadata.values[key])
+    return found
+
+
+_MIXED = ("qwen3moe", "granitemoe")
+"""Architectures whose feed-forward parts are all of experts."""
 
 
 def _head_dim(metadata: Config, heads: int, arch: str) -> int:

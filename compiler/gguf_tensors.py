@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from dovetail.compiler.checkpoint import Checkpoint
+from dovetail.compiler.experts import expert_tensors
 from dovetail.compiler.gguf_file import GgufFile
 from dovetail.ir.errors import SpecError
 
@@ -19,7 +20,7 @@ ROPE_FACTORS = "rope_freqs.weight"
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 FACTORS = (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS)
 """Not weights but divisors of the rope's frequencies, which the configuration tells."""
-PAIRED = ("llama", "smollm3", "granite")
+PAIRED = ("llama", "smollm3", "granite", "granitemoe")
 """Architectures whose ropes turn neighbours, so that their rows were reordered."""
 _WHOLE = {
     "token_embd": "model.embed_tokens",
@@ -38,6 +39,10 @@ _OF_LAYER = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
 }
 _OF_ARCHITECTURE: Mapping[str, Mapping[str, str]] = {
     "phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
@@ -72,7 +77,7 @@ def gguf_checkpoint(file: GgufFile, config: Mapping[str, Any]) -> Checkpoint:
                 )
             found = replace(found, heads=heads)
         tensors[found.name] = found
-    return Checkpoint(file.path, tensors)
+    return expert_tensors(Checkpoint(file.path, tensors))
 
 
 def translate(name: str, arch: str) -> str:

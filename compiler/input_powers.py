@@ -129,13 +129,17 @@ def run_windows(path: Path, windows: Sequence[Sequence[int]], advance: Advance) 
 
 
 class _Product(NamedTuple):
-    """Where a product of a tape stands, its weight, and where its input rows lie."""
+    """Where a product of a tape stands, its weight, and where its input rows lie.
+
+    each: input rows for each of `rows`.
+    """
 
     place: int
     weight: str
     buffer: str
     rows: str
     k: int
+    each: int
 
 
 def _products(tape: Tape) -> Iterator[_Product]:
@@ -143,7 +147,8 @@ def _products(tape: Tape) -> Iterator[_Product]:
         slots = named_slots(entry)
         match slots.get("A"), slots.get("B"), slots.get("K"):
             case BufferRef(name=rows), WeightRef(name=str(weight)), IntConst(value=k):
-                yield _Product(place, weight, rows, entry.m, k)
+                each = entry.groups.each if entry.groups else 1
+                yield _Product(place, weight, rows, entry.m, k, each)
 
 
 class _Watched(CpuExecutor):
@@ -164,8 +169,9 @@ class _Watched(CpuExecutor):
             bound.run(team, args, range(begun, product.place))
             begun = product.place
             rows = bound.buffer(product.buffer).view(np.float32)
-            rows = rows.reshape(-1, strides[product.buffer])[: args[product.rows], : product.k]
-            self._add(product.weight, rows)
+            rows = rows.reshape(-1, strides[product.buffer])
+            count = args[product.rows] * product.each
+            self._add(product.weight, rows[:count, : product.k])
         bound.run(team, args, range(begun, len(tape.entries)))
 
     def _add(self, weight: str, rows: Array) -> None:

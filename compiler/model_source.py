@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from dovetail.compiler.checkpoint import Checkpoint, open_checkpoint
 from dovetail.compiler.config import MAX_JSON_BYTES, Config, parse_json_object, read_bounded
+from dovetail.compiler.experts import expert_tensors
 from dovetail.compiler.text_part import text_config, text_tensors
 from dovetail.ir.errors import SpecError
 
@@ -49,7 +50,7 @@ class ModelDirectory:
 
     def checkpoint(self) -> Checkpoint:
         """Read the headers of the safetensors files."""
-        return text_tensors(open_checkpoint(self.path))
+        return expert_tensors(text_tensors(open_checkpoint(self.path)))
 
 
 ModelSource: TypeAlias = "ModelDirectory | GgufModel"

@@ -14,6 +14,7 @@ from typing import Any
 from dovetail.codegen.isa.target import Target
 from dovetail.compiler.checkpoint import Checkpoint
 from dovetail.compiler.config import Config
+from dovetail.compiler.experts import read_experts
 from dovetail.compiler.families import FAMILIES, Family
 from dovetail.compiler.model_source import GENERATION, ModelSource, open_model, read_json
 from dovetail.compiler.rope import MAX_POSITION, read_local_rope, read_rope, usable_positions
@@ -120,13 +121,17 @@ def _architecture(
     local = read_local_rope(*given) if family.local_rope else None
     positions = usable_positions(rope, positions)
     window, window_layers = family.windows(config, n_layers)
+    inner = config.integer(family.inner, 1, 1 << 20)
+    experts = None
+    if family.experts is not None:
+        experts = read_experts(config, shared=family.experts, hidden=hidden, inner=inner)
     bias = family.attention_bias
     config_bias = config.flag("attention_bias") if bias is None else False
     return ModelSpec(
         family=family.name,
         vocab_size=config.integer("vocab_size", 1, 1 << 24),
         hidden_size=hidden,
-        intermediate_size=config.integer("intermediate_size", 1, 1 << 20),
+        intermediate_size=inner,
         n_layers=n_layers,
         n_heads=heads,
         n_kv_heads=_kv_heads(config, family, heads),
@@ -147,6 +152,7 @@ def _architecture(
         **_scales(config, family, hidden),
         activation=family.activation,
         branch_norms=family.branch_norms,
+        experts=experts,
         norm_offset=family.norm_offset and config.number("norm_offset", 0.0, 1.0, 1.0),
         bos_token_id=config.integer("bos_token_id", 0, 1 << 24)
         if config.has("bos_token_id")

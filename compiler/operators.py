@@ -42,13 +42,18 @@ _SLOTS = {
     "rmsnorm": "T:int H:int x:in ldx:int w:weight eps:float out:out ldo:int",
     "rmsnorm_add": "T:int H:int x:in ldx:int w:weight eps:float out:inout ldo:int",
     "scaled_add": "T:int H:int x:in ldx:int scale:float out:inout ldo:int",
+    "route": "T:int E:int k:int share:int logits:in ldl:int chosen:out weights:out",
+    "sort_experts": "T:int E:int k:int chosen:in starts:out places:out tokens:out",
+    "expert_rows": "T:int k:int H:int tokens:in x:in ldx:int out:out ldo:int",
+    "combine_experts": "T:int k:int H:int places:in weights:in x:in ldx:int R:in? ldr:int "
+    "scale:float out:out ldo:int",
     "rope_store": "T:int qkv:inout ldq:int " + _HEADS + "rot:int positions:in cos:weight "
     "sin:weight q_norm:weight? k_norm:weight? eps:float kv_slots:in kpool:out vpool:out",
     "prefill_attention": "n_prefill:int " + _HEADS + "scale:float window:int q:in ldq:int "
     + _KEYS + "out:part ldo:int",
     "decode_attention": "n_prefill:int n_decode:int " + _HEADS + "scale:float window:int "
     "kv_splits:int q:in ldq:int " + _KEYS + "partial:out out:part ldo:int",
-    **dict.fromkeys(("qkv", "o", "up", "down", "head", "pooler", "classifier"), _LINEAR),
+    **dict.fromkeys(("qkv", "o", "router", "up", "down", "head", "pooler", "classifier"), _LINEAR),
     "gate_up": _GEMM + "C:out ldc:int",
     "embed_sum": "T:int H:int ids:in table:weight positions:in places:weight? types:in "
     "kinds:weight? w:weight b:weight? eps:float out:out ldo:int",

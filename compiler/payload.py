@@ -54,11 +54,15 @@ def make_payload(
 ) -> Payload:
     """Return the payload of one model under one workload, for one process and as many as given."""
     steps = workload.step_sizes(max_step_tokens)
-    rows = _head_sizes(steps, min(workload.concurrency, max_step_sequences))
+    sizes = {"head": _head_sizes(steps, min(workload.concurrency, max_step_sequences))}
+    if spec.experts:
+        own = spec.experts.used / spec.experts.count  # the share of a step's rows that one has
+        shared = _sizes((max(1, round(size * own)), share) for size, share in steps.items())
+        sizes |= {"gate_up": shared, "down": shared}
 
     def uses(count: int) -> tuple[GemmUse, ...]:
         return tuple(
-            GemmUse(gemm=gemm, calls=times, sizes=rows if gemm.op == "head" else steps)
+            GemmUse(gemm=gemm, calls=times, sizes=sizes.get(gemm.op, steps))
             for gemm, times in count_gemms(spec, count).items()
         )
 
@@ -80,8 +84,11 @@ def make_encoder_payload(spec: EncoderSpec, max_step_tokens: int) -> Payload:
 
 def _head_sizes(steps: dict[int, float], sequences: int) -> dict[int, float]:
     """Return M of the head: a row per sequence in a decode step, one after a prefill chunk."""
+    return _sizes((size if size <= sequences else 1, share) for size, share in steps.items())
+
+
+def _sizes(found: Iterable[tuple[int, float]]) -> dict[int, float]:
     rows: dict[int, float] = {}
-    for size, share in steps.items():
-        out = size if size <= sequences else 1
-        rows[out] = rows.get(out, 0.0) + share
+    for size, share in found:
+        rows[size] = rows.get(size, 0.0) + share
     return dict(sorted(rows.items()))

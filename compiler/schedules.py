@@ -139,7 +139,7 @@ def gemm_ops(spec: Spec, processes: int = 1) -> tuple[GemmOp, ...]:
 
 
 def count_gemms(spec: Spec, processes: int = 1) -> dict[GemmOp, int]:
-    """Return how often each of `gemm_ops` runs in one step."""
+    """Return how often each of `gemm_ops` runs in one step: of experts those of one token."""
     if isinstance(spec, EncoderSpec):
         assert processes == 1, "encoders are not shared"
         return dict(Counter(_encoder_gemms(spec)))
@@ -158,12 +158,15 @@ def count_gemms(spec: Spec, processes: int = 1) -> dict[GemmOp, int]:
         for i, n in enumerate(sides):
             stored = spec.weight_format(parts[i % len(parts)])
             found[GemmOp("qkv", LINEAR, n, hidden, stored)] += 1
-        for name, kind, n, k in (
-            ("o", LINEAR, hidden, heads),
-            ("gate_up", GATES[spec.activation], inner, hidden),
-            ("down", LINEAR, hidden, inner),
+        used = spec.experts.used if spec.experts else 1
+        router = [("router", LINEAR, spec.experts.count, hidden, 1)] if spec.experts else []
+        for name, kind, n, k, times in (
+            ("o", LINEAR, hidden, heads, 1),
+            *router,
+            ("gate_up", GATES[spec.activation], inner, hidden, used),
+            ("down", LINEAR, hidden, inner, used),
         ):
-            found[GemmOp(name, kind, n, k, spec.weight_format(f"{here}.{name}"))] += 1
+            found[GemmOp(name, kind, n, k, spec.weight_format(f"{here}.{name}"))] += times
     found[GemmOp("head", LINEAR, vocabulary, hidden, spec.weight_format("head"))] += 1
     return dict(found)
 

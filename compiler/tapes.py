@@ -17,6 +17,7 @@ from dovetail.ir.formats import FORMATS
 from dovetail.ir.model import (
     MAX_KV_SPLITS,
     SPLIT_K_ELEMENTS,
+    ExpertSpec,
     ModelSpec,
     WeightEntry,
     rope_names,
@@ -29,6 +30,7 @@ from dovetail.ir.tape import (
     BufferRef,
     Entry,
     FloatConst,
+    Groups,
     IntConst,
     KvRef,
     Slot,
@@ -107,15 +109,18 @@ class TapeBuilder:
         *values: Value,
         m: ArgRef | None = None,
         skips: bool = False,
+        groups: Groups | None = None,
     ) -> None:
         """Append an entry; `values` are its slots in order, numbers stand for constants.
 
         m: the rows it works on, by default its first slot. skips: it does not run where M is 0.
+        groups: as of the entry.
         """
         slots, operands, rows = tuple(map(_slot, values)), OPERATORS[op], m or values[0]
         assert len(slots) == len(operands), f"{op} takes {len(operands)} slots, not {len(slots)}"
         assert isinstance(rows, ArgRef), f"the M of {op} is an argument"
         uses = [(r, o.kind) for s, o in zip(slots, operands, strict=True) if (r := _resource(s))]
+        uses += [(groups.starts.name, "in")] if groups else []
         stage, parts = Stage.of(uses), frozenset(r for r, kind in uses if kind == "part")
         barrier = bool(self.stages) and self._needs_barrier(stage, parts)
         if barrier or not self.stages:
@@ -127,7 +132,13 @@ class TapeBuilder:
         skip = rows.name if skips else None
         self.entries.append(
             Entry(
-                op=op, slots=slots, m=rows.name, barrier=barrier, skip_if_zero=skip, segment=segment
+                op=op,
+                slots=slots,
+                m=rows.name,
+                barrier=barrier,
+                skip_if_zero=skip,
+                groups=groups,
+                segment=segment,
             )
         )
 
@@ -201,7 +212,15 @@ class _Forward(TapeBuilder):
         self.normed = self.padded("normed", tokens, hidden)
         self.qkv = self.padded("qkv", tokens, spec.qkv_size)
         self.attention = self.padded("attention", tokens, heads)
-        self.inner = self.padded("inner", tokens, spec.intermediate_size)
+        each = spec.experts.used if spec.experts else 1
+        self.inner = self.padded("inner", tokens * each, spec.intermediate_size)
+        if spec.experts:
+            self.scores = self.padded("scores", tokens, spec.experts.count)
+            self.mixed = self.padded("mixed", tokens * each, hidden)
+            self.starts = self.dense("starts", 1, spec.experts.count + 1)
+            self.chosen, self.places, self.sources, self.shares = (
+                self.dense(name, tokens, each) for name in ("chosen", "places", "tokens", "shares")
+            )
         part = spec.n_heads * MAX_KV_SPLITS * (spec.head_dim + 16)
         self.partial = self.dense("partial", sequences, part)
         self.split = (self.dense("split_k", 1, SPLIT_K_ELEMENTS), SPLIT_K_ELEMENTS)
@@ -281,8 +300,42 @@ class _Forward(TapeBuilder):
         self.branch("o", segment, m, name, attention, x)
         self.norm(segment, f"{name}.post_norm", x, self.normed, m)
         gate_up = f"{name}.gate_up"
+        if self.spec.experts:
+            self.experts(self.spec.experts, layer, m, x)
+            return
         self.product("gate_up", segment, m, gate_up, self.normed, *self.rows(self.inner))
         self.branch("down", segment, m, name, self.inner, x)
+
+    def experts(self, experts: ExpertSpec, layer: int, m: ArgRef, x: BufferRef) -> None:
+        """Append the experts of m normed rows: each multiplies those that chose it, x gets sums."""
+        name, segment = f"layers.{layer}", f"post_attn({layer})"
+        used, hidden, share = experts.used, self.spec.hidden_size, int(experts.share)
+        self.linear("router", segment, m, f"{name}.router", self.normed, self.scores)
+        scores, normed = self.rows(self.scores), self.rows(self.normed)
+        chosen = m, experts.count, used
+        self.add("route", segment, *chosen, share, *scores, self.chosen, self.shares)
+        sorted_ = self.starts, self.places, self.sources
+        self.add("sort_experts", segment, *chosen, self.chosen, *sorted_)
+        rows = m, used, hidden
+        self.add("expert_rows", segment, *rows, self.sources, *normed, *self.rows(self.mixed))
+        given = (("gate_up", self.mixed, self.inner), ("down", self.inner, self.mixed))
+        for op, a, c in given:
+            weight = self.weights[f"{name}.{op}"]
+            groups = Groups(
+                count=experts.count,
+                each=used,
+                starts=self.starts,
+                bytes=weight.bytes // experts.count,
+            )
+            m_, n, *slots = self.gemm(weight.name, a, m)
+            assert isinstance(n, int)
+            whole = () if op == "gate_up" else NO_RESIDUAL
+            split = () if op == "gate_up" else (self.split[0], 0)  # sums of K are never parted
+            values = (m_, n // experts.count, *slots, *whole, *self.rows(c), *split)
+            self.add(op, segment, *values, groups=groups)
+        summed = self.places, self.shares, *self.rows(self.mixed), *self.rows(x)
+        scale = self.spec.branch_scale
+        self.add("combine_experts", segment, *rows, *summed, scale, *self.rows(x))
 
     def branch(
         self, op: str, segment: str, m: ArgRef, layer: str, a: BufferRef, x: BufferRef

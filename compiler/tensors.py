@@ -21,8 +21,9 @@ class WeightSource:
     """One packed weight: its layout, logical n x k, and the tensors stacked along n to make it.
 
     `rows` are the rows taken of each tensor, from `starts` on or the first; layout `packed_pair`
-    has gate then up; `pair_vector` is a bias in the order of a pair's panels. A `vector` has
-    (values + plus) * times. Weights without tensors (rope tables) are computed from the spec.
+    has gate then up, of experts all gates, then all ups; `pair_vector` is a bias in the order of a
+    pair's panels. A `vector` has (values + plus) * times. Weights without tensors (rope tables)
+    are computed from the spec.
     """
 
     name: str
@@ -152,6 +153,9 @@ def _layer_sources(spec: ModelSpec, layer: int) -> Iterator[WeightSource]:
     if spec.branch_norms:
         yield norm("attention_norm", 1 / spec.stream_scale)
     yield norm("post_norm")
+    if spec.experts:
+        yield from _expert_sources(spec, layer, spec.experts.count)
+        return
     fused = (f"{there}.mlp.gate_up_proj.weight",) * 2
     yield WeightSource(
         f"{here}.gate_up",
@@ -171,6 +175,22 @@ def _layer_sources(spec: ModelSpec, layer: int) -> Iterator[WeightSource]:
         yield _vector(f"{here}.down_bias", f"{down}.bias", hidden)
     if spec.branch_norms:
         yield norm("mlp_norm", 1 / spec.stream_scale)
+
+
+def _expert_sources(spec: ModelSpec, layer: int, count: int) -> Iterator[WeightSource]:
+    """Yield the router and the experts of a layer, one after another."""
+    here, there = f"layers.{layer}", f"model.layers.{layer}.mlp"
+    hidden, inner = spec.hidden_size, spec.intermediate_size
+    gates, ups, downs = (
+        tuple(f"{there}.experts.{expert}.{part}_proj.weight" for expert in range(count))
+        for part in ("gate", "up", "down")
+    )
+    router = (f"{there}.gate.weight",)
+    yield WeightSource(f"{here}.router", "packed", count, hidden, router, (count,))
+    pairs, rows = (*gates, *ups), (inner,) * (2 * count)
+    yield WeightSource(f"{here}.gate_up", "packed_pair", sum(rows), hidden, pairs, rows)
+    rows = (hidden,) * count
+    yield WeightSource(f"{here}.down", "packed", sum(rows), inner, downs, rows)
 
 
 FUSED = ("phi3",)

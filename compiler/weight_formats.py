@@ -60,8 +60,13 @@ FINER = {"q4_32": ("q8_32",), "q6_16k": ("q8_32",)}
 
 
 def wanted_format(source: WeightSource, spec: Spec) -> str:
-    """Return the format that a matrix is to be quantised in; float32 where K is cut by none."""
+    """Return the format that a matrix is to be quantised in; float32 where K is cut by none.
+
+    So are routers, which are small, and whose errors would send tokens to other experts.
+    """
     form = spec.weight_dtype
+    if source.name.endswith(".router"):
+        return WIDEST
     choices = HEAD.get(form, (form,)) if source.name == "head" else (form,)
     return next((name for name in choices if source.k % FORMATS[name].unit == 0), WIDEST)
 

@@ -187,7 +187,7 @@ class _Packer:
     def _units(self, source: WeightSource, dtype: str, first: int, last: int) -> Array:
         """Return rows, panels or pairs of panels [first, last); a vector is one unit.
 
-        Of a pair, panel 2j is of the first tensor and 2j + 1 of the second.
+        Of a pair, panel 2j is of the first half of the tensors and 2j + 1 of the second.
         """
         if source.name in self.tables:
             return self.tables[source.name][first:last]
@@ -205,7 +205,8 @@ class _Packer:
         if source.layout == "pair_vector":
             pair = [part.rows(0, part.count).reshape(-1, 1) for part in parts]
         else:
-            pair = [part.rows(top, bottom) for part in parts]
+            half = len(parts) // 2
+            pair = [_stack(each, top, bottom) for each in (parts[:half], parts[half:])]
         return np.stack([form.pack(each) for each in pair], axis=1)
 
 

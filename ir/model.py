@@ -39,13 +39,21 @@ class RopeSpec(msgspec.Struct, frozen=True, kw_only=True):
     truncate: bool = True  # yarn: round the ramp's bounds to whole dimensions
 
 
+class ExpertSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Experts of each layer's feed-forward part: `used` of `count` compute a token."""
+
+    count: int
+    used: int
+    share: bool = True  # the weights of a token's experts are divided by their sum
+
+
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A decoder-only transformer: dims in elements, dtypes by name of `dovetail.ir.dtypes`."""
 
-    family: str  # llama, mistral, qwen2, qwen3, phi3, smollm3, gemma3, granite
+    family: str  # of compiler.families
     vocab_size: int
     hidden_size: int
-    intermediate_size: int
+    intermediate_size: int  # of each expert, where there are
     n_layers: int
     n_heads: int
     n_kv_heads: int
@@ -74,6 +82,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     norm_offset: float = 0.0  # what is added to the RMSNorm weights of the checkpoint
     stream_scale: float = 1.0  # the residual stream is kept so many times smaller
     tied_head: bool = False
+    experts: ExpertSpec | None = None
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
 
@@ -81,6 +90,11 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     def qkv_size(self) -> int:
         """Columns of the fused q, k, v projection: (n_heads + 2 n_kv_heads) head_dim."""
         return (self.n_heads + 2 * self.n_kv_heads) * self.head_dim
+
+    @property
+    def used_inner(self) -> int:
+        """Inner columns of a feed-forward part that a token goes through."""
+        return self.intermediate_size * (self.experts.used if self.experts else 1)
 
     @property
     def stream_eps(self) -> float:
@@ -123,7 +137,7 @@ def rope_names(rope: str) -> tuple[str, str]:
 
 def weight_shapes(spec: ModelSpec) -> dict[str, tuple[int, int]]:
     """Return (n, k) of every weight a model of this spec has; biases and per-head norms apart."""
-    hidden = spec.hidden_size
+    hidden, matrices = spec.hidden_size, spec.experts.count if spec.experts else 1
     shapes = {"head": (spec.vocab_size, hidden), "final_norm": (hidden, 1)}
     for name, rope in spec.ropes().items():
         shapes |= dict.fromkeys(rope_names(name), (spec.max_context, rope.rotary_dim // 2))
@@ -133,9 +147,11 @@ def weight_shapes(spec: ModelSpec) -> dict[str, tuple[int, int]]:
         "input_norm": (hidden, 1),
         "o": (hidden, spec.n_heads * spec.head_dim),
         "post_norm": (hidden, 1),
-        "gate_up": (2 * spec.intermediate_size, hidden),
-        "down": (hidden, spec.intermediate_size),
+        "gate_up": (2 * spec.intermediate_size * matrices, hidden),
+        "down": (hidden * matrices, spec.intermediate_size),
     }
+    if spec.experts:
+        layer["router"] = (matrices, hidden)
     if spec.branch_norms:
         layer |= {"attention_norm": (hidden, 1), "mlp_norm": (hidden, 1)}
     query, kv = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
@@ -151,6 +167,7 @@ class WeightEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     layout `packed`: [ceil(N/16)][K][16], columns past N are zero;
     layout `packed_pair`: panels of gate and up in turn: 2j gate, 2j+1 up (n = 2 x intermediate);
+    of experts all matrices stand one after another, n counts the columns of all;
     layout `rows`: row-major [n][k]; layout `vector`: [n] (k = 1).
     """
 

@@ -67,12 +67,26 @@ class Buffer(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
 
 
+class Groups(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows of A in groups, each multiplied by a matrix of its own: the experts of a model.
+
+    The matrices stand one after another in the weight, `bytes` apart. `starts`: int32 [count + 1],
+    where the rows of each begin. `each`: rows of A for each row of the entry's M.
+    """
+
+    count: int
+    each: int
+    starts: BufferRef
+    bytes: int
+
+
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """One kernel call.
 
     `op` names a schedule table of the model; its row for M picks kernel and schedule values.
     `m` names the integer argument that is M. `skip_if_zero` names an integer argument.
     `barrier`: wait until all earlier entries are done before this one starts.
+    `groups`: a product of several weights; its slots say N, K and strides of one.
     """
 
     op: str
@@ -80,6 +94,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     m: str
     barrier: bool = True
     skip_if_zero: str | None = None
+    groups: Groups | None = None
     segment: str = ""  # e.g. "embed", "pre_attn(0)", "attn(0)", "post_attn(0)", "head"
 
 

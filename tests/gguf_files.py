@@ -17,6 +17,9 @@ ARCHITECTURES = {
     "mistral": "llama",
     **{name: name for name in ("qwen2", "qwen3", "phi3", "smollm3", "granite")},
     "gemma3_text": "gemma3",
+    "qwen3_moe": "qwen3moe",
+    "mixtral": "llama",
+    "granitemoe": "granitemoe",
 }
 SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -38,6 +41,29 @@ def read_state(directory: Path) -> dict[str, np.ndarray]:
 
     state = load_file(directory / "model.safetensors")
     return {name: tensor.float().numpy() for name, tensor in state.items()}
+
+
+def read_own_state(directory: Path) -> dict[str, np.ndarray]:
+    """Return the tensors as `read_state` does, of experts each matrix by the name that we have."""
+    state = read_state(directory)
+    names = {"router.layer": "gate", "w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+    fused = {"input_linear": ("gate_proj", "up_proj"), "output_linear": ("down_proj",)}
+    for name in [name for name in state if "block_sparse_moe" in name]:
+        values = state.pop(name)
+        stem, _, rest = name.removesuffix(".weight").partition("block_sparse_moe.")
+        if parts := fused.get(rest):
+            for place, matrix in enumerate(_matrices(values, len(parts))):
+                expert, part = divmod(place, len(parts))
+                state[f"{stem}mlp.experts.{expert}.{parts[part]}.weight"] = matrix
+            continue
+        *before, last = rest.split(".") if rest not in names else ("", rest)
+        own = ".".join([*filter(None, before), names.get(last, last)])
+        state[f"{stem}mlp.{own}.weight"] = values
+    return state
+
+
+def _matrices(values: np.ndarray, parts: int) -> list[np.ndarray]:
+    return list(values.reshape(len(values) * parts, -1, values.shape[2]))
 
 
 def pair_rows(values: np.ndarray, heads: int) -> np.ndarray:
@@ -82,7 +108,12 @@ def save_gguf(
     add_rope(writer, config)
     if config.get("sliding_window") and arch in ("phi3", "gemma3"):
         writer.add_sliding_window(config["sliding_window"])
-    if arch == "granite":
+    if "num_experts_per_tok" in config:
+        writer.add_expert_count(config.get("num_experts") or config["num_local_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+    if "moe_intermediate_size" in config:
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    if arch in ("granite", "granitemoe"):
         writer.add_embedding_scale(config["embedding_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])
         writer.add_attention_scale(config["attention_multiplier"])
@@ -91,8 +122,8 @@ def save_gguf(
         writer.add_key_length(config["head_dim"])
         writer.add_value_length(config["head_dim"])
     (tokenizer or add_no_tokens)(writer)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.upper()], layers)
-    for name, values in read_state(directory).items():
+    names = gguf.get_tensor_name_map(arch_of(arch), layers)
+    for name, values in stack_experts(read_own_state(directory)).items():
         if config["tie_word_embeddings"] and name == "lm_head.weight":
             continue
         paired = {"q_proj": heads, "k_proj": kv_heads} if arch in PAIRED else {}
@@ -100,7 +131,7 @@ def save_gguf(
         rows = pair_rows(values, count) if count else values
         rows = rows + 1 if is_offset(arch, name) else rows
         form = gguf.GGMLQuantizationType[kind_of(name) if values.ndim > 1 else "F32"]
-        known = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        known = stacked_name(name) or names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert known is not None, name
         drawn = form.name in HALVES
         stored = draw_blocks(rows.shape, form) if drawn else gguf.quants.quantize(rows, form)
@@ -114,7 +145,36 @@ def save_gguf(
     return path
 
 
-PAIRED = ("llama", "smollm3", "granite")
+def arch_of(name: str) -> gguf.MODEL_ARCH:
+    """Return the package's architecture of that name."""
+    return next(arch for arch, known in gguf.MODEL_ARCH_NAMES.items() if known == name)
+
+
+def stack_experts(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the tensors with the matrices of a layer's experts as one [experts][n][k]."""
+    found: dict[str, Any] = {}
+    for name, values in sorted(state.items(), key=lambda item: _expert_of(item[0])):
+        stem, part, rest = name.partition(".experts.")
+        if part:
+            found.setdefault(f"{stem}{part}{rest.partition('.')[2]}", []).append(values)
+        else:
+            found[name] = values
+    return {name: np.stack(v) if isinstance(v, list) else v for name, v in found.items()}
+
+
+def _expert_of(name: str) -> int:
+    return int(name.partition(".experts.")[2].partition(".")[0] or 0)
+
+
+def stacked_name(name: str) -> str | None:
+    """Return llama.cpp's name of a router or of stacked experts."""
+    layer, _, part = name.removeprefix("model.layers.").partition(".mlp.")
+    known = {"gate.weight": "ffn_gate_inp"}
+    known |= {f"experts.{p}_proj.weight": f"ffn_{p}_exps" for p in ("gate", "up", "down")}
+    return f"blk.{layer}.{known[part]}.weight" if part in known else None
+
+
+PAIRED = ("llama", "smollm3", "granite", "granitemoe")
 """Architectures whose converter reorders the rows of queries and keys."""
 
 
@@ -191,7 +251,7 @@ def reference_state(path: Path) -> dict[str, np.ndarray]:
         return reader.fields[key].contents()
 
     arch = value("general.architecture")
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.upper()], value(f"{arch}.block_count"))
+    names = gguf.get_tensor_name_map(arch_of(arch), value(f"{arch}.block_count"))
     theirs = {ours: name for name, (_, ours) in names.mapping.items() if _is_ours(name)}
     heads = {
         "q_proj": value(f"{arch}.attention.head_count"),

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "smollm3", "gemma3", "granite")
+EXPERTS = ("qwen3_moe", "mixtral", "granitemoe")
+"""Families of experts."""
 
 SMALL: dict[str, Any] = {
     "vocab_size": 100,
@@ -21,15 +23,25 @@ SMALL: dict[str, Any] = {
     "eos_token_id": 2,
 }
 
+MULTIPLIERS = {
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.3,
+    "logits_scaling": 8.0,
+}
 OWN: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 16},
     "phi3": {"pad_token_id": 2, "rms_norm_eps": 1e-6},
-    "granite": {
-        "embedding_multiplier": 12.0,
-        "residual_multiplier": 0.22,
-        "attention_multiplier": 0.3,
-        "logits_scaling": 8.0,
+    "granite": MULTIPLIERS,
+    "qwen3_moe": {
+        "head_dim": 16,
+        "moe_intermediate_size": 48,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "norm_topk_prob": True,
     },
+    "mixtral": {"intermediate_size": 96, "num_local_experts": 5},
+    "granitemoe": {"intermediate_size": 48, "num_local_experts": 6, **MULTIPLIERS},
     "smollm3": {"pad_token_id": 2},
     "gemma3": {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 24},
 }
@@ -49,6 +61,9 @@ def make_model(family: str, *, seed: int = 0, dtype: str = "float32", **override
         "phi3": (transformers.Phi3Config, transformers.Phi3ForCausalLM),
         "granite": (transformers.GraniteConfig, transformers.GraniteForCausalLM),
         "smollm3": (transformers.SmolLM3Config, transformers.SmolLM3ForCausalLM),
+        "qwen3_moe": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM),
+        "mixtral": (transformers.MixtralConfig, transformers.MixtralForCausalLM),
+        "granitemoe": (transformers.GraniteMoeConfig, transformers.GraniteMoeForCausalLM),
         "gemma3": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM),
     }
     make_config, make = classes[family]
@@ -58,6 +73,7 @@ def make_model(family: str, *, seed: int = 0, dtype: str = "float32", **override
         for name, parameter in model.named_parameters():
             center = 1.0 if "norm" in name and family != "gemma3" else 0.0
             torch.nn.init.normal_(parameter, center, 0.08)
+    model.config._experts_implementation = "eager"  # the others know no float64
     return model.to(getattr(torch, dtype)).eval()
 
 

@@ -68,6 +68,7 @@ def shape(
     }
 
 
+EIGHT = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 80}
 TIED = {"tie_word_embeddings": True}
 BIASED = {"attention_bias": True, "mlp_bias": True}
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -97,12 +98,18 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3-biases": ("smollm3", shape(4, 2, 64, 128, 160, 99, **NOPE, **BIASED)),
     "gemma3-windows": ("gemma3", shape(4, 1, 64, 128, 190, 171, sliding_window=33, **LOCAL)),
     "gemma3-linear-rope": ("gemma3", shape(4, 2, 256, 96, 150, 211, **GEMMA_ROPES, **LOCAL)),
+    "qwen3-experts": ("qwen3_moe", shape(4, 2, 64, 128, 99, 171, **EIGHT)),
+    "qwen3-weighted": ("qwen3_moe", shape(4, 1, 80, 96, 99, 151, **EIGHT, norm_topk_prob=False)),
+    "mixtral": ("mixtral", shape(4, 2, 64, 128, 160, 131, num_local_experts=4, **TIED)),
+    "granite-experts": ("granitemoe", shape(4, 2, 64, 256, 48, 140)),
     "qwen3-gqa8": ("qwen3", shape(8, 1, 64, 96, 210, 1000, attention_bias=True)),
 }
 EVERY_DAY = (
     "phi3-longrope",
     "smollm3-nope",
     "granite-multipliers",
+    "qwen3-experts",
+    "granite-experts",
     "gemma3-windows",
     "llama-gqa4-80",
     "llama-biases-tied",
@@ -135,7 +142,8 @@ def load_exact(folder: Path) -> Any:
     torch = pytest.importorskip("torch")
     import transformers
 
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
+    make = transformers.AutoModelForCausalLM.from_pretrained
+    return make(folder, dtype=torch.float64, experts_implementation="eager").eval()
 
 
 def count_agreement(

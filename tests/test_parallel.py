@@ -62,6 +62,10 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         "gemma3",
         {**HEADS4, "head_dim": 16, "hidden_size": 64, "intermediate_size": 120},
     ),
+    "mixtral-experts": (
+        "mixtral",
+        {**HEADS4, "hidden_size": 64, "intermediate_size": 112, "num_local_experts": 6},
+    ),
     "llama-biases-bf16": (
         "llama",
         {**HEADS4, "attention_bias": True, "mlp_bias": True, "dtype": "bfloat16"},

@@ -94,7 +94,7 @@ class Simulator:
         has rows of its own, and fetches overlap.
         """
         model = self.model
-        inner = (model.intermediate_size + model.n_heads * model.head_dim) / profile.processes
+        inner = (model.used_inner + model.n_heads * model.head_dim) / profile.processes
         lines = (2 * model.hidden_size + inner) * ACTIVATION_BYTES / LINE * model.n_layers
         repeated = max(1.0, rows / (OVERLAP * profile.l3_groups))
         return lines * (profile.l3_groups - 1) * repeated * self.parameters.line_transfer.value
@@ -117,7 +117,7 @@ class Simulator:
 
 
 def matrix_elements(model: ModelSpec) -> int:
-    """Return the elements of the weights that every token is multiplied with."""
+    """Return the elements of the weights that a token is multiplied with."""
     attention = model.qkv_size + model.n_heads * model.head_dim
-    layer = model.hidden_size * (attention + 3 * model.intermediate_size)
+    layer = model.hidden_size * (attention + 3 * model.used_inner)
     return model.n_layers * layer + model.vocab_size * model.hidden_size

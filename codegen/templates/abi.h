@@ -4,10 +4,11 @@
 #define DOVETAIL_ABI_H
 #include <stdint.h>
 
-#define DT_ABI 5
+#define DT_ABI 6
 #define DT_SCHEDULE_VALUES 9
 #define DT_TIMES 5
 #define DT_ORDERS 8
+#define DT_MOST_SLOTS 32
 
 /* One operand: an address, an integer or a double. */
 typedef union dt_slot {
@@ -27,6 +28,14 @@ typedef struct dt_row {
   int64_t schedule[DT_SCHEDULE_VALUES];
 } dt_row;
 
+/* A product of `count` weights, `bytes` apart: rows starts[g] .. starts[g + 1] of A and C are of the g-th. The others say
+ * which slots hold what; all n_slots of them are few enough for DT_MOST_SLOTS. */
+typedef struct dt_groups {
+  int64_t count, bytes;
+  const int32_t *starts;
+  int32_t n_slots, m, a, lda, b, c, ldc;
+} dt_groups;
+
 /* One kernel call of a tape. rows are sorted by m_lo and the first has m_lo <= 1. */
 typedef struct dt_entry {
   const dt_row *rows;
@@ -35,6 +44,7 @@ typedef struct dt_entry {
   int32_t m_arg;    /* index into args: M */
   int32_t skip_arg; /* index into args, skipped when that integer is 0; -1 = never */
   int32_t barrier;  /* wait for all earlier entries first */
+  const dt_groups *groups; /* NULL = one weight. Its rows' `reduce` does not run */
 } dt_entry;
 
 /* slots[slot] = args[arg] (+ offset bytes, when it is an address), set at the start of every run. */

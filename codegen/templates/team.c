@@ -114,6 +114,23 @@ static inline void dt_note(int64_t *times, int which) {
   if (times) times[which] = dt_now();
 }
 
+/* Run an entry for each weight that has rows: all threads share each product, and none waits for another. */
+static void dt_run_groups(const dt_entry *entry, const dt_slot *slots, int64_t tid, int64_t threads) {
+  const dt_groups *groups = entry->groups;
+  dt_slot own[DT_MOST_SLOTS];
+  memcpy(own, slots, (size_t)groups->n_slots * sizeof *own);
+  for (int64_t g = 0; g < groups->count; g++) {
+    const int64_t first = groups->starts[g], m = groups->starts[g + 1] - first;
+    if (m <= 0) continue;
+    own[groups->m].i = m;
+    own[groups->a].i = slots[groups->a].i + first * slots[groups->lda].i * (int64_t)sizeof(float);
+    own[groups->b].i = slots[groups->b].i + g * groups->bytes;
+    own[groups->c].i = slots[groups->c].i + first * slots[groups->ldc].i * (int64_t)sizeof(float);
+    const dt_row *row = dt_find_row(entry, m);
+    row->kernel(own, row->schedule, tid, threads);
+  }
+}
+
 static void dt_execute(dt_team *team, const dt_job *job, int64_t tid) {
   const int64_t threads = job->threads;
   int owed = 0; /* a skipped entry's barrier is owed by the next one that runs */
@@ -127,8 +144,13 @@ static void dt_execute(dt_team *team, const dt_job *job, int64_t tid) {
     if (owed) dt_barrier(team, threads, 1);
     owed = 0;
     dt_note(times, 1);
-    const dt_row *row = dt_find_row(entry, m);
     const dt_slot *slots = job->tape->slots + entry->first_slot;
+    if (entry->groups) {
+      if (!dt_stopped(job->tape)) dt_run_groups(entry, slots, tid, threads);
+      dt_note(times, 2);
+      continue;
+    }
+    const dt_row *row = dt_find_row(entry, m);
     if (!dt_stopped(job->tape)) row->kernel(slots, row->schedule, tid, threads);
     dt_note(times, 2);
     if (row->reduce) {

@@ -24,7 +24,7 @@ from dovetail.ir.artifact import SERVE, KernelIndex, Manifest, PhasePlan, Servic
 from dovetail.ir.encoder import EncoderFile
 from dovetail.ir.graph import GraphFile
 from dovetail.ir.index_file import IndexManifest
-from dovetail.ir.model import KV_BLOCK, ModelFile, WeightEntry
+from dovetail.ir.model import KV_BLOCK, ModelFile, ModelSpec, WeightEntry
 from dovetail.ir.place import read_plan
 from dovetail.ir.plans import PlanChoice
 from dovetail.ir.profile import ProfileFile
@@ -376,6 +376,7 @@ def _model_facts(file: ModelFile) -> dict[str, str]:
         "family": spec.family,
         "layers": f"{spec.n_layers} x (hidden {spec.hidden_size}, intermediate "
         f"{spec.intermediate_size})",
+        **_expert_facts(spec),
         "attention": f"{spec.n_heads} query heads, {spec.n_kv_heads} KV heads of {spec.head_dim}, "
         f"window {window}",
         "rope": "; ".join(
@@ -390,6 +391,12 @@ def _model_facts(file: ModelFile) -> dict[str, str]:
         "step limits": f"{file.max_step_tokens} tokens, {file.max_step_sequences} sequences",
         "tokenizer": file.tokenizer or "none in the checkpoint: prompts are token ids",
     }
+
+
+def _expert_facts(spec: ModelSpec) -> dict[str, str]:
+    if spec.experts is None:
+        return {}
+    return {"experts": f"{spec.experts.count} in each layer, {spec.experts.used} for each token"}
 
 
 def _weights_table(name: str, weights: Sequence[WeightEntry]) -> Table:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dovetail.ir.model import KV_BLOCK, ModelSpec
 from dovetail.ir.tape import Entry, Slot, WeightRef
+from dovetail.runtime.accel.experts import expert_operators
 from dovetail.runtime.accel.step import Attended, Step
 from dovetail.runtime.accel.tape import Bind, Rows, TorchTape, Work, array, integer, number
 from dovetail.runtime.machine.abi import ALL_GATHER, ALL_REDUCE
@@ -310,7 +311,9 @@ ACTIVATIONS: Mapping[str, Activation] = {
 
 def decoder_operators(spec: ModelSpec) -> dict[str, Bind]:
     """Return what a decoder's forward tape is made of."""
-    return {**_DECODER, "gate_up": partial(bind_gated, end=ACTIVATIONS[spec.activation])}
+    end = ACTIVATIONS[spec.activation]
+    inner = expert_operators(end) if spec.experts else {"gate_up": partial(bind_gated, end=end)}
+    return {**_DECODER, **inner}
 
 
 _DECODER: Mapping[str, Bind] = {
@@ -323,6 +326,7 @@ _DECODER: Mapping[str, Bind] = {
     "prefill_attention": bind_prefill,
     "decode_attention": bind_decode,
     "o": bind_linear,
+    "router": bind_linear,
     "down": bind_linear,
     "gather_rows": bind_gather,
     "head": bind_linear,

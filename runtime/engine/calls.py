@@ -171,7 +171,7 @@ def _operators(tape: BoundTape, noted: _Times, rows: int, whole: float) -> Itera
     for op in dict.fromkeys(names):
         places = [place for place, name in enumerate(names) if name == op]
         first = entries[ran[places[0]]]
-        read = sum(tape.product_bytes(entries[ran[place]]) for place in places)
+        read = sum(tape.product_bytes(entries[ran[place]], rows) for place in places)
         taken, waited = (_median(found[:, places].sum(1)) for found in (inside, waits))
         yield CallRow(
             op=op,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ctypes
 from ctypes import POINTER, c_double, c_int, c_int32, c_int64, c_uint32, c_void_p
 
-ABI = 5
+ABI = 6
 SCHEDULE_LENGTH = 9
 TIMES = 5
+MOST_SLOTS = 32
 """DT_TIMES: a thread came to an entry, began it, ended it, began and ended its reduction."""
 
 
@@ -28,6 +29,17 @@ class Row(ctypes.Structure):
     )
 
 
+class Groups(ctypes.Structure):
+    """The weights of a product of several, and which of its slots hold what."""
+
+    _fields_ = (
+        ("count", c_int64),
+        ("bytes", c_int64),
+        ("starts", c_void_p),
+        *((name, c_int32) for name in ("n_slots", "m", "a", "lda", "b", "c", "ldc")),
+    )
+
+
 class Entry(ctypes.Structure):
     """One kernel call of a tape."""
 
@@ -38,6 +50,7 @@ class Entry(ctypes.Structure):
         ("m_arg", c_int32),
         ("skip_arg", c_int32),
         ("barrier", c_int32),
+        ("groups", POINTER(Groups)),
     )
 
 

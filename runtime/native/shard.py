@@ -118,6 +118,11 @@ def shard_tape(
     With `own_weights`, and parted sums, weights are what `shares.py` leaves of them.
     unit: KV heads in a unit of the pools, 0 = the pools are the rank's own.
     """
+    if spec.experts and whole_sums and shard.ranks > 1:
+        raise SpecError(
+            "experts of several processes do not give the bits of one; load with one process, or "
+            "without deterministic"
+        )
     edits = _WHOLE_EDITS if whole_sums else _EDITS
     if own_weights:
         assert not whole_sums
@@ -161,13 +166,14 @@ def matrix_ranges(
         assert isinstance(ref, WeightRef) and ref.name is not None
         weight = index[ref.name]
         panels = -(-n // PANEL) * (2 if weight.layout == "packed_pair" else 1)
-        form = FORMATS[weight.dtype]
+        form, groups = FORMATS[weight.dtype], entry.groups
         length, step = form.panel_bytes(k), stride * form.dtype.size
-        start = weight.offset + ref.offset
-        if length >= step:
-            yield start, start + panels * step
-        else:
-            yield from ((at, at + length) for at in range(start, start + panels * step, step))
+        for group in range(groups.count if groups else 1):
+            start = weight.offset + ref.offset + group * (groups.bytes if groups else 0)
+            if length >= step:
+                yield start, start + panels * step
+            else:
+                yield from ((at, at + length) for at in range(start, start + panels * step, step))
 
 
 def _part(count: int, rank: int, ranks: int) -> range:
@@ -229,6 +235,10 @@ class _Place:
         weight = self._matrix()
         panel = FORMATS[weight.dtype].panel_bytes(weight.k)
         return self._cut(weight.name, first // PANEL * panel * planes)
+
+    def once(self, *names: str) -> dict[str, Slot]:
+        """Return these operands as null on all ranks but the first, which adds them."""
+        return {} if self.shard.rank == 0 else dict.fromkeys(names, WeightRef(name=None))
 
     def rows(self, first: int) -> WeightRef:
         """Return B from row `first` of K on."""
@@ -346,11 +356,19 @@ def _cut_down(place: _Place) -> Iterator[Entry]:
 
 
 def _cut_rows(place: _Place, rows: range) -> Iterator[Entry]:
-    """Yield a product over part of K, then the sum over ranks; rank 0 adds bias and residual."""
-    null = WeightRef(name=None)
-    once = {} if place.shard.rank == 0 else {"bias": null, "R": null}
+    """Yield a product over part of K, then the sum over ranks; rank 0 adds bias and residual.
+
+    What experts give is summed when it has been combined.
+    """
+    once = {} if place.entry.groups else place.once("bias", "R")
     yield place.edit(K=len(rows), B=place.rows(rows.start), **once)
-    yield _collect(place, ALL_REDUCE, ("N", "C", "ldc"))
+    if not place.entry.groups:
+        yield _collect(place, ALL_REDUCE, ("M", "N", "C", "ldc"))
+
+
+def _sum_experts(place: _Place) -> Iterator[Entry]:
+    yield place.edit(**place.once("R"))
+    yield _collect(place, ALL_REDUCE, ("T", "H", "out", "ldo"))
 
 
 def _cut_head(place: _Place) -> Iterator[Entry]:
@@ -367,6 +385,7 @@ _EDITS: dict[str, Callable[[_Place], Iterator[Entry]]] = {
     "o": _cut_o,
     "gate_up": _cut_gate_up,
     "down": _cut_down,
+    "combine_experts": _sum_experts,
     "head": _cut_head,
 }
 _OF_HEADS = ("qkv", "rope_store", "prefill_attention", "decode_attention")
@@ -416,12 +435,12 @@ def _cut_columns(place: _Place, units: int, size: int) -> Iterator[Entry]:
 
 
 def _gather(place: _Place, matrix: tuple[str, str, str], units: int, size: int) -> Entry:
-    return _collect(place, ALL_GATHER, matrix, IntConst(value=units), IntConst(value=size))
+    return _collect(place, ALL_GATHER, ("M", *matrix), IntConst(value=units), IntConst(value=size))
 
 
-def _collect(place: _Place, op: str, matrix: tuple[str, str, str], *counts: Slot) -> Entry:
-    """Return an operation of all ranks on a matrix: its columns, where it is, its stride."""
-    slots = (ArgRef(name=COMM), *map(place.slot, ("M", *matrix)), *counts)
+def _collect(place: _Place, op: str, matrix: tuple[str, str, str, str], *counts: Slot) -> Entry:
+    """Return an operation of all ranks on a matrix: rows, columns, where it is, its stride."""
+    slots = (ArgRef(name=COMM), *map(place.slot, matrix), *counts)
     return Entry(op=op, slots=slots, m=place.entry.m, segment=place.entry.segment)
 
 

@@ -56,8 +56,9 @@ def _share_qkv(spec: ModelSpec, shard: Shard) -> WeightShare:
 
 
 def _share_gate_up(spec: ModelSpec, shard: Shard) -> WeightShare:
-    gate = np.array(shard.inner)
-    return WeightShare(np.concatenate([gate, gate + spec.intermediate_size]))
+    size, matrices = spec.intermediate_size, spec.experts.count if spec.experts else 1
+    gate = (np.arange(matrices)[:, None] * size + np.array(shard.inner)).reshape(-1)
+    return WeightShare(np.concatenate([gate, gate + matrices * size]))
 
 
 def _share_o(spec: ModelSpec, shard: Shard) -> WeightShare:

@@ -24,6 +24,7 @@ from dovetail.ir.tape import (
     BufferRef,
     Entry,
     FloatConst,
+    Groups,
     IntConst,
     KvRef,
     Slot,
@@ -192,6 +193,7 @@ class BoundTape:
         self._buffers = {buffer.name: buffer for buffer in tape.buffers}
         self._rows: dict[tuple[str, int, int, str], ctypes.Array[abi.Row]] = {}
         self._patches: list[abi.Patch] = []
+        self._groups: list[abi.Groups] = []
         self._check_buffers()
         slots = [slot for entry in tape.entries for slot in entry.slots]
         self._slots = (abi.Slot * max(1, len(slots)))()
@@ -285,13 +287,19 @@ class BoundTape:
         rows = self._table(entry, self._tables.get(entry.op, ())).rows
         return [row.kernel for row in rows if row.m_lo <= m][-1]
 
-    def product_bytes(self, entry: Entry) -> int:
-        """Return the bytes of the weight that an entry multiplies by; 0 where it is no product."""
+    def product_bytes(self, entry: Entry, m: int) -> int:
+        """Return the bytes of weights that an entry of m rows reads; 0 where it is no product.
+
+        Of experts as many as m rows may choose.
+        """
         names = self._library.slots(self.kernel(entry, 1))
         weight = dict(zip(names, entry.slots, strict=True)).get("B")
         if not isinstance(weight, WeightRef) or weight.name is None:
             return 0
-        return self._operands.weights.entries[weight.name].bytes
+        whole = self._operands.weights.entries[weight.name].bytes
+        if entry.groups is None:
+            return whole
+        return whole * min(m * entry.groups.each, entry.groups.count) // entry.groups.count
 
     def buffer(self, name: str) -> npt.NDArray[np.uint8]:
         """Return the bytes of a planned buffer."""
@@ -359,8 +367,19 @@ class BoundTape:
             entries[i] = abi.Entry(
                 rows, len(rows), first, self._arg(entry.m), skip, int(entry.barrier)
             )
+            if entry.groups is not None:
+                self._groups.append(self._bind_groups(entry, entry.groups))
+                entries[i].groups = ctypes.pointer(self._groups[-1])
             first += len(entry.slots)
         return entries
+
+    def _bind_groups(self, entry: Entry, groups: Groups) -> abi.Groups:
+        slots = self._library.slots(self.kernel(entry, 1))
+        places = map(slots.index, ("M", "A", "lda", "B", "C", "ldc"))
+        starts = self._buffer_address(groups.starts)
+        if len(slots) > abi.MOST_SLOTS:
+            raise self._error(f"operator {entry.op!r} has {len(slots)} operands")
+        return abi.Groups(groups.count, groups.bytes, starts, len(slots), *places)
 
     def _bind_rows(self, entry: Entry, tables: Tables) -> ctypes.Array[abi.Row]:
         table = self._table(entry, tables.get(entry.op, ()))

@@ -91,5 +91,9 @@ def row_bytes(tape: Tape, value_bytes: int, widest: int = 0) -> int:
 
     widest: columns of what is no buffer of the tape.
     """
-    columns = [b.columns for b in tape.buffers if b.name not in UNUSED]
+    columns = [
+        b.columns * max(1, b.rows // tape.max_tokens)  # of experts several rows a token
+        for b in tape.buffers
+        if b.name not in UNUSED
+    ]
     return value_bytes * (sum(columns) + 2 * max(*columns, widest))

@@ -436,7 +436,7 @@ int main(void) {
   static int64_t cells[512], faults;
   dt_slot args[1] = {{.i = 1}}, slots[5];
   dt_row rows[2] = {{1, write_cell, 0, {0}}, {1, check_cells, 0, {0}}};
-  dt_entry entries[2] = {{rows, 1, 0, 0, -1, 1}, {rows + 1, 1, 2, 0, -1, 1}};
+  dt_entry entries[2] = {{rows, 1, 0, 0, -1, 1, 0}, {rows + 1, 1, 2, 0, -1, 1, 0}};
   dt_tape tape = {entries, 2, slots, 0, 0, 0};
   dt_team *team = dt_team_create(4, 0, 50);
   for (int64_t i = 1; i < 300; i++) {

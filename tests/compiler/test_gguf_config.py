@@ -8,7 +8,7 @@ from dovetail.compiler.model_spec import read_dimensions, read_model_spec
 from dovetail.compiler.rope import inverse_frequencies, rope_tables
 from dovetail.ir.errors import SpecError
 from tests.gguf_files import save_gguf
-from tests.models import FAMILIES, save_model
+from tests.models import EXPERTS, FAMILIES, save_model
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -30,7 +30,7 @@ def both(tmp_path, family, change=None, **options):
     )
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *EXPERTS])
 @pytest.mark.parametrize("options", [{}, {"head_dim": 32, "rms_norm_eps": 1e-5}])
 def test_families(family, options, tmp_path):
     window = {"sliding_window": None} if family == "mistral" else {}
@@ -195,7 +195,7 @@ def test_yarn(tmp_path):
 
 
 CHANGES = {
-    "experts": (lambda w: w.add_expert_count(8), r"expert_count is 8, but models of experts"),
+    "shared experts": (lambda w: w.add_expert_shared_count(1), r"expert_shared_count is 1, but"),
     "long rope": (
         lambda w: w.add_string("llama.rope.scaling.type", "longrope"),
         r"scaling\.type is .longrope., but supported are none, linear, yarn",

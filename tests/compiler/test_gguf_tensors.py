@@ -11,19 +11,29 @@ from dovetail.compiler.model_source import open_model
 from dovetail.compiler.model_spec import read_model_spec
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.errors import SpecError
-from tests.gguf_files import is_offset, pair_rows, read_state, reference_state, save_gguf, smollm2
-from tests.models import FAMILIES, save_model
+from tests.gguf_files import (
+    is_offset,
+    pair_rows,
+    read_own_state,
+    read_state,
+    reference_state,
+    save_gguf,
+    smollm2,
+)
+from tests.models import EXPERTS, FAMILIES, save_model
 
 WIDE = {"hidden_size": 256, "intermediate_size": 512}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *EXPERTS])
 @pytest.mark.parametrize("tied", [False, True])
 def test_values_and_names_are_the_models(family, tied, tmp_path):
     folder = save_model(tmp_path / "m", family, tie_word_embeddings=tied)
     source = open_model(save_gguf(tmp_path / "m.gguf", folder))
-    wanted = read_state(folder)
+    wanted = read_own_state(folder)
     checkpoint = source.checkpoint()
+    for name in wanted:  # of experts, those of the directory have these names, too
+        np.testing.assert_array_equal(open_model(folder).checkpoint().load(name), wanted[name])
     assert set(checkpoint.tensors) == set(wanted)
     for name, values in wanted.items():
         stored = values + 1 if is_offset(family, name) else values  # as the file multiplies
@@ -107,10 +117,10 @@ def test_tensors_of_other_models_are_found(tmp_path):
     folder = save_model(tmp_path / "m", "llama")
 
     def change(writer):
-        writer.add_tensor("blk.0.ffn_gate_inp.weight", np.zeros((4, 64), np.float32))
+        writer.add_tensor("blk.0.ffn_norm_exps.weight", np.zeros((4, 64), np.float32))
 
     path = save_gguf(tmp_path / "m.gguf", folder, change=change)
-    with pytest.raises(SpecError, match=r"ffn_gate_inp\.weight is not part of this architecture"):
+    with pytest.raises(SpecError, match=r"ffn_norm_exps\.weight is not part of this architecture"):
         read_model_spec(path)
 
 

@@ -10,7 +10,9 @@ from dovetail.runtime.app import load
 from tests.runtime.accel.engines import ASKED, PROMPTS, make_artifact, two_pools
 
 
-@pytest.mark.parametrize("family", ["phi3", "smollm3", "gemma3", "granite"])
+@pytest.mark.parametrize(
+    "family", ["phi3", "smollm3", "gemma3", "granite", "qwen3_moe", "granitemoe"]
+)
 def test_a_device_gives_the_tokens_of_the_cpu(family: str, tmp_path: Path) -> None:
     path = make_artifact(tmp_path, family)
     with load(path, kv_blocks=200) as app:

@@ -1,0 +1,130 @@
+"""Mixtures of experts on a torch device: rows sorted by expert, one grouped product for all.
+
+In: entries of a tape. Out: their work. What lies between entries is held beside the buffers, since
+indices are no activations; no number of rows goes to the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dovetail.ir.errors import DeviceError
+from dovetail.ir.tape import Entry, WeightRef
+from dovetail.runtime.accel.step import Step
+from dovetail.runtime.accel.tape import Bind, TorchTape, Work, integer, number
+
+
+@dataclass(slots=True)
+class _Routed:
+    """Where the rows of a step went, while its layer is computed.
+
+    weights [T][k]; order: choice (t, j) of each sorted row; ends: int32, the rows before the end of
+    each expert's; rows: sorted, as the last product left them.
+    """
+
+    weights: Tensor
+    order: Tensor
+    ends: Tensor
+    rows: Tensor
+
+
+def _held(tape: TorchTape) -> list[_Routed]:
+    """Return the one place where the layers of a tape leave what they chose."""
+    found: list[_Routed] = tape.share("experts", lambda: (lambda _: None, []))
+    return found
+
+
+def bind_route(tape: TorchTape, entry: Entry) -> Work:
+    """Choose k of E experts for each row, sort the rows by expert."""
+    _, experts, used, share, logits, *_ = entry.slots
+    count, k, shared = integer(experts), integer(used), integer(share)
+    scores, held = tape.rows(logits, count, entry.m), _held(tape)
+
+    def run(step: Step) -> None:
+        weights, chosen = torch.softmax(scores(step).float(), -1).topk(k, -1)
+        if shared:
+            weights = weights / weights.sum(-1, keepdim=True)
+        flat = chosen.flatten()
+        each = (flat[:, None] == torch.arange(count, device=flat.device)).sum(0)
+        ends = each.cumsum(0, dtype=torch.int32)
+        held[:] = [_Routed(weights, flat.argsort(stable=True), ends, scores(step))]
+
+    return run
+
+
+def bind_sort(_: TorchTape, __: Entry) -> Work:
+    """Do nothing: `bind_route` has sorted."""
+    return lambda step: None
+
+
+def bind_rows_of_experts(tape: TorchTape, entry: Entry) -> Work:
+    """Gather the row of each choice, sorted by expert."""
+    _, k, hidden, _, x, *_ = entry.slots
+    source, held, each = tape.rows(x, integer(hidden), entry.m), _held(tape), integer(k)
+
+    def run(step: Step) -> None:
+        (routed,) = held
+        routed.rows = source(step).index_select(0, routed.order // each)
+
+    return run
+
+
+def bind_experts(tape: TorchTape, entry: Entry, end: Callable[[Tensor], Tensor] | None) -> Work:
+    """Multiply each row by its expert's weight; end: of a gated product, what acts on the gate."""
+    weight, held = entry.slots[5], _held(tape)
+    assert entry.groups is not None
+    assert isinstance(weight, WeightRef)
+    if not hasattr(F, "grouped_mm"):
+        raise DeviceError(
+            f"torch {torch.__version__} has no grouped_mm, which models of experts need on "
+            "accelerators; install a newer torch, or give --device cpu"
+        )
+    matrices, parts = tape.need(weight), 2 if end else 1
+    of_parts = [
+        part.view(entry.groups.count, -1, part.shape[1]).transpose(1, 2)
+        for part in matrices.chunk(parts)
+    ]
+
+    def run(step: Step) -> None:
+        (routed,) = held
+        first, *second = (F.grouped_mm(routed.rows, w, offs=routed.ends) for w in of_parts)
+        routed.rows = end(first) * second[0] if end else first
+
+    return run
+
+
+def bind_combine(tape: TorchTape, entry: Entry) -> Work:
+    """Add up what the experts of each row gave, by their weights."""
+    _, k, hidden, _, _, _, _, residual, _, scale, out, _ = entry.slots
+    each, columns, times = integer(k), integer(hidden), number(scale)
+    target, held = tape.rows(out, columns, entry.m), _held(tape)
+    adds = residual != WeightRef(name=None)
+
+    def run(step: Step) -> None:
+        (routed,) = held
+        places = torch.empty_like(routed.order)
+        places[routed.order] = torch.arange(len(places), device=places.device)
+        given = routed.rows.index_select(0, places).view(-1, each, columns).float()
+        total = (given * routed.weights[..., None]).sum(1) * times
+        rows = target(step)
+        rows.copy_(rows + total if adds else total)
+
+    return run
+
+
+def expert_operators(end: Callable[[Tensor], Tensor]) -> dict[str, Bind]:
+    """Return what experts add to a decoder's operators, in place of its feed-forward products."""
+    return {
+        "route": bind_route,
+        "sort_experts": bind_sort,
+        "expert_rows": bind_rows_of_experts,
+        "gate_up": partial(bind_experts, end=end),
+        "down": partial(bind_experts, end=None),
+        "combine_experts": bind_combine,
+    }

@@ -1,0 +1,122 @@
+"""Mixtures of experts in whole models: quantised, from GGUF files, deterministic, calibrated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dovetail.compiler.pipeline import compile_model
+from dovetail.errors import SpecError
+from dovetail.ir.artifact import PhasePlan, ServicePlan
+from dovetail.runtime.app import App, load
+from dovetail.runtime.schedule.request import SamplingParams
+from tests.gguf_files import read_own_state, save_gguf
+from tests.models import EXPERTS, make_model, save_model
+from tests.test_fidelity import reference_logits
+
+PROMPT = list(range(3, 45))
+SHAPE = {
+    "hidden_size": 256,
+    "moe_intermediate_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "vocab_size": 300,
+}
+
+
+def logits(app: App, *prompts: list[int]) -> list[np.ndarray]:
+    for prompt in prompts:
+        app.engine.submit(prompt, SamplingParams(max_tokens=1))
+    app.engine.step()
+    buffers = app.engine.executor.buffers
+    return [np.array(buffers.logits(row), np.float64) for row in range(len(prompts))]
+
+
+def compiled(source: Path, folder: Path, name: str = "app", **options: Any) -> Path:
+    report = compile_model(source, output=folder / f"{name}.dove", effort="none", **options)
+    return report.path
+
+
+@pytest.mark.parametrize("family", EXPERTS)
+def test_a_file_gives_the_tokens_of_the_directory(family: str, tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "model", family)
+    answers = []
+    for name, source in (("a", folder), ("b", save_gguf(tmp_path / "m.gguf", folder))):
+        with load(compiled(source, tmp_path, name, weight_dtype="f32")) as app:
+            answers.append(logits(app, PROMPT)[0])
+    assert (answers[0] == answers[1]).all() and len(set(answers[0])) > 50
+
+
+@pytest.fixture(scope="module")
+def quantised(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A GGUF file of two types, and transformers' model of its dequantised experts."""
+    torch = pytest.importorskip("torch")
+    import gguf
+
+    folder = tmp_path_factory.mktemp("experts")
+    made = make_model("qwen3_moe", **SHAPE)
+    made.save_pretrained(folder / "model")
+    kinds = {"gate_proj": "Q4_0", "up_proj": "Q4_0", "down_proj": "Q8_0"}
+
+    def kind_of(name: str) -> str:
+        return kinds.get(name.split(".")[-2], "F32")
+
+    path = save_gguf(folder / "m.gguf", folder / "model", kind_of)
+    state = made.state_dict()
+    for name, values in read_own_state(folder / "model").items():
+        if ".experts." not in name:
+            continue
+        layer, _, rest = name.partition(".experts.")
+        expert, part, _ = rest.split(".")
+        form = gguf.GGMLQuantizationType[kind_of(name)]
+        exact = torch.tensor(gguf.quants.dequantize(gguf.quants.quantize(values, form), form))
+        if part == "down_proj":
+            state[f"{layer}.experts.down_proj"][int(expert)] = exact
+        else:
+            half = slice(0, 256) if part == "gate_proj" else slice(256, 512)
+            state[f"{layer}.experts.gate_up_proj"][int(expert), half] = exact
+    made.load_state_dict(state)
+    return compiled(path, folder, kv_dtype="f32"), made.double()
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_quantised_experts_keep_their_blocks(
+    quantised: tuple[Path, Any], deterministic: bool
+) -> None:
+    path, exact = quantised
+    wanted = reference_logits(exact, PROMPT)[-1]
+    with load(path, activations="float", deterministic=deterministic) as app:
+        assert app.engine.spec.weight_format("layers.1.gate_up") == "q4_32"
+        (got,) = logits(app, PROMPT)
+    assert np.abs(got - wanted).max() <= 1e-5 * np.abs(wanted).max()
+
+
+def test_deterministic_loads_give_a_prompt_its_bits_in_any_batch(
+    quantised: tuple[Path, Any],
+) -> None:
+    with load(quantised[0], deterministic=True) as app:
+        (alone,) = logits(app, PROMPT)
+        beside = logits(app, PROMPT, PROMPT[:9])
+    assert any(np.array_equal(alone, row) for row in beside)
+
+
+def test_deterministic_experts_need_one_process(quantised: tuple[Path, Any]) -> None:
+    phase = PhasePlan(threads=1, cpus=())
+    plan = ServicePlan(processes=2, prefill=phase, decode=phase)
+    with pytest.raises(SpecError, match="one process"):
+        load(quantised[0], plan=plan, deterministic=True)
+
+
+def test_quantising_leaves_the_router_as_it_is(tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "model", "qwen3_moe", **SHAPE)
+    with load(compiled(folder, tmp_path, weight_dtype="int4")) as app:
+        formats = {
+            name: app.engine.spec.weight_format(f"layers.0.{name}")
+            for name in ("router", "gate_up", "down")
+        }
+        assert formats == {"router": "f32", "gate_up": "q4_32", "down": "q4_32"}
+        assert app.generate([PROMPT], max_tokens=4)[0].token_ids

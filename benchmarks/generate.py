@@ -330,7 +330,7 @@ def measure_cell(
             row["settings"] += f" {flags[name]}"
         if name == OURS:
             row |= {"read_gb_s": memory / 1e9, "weights_gb_s": pages / 1e9}
-            if work.phase == "decode":
+            if work.phase == "decode" and (work.batch == 1 or not sizes["experts"]):
                 step = sample(side.decode).median / (work.new - 1)
                 row["read_share"] = sizes["step_bytes"] / step / memory
         else:

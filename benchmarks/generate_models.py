@@ -65,6 +65,19 @@ SHAPES["llama-8b"] = {  # Llama 3.1 8B: 8 of its 32 layers, which are made and p
     "vocab_size": 128256,
     "max_position_embeddings": 8192,
 }
+SHAPES["qwen3-moe"] = {  # Qwen3 30B-A3B: 6 of its 48 layers, a fifth of its words
+    "hidden_size": 2048,
+    "intermediate_size": 768,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "vocab_size": 32000,
+    "max_position_embeddings": 8192,
+}
 TORCH_NAMES = {"f32": "float32", "bf16": "bfloat16"}
 STD = 0.02
 WIDTHS = ("Q4_0", "Q4_1", "Q8_0", "Q4_K_M", "BF16")
@@ -96,8 +109,7 @@ def write_checkpoint(directory: Path, shape: str, dtype: str, seed: int) -> None
             tensors[name] = values.half().to(kind)
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        **_KINDS["num_experts" in SHAPES[shape]],
         "hidden_act": "silu",
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,
@@ -111,8 +123,22 @@ def write_checkpoint(directory: Path, shape: str, dtype: str, seed: int) -> None
     (directory / "config.json").write_text(json.dumps(config, indent=1))
 
 
+_KINDS: dict[bool, dict[str, Any]] = {
+    False: {"architectures": ["LlamaForCausalLM"], "model_type": "llama"},
+    True: {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "norm_topk_prob": True,
+    },
+}
+"""Keys of config.json, of dense shapes and of those with experts."""
+
+
 def tensor_sizes(shape: dict[str, int]) -> dict[str, tuple[int, ...]]:
-    """Return the name and size of every tensor of an untied Llama checkpoint."""
+    """Return the name and size of every tensor of an untied checkpoint.
+
+    Of experts each kind of matrix is one tensor of three dimensions.
+    """
     hidden, inner, vocab = (
         shape[key] for key in ("hidden_size", "intermediate_size", "vocab_size")
     )
@@ -123,9 +149,7 @@ def tensor_sizes(shape: dict[str, int]) -> dict[str, tuple[int, ...]]:
         "self_attn.k_proj": (kv, hidden),
         "self_attn.v_proj": (kv, hidden),
         "self_attn.o_proj": (hidden, heads),
-        "mlp.gate_proj": (inner, hidden),
-        "mlp.up_proj": (inner, hidden),
-        "mlp.down_proj": (hidden, inner),
+        **_inner_sizes(shape.get("num_experts"), hidden, inner, head),
         "input_layernorm": (hidden,),
         "post_attention_layernorm": (hidden,),
     }
@@ -133,6 +157,21 @@ def tensor_sizes(shape: dict[str, int]) -> dict[str, tuple[int, ...]]:
     for index in range(shape["num_hidden_layers"]):
         sizes |= {f"model.layers.{index}.{name}.weight": size for name, size in layer.items()}
     return sizes | {"model.norm.weight": (hidden,), "lm_head.weight": (vocab, hidden)}
+
+
+def _inner_sizes(
+    experts: int | None, hidden: int, inner: int, head: int
+) -> dict[str, tuple[int, ...]]:
+    sizes: dict[str, tuple[int, ...]] = {
+        "gate_proj": (inner, hidden),
+        "up_proj": (inner, hidden),
+        "down_proj": (hidden, inner),
+    }
+    if experts is None:
+        return {f"mlp.{name}": size for name, size in sizes.items()}
+    norms = {f"self_attn.{part}_norm": (head,) for part in "qk"}
+    stacked = {f"mlp.experts.{name}": (experts, *size) for name, size in sizes.items()}
+    return {**norms, "mlp.gate": (experts, hidden), **stacked}
 
 
 def compile_model(model: str, artifact: str, **options: Any) -> dict[str, Any]:
@@ -186,23 +225,33 @@ def write_gguf(checkpoint: Path, target: Path, form: str) -> None:
 
     config = json.loads((checkpoint / "config.json").read_text())
     part = target.with_name(f"{target.name}.part")
-    writer = gguf.GGUFWriter(part, "llama")
+    experts = config.get("num_experts")
+    arch = gguf.MODEL_ARCH.QWEN3MOE if experts else gguf.MODEL_ARCH.LLAMA
+    writer = gguf.GGUFWriter(part, gguf.MODEL_ARCH_NAMES[arch])
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_rope_dimension_count(config["hidden_size"] // config["num_attention_heads"])
+    head = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
+    for add in (writer.add_rope_dimension_count, writer.add_key_length, writer.add_value_length):
+        add(head)
+    if experts:
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
     writer.add_file_type(gguf.LlamaFileType["ALL_F32" if form == "F32" else f"MOSTLY_{form}"])
     add_words(writer, config["vocab_size"])
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
+    names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
     for name, values in read_tensors(checkpoint):
-        kind = gguf.GGMLQuantizationType[form if values.ndim > 1 else "F32"]
-        data = gguf.quants.quantize(order_for_rope(name, values, config), kind)
+        plain = values.ndim == 1 or name.endswith("mlp.gate.weight")
+        kind = gguf.GGMLQuantizationType["F32" if plain else form]
+        rows = values if experts else order_for_rope(name, values, config)
+        data = gguf.quants.quantize(rows, kind)
         writer.add_tensor(names.get_name(name, (".weight",)), data, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

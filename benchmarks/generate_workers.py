@@ -131,11 +131,21 @@ class Dovetail:
         }
 
     def sizes(self) -> dict[str, int]:
-        """Return words of the vocabulary, tokens of context, bytes of weights of a decode step."""
+        """Return words of the vocabulary, tokens of context, bytes of weights of a decode step.
+
+        Of experts those of one request's step; experts: how many a layer has, 0 for one dense part.
+        """
         spec, weights = self._model["spec"], self._model["weights"]
-        step = sum(w["bytes"] for w in weights if w["name"] not in READ_BY_ROW)
+        experts = spec.get("experts") or {"used": 1, "count": 1}
+        parts = {True: experts["used"] / experts["count"], False: 1.0}
+        step = sum(
+            int(w["bytes"] * parts[w["name"].endswith((".gate_up", ".down"))])
+            for w in weights
+            if w["name"] not in READ_BY_ROW
+        )
         names = ("vocab_size", "max_context")
-        return {**{name: spec[name] for name in names}, "step_bytes": step}
+        figures = {"step_bytes": step, "experts": (spec.get("experts") or {}).get("count", 0)}
+        return {**{name: spec[name] for name in names}, **figures}
 
     def run(self, work: Work, prompts: list[list[int]]) -> dict[str, Any]:
         """Generate; return seconds until all had a first token, and from the first one to the last.

@@ -71,7 +71,8 @@ def open_services(folder: Path, nprobe: int) -> Iterator[PlainServices]:
     for model, name in ((LLAMA, "app"), (ENCODER, "encoder")):
         compile_model(model, output=folder / f"{name}.dove", effort="none")
     passages = [Passage(key=str(p.id), text=p.document) for p in corpus.passages()]
-    with load(folder / "app.dove") as app, load(folder / "encoder.dove") as encoder:
+    engine = load(folder / "app.dove", deterministic=True)  # answers do not depend on batches
+    with engine as app, load(folder / "encoder.dove") as encoder:
         request = IndexRequest(output=folder / "idx", clusters=CLUSTERS)
         entry = EmbedderEntry(name="tiny-world-encoder", fingerprint="")
         build_index_folder(passages, encoder, entry, request, lambda *_: None)

@@ -139,8 +139,8 @@ class Searches:
         front = self._front
         if front.now - self._newest <= front.backlog:
             return False
-        runs = (ticket.run.workflow for ticket in front.tickets.values())
-        nodes = (node for workflow in runs for node in workflow.nodes.values())
+        runs = {id(ticket.run.workflow): ticket.run.workflow for ticket in front.tickets.values()}
+        nodes = (node for workflow in runs.values() for node in workflow.nodes.values())
         replies = (front.costs.reply(node.name) for node in nodes if isinstance(node, Generation))
         return front.backlog < max(replies, default=0.0) < front.now - self._newest
 

@@ -13,12 +13,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from dovetail.compiler.config import Config, parse_json_object
+from dovetail.compiler.gguf_blocks import read_blocks
+from dovetail.ir.block_format import Blocks
 from dovetail.ir.dtypes import BY_SAFETENSORS, DType
 from dovetail.ir.errors import SpecError
 
@@ -29,6 +31,23 @@ INDEX_FILE = "model.safetensors.index.json"
 _LENGTH_BYTES = 8
 
 
+class Packed(Protocol):
+    """Reads rows of a matrix that several stored tensors hold."""
+
+    def values(self, first: int, last: int) -> npt.NDArray[Any]:
+        """Return rows [first, last) as their tensor's dtype stores them."""
+        ...
+
+
+@runtime_checkable
+class Coded(Packed, Protocol):
+    """Reads rows of integers with scales."""
+
+    def blocks(self, first: int, last: int) -> Blocks:
+        """Return the same rows as codes and scales, of the format that its kind names."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
     """Where one tensor stands: `start` and `end` are absolute byte offsets in `path`.
@@ -36,7 +55,7 @@ class TensorInfo:
     kind: how a row is stored, as the file calls it: a safetensors dtype or a type of GGUF. dtype:
     of the values that `Checkpoint.rows` returns, float32 for a quantised kind. heads: not 0 where
     the rows of each of so many heads stand as rotated pairs, (0, d/2), (1, d/2 + 1), ..., as
-    llama.cpp has them.
+    llama.cpp has them. packed: what reads its rows where several stored tensors hold them.
     """
 
     name: str
@@ -47,6 +66,7 @@ class TensorInfo:
     end: int
     kind: str
     heads: int = 0
+    packed: Packed | None = None
 
     @property
     def quantised(self) -> bool:
@@ -105,6 +125,8 @@ class Checkpoint:
         A read-only view where they are stored so (bf16 as uint16 bit patterns), else a copy.
         """
         info = self.info(name)
+        if info.packed is not None:
+            return info.packed.values(first, last)
         stored = self.blocks(name, first, last)
         shape = (last - first, *info.shape[1:])
         if not prod(shape):
@@ -114,6 +136,13 @@ class Checkpoint:
 
             return dequantise(info.kind, stored)
         return stored.view(info.dtype.numpy).reshape(shape)
+
+    def coded(self, name: str, first: int, last: int) -> Blocks:
+        """Return rows [first, last) of a quantised kind as codes and scales."""
+        info = self.info(name)
+        if isinstance(info.packed, Coded):
+            return info.packed.blocks(first, last)
+        return read_blocks(info.kind, self.blocks(name, first, last))
 
     def blocks(self, name: str, first: int, last: int) -> npt.NDArray[np.uint8]:
         """Return the stored bytes of rows [first, last), uint8 [rows][row_bytes], in row order.
@@ -127,6 +156,11 @@ class Checkpoint:
         top = first - first % size
         around = _map_rows(info, top, min(-(-last // size) * size, info.height))
         return around[info.stored_rows(first, last) - top]
+
+
+def map_tensor(info: TensorInfo) -> npt.NDArray[Any]:
+    """Return a read-only view of a whole stored tensor; bf16 as uint16 bit patterns."""
+    return _map_rows(info, 0, info.height).view(info.dtype.numpy).reshape(info.shape)
 
 
 def _map_rows(info: TensorInfo, first: int, last: int) -> npt.NDArray[np.uint8]:

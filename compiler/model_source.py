@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from dovetail.compiler.checkpoint import Checkpoint, open_checkpoint
 from dovetail.compiler.config import MAX_JSON_BYTES, Config, parse_json_object, read_bounded
 from dovetail.compiler.experts import expert_tensors
+from dovetail.compiler.packed import packed_tensors
 from dovetail.compiler.text_part import text_config, text_tensors
 from dovetail.ir.errors import SpecError
 
@@ -50,7 +51,8 @@ class ModelDirectory:
 
     def checkpoint(self) -> Checkpoint:
         """Read the headers of the safetensors files."""
-        return expert_tensors(text_tensors(open_checkpoint(self.path)))
+        opened = text_tensors(open_checkpoint(self.path))
+        return expert_tensors(packed_tensors(opened, self.config()))
 
 
 ModelSource: TypeAlias = "ModelDirectory | GgufModel"

@@ -166,10 +166,6 @@ def _architecture(
 
 def _check_arithmetic(config: Config, family: Family) -> None:
     """Raise SpecError for what would change the arithmetic and is not computed."""
-    if config.has("quantization_config"):
-        raise SpecError(
-            f"{config.name}: quantized checkpoints (quantization_config) are not supported"
-        )
     key, wanted = _ACTIVATIONS[family.activation]
     if (found := config.text(key, wanted)) != wanted:
         raise SpecError(f"{config.name}: {key} is {found!r}, but only {wanted} is supported")

@@ -26,6 +26,8 @@ def stored_format(info: TensorInfo) -> str:
     """Return the format that holds the values of a tensor as they are."""
     if info.kind in FORM_OF_KIND:
         return FORM_OF_KIND[info.kind].name
+    if info.kind in FORMATS:
+        return info.kind
     return info.dtype.name if info.dtype.name in FORMATS else WIDEST
 
 
@@ -42,12 +44,14 @@ def keep_formats(spec: ModelSpec, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec with every matrix in the format that its tensors have.
 
     q, k and v of several formats become weights of their own; other tensors that make one weight
-    and differ are float32 together.
+    and differ are float32 together. Beside packed matrices float16, which is mostly the head's and
+    the embedding's, becomes bfloat16: float32 would be larger than all else.
     """
     spec = replace(spec, formats=tuple(_split_qkv(spec, checkpoint)))
-    kept = {}
+    kept, packed = {}, any(info.packed for info in checkpoint.tensors.values())
     for source in matrices(spec):
-        found = {stored_format(checkpoint.info(name)) for name in source.tensors}
+        infos = map(checkpoint.info, source.tensors)
+        found = {"bf16" if packed and i.dtype.name == "f16" else stored_format(i) for i in infos}
         kept[source.name] = found.pop() if len(found) == 1 else WIDEST
     return with_formats(spec, kept)
 

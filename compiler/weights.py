@@ -21,11 +21,11 @@ import numpy.typing as npt
 
 from dovetail.compiler.checkpoint import Checkpoint
 from dovetail.compiler.encoder_tensors import encoder_sources, encoder_tables
-from dovetail.compiler.gguf_blocks import FORM_OF_KIND, read_blocks
 from dovetail.compiler.quantise import quantise_rows
 from dovetail.compiler.quantising import Advance
 from dovetail.compiler.rope import rope_tables
 from dovetail.compiler.tensors import WeightSource, weight_sources
+from dovetail.compiler.weight_formats import stored_format
 from dovetail.ir.block_format import BlockFormat, Blocks, stack_blocks
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.encoder import EncoderSpec
@@ -240,8 +240,8 @@ class _Part:
         """Return float rows converted, or `Blocks`: as the file has them, else quantised."""
         first, last = (self.start + min(row, self.count) for row in (first, last))
         info = self.checkpoint.info(self.name)
-        if FORM_OF_KIND.get(info.kind) == self.form:
-            found = read_blocks(info.kind, self.checkpoint.blocks(self.name, first, last))
+        if info.quantised and stored_format(info) == self.form.name:
+            found = self.checkpoint.coded(self.name, first, last)
             self._require(bool(np.isfinite(found.scales).all()))
             return found
         values = self.checkpoint.rows(self.name, first, last)

@@ -69,7 +69,34 @@ DTYPES: dict[str, DType] = {
         DType("i8", 1, "int8", "I8"),
     )
 }
-BY_SAFETENSORS = {d.safetensors: d for d in DTYPES.values()}
+
+
+class _Small(DType):
+    """float8 e4m3fn, stored as bytes: a sign, 4 bits of exponent, 3 of fraction; no infinity."""
+
+    __slots__ = ()
+
+    def widen(self, stored: Array) -> npt.NDArray[np.float32]:
+        return _E4M3[stored]
+
+    def all_finite(self, stored: Array) -> bool:
+        return bool(((stored & 0x7F) != 0x7F).all())
+
+
+def _e4m3_values() -> npt.NDArray[np.float32]:
+    """Return the values of all bytes."""
+    codes = np.arange(256)
+    exponent, fraction = codes >> 3 & 15, (codes & 7) / 8
+    size = np.where(exponent > 0, 2.0 ** (exponent - 7) * (1 + fraction), 2.0**-6 * fraction)
+    found = np.where(codes & 128, -size, size).astype(np.float32)
+    found[[0x7F, 0xFF]] = np.nan
+    return found
+
+
+_E4M3 = _e4m3_values()
+F8 = _Small("f8", 1, "uint8", "F8_E4M3")
+"""Of checkpoints alone: no kernel reads it."""
+BY_SAFETENSORS = {d.safetensors: d for d in (*DTYPES.values(), F8)}
 
 
 def widen_bf16(bits: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:

@@ -57,7 +57,7 @@ BAD_HEADERS = {
     "a list": ([1], b"", None, "JSON object"),
     "entry is no object": ({"a": 3}, b"", None, "tensor a needs dtype"),
     "no offsets": ({"a": {"dtype": "F32", "shape": [1]}}, b"", None, "tensor a needs"),
-    "unknown dtype": ({"a": entry([1], 0, 1, "F8_E4M3")}, b"1", None, "tensor a.*F8_E4M3"),
+    "unknown dtype": ({"a": entry([1], 0, 1, "F8_E5M2")}, b"1", None, "tensor a.*F8_E5M2"),
     "dtype is a list": ({"a": entry([1], 0, 1, ["F32"])}, b"1", None, "tensor a"),
     "negative shape": ({"a": entry([-1], 0, 4)}, b"1234", None, "tensor a.*shape"),
     "boolean shape": ({"a": entry([True], 0, 4)}, b"1234", None, "tensor a.*shape"),

@@ -1,0 +1,143 @@
+"""Quantised checkpoints for tests, written value by value as their libraries lay them out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.gguf_files import read_state
+
+GROUP = 64
+AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
+CONFIGS: dict[str, dict[str, Any]] = {
+    "gptq": {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False},
+    "gptq-8": {"quant_method": "gptq", "bits": 8, "group_size": GROUP, "sym": True},
+    "gptq-zeros": {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "sym": False},
+    "gptq-v2": {"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq_v2"},
+    "autoround": {
+        "quant_method": "auto-round",
+        "packing_format": "auto_round:auto_gptq",
+        "bits": 4,
+    },
+    "awq": {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm"},
+    "packed": {"quant_method": "compressed-tensors", "format": "pack-quantized"},
+    "packed-8": {"quant_method": "compressed-tensors", "format": "pack-quantized"},
+    "packed-zeros": {"quant_method": "compressed-tensors", "format": "pack-quantized"},
+    "int8": {"quant_method": "compressed-tensors", "format": "int-quantized"},
+    "fp8-rows": {"quant_method": "compressed-tensors", "format": "float-quantized"},
+    "fp8-whole": {"quant_method": "fp8", "activation_scheme": "static"},
+    "fp8-blocks": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+}
+"""A name to what config.json says of such a checkpoint."""
+ZEROS = ("gptq-zeros", "awq", "packed-zeros")
+
+
+def pack_words(codes: np.ndarray, bits: int, order: list[int] | None = None) -> np.ndarray:
+    """Return int32 words of neighbours along the last axis, padded with 0, the first lowest."""
+    share = 32 // bits
+    rows = np.pad(codes, ((0, 0), (0, -codes.shape[1] % share)))
+    words = np.zeros((len(rows), rows.shape[1] // share), np.uint32)
+    for i in range(share):
+        column = order[i] if order else i
+        words |= rows[:, column::share].astype(np.uint32) << np.uint32(bits * i)
+    return words.view(np.int32)
+
+
+def quantised(values: np.ndarray, bits: int, zeros: bool) -> tuple[np.ndarray, ...]:
+    """Return codes [n][k], float16 scales [n][groups] and zeros [n][groups] by rounding."""
+    n, k = values.shape
+    groups = values.reshape(n, -1, GROUP).astype(np.float64)
+    most, half = (1 << bits) - 1, 1 << (bits - 1)
+    if zeros:
+        low, high = groups.min(2), groups.max(2)
+        scales = ((high - low) / most).astype(np.float16)
+        middle = np.clip(np.round(-low / scales), 1, most)
+    else:
+        scales = (np.abs(groups).max(2) / (half - 1)).astype(np.float16)
+        middle = np.full(scales.shape, half)
+    codes = np.clip(np.round(groups / scales[..., None]) + middle[..., None], 0, most)
+    return codes.reshape(n, k).astype(np.uint8), scales, middle.astype(np.uint8)
+
+
+def save_packed(source: Path, target: Path, name: str) -> dict[str, np.ndarray]:
+    """Write a saved model quantised; return the float values that its file then has."""
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import save_file
+
+    target.mkdir()
+    config = json.loads((source / "config.json").read_text())
+    config["quantization_config"] = CONFIGS[name]
+    (target / "config.json").write_text(json.dumps(config))
+    tensors: dict[str, Any] = {}
+    exact: dict[str, np.ndarray] = {}
+    for key, values in read_state(source).items():
+        stem = key.removesuffix(".weight")
+        if values.ndim == 1 or "proj" not in stem or key.endswith(".bias"):
+            half = torch.tensor(values).to(torch.bfloat16 if "fp8" in name else torch.float16)
+            tensors[key], exact[key] = half, half.float().numpy()
+        elif name.startswith("fp8"):
+            exact[key] = _fp8(tensors, stem, values, name)
+        else:
+            exact[key] = _coded(tensors, stem, values, name)
+    stored = {
+        key: torch.from_numpy(np.ascontiguousarray(value))
+        if isinstance(value, np.ndarray)
+        else value
+        for key, value in tensors.items()
+    }
+    save_file(stored, target / "model.safetensors", metadata={"format": "pt"})
+    return exact
+
+
+def _coded(tensors: dict[str, Any], stem: str, values: np.ndarray, name: str) -> np.ndarray:
+    bits = 8 if name in ("gptq-8", "packed-8", "int8") else 4
+    codes, scales, zeros = quantised(values, bits, name in ZEROS)
+    if name.startswith(("gptq", "autoround")):
+        below = 0 if name == "gptq-v2" else 1
+        tensors[f"{stem}.qweight"] = pack_words(codes, bits).T
+        tensors[f"{stem}.qzeros"] = pack_words(zeros.T - below, bits)
+        tensors[f"{stem}.scales"] = scales.T
+        tensors[f"{stem}.g_idx"] = (np.arange(codes.shape[1]) // GROUP).astype(np.int32)
+    elif name == "awq":
+        tensors[f"{stem}.qweight"] = pack_words(codes.T, bits, AWQ_ORDER)
+        tensors[f"{stem}.qzeros"] = pack_words(zeros.T, bits, AWQ_ORDER)
+        tensors[f"{stem}.scales"] = scales.T
+    elif name == "int8":
+        tensors[f"{stem}.weight"] = (codes.astype(np.int16) - 128).astype(np.int8)
+        tensors[f"{stem}.weight_scale"] = scales
+    else:
+        tensors[f"{stem}.weight_packed"] = pack_words(codes, bits)
+        tensors[f"{stem}.weight_scale"] = scales
+        tensors[f"{stem}.weight_shape"] = np.array(codes.shape, np.int64)
+        if name == "packed-zeros":
+            tensors[f"{stem}.weight_zero_point"] = pack_words(zeros.T, bits).T
+    wide = scales.astype(np.float64).repeat(GROUP, 1)
+    return (codes - zeros.astype(np.float64).repeat(GROUP, 1)) * wide
+
+
+def _fp8(tensors: dict[str, Any], stem: str, values: np.ndarray, name: str) -> np.ndarray:
+    import torch
+
+    n, k = values.shape
+    if name == "fp8-rows":
+        scales = np.abs(values).max(1, keepdims=True) / 448
+        own = scales
+    elif name == "fp8-whole":
+        scales = np.array(np.abs(values).max() / 448)
+        own = scales
+    else:
+        high, wide = -(-n // 128), -(-k // 128)
+        padded = np.pad(np.abs(values), ((0, high * 128 - n), (0, wide * 128 - k)))
+        scales = padded.reshape(high, 128, wide, 128).max((1, 3)) / 448
+        own = scales.repeat(128, 0).repeat(128, 1)[:n, :k]
+    scales = np.asarray(scales, np.float32)
+    small = torch.tensor(values / np.asarray(own, np.float32)).to(torch.float8_e4m3fn)
+    tensors[f"{stem}.weight"] = small
+    part = "weight_scale_inv" if name == "fp8-blocks" else "weight_scale"
+    tensors[f"{stem}.{part}"] = scales
+    tensors[f"{stem}.input_scale"] = np.ones(1, np.float32)
+    return small.float().numpy() * np.asarray(own, np.float32)

@@ -84,17 +84,21 @@ class RetrievalProcess(Supervisor[wire.WorkerReply]):
         *,
         kernels: bool | None = None,
         room: wire.Room | None = None,
+        first: bytes = b"",
+        same: bool = False,
     ) -> wire.Opened:
         """Open an index in the worker, and in those that follow it; see `OpenIndex`.
 
-        A new worker begins with no hot clusters.
+        A new worker begins with no hot clusters. What fails leaves an index of that name as it was.
 
         Raises:
             ArtifactError: there is no index at `path`, or it is damaged.
+            SpecError: the app's encoder makes other vectors.
             DeviceError: the worker cannot be started.
             RequestError: this is closed.
         """
-        body = wire.OpenIndex(index, str(Path(path).resolve()), self._threads, kernels, room)
+        where = str(Path(path).resolve())
+        body = wire.OpenIndex(index, where, self._threads, kernels, room, first, same)
         opened = self.ask(body).result().body
         assert isinstance(opened, wire.Opened)
         return opened

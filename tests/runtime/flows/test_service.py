@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 from dovetail import workflows
+from dovetail.compiler.index_build import IndexRequest, build_index_folder
 from dovetail.ir.errors import ArtifactError, LengthError, RequestError, SpecError, WorkflowError
 from dovetail.ir.graph import contract
-from dovetail.ir.index_file import DOCUMENTS, VECTORS
+from dovetail.ir.index_file import DOCUMENTS, VECTORS, EmbedderEntry, Passage
 from dovetail.ir.ragraph import RAGraph
 from dovetail.ir.workflow import END, START
 from dovetail.runtime.app import App
@@ -38,7 +39,7 @@ from dovetail.runtime.flows.workflow_run import run_in_order
 from dovetail.runtime.index.documents import Document
 from dovetail.runtime.retrieval.wire import Opened, OpenIndex, ProbeQueries
 from dovetail.runtime.retrieval.worker import Shelf
-from tests.runtime.flows.conftest import PlainServices, embed
+from tests.runtime.flows.conftest import Encoder, PlainServices, embed
 
 OPTIONS: dict[str, Any] = {"topk": 2, "max_tokens": 6, "ignore_eos": True}
 PROMPT = "{docs} w1 {input}"
@@ -310,7 +311,7 @@ def test_bit_rot_of_an_index_is_told_by_the_name_of_the_file(
         data[len(data) // 2] ^= 4
         (rotten / name).write_bytes(data)
         with pytest.raises(ArtifactError, match=f"{name}: does not have the sha256"):
-            app.add_index(rotten)
+            app.add_index(rotten, embed=embed)
 
 
 def test_damage_that_is_found_while_an_index_is_served_ends_its_searches(
@@ -368,12 +369,22 @@ def test_an_index_needs_the_encoder_that_it_was_built_with(app: App, folder: Pat
         app.add_index(folder, name="alone")
     with pytest.raises(SpecError, match="vectors of 16 values; its encoder here makes some of 4"):
         app.add_index(folder, name="narrow", embed=lambda texts: embed(texts)[:, :4])
-    index = app.flows._open.find("idx")
-    index.check_encoder(app.flows.worker, same=True)
-    for wrong in (lambda texts: embed(texts)[:, ::-1], lambda texts: 2 * embed(texts)):
-        other = replace(index, embed_passages=wrong)
+    vector = embed([app.flows._open.find("idx").documents[0].embedded])[0]
+    app.flows.worker.open("idx", folder, first=vector.tobytes(), same=True)
+    for wrong in (vector[::-1], 2 * vector):
         with pytest.raises(SpecError, match="'idx' was made with another encoder"):
-            other.check_encoder(app.flows.worker, same=True)
+            app.flows.worker.open("idx", folder, first=wrong.tobytes(), same=True)
+
+
+def test_an_index_that_is_refused_leaves_the_one_of_its_name(app: App, tmp_path: Path) -> None:
+    wanted = app.run(one_search("idx"), question(1)).outputs["docs"]
+    passages = [Passage(key=f"q{i}", text=f"w{i}") for i in range(3)]
+    entry = EmbedderEntry(name="toy", fingerprint="")
+    request = IndexRequest(output=tmp_path / "idx", clusters=1)
+    build_index_folder(passages, Encoder(), entry, request, lambda *_: None)
+    with pytest.raises(SpecError, match="makes some of 4"):
+        app.add_index(tmp_path / "idx", embed=lambda texts: embed(texts)[:, :4])
+    assert app.run(one_search("idx"), question(1)).outputs["docs"] == wanted
 
 
 def one_search(index: str) -> RAGraph:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock
 from typing import Protocol, TypeAlias
 
 import msgspec
@@ -61,7 +61,7 @@ from dovetail.runtime.native.encoder import Rows
 from dovetail.runtime.retrieval.hot import HotSets, HotStatistics
 from dovetail.runtime.retrieval.memory_plan import GpuMemoryPlan
 from dovetail.runtime.retrieval.process import RetrievalProcess
-from dovetail.runtime.retrieval.wire import MEND
+from dovetail.runtime.retrieval.wire import MEND, Opened
 from dovetail.runtime.timeline import Timeline
 
 log = logging.getLogger("dovetail")
@@ -236,23 +236,33 @@ class FlowService:
         documents = open_documents(folder / DOCUMENTS, folder / OFFSETS)
         first = added([documents[0].embedded])[0].tobytes() if len(documents) else b""
         room = self._hot.room(called) if self._hot is not None else None
-        opened = self.worker.open(called, folder, room=room, first=first, same=embed is None)
+        cut, bound = None if embed else self._cut, Event()
+
+        def bind(opened: Opened) -> None:
+            probed = min(nprobe or choose_probes(len(opened.sizes)), len(opened.sizes))
+            index = BoundIndex(called, opened, documents, probed, asked, added, cut, manifest.early)
+            self._open.add(index)
+            if self._hot is not None:
+                self._hot.add(called, index.bytes if room and opened.hot else None)
+            bound.set()
+
+        def told(opened: Opened) -> None:
+            self._driver.exchange(called, partial(bind, opened))
+
+        opened = self.worker.open(
+            called, folder, room=room, first=first, same=embed is None, told=told
+        )
+        bound.wait()
         if opened.why_cold:
             log.warning("index %r has no hot clusters on the GPU: %s", called, opened.why_cold)
-        probed = min(nprobe or choose_probes(len(opened.sizes)), len(opened.sizes))
-        cut = None if embed else self._cut
-        index = BoundIndex(called, opened, documents, probed, asked, added, cut, manifest.early)
+        self._unopened.pop(called, None)
+        self._checked.clear()  # another index may be meant now
         with self._lock:  # what the largest index costs is what the control plane begins with
             if (vectors := sum(opened.sizes)) >= self._vectors:
                 threads = self._searching.threads
                 scan, overhead = measure_scan(self.worker, called, opened, threads)
                 self._costs = replace(self._costs, scan=scan, overhead=overhead, device=opened.hot)
                 self._vectors = vectors
-            self._open.add(index)
-            if self._hot is not None:
-                self._hot.add(called, index.bytes if room and opened.hot else None)
-        self._unopened.pop(called, None)
-        self._checked.clear()  # another index may be meant now
 
     def open_indexes(self) -> None:
         """Open the artifact's own indexes, if that has not been done; raises as `add_index`."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +42,7 @@ from dovetail.runtime.flows.workflow_run import run_in_order
 from dovetail.runtime.index.documents import Document
 from dovetail.runtime.retrieval.wire import Opened, OpenIndex, ProbeQueries
 from dovetail.runtime.retrieval.worker import Shelf
+from tests.processes import stop
 from tests.runtime.flows.conftest import Encoder, PlainServices, embed
 
 OPTIONS: dict[str, Any] = {"topk": 2, "max_tokens": 6, "ignore_eos": True}
@@ -376,15 +380,45 @@ def test_an_index_needs_the_encoder_that_it_was_built_with(app: App, folder: Pat
             app.flows.worker.open("idx", folder, first=wrong.tobytes(), same=True)
 
 
-def test_an_index_that_is_refused_leaves_the_one_of_its_name(app: App, tmp_path: Path) -> None:
-    wanted = app.run(one_search("idx"), question(1)).outputs["docs"]
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """An index folder `idx` of three passages in one cluster."""
     passages = [Passage(key=f"q{i}", text=f"w{i}") for i in range(3)]
     entry = EmbedderEntry(name="toy", fingerprint="")
     request = IndexRequest(output=tmp_path / "idx", clusters=1)
     build_index_folder(passages, Encoder(), entry, request, lambda *_: None)
+    return tmp_path / "idx"
+
+
+def test_an_index_that_is_refused_leaves_the_one_of_its_name(app: App, small: Path) -> None:
+    wanted = app.run(one_search("idx"), question(1)).outputs["docs"]
     with pytest.raises(SpecError, match="makes some of 4"):
-        app.add_index(tmp_path / "idx", embed=lambda texts: embed(texts)[:, :4])
+        app.add_index(small, embed=lambda texts: embed(texts)[:, :4])
     assert app.run(one_search("idx"), question(1)).outputs["docs"] == wanted
+
+
+def test_an_index_that_is_replaced_ends_what_searches_it_and_nothing_else(
+    app: App, folder: Path, small: Path
+) -> None:
+    app.add_index(folder, name="other", embed=embed)
+    wanted = app.run(one_search("other"), question(1)).outputs["docs"]
+    worker, replace_ = app.flows.worker, partial(app.add_index, small, embed=embed)
+    assert worker.pid is not None
+    stop(worker.pid)
+    halfway = [app.submit_workflow(one_search(name), question(1)) for name in ("idx", "other")]
+    while len(worker._sent) < len(halfway):
+        pass
+    replacing = threading.Thread(target=replace_)
+    replacing.start()
+    while len(worker._sent) == len(halfway):
+        pass
+    os.kill(worker.pid, signal.SIGCONT)
+    with pytest.raises(WorkflowError, match="'idx' was replaced while it was searched"):
+        halfway[0].result(120)
+    assert halfway[1].result(120).outputs["docs"] == wanted
+    replacing.join(120)
+    found = app.run(one_search("idx"), question(1)).outputs["docs"]
+    assert {document.metadata["key"] for document in found} <= {"q0", "q1", "q2"}
 
 
 def one_search(index: str) -> RAGraph:

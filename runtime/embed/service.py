@@ -126,6 +126,7 @@ class EmbeddingService:
 
         Raises:
             CapacityError: BUSY; `retry_after` seconds later there may be room.
+            DeviceError: no device is left.
             RequestError: a query is empty or too long, there is no such model, or the service is
                 closed.
         """

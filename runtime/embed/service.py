@@ -301,8 +301,11 @@ class EmbeddingService:
                 for query in manager.fail(batch):
                     self._end(query, rows)
         else:
-            if self._observe:
-                self._observe(batch, now - batch.started)
+            try:
+                if self._observe:
+                    self._observe(batch, now - batch.started)
+            except Exception:  # whoever looks on must not end the device
+                log.exception("%s: what observes its batches failed", batch.device)
             wrong = _deliver(batch, rows, now)
             with self._deciding() as manager:
                 for query in manager.complete(batch):

@@ -11,6 +11,7 @@ is done, and goes on from there.
 from __future__ import annotations
 
 import argparse
+import atexit
 import json
 import math
 import os
@@ -132,9 +133,17 @@ def compiler_macros(flags: tuple[str, ...], arm: bool) -> str:
 
 
 @cache
+def work_folder() -> Path:
+    """Return a folder that ends with this process."""
+    folder = Path(tempfile.mkdtemp(prefix="dovetail-lift-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+@cache
 def include_folder() -> Path:
     """Return a folder with the headers of the corpus that other files of it include."""
-    folder = Path(tempfile.mkdtemp(prefix="dovetail-lift-"))
+    folder = work_folder() / "include"
     (folder / "a/b").mkdir(parents=True)
     for path in CORPUS.glob("*.h"):
         (folder / path.name.split("__")[-1]).symlink_to(path)
@@ -297,7 +306,7 @@ def place(index: int) -> str:
 
 def compile_program(text: str, flags: Sequence[str], arm: bool) -> list[str] | str:
     """Return the command of a compiled program, or what the compiler said."""
-    folder = Path(tempfile.mkdtemp(dir=include_folder().parent, prefix="dovetail-lift-"))
+    folder = Path(tempfile.mkdtemp(dir=work_folder()))
     (folder / "k.c").write_text(text)
     zig = [sys.executable, "-m", "ziglang", "cc", "-target", "aarch64-linux-musl", "-static"]
     command = [*(zig if arm else ["gcc"]), "-O1", "-w", "-fno-strict-aliasing", "-fwrapv"]

@@ -56,11 +56,11 @@ def own_text() -> str:
 
 def build_own(flags: tuple[str, ...]) -> ctypes.CDLL:
     """Build llm.c's text with gcc and its own flags."""
-    folder = Path(tempfile.mkdtemp(prefix="dovetail-attention-"))
-    (folder / "k.c").write_text(own_text())
-    command = ["gcc", *flags, "-w", "-shared", "-fPIC", "k.c", "-o", "k.so", "-lm"]
-    subprocess.run(command, cwd=folder, check=True)
-    return ctypes.CDLL(str(folder / "k.so"))
+    with tempfile.TemporaryDirectory(prefix="dovetail-attention-") as folder:
+        Path(folder, "k.c").write_text(own_text())
+        command = ["gcc", *flags, "-w", "-shared", "-fPIC", "k.c", "-o", "k.so", "-lm"]
+        subprocess.run(command, cwd=folder, check=True)
+        return ctypes.CDLL(str(Path(folder, "k.so")))
 
 
 def reference(inp: np.ndarray) -> np.ndarray:

@@ -6,6 +6,7 @@ In: a `LibrarySpec`. Out: a `BuiltLibrary`: the .so in the build cache, its C te
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import os
 import subprocess
@@ -30,6 +31,7 @@ from dovetail.codegen.emit_cuda import block_warps, emit_cuda
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.lower import bind_tunables, find_kernel, lower
 from dovetail.codegen.lower.fold import fold_type
+from dovetail.codegen.lower.names import C_WORDS
 from dovetail.codegen.lower.pipeline import PLAIN_TYPES
 from dovetail.codegen.nvidia import SOURCE_NAME as CUDA_SOURCE_NAME
 from dovetail.codegen.nvidia import CudaCompiler, compile_cuda, find_cuda_compiler
@@ -251,13 +253,24 @@ FOREIGN_FLAGS = ("-fno-strict-aliasing", "-fwrapv")
 
 
 def check_names(spec: LibrarySpec) -> None:
-    """Raise SpecError when two kernels of a library have one name."""
+    """Raise SpecError when two kernels of a library have one name, or one has a name of C's."""
     names = [request.name for request in spec.kernels]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise SpecError(
             f"a library may hold each kernel name once; given twice: {', '.join(twice)}"
         )
+    own = [] if spec.target.device else [r.name for r in spec.kernels if r.module in spec.modules]
+    if taken := sorted(filter(_in_c, own)):
+        raise SpecError(f"C has its own {taken[0]}: give the kernel of this name another one")
+
+
+def _in_c(name: str) -> bool:
+    """Tell whether C, its library or our C text has something of a name already.
+
+    What a program exports stands before what it loads: that would be called in a kernel's place.
+    """
+    return name in C_WORDS or name.startswith("dt_") or hasattr(ctypes.CDLL(None), name)
 
 
 def lower_request(

@@ -57,6 +57,8 @@ def calibrate(
     assert request.calibrate is not None
     text = Path(request.calibrate)
     length = min(WINDOW, spec.max_context)
+    # a longrope has other divisors in an artifact for contexts beyond those of training
+    training = spec.rope.original_max_position if spec.rope.kind == "longrope" else 0
     windows = read_windows(text, source, spec, length)
     folder = request.cache or cache_directory()
     folder.mkdir(parents=True, exist_ok=True)
@@ -66,7 +68,7 @@ def calibrate(
             model=request.model,
             output=place / "float.dove",
             effort="none",
-            max_context=length,
+            max_context=min(spec.max_context, max(length, training + 1)),
             weight_dtype="bf16" if host_target().rounds_rows else "f32",
             max_step_tokens=max(WINDOW, request.max_step_sequences),
             cache=request.cache,

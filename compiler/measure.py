@@ -324,6 +324,8 @@ class Meter:
     def _start(self) -> None:
         begin = time.monotonic()
         self._child = Child.start(MODULE, "the measuring process {}", fds=[self._mark.fileno()])
+        if self._stopped:  # meanwhile: `stop` found none to end
+            self._child.member.kill()
         try:
             self._ask(self._setup, START_SECONDS)
         except ChildLost:

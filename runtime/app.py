@@ -492,7 +492,8 @@ class App:
     ) -> None:
         """Have workflows search the index folder at `path`, in a process of its own.
 
-        Indexes of the artifact are known without this, and opened by the first workflow.
+        Indexes of the artifact are known without this, and opened by the first workflow. An index
+        takes the place of one of its name; runs that are halfway through a search of that fail.
 
         Args:
             path: what `dovetail index build` wrote.

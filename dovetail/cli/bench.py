@@ -17,6 +17,7 @@ from rich.table import Table
 from dovetail.cli.options import ArtifactDirectory, AsJson, Threads, Trust
 from dovetail.cli.profile_table import profile_table
 from dovetail.cli.report import make_table, read_duration, show_count, show_report, writing
+from dovetail.errors import SpecError
 
 if TYPE_CHECKING:
     from dovetail.runtime.engine.calls import CallProfile
@@ -97,10 +98,12 @@ def profile_command(
     budget: Annotated[str, "Maximum time for measurements: 10s, 1m."] = "10s",
     threads: Threads = None,
     calls: Annotated[bool, "Show where a decode step spends its time, call by call."] = False,
-    sequences: Annotated[int, typer.Option(min=1, help="With --calls: sequences of the step.")] = 1,
+    sequences: Annotated[
+        int | None, typer.Option(min=1, help="With --calls: sequences of the step; default 1.")
+    ] = None,
     context: Annotated[
-        int, typer.Option(min=1, help="With --calls: tokens of each sequence.")
-    ] = 128,
+        int | None, typer.Option(min=1, help="With --calls: tokens of each sequence; default 128.")
+    ] = None,
     trust: Trust = False,
     json: AsJson = False,
 ) -> None:
@@ -111,10 +114,14 @@ def profile_command(
     from dovetail.topology.hardware import read_hardware
 
     seconds = read_duration(budget)
+    step = {"sequences": sequences, "context": context}
+    given = {name: value for name, value in step.items() if value is not None}
+    if given and not calls:
+        raise SpecError(f"--{next(iter(given))} is of the step that --calls shows; give that, too")
     with load(artifact, threads=threads, trust=trust) as app:
         engine = app.engine  # first: an encoder has none, and says so
         if calls:
-            found = profile_calls(engine, sequences=sequences, context=context, seconds=seconds)
+            found = profile_calls(engine, **given, seconds=seconds)
             show_report(found, lambda found: [_calls_table(found)], json=json)
             return
         part = next(iter(app.artifact.models.values()))

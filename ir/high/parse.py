@@ -18,7 +18,7 @@ from dovetail.ir.errors import SyntaxDiagnostic
 from dovetail.ir.expr import Index, Int, Name, NamedType
 from dovetail.ir.high import nodes as high
 from dovetail.ir.high.parse_expr import BINARY_OPS, ExprParser, Reporter
-from dovetail.ir.node import MOST_NESTING
+from dovetail.ir.node import MOST_NESTING, NESTING_HINT
 
 MOST_CHOICES = 1 << 16
 """Of a tunable: each is a kernel of its own."""
@@ -66,8 +66,10 @@ def _check_depth(tree: ast.Module, source: Source) -> None:
         node, depth = waiting.pop()
         if depth > MOST_NESTING and hasattr(node, "lineno"):
             message = f"this is nested more than {MOST_NESTING} levels deep"
-            place, hint = Reporter(source).span(node), "give parts of it names of their own"
-            raise SyntaxDiagnostic([Diagnostic("high-nesting", message, place, source, hint)])
+            place = Reporter(source).span(node)
+            raise SyntaxDiagnostic(
+                [Diagnostic("high-nesting", message, place, source, NESTING_HINT)]
+            )
         waiting += [(child, depth + 1) for child in ast.iter_child_nodes(node)]
 
 

@@ -21,7 +21,7 @@ from dovetail.ir.low.build import Builder
 from dovetail.ir.low.lex import Reporter, classify, grammar, token_span
 from dovetail.ir.low.preprocess import Include, Macro, Preprocessor, no_header, split_arguments
 from dovetail.ir.low.types import constant
-from dovetail.ir.node import MOST_NESTING, Node
+from dovetail.ir.node import MOST_NESTING, NESTING_HINT, Node
 
 ASSEMBLY = ("inline assembly", "use intrinsics")
 UNSUPPORTED: dict[str, tuple[str, str]] = {
@@ -259,9 +259,8 @@ class _Run:
         """Return the nodes of a parse tree; nesting that no walk could follow is a fault."""
         deep = _first_too_deep(tree)
         if deep is not None:
-            hint = "give parts of it names of their own"
             message = f"this is nested more than {MOST_NESTING} levels deep"
-            self.reporter.add("low-nesting", message, token_span(deep), hint)
+            self.reporter.add("low-nesting", message, token_span(deep), NESTING_HINT)
             return None
         return self.builder.transform(tree)
 

@@ -17,7 +17,7 @@ TURNS, PREDICTED = 0, 1
 
 
 class Progress:
-    """One writer, the thread that steps; any readers."""
+    """Written by the thread that steps, and by who gives it work; any readers."""
 
     def __init__(self, memory: SharedMemory | None = None) -> None:
         """`memory`: a page of another process, by its descriptor."""
@@ -29,10 +29,13 @@ class Progress:
         """Note that a step begins that should take so many seconds."""
         self._cells[PREDICTED] = predicted
 
-    def end(self) -> None:
-        """Note that a step has ended, or that there was nothing to do."""
+    def end(self, predicted: float = 0.0) -> None:
+        """Note that a step has ended, or that there was nothing to do.
+
+        predicted: seconds of what goes on without a step.
+        """
         self._cells[TURNS] += 1.0
-        self._cells[PREDICTED] = 0.0
+        self._cells[PREDICTED] = predicted
 
     def read(self, *, busy: bool) -> Reading:
         """Return what a watcher looks at."""

@@ -15,6 +15,7 @@ from typing import Generic, TypeVar
 
 from dovetail.ir.errors import DovetailError, RequestError
 from dovetail.runtime.child.child import Child, StartError
+from dovetail.runtime.child.errors import ErrorText
 from dovetail.runtime.child.framing import Outbox
 from dovetail.runtime.child.launch import END_SECONDS
 from dovetail.runtime.child.watch import PATIENCE, Reading, Watch
@@ -137,13 +138,14 @@ class Supervisor(ABC, Generic[M]):
         while True:
             try:
                 child = self._start()
-            except DovetailError as error:
+            except Exception as error:  # whatever is wrong, nobody waits for ever
                 failed += 1
                 again = isinstance(error, StartError) and failed < STARTS
                 if again and not self._closing.wait(PAUSE * failed):
                     continue
                 failed = 0
-                if self._give_up(error):
+                ours = error if isinstance(error, DovetailError) else ErrorText.of(error).make()
+                if self._give_up(ours):
                     return
                 continue
             failed = 0

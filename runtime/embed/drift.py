@@ -117,13 +117,21 @@ class DriftKeeper:
         threading.Thread(target=self._refit, args=(batch.device, batch.model), daemon=True).start()
 
     def _refit(self, device: str, model: str) -> None:
+        try:
+            self._set_line(device, model)
+        except Exception:  # batches go on by the old line
+            log.exception("%s: its line could not be fitted anew", device)
+        finally:
+            with self._lock:
+                self._busy = False
+
+    def _set_line(self, device: str, model: str) -> None:
         with self._lock:
             assert self._kept is not None and self.depths is not None
             service, plan = self._kept
-            self.depths = self._watch.refit(device, self.depths, model)
-            (spec,) = (s for s in self.depths.queue_specs(plan) if s.name == device)
+            depths = self._watch.refit(device, self.depths, model)
+        (spec,) = (s for s in depths.queue_specs(plan) if s.name == device)
         service.set_queue(spec)
+        self.depths = depths
         where = f"{device} {model}".rstrip()
         log.warning("%s: batches left their line; depths are now %s", where, spec.depths)
-        with self._lock:
-            self._busy = False

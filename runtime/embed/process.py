@@ -68,6 +68,7 @@ class ProcessInstance:
         self._board, slot = board, next(board.slots) if board else 0
         self._setup = WorkerSetup(source, tuple(pus), slot)
         self._died: Callable[[], object] | None = None
+        self._left = False
         self._start()
 
     def _start(self) -> None:
@@ -76,6 +77,8 @@ class ProcessInstance:
         fds = [self._board.memory.fd] if self._board else []
         self._child = Child.start(__name__, "the embedding process {}", fds=fds)
         self._end = weakref.finalize(self, self._child.end)
+        if self._left:
+            self._child.channel.hang_up()
         self.dim = self._child.set_up(self._setup, EncoderReady, START_SECONDS).dim
 
     @property
@@ -116,6 +119,11 @@ class ProcessInstance:
         self._start()
         if self._died is not None:
             self.watch(self._died)
+
+    def leave(self) -> None:
+        """Have nobody wait for a batch or a start any more. For any thread."""
+        self._left = True
+        self._child.channel.hang_up()
 
     def close(self) -> None:
         """End the child; safe to call twice."""

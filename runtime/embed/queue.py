@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Sequence, Set
 from dataclasses import replace
 
-from dovetail.ir.errors import CapacityError, RequestError
+from dovetail.ir.errors import CapacityError, DeviceError, DovetailError, RequestError
 from dovetail.runtime.embed.device_queue import (
     DeviceQueue,
     EmbedQuery,
@@ -99,13 +99,14 @@ class QueueManager:
 
         Raises:
             CapacityError: BUSY. `retry_after` is None where waiting does not help.
+            DeviceError: no device is left.
             RequestError: a query is longer than its model's largest class.
         """
         placed: list[EmbedQuery] = []
         for query in queries:
             try:
                 self._place(query, now)
-            except (CapacityError, RequestError) as error:
+            except DovetailError as error:
                 alone = len(self._alive) == len(placed)
                 for other in placed:
                     self._drop(other)
@@ -160,11 +161,11 @@ class QueueManager:
         first = queue.waiting[0].target if queue.waiting else math.inf
         return queue.finish(query, now) <= min(query.target, first)
 
-    def _busy(self, query: EmbedQuery, now: float) -> CapacityError:
+    def _busy(self, query: EmbedQuery, now: float) -> DovetailError:
         """Return BUSY with the time until a batch ends, or why waiting does not help."""
         queues = [q for tier in self._tiers for n in tier if not (q := self._queues[n]).gone]
         if not queues:
-            return CapacityError(LOST)
+            return DeviceError(LOST)
         for queue in queues:
             queue.refused += not query.bulk
         able = [queue for queue in queues if query.bulk or queue.spec.depths[query.kind]]
@@ -188,19 +189,19 @@ class QueueManager:
         if turn := deque(sorted(queries, key=lambda query: -query.tokens)):
             self._backlog.append(turn)
 
-    def refill(self, now: float) -> list[tuple[EmbedQuery, CapacityError]]:
+    def refill(self, now: float) -> list[tuple[EmbedQuery, DovetailError]]:
         """Move the backlog into queues that have room, a query of each call in turn.
 
         Returns those that no device will ever take, which have ended, and why.
         """
-        refused: list[tuple[EmbedQuery, CapacityError]] = []
+        refused: list[tuple[EmbedQuery, DovetailError]] = []
         while self._backlog:
             query = self._backlog[0][0]
             if not query.cancelled:
                 try:
                     self.submit([query], now)
-                except CapacityError as busy:
-                    if busy.retry_after is not None:
+                except (CapacityError, DeviceError) as busy:
+                    if _may_wait(busy):
                         break
                     query.state = QueryState.ENDED
                     refused.append((query, busy))
@@ -319,8 +320,8 @@ class QueueManager:
             query.state = QueryState.NEW
             try:
                 self.submit([query], now)
-            except CapacityError as busy:
-                if query.bulk and busy.retry_after is not None:
+            except (CapacityError, DeviceError) as busy:
+                if query.bulk and _may_wait(busy):
                     self.add_bulk([query])
                 else:
                     query.state = QueryState.ENDED
@@ -342,3 +343,8 @@ class QueueManager:
     def _end(self, query: EmbedQuery) -> None:
         query.state = QueryState.ENDED
         del self._alive[query.number]
+
+
+def _may_wait(error: DovetailError) -> bool:
+    """Tell whether there may be room later for what was refused."""
+    return isinstance(error, CapacityError) and error.retry_after is not None

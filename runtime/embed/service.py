@@ -126,6 +126,7 @@ class EmbeddingService:
 
         Raises:
             CapacityError: BUSY; `retry_after` seconds later there may be room.
+            DeviceError: no device is left.
             RequestError: a query is empty or too long, there is no such model, or the service is
                 closed.
         """
@@ -199,18 +200,21 @@ class EmbeddingService:
             manager.set_queue(spec)
 
     def close(self) -> None:
-        """End the threads and instances; what is queued fails. Safe to call twice."""
+        """End the threads and instances; what is queued or runs fails. Safe to call twice."""
         with self._deciding() as manager:
             self._closed = True
             for query in manager.live():
                 if manager.cancel(query):
                     self._end(query, RequestError(CLOSED))
+        every = itertools.chain.from_iterable(self._instances.values())
+        models = [model for models in every for model in models.values()]
+        for instance in models:
+            if isinstance(instance, ProcessInstance):
+                instance.leave()
         for thread in self._threads:
             thread.join()
-        for each in self._instances.values():
-            for models in each:
-                for instance in models.values():
-                    instance.close()
+        for instance in models:
+            instance.close()
 
     def __enter__(self) -> EmbeddingService:
         return self
@@ -297,8 +301,11 @@ class EmbeddingService:
                 for query in manager.fail(batch):
                     self._end(query, rows)
         else:
-            if self._observe:
-                self._observe(batch, now - batch.started)
+            try:
+                if self._observe:
+                    self._observe(batch, now - batch.started)
+            except Exception:  # whoever looks on must not end the device
+                log.exception("%s: what observes its batches failed", batch.device)
             wrong = _deliver(batch, rows, now)
             with self._deciding() as manager:
                 for query in manager.complete(batch):
@@ -313,20 +320,22 @@ class EmbeddingService:
 
         batch: what it ran, which is queued again. starts: how often that may be tried.
         """
-        log.warning("%s: an embedding process died or hangs; restarting it", name)
         with self._deciding() as manager:
+            if self._closed:
+                return False
             self._lost[name] += 1
             for query in manager.lose(batch) if batch else ():
                 died = f"{name}: embedding processes died or hung at this query"
                 self._end(query, DeviceError(died))
             if self._lost[name] == len(self._instances[name]):
                 manager.close_device(name, self._now())
-            if self._closed:
-                return False
+        log.warning("%s: an embedding process died or hangs; restarting it", name)
         for _ in range(starts):
             try:
                 instance.restart()
             except DovetailError as failure:
+                if self._closed:
+                    return False
                 log.warning("%s: %s", name, failure)
                 continue
             with self._deciding() as manager:

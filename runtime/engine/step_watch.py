@@ -22,7 +22,8 @@ FEW = 32
 FRESH = 0.2
 """Weight of the newest step in a running mean."""
 FIRST = 30.0
-"""Seconds of a step while nothing is known: it may have to read weights, or build graphs."""
+"""Seconds of a step while nothing is known: it may have to read weights, or build graphs. Also of a
+grammar that is read: where many programs want the CPU, loading its library alone takes seconds."""
 
 
 class StepWork(NamedTuple):

@@ -266,6 +266,14 @@ class Driver:
                 self._thread.start()
         return job
 
+    def exchange(self, index: str, swap: Callable[[], object]) -> None:
+        """Have `swap` put an index in the place of the one of its name, when none searches that."""
+        with self._lock:
+            if self._thread is not None and not self._closed:
+                self._inbox.put(lambda: self._exchange(index, swap))
+                return
+        swap()
+
     @property
     def statistics(self) -> Statistics:
         """What came of guesses, since the last fault of the program."""
@@ -322,6 +330,13 @@ class Driver:
     def _drop(self, job: WorkflowJob) -> None:
         if self._session is not None:
             self._session.drop(job)
+
+    def _exchange(self, index: str, swap: Callable[[], object]) -> None:
+        try:
+            if self._session is not None:
+                self._session.control.leave(index, time.perf_counter())
+        finally:
+            swap()
 
     def _leave(self, error: BaseException) -> None:
         """Fail what is under way; what comes later is served by another session."""

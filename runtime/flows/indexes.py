@@ -20,7 +20,6 @@ from dovetail.ir.errors import DovetailError, RequestError, SpecError, WorkflowE
 from dovetail.ir.index_file import EarlyEnd, Passage
 from dovetail.ir.workflow import Retrieval
 from dovetail.runtime.child.framing import MAX_MESSAGE
-from dovetail.runtime.flows.prompts import pack_vector
 from dovetail.runtime.index.cursor import Hit
 from dovetail.runtime.index.documents import Document, DocumentStore, divide
 from dovetail.runtime.native.encoder import Rows
@@ -36,9 +35,6 @@ NewDocument: TypeAlias = Passage | Mapping[str, Any]
 Other fields of a mapping become metadata, as those of a line of a corpus do."""
 
 PARTS = ("key", "text", "title", "metadata")
-MEND = "give the encoder that the index was built with: in the artifact, or `embed=` of add_index"
-ALIKE = 0.8
-"""Likeness of a passage's vector made here and the stored one at least, codes being lossy."""
 
 log = logging.getLogger("dovetail")
 
@@ -66,33 +62,6 @@ class BoundIndex:
     def bytes(self) -> list[int]:
         """Bytes of the vectors in each cluster."""
         return [size * self.opened.code_bytes for size in self.opened.sizes]
-
-    def check_encoder(self, worker: RetrievalProcess, *, same: bool) -> None:
-        """Raise SpecError where what embeds is not what the vectors of the index were made with.
-
-        same: whether it makes vectors of passages as the index has them; else lengths alone count.
-        """
-        if not len(self.documents):
-            return
-        vector = self.embed_passages([self.documents[0].embedded])[0]
-        if vector.shape != (self.opened.dim,):
-            raise SpecError(
-                f"index {self.name!r} has vectors of {self.opened.dim} values; its encoder here "
-                f"makes some of {len(vector)}; {MEND}"
-            )
-        if not same:
-            return
-        query = wire.SearchQuery(pack_vector(vector), known=(0,))
-        found = worker.ask(wire.ProbeQueries(self.name, (query,), 1)).result().body
-        assert isinstance(found, wire.ProbedQueries)
-        for far in found.queries[0].known.values():
-            own = float(vector @ vector)
-            like = -far / own if self.opened.metric == "ip" else 1 - far / (2 * own)
-            if not ALIKE <= like <= 1 / ALIKE:
-                raise SpecError(
-                    f"index {self.name!r} was made with another encoder than this one, which makes "
-                    f"other vectors of its passages; {MEND}"
-                )
 
 
 def embed_checked(embed: EmbedTexts, texts: list[str]) -> Rows:

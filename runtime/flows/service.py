@@ -13,14 +13,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock
 from typing import Protocol, TypeAlias
 
 import msgspec
 
 from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.errors import SpecError, WorkflowError
-from dovetail.ir.index_file import DOCUMENTS, OFFSETS
+from dovetail.ir.index_file import DOCUMENTS, OFFSETS, EmbedderEntry
 from dovetail.ir.place import find_searches
 from dovetail.ir.ragraph import RAGraph
 from dovetail.ir.workflow import Generation, Node, Retrieval, Workflow
@@ -39,7 +39,6 @@ from dovetail.runtime.flows.costs import UNKNOWN_SCAN, UNKNOWN_STEP, measure_sca
 from dovetail.runtime.flows.driver import Driver, Executors
 from dovetail.runtime.flows.generations import prepare_generation
 from dovetail.runtime.flows.indexes import (
-    MEND,
     AppIndex,
     BoundIndex,
     CutText,
@@ -62,6 +61,7 @@ from dovetail.runtime.native.encoder import Rows
 from dovetail.runtime.retrieval.hot import HotSets, HotStatistics
 from dovetail.runtime.retrieval.memory_plan import GpuMemoryPlan
 from dovetail.runtime.retrieval.process import RetrievalProcess
+from dovetail.runtime.retrieval.wire import MEND, Opened
 from dovetail.runtime.timeline import Timeline
 
 log = logging.getLogger("dovetail")
@@ -227,31 +227,42 @@ class FlowService:
         manifest = read_manifest(folder)
         if folder not in self._own and manifest.targets:
             meet(folder, trust=self._trust)
-        room = self._hot.room(called) if self._hot is not None else None
-        opened = self.worker.open(called, folder, room=room)
-        if opened.why_cold:
-            log.warning("index %r has no hot clusters on the GPU: %s", called, opened.why_cold)
-        documents = open_documents(folder / DOCUMENTS, folder / OFFSETS)
-        probed = min(nprobe or choose_probes(len(opened.sizes)), len(opened.sizes))
-        prompts = opened.query_prompt, opened.passage_prompt
-        own = partial(embed_checked, embed) if embed else None
-        asked, added = (own or partial(self._embed, prompt=prompt) for prompt in prompts)
         if embed is None and self._cut is None:
             raise SpecError(f"there is no encoder for queries of index {called!r}; {MEND}")
-        cut = None if embed else self._cut
-        index = BoundIndex(called, opened, documents, probed, asked, added, cut, manifest.early)
-        index.check_encoder(self.worker, same=embed is None)
+        made = manifest.embedder or EmbedderEntry(name="", fingerprint="")
+        prompts = made.query_prompt, made.passage_prompt
+        own = partial(embed_checked, embed) if embed else None
+        asked, added = (own or partial(self._embed, prompt=prompt) for prompt in prompts)
+        documents = open_documents(folder / DOCUMENTS, folder / OFFSETS)
+        first = added([documents[0].embedded])[0].tobytes() if len(documents) else b""
+        room = self._hot.room(called) if self._hot is not None else None
+        cut, bound = None if embed else self._cut, Event()
+
+        def bind(opened: Opened) -> None:
+            probed = min(nprobe or choose_probes(len(opened.sizes)), len(opened.sizes))
+            index = BoundIndex(called, opened, documents, probed, asked, added, cut, manifest.early)
+            self._open.add(index)
+            if self._hot is not None:
+                self._hot.add(called, index.bytes if room and opened.hot else None)
+            bound.set()
+
+        def told(opened: Opened) -> None:
+            self._driver.exchange(called, partial(bind, opened))
+
+        opened = self.worker.open(
+            called, folder, room=room, first=first, same=embed is None, told=told
+        )
+        bound.wait()
+        if opened.why_cold:
+            log.warning("index %r has no hot clusters on the GPU: %s", called, opened.why_cold)
+        self._unopened.pop(called, None)
+        self._checked.clear()  # another index may be meant now
         with self._lock:  # what the largest index costs is what the control plane begins with
             if (vectors := sum(opened.sizes)) >= self._vectors:
                 threads = self._searching.threads
                 scan, overhead = measure_scan(self.worker, called, opened, threads)
                 self._costs = replace(self._costs, scan=scan, overhead=overhead, device=opened.hot)
                 self._vectors = vectors
-            self._open.add(index)
-            if self._hot is not None:
-                self._hot.add(called, index.bytes if room and opened.hot else None)
-        self._unopened.pop(called, None)
-        self._checked.clear()  # another index may be meant now
 
     def open_indexes(self) -> None:
         """Open the artifact's own indexes, if that has not been done; raises as `add_index`."""

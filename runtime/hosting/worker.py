@@ -24,7 +24,7 @@ from dovetail.runtime.child.framing import Channel
 from dovetail.runtime.child.progress import Progress
 from dovetail.runtime.child.worker import read_beside
 from dovetail.runtime.engine.engine import DeviceWaits, Engine
-from dovetail.runtime.engine.step_watch import STEP_TOKENS, StepWatch
+from dovetail.runtime.engine.step_watch import FIRST, STEP_TOKENS, StepWatch
 from dovetail.runtime.engine.tally import Tally
 from dovetail.runtime.hosting.loop import EngineLoop, Listener
 from dovetail.runtime.hosting.open_engine import open_engine
@@ -137,6 +137,8 @@ class EngineWorker:
         live = order.ask.chunks
         stubs = [Stub(n, live=live, changed=self._changed) for n in order.numbers]
         self._stubs.update((stub.number, stub) for stub in stubs)
+        if order.ask.params.grammar:
+            self._progress.begin(FIRST)
         self._loop.queue(order.ask, stubs)
         if self._timeline is not None and order.ask.flow is None:
             self._loop.call(partial(self._join, stubs))
@@ -173,7 +175,8 @@ class EngineWorker:
 
     def _tell(self) -> None:
         """Send what there is to tell."""
-        self._progress.end()
+        unread = self._stubs and not self._engine.scheduler.busy  # their grammars
+        self._progress.end(FIRST if unread else 0.0)
         drawn = self._timeline.drain() if self._timeline is not None else None
         now = self._loop.now()
         told = list(self._changed.values())

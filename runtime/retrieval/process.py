@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import chain, count
 from pathlib import Path
+from typing import cast
 
 from msgspec.structs import replace
 
@@ -84,23 +85,36 @@ class RetrievalProcess(Supervisor[wire.WorkerReply]):
         *,
         kernels: bool | None = None,
         room: wire.Room | None = None,
+        first: bytes = b"",
+        same: bool = False,
+        told: Callable[[wire.Opened], object] = lambda opened: None,
     ) -> wire.Opened:
         """Open an index in the worker, and in those that follow it; see `OpenIndex`.
 
-        A new worker begins with no hot clusters.
+        A new worker begins with no hot clusters. What fails leaves an index of that name as it was.
+        told: called, on any thread, before the worker is heard of anything that it did later.
 
         Raises:
             ArtifactError: there is no index at `path`, or it is damaged.
+            SpecError: the app's encoder makes other vectors.
             DeviceError: the worker cannot be started.
             RequestError: this is closed.
         """
-        body = wire.OpenIndex(index, str(Path(path).resolve()), self._threads, kernels, room)
-        opened = self.ask(body).result().body
-        assert isinstance(opened, wire.Opened)
-        return opened
+        where = str(Path(path).resolve())
+        body = wire.OpenIndex(index, where, self._threads, kernels, room, first, same)
 
-    def ask(self, body: wire.Body) -> Future[wire.WorkerReply]:
+        def take(done: Future[wire.WorkerReply]) -> None:
+            if done.exception() is None:
+                told(cast("wire.Opened", done.result().body))
+
+        return cast("wire.Opened", self.ask(body, take).result().body)
+
+    def ask(
+        self, body: wire.Body, take: Callable[[Future[wire.WorkerReply]], object] | None = None
+    ) -> Future[wire.WorkerReply]:
         """Send a request; its future gives the reply, or raises the error that the worker met.
+
+        take: called with the future before anything else is heard of the worker.
 
         Also DeviceError where workers die of it or cannot be started, RequestError at `close`.
         Raises TypeError or OverflowError at once for values that no message can hold.
@@ -108,6 +122,8 @@ class RetrievalProcess(Supervisor[wire.WorkerReply]):
         request = wire.WorkerRequest(next(self._numbers), body)
         asked = _Ask(request, pack_value(request))
         asked.future.set_running_or_notify_cancel()
+        if take is not None:
+            asked.future.add_done_callback(take)
         with self._lock:
             self._check_open()
             self._waiting.append(asked)

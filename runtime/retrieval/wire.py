@@ -14,6 +14,8 @@ from dovetail.runtime.child.errors import ErrorText
 from dovetail.runtime.index.scans import Part
 from dovetail.runtime.retrieval.budget import ScanCost
 
+MEND = "give the encoder that the index was built with: in the artifact, or `embed=` of add_index"
+
 # ---- requests ----
 
 
@@ -28,7 +30,9 @@ class OpenIndex(msgspec.Struct, frozen=True, tag=True):
     """Open the index folder at `path` under a name -> Opened.
 
     threads: that search together. kernels: whether generated kernels scan its lists, or faiss;
-    None: whichever is measured to be faster. room: for hot clusters on a GPU, None for none.
+    None: whichever is measured to be faster. room: for hot clusters on a GPU, None for none. first:
+    what the app's encoder makes of the first passage, where it is to fit the stored vector; same:
+    not by its length alone.
     """
 
     index: str
@@ -36,6 +40,8 @@ class OpenIndex(msgspec.Struct, frozen=True, tag=True):
     threads: int = 1
     kernels: bool | None = None
     room: Room | None = None
+    first: bytes = b""
+    same: bool = False
 
 
 class SearchQuery(msgspec.Struct, frozen=True):

@@ -39,6 +39,10 @@ if TYPE_CHECKING:
     from dovetail.runtime.accel.lists import TorchLists
 
 
+ALIKE = 0.8
+"""Likeness of a passage's vector made here and the stored one at least, codes being lossy."""
+
+
 @dataclass(slots=True)
 class _ServedIndex:
     """An index, its documents, what scans its lists, and its hot clusters on a GPU.
@@ -79,6 +83,7 @@ class Shelf:
         """Map an index from its files."""
         found = open_index(body.path)
         index, prompts = found.index, found.embedder or EmbedderEntry(name="", fingerprint="")
+        _check_encoder(body, index)
         scanner = _choose_scanner(body, index)
         before = self._indexes.get(body.index)
         if before is not None and before.hot is not None:  # it has room on the GPU
@@ -181,6 +186,26 @@ def _scan_alike(
         homes = tuple(home for _, id_ in kept if (home := index.home(id_)) is not None)
         scanned.append(Part(clusters=part.clusters, hits=kept, homes=homes))
     return scanned
+
+
+def _check_encoder(body: wire.OpenIndex, index: IvfIndex) -> None:
+    """Raise SpecError where what embeds is not what the vectors of an index were made with."""
+    if not body.first:
+        return
+    vector = np.frombuffer(body.first, np.float32)
+    if len(vector) != index.dim:
+        raise SpecError(
+            f"index {body.index!r} has vectors of {index.dim} values; its encoder here makes some "
+            f"of {len(vector)}; {wire.MEND}"
+        )
+    for far in index.distances(vector, (0,)).values() if body.same else ():
+        own = float(vector @ vector)
+        like = -far / own if index.metric == "ip" else 1 - far / (2 * own)
+        if not ALIKE <= like <= 1 / ALIKE:
+            raise SpecError(
+                f"index {body.index!r} was made with another encoder than this one, which makes "
+                f"other vectors of its passages; {wire.MEND}"
+            )
 
 
 def _choose_scanner(body: wire.OpenIndex, index: IvfIndex) -> Scanner:

@@ -208,8 +208,8 @@ class Gate:
         route = getattr(request.scope.get("route"), "path", "")
         self._server.metrics.reply(route, seen.status)
         path = request.scope["raw_path"].decode("latin-1")  # as sent: no line breaks in the log
-        if self._server.timeline is not None:
-            self._server.timeline.serve(path, seen.id, seen.started, seen.status)
+        if (timeline := self._server.timeline) is not None:  # it may end on another thread
+            timeline.serve(path, seen.id, seen.started, seen.status)
         if self._server.settings.log_requests:
             took = (time.perf_counter() - seen.started) * 1e3
             line = (request.method, path, seen.status, took, seen.id)

@@ -75,10 +75,11 @@ class Asked:
             yield jobs
         finally:
             await self.model.app.generator.aabandon(jobs)
+            timeline = server.timeline  # it may end on another thread
             for job in jobs:
                 server.metrics.finish(self.model, self.id, self.arrival, job)
-                if server.timeline is not None:
-                    server.timeline.join(self.model, self.id, job, submitting, submitted)
+                if timeline is not None:
+                    timeline.join(self.model, self.id, job, submitting, submitted)
 
     async def respond(
         self,

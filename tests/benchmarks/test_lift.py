@@ -1,13 +1,16 @@
 """The third-party kernels of the corpus parse and lift as far as was reached; long."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.long
+from tests.repository import ROOT
 
 
+@pytest.mark.long
 def test_most_functions_of_the_corpus_parse_and_lift():
     if not (Path(os.environ.get("DOVETAIL_CORPUS", "../shared")) / "kernels").is_dir():
         pytest.skip("the corpus of kernels is not here")
@@ -18,3 +21,19 @@ def test_most_functions_of_the_corpus_parse_and_lift():
     assert found["functions"] >= 350
     assert found["parse"] >= 0.91
     assert found["lift"] >= 0.71
+
+
+def test_nothing_is_left_in_the_folder_for_temporary_files(tmp_path):
+    corpus, temporary = tmp_path / "kernels", tmp_path / "temporary"
+    corpus.mkdir()
+    temporary.mkdir()
+    (corpus / "k.c").write_text("#include <other.h>\n")
+    text = (
+        "from benchmarks import lift; print(lift.include_folder()); lift.compile_program('', (), 0)"
+    )
+    environment = {**os.environ, "DOVETAIL_CORPUS": str(tmp_path), "TMPDIR": str(temporary)}
+    done = subprocess.run(
+        [sys.executable, "-c", text], cwd=ROOT, env=environment, capture_output=True, check=True
+    )
+    assert str(temporary) in done.stdout.decode()
+    assert list(temporary.iterdir()) == []

@@ -26,6 +26,7 @@ from dovetail.compiler.measure import (
     Job,
     Meter,
     Reply,
+    StoppedError,
     pool_bytes,
     summarize,
 )
@@ -373,3 +374,17 @@ def test_a_hanging_child_ends_with_its_parent(built):
     assert events == ["ready", "bound", "start"]
     child.channel.hang_up()  # as when the parent is killed
     assert child.member.fate(60) == ""
+
+
+def test_a_stop_while_the_child_is_started_ends_it(built, monkeypatch):
+    start = Child.start
+
+    def start_and_stop(*args, **options):
+        child = start(*args, **options)
+        meter.stop()
+        return child
+
+    monkeypatch.setattr(Child, "start", start_and_stop)
+    with Meter(built.path, built.index, pool_bytes=1 << 20) as meter:
+        with pytest.raises(StoppedError):
+            meter.measure(CASE, candidates(built, "linear", "f32"), rounds=1, seconds=1)

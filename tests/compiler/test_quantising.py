@@ -152,6 +152,27 @@ def reference_powers(windows: list[list[int]]) -> dict[str, Any]:
     return found | {"head": torch.cat(last).square().mean(0).numpy()}
 
 
+@pytest.mark.parametrize("context", [1024, 2048])
+def test_calibration_runs_the_divisors_that_are_compiled(
+    context: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rope = {
+        "rope_type": "longrope",
+        "short_factor": [1.0] * 32,
+        "long_factor": [2.0] * 32,
+    }
+    shape = {"max_position_embeddings": 2048, "original_max_position_embeddings": 1024}
+    model = save_model(tmp_path / "m", "phi3", hidden_size=256, rope_parameters=rope, **shape)
+    request = CompileRequest(model=model, output="x", max_context=context, calibrate="text")
+    spec, asked = read_model_spec(model, max_context=context), list[CompileRequest]()
+    monkeypatch.setattr(input_powers, "read_windows", lambda *_: [[1]])
+    monkeypatch.setattr(input_powers, "run_windows", lambda *_: {})
+    source = open_model(model)
+    input_powers.calibrate(request, spec, source, lambda *_: None, asked.append)
+    float_spec = read_model_spec(model, max_context=asked[0].max_context)
+    assert float_spec.rope == spec.rope
+
+
 def test_calibrated_weights_lose_less_on_their_text(text: Path) -> None:
     source, spec = open_model(LLAMA), read_model_spec(LLAMA, weight_dtype="int4")
     request = CompileRequest(model=LLAMA, output="x", weight_dtype="int4", calibrate=text)

@@ -97,6 +97,13 @@ def test_a_profile_is_measured_once_and_shown(artifact: Path, tmp_path: Path) ->
     assert_one_sentence(dovetail("bench", "profile", own, "--threads", "2", "--budget", "1"))
 
 
+@pytest.mark.parametrize("option", ["--context", "--sequences"])
+def test_options_of_a_step_without_calls_are_refused(artifact: Path, option: str) -> None:
+    result = dovetail("bench", "profile", artifact, option, "2", "--budget", "0.1s")
+    assert_one_sentence(result)
+    assert "--calls" in result.err
+
+
 def test_an_encoder_has_no_profile() -> None:
     result = dovetail("bench", "profile", find_artifact(ENCODER, {}))
     assert_one_sentence(result)

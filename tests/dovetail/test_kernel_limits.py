@@ -67,6 +67,12 @@ def test_work_grows_with_the_length_of_a_text(name: str) -> None:
             + "@inline\ndef k300(x: ptr[f32]):\n    x[0] = 1.0\n",
             "nested",
         ),
+        ("sum.c", body("x[0] = x[1]" + " + x[2]" * 200 + ";\n")(1), "each operand of a sum"),
+        (
+            "sum.dk",
+            "@kernel\ndef k(x: ptr[f32]):\n    x[0] = x[1]" + " + x[2]" * 200 + "\n",
+            "each operand of a sum",
+        ),
     ],
 )
 def test_what_no_stack_or_memory_could_hold_is_a_fault(name: str, text: str, words: str) -> None:

@@ -178,3 +178,13 @@ def test_no_cuda_compiler_is_one_sentence(
     assert_one_sentence(result)
     assert "pip install nvidia-cuda-nvrtc" in result.err
     assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize("name", ["memcpy", "index", "double", "read", "dt_abi"])
+def test_a_kernel_that_is_called_as_something_of_c_is_refused(
+    saxpy: Path, tmp_path: Path, name: str
+) -> None:
+    saxpy.write_text(SAXPY.replace("def saxpy", f"def {name}"))
+    result = dovetail("kernel", "build", saxpy, "--target", "generic", "-o", tmp_path / "o")
+    assert_one_sentence(result)
+    assert f"C has its own {name}" in result.err

@@ -13,7 +13,7 @@ from functools import partial
 from math import dist, inf
 from typing import Any, TypeAlias
 
-from dovetail.ir.errors import DovetailError
+from dovetail.ir.errors import DovetailError, WorkflowError
 from dovetail.ir.graph import GPU
 from dovetail.ir.live_graph import LiveNode
 from dovetail.ir.transform import split_reply
@@ -95,6 +95,14 @@ class Searches:
         """Forget all searches of a request."""
         for search in [s for s in self._front.searches if s.source.request == request]:
             self.drop(search)
+
+    def leave(self, index: str) -> None:
+        """End all searches of an index whose place another one takes: they are halfway in it."""
+        said = f"index {index!r} was replaced while it was searched; run the workflow again"
+        lost = [search for search in self._front.searches if search.spec.index == index]
+        self._fail(lost, WorkflowError(said))
+        for ticket in self._front.tickets.values():
+            ticket.histories.pop(index, None)
 
     # ---- sub-stages ----
 
@@ -246,10 +254,10 @@ class Searches:
         if hot is not None:
             hot.lose(report.absent)
         for (search, clusters), found in zip(lot.takes, report.found, strict=True):
-            if hot is not None:
-                hot.count(clusters)
             if search.over:
                 continue
+            if hot is not None:
+                hot.count(clusters)
             vectors = sum(sizes[cluster] for cluster in clusters)
             search.left -= vectors
             front.left -= vectors

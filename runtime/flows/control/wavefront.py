@@ -89,6 +89,11 @@ class Wavefront:
         if (ticket := self.front.tickets.get(request)) is not None:
             self._close(ticket)
 
+    def leave(self, index: str, now: float) -> None:
+        """Fail the searches of an index whose place another one takes."""
+        self.front.now = now
+        self._searches.leave(index)
+
     def orders(self, now: float) -> tuple[messages.Order, ...]:
         """Return what is to be done now, each order once."""
         self.front.now = now

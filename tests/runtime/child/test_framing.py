@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
 
-from dovetail.ir.errors import ArtifactError, CapacityError, DeviceError
+from dovetail.ir.errors import (
+    ArtifactError,
+    CapacityError,
+    DeviceError,
+    LengthError,
+    MissingKernelsError,
+)
 from dovetail.runtime.child.errors import ErrorText
 from dovetail.runtime.child.framing import LENGTH, MAX_MESSAGE, READ_BYTES, Channel, pack_value
 
@@ -64,6 +72,8 @@ def test_long_messages_come_whole_and_those_that_are_too_long_not_at_all(
     [
         (ArtifactError("no such file"), ArtifactError),
         (CapacityError("full", 2.5), CapacityError),
+        (LengthError("too long", "inputs.a"), LengthError),
+        (MissingKernelsError(Path("app.dove"), "generic", ()), ArtifactError),
         (ZeroDivisionError("by zero"), DeviceError),
     ],
 )
@@ -72,8 +82,8 @@ def test_an_error_is_raised_by_its_name(
 ) -> None:
     ours, channel = ends
     ours.sendall(pack_value(ErrorText.of(error)))
-    with pytest.raises(kind, match=str(error)) as raised:
+    with pytest.raises(kind, match=re.escape(str(error))) as raised:
         channel.receive(Note)
     assert type(raised.value) is kind
-    if isinstance(raised.value, CapacityError):
-        assert raised.value.retry_after == 2.5
+    for detail in ("retry_after", "field"):
+        assert getattr(raised.value, detail, None) == getattr(error, detail, None)

@@ -9,7 +9,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from dovetail.ir.errors import DovetailError, RequestError, SpecError
+from dovetail.ir.errors import DeviceError, DovetailError, RequestError, SpecError
 from dovetail.runtime.child.child import Child, ChildLate, ChildLost, StartError
 from dovetail.runtime.child.framing import pack_value
 from dovetail.runtime.child.supervisor import STARTS, Supervisor
@@ -100,6 +100,27 @@ def test_one_that_cannot_start_is_given_up(
         echo.first = "hello"
         with echo._lock:
             echo._ensure()  # the next one asks
+        assert echo.said.get(timeout=60) == "ready"
+    finally:
+        echo.close()
+
+
+class Faulty(Echo):
+    """Meets a fault of the program at its first start."""
+
+    def _set_up(self, child: Child) -> None:
+        if self.starts == 1:
+            raise ZeroDivisionError("by zero")
+        super()._set_up(child)
+
+
+def test_a_fault_of_the_program_at_a_start_fails_what_waits() -> None:
+    echo = Faulty()
+    try:
+        assert isinstance(found := echo.said.get(timeout=60), DeviceError)
+        assert "ZeroDivisionError: by zero" in str(found)
+        with echo._lock:
+            echo._ensure()
         assert echo.said.get(timeout=60) == "ready"
     finally:
         echo.close()

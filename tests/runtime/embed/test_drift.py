@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import pytest
 
+from dovetail.runtime.embed import drift
 from dovetail.runtime.embed.depths import ClassDepth, Depths
-from dovetail.runtime.embed.device_queue import QueryBatch
-from dovetail.runtime.embed.drift import LEAST_BATCHES, DriftWatch
+from dovetail.runtime.embed.device_queue import QueryBatch, QueueSpec
+from dovetail.runtime.embed.devices import DevicePlan, EmbeddingPlan
+from dovetail.runtime.embed.drift import LEAST_BATCHES, DriftKeeper, DriftWatch
 from dovetail.runtime.embed.line import FittedLine, Line
 
 OLD = Line(0.02, 0.1)
@@ -68,3 +74,37 @@ def test_sizes_that_say_nothing_of_the_slope_do_not_open_the_queue() -> None:
     (short, _) = watch.refit("cpu", depths()).devices["cpu"]
     assert short.line.alpha > OLD.alpha
     assert short.depth < 45
+
+
+class AtOnce:
+    """A thread whose work is over when it has been started."""
+
+    def __init__(self, target: Callable[..., object], args: tuple[object, ...], daemon: bool):
+        self.start = partial(target, *args)
+
+
+class Refusing:
+    """A service that takes no queue at first."""
+
+    def __init__(self) -> None:
+        self.queues: list[QueueSpec | None] = []
+
+    def set_queue(self, spec: QueueSpec) -> None:
+        self.queues.append(spec if self.queues else None)
+        if self.queues == [None]:
+            raise RuntimeError("a fault of the program")
+
+
+def test_a_fit_that_fails_is_not_the_last_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(drift.threading, "Thread", AtOnce)
+    service: Any = Refusing()
+    keeper = DriftKeeper()
+    keeper.keep(service, EmbeddingPlan((DevicePlan("cpu", "cpu"),), True), depths())
+    slow = OLD.scaled(2)
+    for number in range(2 * LEAST_BATCHES):
+        batch = QueryBatch(number, "cpu", (), (10, 0), 0.0, OLD.seconds(10))
+        keeper(batch, slow.seconds(10))
+    assert "could not be fitted" in caplog.text
+    assert service.queues[0] is None and service.queues[1].lines[0].alpha > OLD.alpha

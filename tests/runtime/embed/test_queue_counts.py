@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dovetail.ir.errors import CapacityError
+from dovetail.ir.errors import CapacityError, DeviceError
 from dovetail.runtime.embed.device_queue import (
     EmbedQuery,
     QueryBatch,
@@ -87,7 +87,7 @@ class Manager(RuleBasedStateMachine):
         closed_and_plain = self.manager.arrival == "closed" and not bulk
         try:
             self.manager.submit(new, self.now)
-        except CapacityError:
+        except (CapacityError, DeviceError):
             assert len(self.manager._alive) == before
             assert all(query.state is QueryState.NEW for query in new)
             if closed_and_plain and len(new) == 1:  # BUSY only where nothing has room

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from dovetail.ir.errors import CapacityError, DeviceError, DovetailError, RequestError
-from dovetail.runtime.embed.device_queue import QueueSpec, length_classes
+from dovetail.runtime.embed.device_queue import QueryBatch, QueueSpec, length_classes
 from dovetail.runtime.embed.encoder import EmbeddingModel, EncoderSource
 from dovetail.runtime.embed.line import Line
 from dovetail.runtime.embed.process import ProcessInstance
@@ -303,6 +303,16 @@ def test_a_hundred_thousand_texts_in_one_call() -> None:
     texts = [f"{i % 5000}" for i in range(100_000)]
     with alone(Toy(), depth=500) as service:
         np.testing.assert_array_equal(embed(service, encode(texts)), expected(texts))
+
+
+def test_an_observer_that_fails_ends_no_device(caplog: pytest.LogCaptureFixture) -> None:
+    def observe(batch: QueryBatch, seconds: float) -> None:
+        raise ZeroDivisionError
+
+    with alone(Toy(), observe=observe) as service:
+        for _ in range(2):
+            assert len(embed(service, [ids(1)])) == 1
+    assert "observes its batches failed" in caplog.text
 
 
 def test_closing_fails_what_is_queued() -> None:

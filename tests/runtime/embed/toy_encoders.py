@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -133,3 +134,30 @@ class Failing(Toy):
 
 def gpu() -> Failing:
     return Failing()
+
+
+class Stuck(Toy):
+    """Begins a batch, says so, and never ends it."""
+
+    def __init__(self, pipe: str) -> None:
+        super().__init__()
+        self.pipe = pipe
+
+    def embed_tokens(
+        self, ids: Sequence[np.ndarray], types: Sequence[np.ndarray] | None = None
+    ) -> np.ndarray:
+        hang(self.pipe)
+        return super().embed_tokens(ids, types)
+
+
+def hang(pipe: str) -> None:
+    Path(pipe).write_text("begun")
+    threading.Event().wait()
+
+
+def stuck(pipe: str, started: str) -> Stuck:
+    """An encoder whose batches never end, nor does its second start."""
+    if Path(started).exists():
+        hang(pipe)
+    Path(started).touch()
+    return Stuck(pipe)

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dovetail import workflows
+from dovetail.compiler.index_build import IndexRequest, build_index_folder
 from dovetail.ir.errors import ArtifactError, LengthError, RequestError, SpecError, WorkflowError
 from dovetail.ir.graph import contract
-from dovetail.ir.index_file import DOCUMENTS, VECTORS
+from dovetail.ir.index_file import DOCUMENTS, VECTORS, EmbedderEntry, Passage
 from dovetail.ir.ragraph import RAGraph
 from dovetail.ir.workflow import END, START
 from dovetail.runtime.app import App
@@ -38,7 +42,8 @@ from dovetail.runtime.flows.workflow_run import run_in_order
 from dovetail.runtime.index.documents import Document
 from dovetail.runtime.retrieval.wire import Opened, OpenIndex, ProbeQueries
 from dovetail.runtime.retrieval.worker import Shelf
-from tests.runtime.flows.conftest import PlainServices, embed
+from tests.processes import stop
+from tests.runtime.flows.conftest import Encoder, PlainServices, embed
 
 OPTIONS: dict[str, Any] = {"topk": 2, "max_tokens": 6, "ignore_eos": True}
 PROMPT = "{docs} w1 {input}"
@@ -310,7 +315,7 @@ def test_bit_rot_of_an_index_is_told_by_the_name_of_the_file(
         data[len(data) // 2] ^= 4
         (rotten / name).write_bytes(data)
         with pytest.raises(ArtifactError, match=f"{name}: does not have the sha256"):
-            app.add_index(rotten)
+            app.add_index(rotten, embed=embed)
 
 
 def test_damage_that_is_found_while_an_index_is_served_ends_its_searches(
@@ -368,12 +373,52 @@ def test_an_index_needs_the_encoder_that_it_was_built_with(app: App, folder: Pat
         app.add_index(folder, name="alone")
     with pytest.raises(SpecError, match="vectors of 16 values; its encoder here makes some of 4"):
         app.add_index(folder, name="narrow", embed=lambda texts: embed(texts)[:, :4])
-    index = app.flows._open.find("idx")
-    index.check_encoder(app.flows.worker, same=True)
-    for wrong in (lambda texts: embed(texts)[:, ::-1], lambda texts: 2 * embed(texts)):
-        other = replace(index, embed_passages=wrong)
+    vector = embed([app.flows._open.find("idx").documents[0].embedded])[0]
+    app.flows.worker.open("idx", folder, first=vector.tobytes(), same=True)
+    for wrong in (vector[::-1], 2 * vector):
         with pytest.raises(SpecError, match="'idx' was made with another encoder"):
-            other.check_encoder(app.flows.worker, same=True)
+            app.flows.worker.open("idx", folder, first=wrong.tobytes(), same=True)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """An index folder `idx` of three passages in one cluster."""
+    passages = [Passage(key=f"q{i}", text=f"w{i}") for i in range(3)]
+    entry = EmbedderEntry(name="toy", fingerprint="")
+    request = IndexRequest(output=tmp_path / "idx", clusters=1)
+    build_index_folder(passages, Encoder(), entry, request, lambda *_: None)
+    return tmp_path / "idx"
+
+
+def test_an_index_that_is_refused_leaves_the_one_of_its_name(app: App, small: Path) -> None:
+    wanted = app.run(one_search("idx"), question(1)).outputs["docs"]
+    with pytest.raises(SpecError, match="makes some of 4"):
+        app.add_index(small, embed=lambda texts: embed(texts)[:, :4])
+    assert app.run(one_search("idx"), question(1)).outputs["docs"] == wanted
+
+
+def test_an_index_that_is_replaced_ends_what_searches_it_and_nothing_else(
+    app: App, folder: Path, small: Path
+) -> None:
+    app.add_index(folder, name="other", embed=embed)
+    wanted = app.run(one_search("other"), question(1)).outputs["docs"]
+    worker, replace_ = app.flows.worker, partial(app.add_index, small, embed=embed)
+    assert worker.pid is not None
+    stop(worker.pid)
+    halfway = [app.submit_workflow(one_search(name), question(1)) for name in ("idx", "other")]
+    while len(worker._sent) < len(halfway):
+        pass
+    replacing = threading.Thread(target=replace_)
+    replacing.start()
+    while len(worker._sent) == len(halfway):
+        pass
+    os.kill(worker.pid, signal.SIGCONT)
+    with pytest.raises(WorkflowError, match="'idx' was replaced while it was searched"):
+        halfway[0].result(120)
+    assert halfway[1].result(120).outputs["docs"] == wanted
+    replacing.join(120)
+    found = app.run(one_search("idx"), question(1)).outputs["docs"]
+    assert {document.metadata["key"] for document in found} <= {"q0", "q1", "q2"}
 
 
 def one_search(index: str) -> RAGraph:

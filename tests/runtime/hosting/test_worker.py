@@ -1,19 +1,25 @@
-"""Orders as the engine's process reads them: at once, however many have come."""
+"""The engine's process: orders are read at once, however many come; a busy one is no hang."""
 
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 
+import pytest
+
 from dovetail.runtime.artifact import open_artifact
 from dovetail.runtime.child.framing import Channel, pack_value
+from dovetail.runtime.child.progress import Progress
+from dovetail.runtime.child.watch import PATIENCE, Watch
 from dovetail.runtime.engine.options import EngineOptions
 from dovetail.runtime.hosting.open_engine import open_engine
-from dovetail.runtime.hosting.wire import Drop, Order
+from dovetail.runtime.hosting.wire import Ask, Drop, Order, Submit, Told
 from dovetail.runtime.hosting.worker import GATHER, WARM_ANSWER, EngineWorker, take_order, warm_up
 from dovetail.runtime.schedule.request import SamplingParams
+from dovetail.runtime.text import masks
 from dovetail.topology.hardware import read_hardware
 
 
@@ -82,3 +88,42 @@ def test_a_small_pool_is_warmed_with_what_fits(make_artifact: Callable[..., Path
     warm_up(engine)  # as many tokens as one block takes
     assert engine.scheduler.pool.free_blocks == 1
     engine.close()
+
+
+def test_a_grammar_that_takes_long_to_read_is_no_hang(
+    make_artifact: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, compile_one = threading.Event(), masks.Grammars._compile
+
+    def wait(self: masks.Grammars, grammar: str) -> object:
+        gate.wait()
+        return compile_one(self, grammar)
+
+    monkeypatch.setattr(masks.Grammars, "_compile", wait)
+    hardware = read_hardware()
+    engine = open_engine(open_artifact(make_artifact(), hardware), hardware, EngineOptions())
+    ours, theirs = socket.socketpair()
+    progress = Progress()
+    worker = EngineWorker(Channel(theirs), engine, progress)
+    messages = Channel(ours).messages(Told)
+
+    def ask(number: int, grammar: str = "") -> None:
+        params = SamplingParams(max_tokens=2, grammar=grammar)
+        worker.take(Submit((number,), Ask([[1, 2]], params, 0)))
+
+    def await_end(number: int) -> None:
+        assert any(news.number == number and news.end for told in messages for news in told.news)
+
+    def look() -> str:
+        watch = Watch()
+        return "".join(watch.look(n, progress.read(busy=True)) for n in range(4 * int(PATIENCE)))
+
+    with ours, theirs:
+        ask(0, 'start: "a"')
+        assert look() == ""
+        ask(1)
+        await_end(1)
+        assert look() == "", "other requests ended meanwhile"
+        gate.set()
+        await_end(0)
+        worker._loop.close()

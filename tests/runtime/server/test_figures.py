@@ -28,6 +28,8 @@ from dovetail.runtime.server.context import ServerContext
 from dovetail.runtime.server.models import Models, ServedModel
 from dovetail.runtime.server.served_workflow import ServedWorkflow
 from dovetail.runtime.server.settings import ServeSettings
+from dovetail.runtime.server.timeline import ServerTimeline
+from dovetail.runtime.timeline import Timeline
 from tests.runtime.embed.test_service import LINE, Toy
 from tests.runtime.flows.conftest import PlainServices, app, folder, open_app, services
 from tests.runtime.flows.test_hot import open_hot, run_some, settings
@@ -173,3 +175,24 @@ def test_a_run_is_refused_while_as_many_wait_as_may(open_app: Callable[..., App]
     gate.set()
     assert first.result(120).outputs["n"] is True
     assert server.ask("POST", "/v1/workflows/gated/runs", body).status_code == 200
+
+
+class Ending(ServerContext):
+    """A server whose recording ends, on another thread, as soon as somebody has looked at it."""
+
+    timeline = property(  # type: ignore[assignment]
+        lambda self: self.__dict__.pop("told", None),
+        lambda self, value: self.__dict__.update(told=value),
+    )
+
+
+@pytest.mark.parametrize("path", ["/version", "/v1/completions"])
+def test_a_request_outlives_a_recording(make_artifact: Callable[..., Path], path: str) -> None:
+    with load(make_artifact()) as app:
+        server = Server(app)
+        context = Ending(Models([ServedModel("toy", app)]), ServeSettings(log_requests=False))
+        context.timeline = ServerTimeline(Timeline(), ServedModel("toy", app))
+        server._asgi = make_app(context)
+        body = {"prompt": [1, 2, 3], "max_tokens": 2}
+        reply = server.ask("POST", path, body) if path != "/version" else server.ask("GET", path)
+    assert reply.status_code == 200, reply.text

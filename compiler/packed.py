@@ -183,6 +183,11 @@ class _Matrix:
 
 
 def _form(bits: int, minimum: bool) -> BlockFormat:
+    """Return the format of blocks of 32.
+
+    The kernels could have blocks of 128, as most files do: 8 % fewer bytes, but they are slower
+    (measured: 65 tokens/s of one request for 79, of eight 249 for 272).
+    """
     form = FORMATS[BlockFormat(bits, GROUP, minimum=minimum).name]
     assert isinstance(form, BlockFormat)
     return form

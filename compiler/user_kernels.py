@@ -15,7 +15,7 @@ from pathlib import Path
 from dovetail.codegen.catalog import KernelRequest, kernel_request
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.library import LibrarySpec
-from dovetail.codegen.lift.unroll import TUNABLE, unroll_vectors
+from dovetail.codegen.lift.unroll import unroll_kernel
 from dovetail.codegen.lower.pointers import written_pointers
 from dovetail.codegen.user_file import (
     Around,
@@ -155,20 +155,17 @@ def fit_kernel(unit: high.Unit, op: RowOp, name: str, file: str) -> high.Unit:
     A kernel that has the operator's own parameters is taken as it is. UNROLL, how many vectors a
     loop takes at a time, joins its tunables. Raises SpecError where it does not fit.
     """
-    kernel = unit.functions[-1]
-    body = unroll_vectors(kernel)
-    varied = body != kernel.body
-    tunables = (*kernel.tunables, *((TUNABLE,) if varied else ()))
+    kernel = unroll_kernel(unit.functions[-1])
     helpers = unit.functions[:-1]
     own = ["T", "H", *(s.name for s in op.slots if s.name not in "TH"), "tid", "nth"]
     if [p.name for p in kernel.params] == own:
-        made = replace(kernel, name=name, body=body, tunables=tunables)
+        made = replace(kernel, name=name)
         return _checked(high.Unit(functions=(*helpers, made)), file)
     if any(isinstance(n, high.Return) for n in kernel.walk()):
         raise SpecError(f"{file}: {kernel.name} returns before its end; write it with conditions")
-    row = replace(kernel, kind="inline", name=ROW, body=body, tunables=(), doc="")
+    row = replace(kernel, kind="inline", name=ROW, tunables=(), doc="")
     wrapper = parse_high(Source(file, _wrapper(kernel, op, name, file)))
-    made = replace(wrapper.functions[0], tunables=tunables)
+    made = replace(wrapper.functions[0], tunables=kernel.tunables)
     return _checked(high.Unit(functions=(*helpers, row, made)), file)
 
 

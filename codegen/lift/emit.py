@@ -183,4 +183,6 @@ def negated(cond: Expr) -> Expr:
     turned = {"==": "!=", "!=": "=="}
     if isinstance(cond, Binary) and cond.op in turned:
         return Binary(op=turned[cond.op], left=cond.left, right=cond.right)
+    if isinstance(cond, ex.Unary) and cond.op == "!":
+        return cond.operand
     return ex.Unary(op="!", operand=cond)

@@ -32,7 +32,7 @@ from dovetail.ir.diagnostics import NO_SPAN, Diagnostic
 from dovetail.ir.errors import SyntaxDiagnostic
 from dovetail.ir.high import nodes as high
 
-NAME = re.compile(r"ukernel_(\d+)x(\d+)__")
+NAME = re.compile(r"ukernel_(\d+)x(\d+)(?:s4)?__")
 
 
 def written_out(path: Path, function: str) -> high.Unit:

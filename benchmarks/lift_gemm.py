@@ -68,7 +68,7 @@ def build_lifted(path: Path, function: str) -> tuple[ctypes.CDLL, dict[str, str]
     for values in product(*(tunables[name] for name in sorted(tunables))):
         binding = dict(zip(sorted(tunables), values, strict=True))
         name = "lifted" + "".join(f"_{value}" for value in values)
-        names[name] = "lifted, " + ", ".join(f"{k} {v}" for k, v in binding.items())
+        names[name] = "lifted" + "".join(f", {k} {v}" for k, v in binding.items())
         requests.append(KernelRequest("lifted", function, binding, name))
     spec = LibrarySpec(host_target(), tuple(requests), "gemm", modules, tvm_ffi=False)
     return ctypes.CDLL(str(build_library(spec).path)), {"written": "written out", **names}

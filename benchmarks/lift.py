@@ -352,9 +352,20 @@ def meant_sizes(function: str, param: str) -> tuple[int, ...]:
         return (0, 1)  # the place in a table
     if param == "nrc":
         return (1,)  # rows at a time; ggml asserts it
+    if re.search("_f(16|32)_gemm_", function):
+        return GEMM_SIZES.get(param, ())
     if param in ("n", "k") and re.search("vec_dot|quantize_row", function):
         return (256, 512)  # whole blocks of every format
     return ()
+
+
+GEMM_SIZES = {
+    "kc": (4, 8, 12, 20, 32),
+    "a_stride": (32, 64),
+    "cm_stride": (256, 512),
+    "cn_stride": (64,),
+}
+"""In bytes: whole elements, and rows that do not overlap."""
 
 
 def random_memory(param: low.Param, rng: np.random.Generator, kind: str) -> bytes:

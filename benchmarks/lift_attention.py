@@ -16,7 +16,6 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +23,7 @@ import numpy as np
 from benchmarks.lift import CORPUS, Row, lift_row, read_file, setting_of
 from dovetail.codegen.catalog import HeadShape, KernelRequest, kernel_request
 from dovetail.codegen.library import LibrarySpec, build_library
-from dovetail.codegen.lift.unroll import CHOICES, TUNABLE, UNROLL, unroll_vectors
+from dovetail.codegen.lift.unroll import CHOICES, UNROLL, unroll_kernel
 from dovetail.codegen.targets import host_target
 from dovetail.compiler.attention_search import PREFILL
 from dovetail.compiler.measure import AttentionCase, Candidate, Meter
@@ -42,7 +41,7 @@ def lifted_unit() -> high.Unit:
     found = lift_row(read_file(path, setting_of(path)), Row(FILE, FUNCTION))
     assert found is not None, "llm.c's attention does not lift"
     kernel = found.unit.functions[-1]
-    made = replace(kernel, body=unroll_vectors(kernel), tunables=(*kernel.tunables, TUNABLE))
+    made = unroll_kernel(kernel)
     return high.Unit(functions=(*found.unit.functions[:-1], made))
 
 

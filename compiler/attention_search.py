@@ -21,6 +21,7 @@ from dovetail.codegen.lower import find_kernel
 from dovetail.compiler.measure import (
     SKIPPED,
     AttentionCase,
+    CallCase,
     Candidate,
     Measurement,
     Measurer,
@@ -70,7 +71,7 @@ class AttentionTask:
     the file of the user's kernel, which is refused where it is wrong.
     """
 
-    case: AttentionCase | RowsCase
+    case: AttentionCase | RowsCase | CallCase
     rivals: tuple[KernelRequest, ...]
     schedules: tuple[Schedule, ...]
     user: str = ""

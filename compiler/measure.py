@@ -94,7 +94,19 @@ class RowsCase(_Case, frozen=True, kw_only=True, tag="rows"):
         return {"rows": self.rows, "width": self.width, "eps_nano": round(1e9 * self.eps)}
 
 
-Case = GemmCase | AttentionCase | RowsCase
+class CallCase(_Case, frozen=True, kw_only=True, tag="call"):
+    """A kernel of a user's own to time, `kind`, with the numbers that it takes."""
+
+    sizes: tuple[tuple[str, int], ...]
+    dtype: str = "f32"
+
+    @property
+    def shape(self) -> dict[str, int]:
+        """The numbers by their names."""
+        return dict(self.sizes)
+
+
+Case = GemmCase | AttentionCase | RowsCase | CallCase
 """What can be timed: operands, and numbers to check against, follow from it."""
 
 

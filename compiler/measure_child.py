@@ -18,6 +18,7 @@ from dovetail.compiler.kernel_call import PERIOD, KernelCall
 from dovetail.compiler.measure import (
     MARK_BYTES,
     AttentionCase,
+    CallCase,
     Candidate,
     Case,
     ChildSetup,
@@ -27,6 +28,7 @@ from dovetail.compiler.measure import (
     RowsCase,
 )
 from dovetail.compiler.measure_attention import AttentionRun
+from dovetail.compiler.measure_call import CallRun
 from dovetail.compiler.measure_rows import RowsRun
 from dovetail.compiler.schedules import GATED, reduce_kernel
 from dovetail.ir.artifact import PhasePlan
@@ -233,7 +235,7 @@ class GemmRun:
         return bool(least) and self.case.m >= int(least)
 
 
-Run = GemmRun | AttentionRun | RowsRun
+Run = GemmRun | AttentionRun | RowsRun | CallRun
 """A case bound to operands."""
 
 
@@ -265,6 +267,8 @@ class Bench:
             return AttentionRun(self.library, team, case, self.pool_bytes)
         if isinstance(case, RowsCase):
             return RowsRun(self.library, team, case)
+        if isinstance(case, CallCase):
+            return CallRun(self.library, team, case)
         if case.dtype not in self.pools:
             self.pools[case.dtype] = WeightPool(case.dtype, self.pool_bytes)
         return GemmRun(self.library, team, case, self.pools[case.dtype], self.products)

@@ -16,15 +16,23 @@ import msgspec
 from dovetail.codegen.library import build_library
 from dovetail.compiler.attention_search import ROUNDS, find_best, refuse_wrong
 from dovetail.compiler.database import TuningDatabase, default_path
-from dovetail.compiler.measure import Meter, RowsCase
+from dovetail.compiler.measure import CallCase, Meter, RowsCase
 from dovetail.compiler.recorder import Identity, Recorder, describe_disturbed
 from dovetail.compiler.request import choose_targets
-from dovetail.compiler.user_kernels import our_request, read_user_kernel, user_library, user_tasks
+from dovetail.compiler.user_kernels import (
+    UserKernel,
+    our_request,
+    read_user_kernel,
+    user_library,
+    user_tasks,
+)
 from dovetail.ir.cache import use_cache
 from dovetail.ir.errors import SpecError
+from dovetail.ir.high.print import print_high
 from dovetail.ir.tuning import OK
 from dovetail.topology.hardware import read_hardware
 
+Sizes = tuple[tuple[str, int], ...]
 SECONDS = 2.0
 """For a shape, by default."""
 
@@ -74,7 +82,8 @@ def tune_kernel(
 ) -> KernelReport:
     """Tune the kernel `OP=FILE` (or FILE, with a function called as the operator) for shapes.
 
-    shapes: `rows=R,width=W` each. Raises SpecError for bad input and for a kernel that is wrong.
+    shapes: `rows=R,width=W` each; of a FILE whose kernel is no operator the numbers it takes, by
+    their names. Raises SpecError for bad input and for a kernel that is wrong.
     """
     cases = [_read_shape(shape) for shape in shapes]
     if not cases:
@@ -83,14 +92,31 @@ def tune_kernel(
         return _tune(kernel, cases, options)
 
 
-def _read_shape(shape: str) -> tuple[int, int]:
-    found = re.fullmatch(r"rows=(\d{1,6}),width=(\d{1,6})", shape)
-    if not found or not int(found[1]) or not int(found[2]):
+def _read_shape(shape: str) -> Sizes:
+    found = re.findall(r"(\w+)=(\d{1,9})", shape)
+    if ",".join(map("=".join, found)) != shape:
         raise SpecError(f"--shape {shape}: write rows=R,width=W, as in rows=16,width=2048")
-    return int(found[1]), int(found[2])
+    return tuple((name, int(size)) for name, size in found)
 
 
-def _tune(kernel: str, shapes: Sequence[tuple[int, int]], options: KernelOptions) -> KernelReport:
+def _make_case(user: UserKernel, sizes: Sizes, threads: int, eps: float) -> RowsCase | CallCase:
+    """Return a case of an operator's rows, or of a kernel's own numbers."""
+    kernel, most = user.requests[0].kernel, 10**6
+    params = user.unit.function(kernel).params
+    own = [p.name for p in params if print_high(p.type) in ("i64", "f32", "f64")]
+    wanted = ["rows", "width"] if user.op else own
+    if sorted(dict(sizes)) != sorted(wanted):
+        shown = ",".join(f"{name}=N" for name in wanted)
+        raise SpecError(f"--shape of {user.file} needs {shown}, each a whole number")
+    if not user.op:
+        return CallCase(kind=kernel, sizes=sizes, threads=1)
+    rows, width = (size for _, size in sorted(sizes))
+    if not 0 < rows < most or not 0 < width < most:
+        raise SpecError(f"rows and width are from 1 to {most - 1}, not {rows} and {width}")
+    return RowsCase(kind=user.op, rows=rows, width=width, threads=threads, eps=eps)
+
+
+def _tune(kernel: str, shapes: Sequence[Sizes], options: KernelOptions) -> KernelReport:
     say = options.get("say") or (lambda _: None)
     user, hardware = read_user_kernel(kernel, guess=True), read_hardware()
     wanted = options.get("target")
@@ -103,10 +129,7 @@ def _tune(kernel: str, shapes: Sequence[tuple[int, int]], options: KernelOptions
     budget = options.get("budget")
     seconds = SECONDS if budget is None else budget / len(shapes)
     eps = options.get("eps", 1e-5)
-    cases = [
-        RowsCase(kind=user.op, rows=rows, width=width, threads=threads, eps=eps)
-        for rows, width in shapes
-    ]
+    cases = [_make_case(user, sizes, threads, eps) for sizes in shapes]
     ours, found = our_request(user.op, target), []
     identity = Identity.of(hardware, library.index)
     with Meter(library.path, library.index, pool_bytes=1 << 20) as meter:
@@ -131,7 +154,7 @@ def _tune(kernel: str, shapes: Sequence[tuple[int, int]], options: KernelOptions
     notes = (database.warning, describe_disturbed((recorder,)))
     return KernelReport(
         file=user.file,
-        op=user.op,
+        op=user.op or cases[0].kind,
         database=str(path),
         target=target.name,
         machine=identity.machine(1).label,

@@ -15,7 +15,7 @@ from pathlib import Path
 from dovetail.codegen.catalog import KernelRequest, kernel_request
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.library import LibrarySpec
-from dovetail.codegen.lift.unroll import TUNABLE, unroll_vectors
+from dovetail.codegen.lift.unroll import unroll_kernel, unroll_unit
 from dovetail.codegen.lower.pointers import written_pointers
 from dovetail.codegen.user_file import (
     Around,
@@ -26,7 +26,7 @@ from dovetail.codegen.user_file import (
     read_unit,
 )
 from dovetail.compiler.attention_search import USER, AttentionTask, change_tiles
-from dovetail.compiler.measure import RowsCase
+from dovetail.compiler.measure import CallCase, RowsCase
 from dovetail.compiler.row_ops import IN_MODELS, ROW_OPS, RowOp
 from dovetail.compiler.schedules import make_schedule
 from dovetail.ir.artifact import PhasePlan
@@ -91,7 +91,8 @@ def read_user_kernels(given: Iterable[str]) -> tuple[UserKernel, ...]:
 def read_user_kernel(given: str, *, guess: bool = False) -> UserKernel:
     """Return the kernels of `OP=FILE` or `FILE`; raises as `read_user_kernels`.
 
-    guess: `FILE` alone means the operator that one of its functions is called by.
+    guess: `FILE` alone means the operator that one of its functions is called by; where none is,
+    its only kernel, with its variants.
     """
     name, equals, path = given.partition("=")
     op, file = (name, path) if equals else ("", name)
@@ -106,6 +107,11 @@ def read_user_kernel(given: str, *, guess: bool = False) -> UserKernel:
         requests = tuple(KernelRequest(module, k, {}, k) for k in kernel_names(unit))
         if not requests:
             raise SpecError(f"{file} has no kernel")
+        if guess:
+            unit = unroll_unit(unit)
+            if len(requests) > 1:
+                raise SpecError(f"{file} has {len(requests)} kernels; give a file with one")
+            requests = (*requests, *_variants(requests[0], unit.function(requests[0].name)))
         return UserKernel("", file, unit, requests)
     name = f"{op}_{USER}{stem}"
     unit = fit_kernel(_pick(source, op), ROW_OPS[op], name, file)
@@ -122,9 +128,9 @@ def _functions(source: Source) -> tuple[str, ...]:
 
 def _guess(source: Source) -> str:
     ops = [name for name in _functions(source) if name in ROW_OPS]
-    if len(ops) != 1:
+    if len(ops) > 1:
         raise SpecError(f"say which operator {source.name} computes, as OP=FILE; {_known()}")
-    return ops[0]
+    return ops[0] if ops else ""
 
 
 def _known() -> str:
@@ -155,20 +161,17 @@ def fit_kernel(unit: high.Unit, op: RowOp, name: str, file: str) -> high.Unit:
     A kernel that has the operator's own parameters is taken as it is. UNROLL, how many vectors a
     loop takes at a time, joins its tunables. Raises SpecError where it does not fit.
     """
-    kernel = unit.functions[-1]
-    body = unroll_vectors(kernel)
-    varied = body != kernel.body
-    tunables = (*kernel.tunables, *((TUNABLE,) if varied else ()))
+    kernel = unroll_kernel(unit.functions[-1])
     helpers = unit.functions[:-1]
     own = ["T", "H", *(s.name for s in op.slots if s.name not in "TH"), "tid", "nth"]
     if [p.name for p in kernel.params] == own:
-        made = replace(kernel, name=name, body=body, tunables=tunables)
+        made = replace(kernel, name=name)
         return _checked(high.Unit(functions=(*helpers, made)), file)
     if any(isinstance(n, high.Return) for n in kernel.walk()):
         raise SpecError(f"{file}: {kernel.name} returns before its end; write it with conditions")
-    row = replace(kernel, kind="inline", name=ROW, body=body, tunables=(), doc="")
+    row = replace(kernel, kind="inline", name=ROW, tunables=(), doc="")
     wrapper = parse_high(Source(file, _wrapper(kernel, op, name, file)))
-    made = replace(wrapper.functions[0], tunables=tunables)
+    made = replace(wrapper.functions[0], tunables=kernel.tunables)
     return _checked(high.Unit(functions=(*helpers, row, made)), file)
 
 
@@ -252,13 +255,13 @@ def _variants(default: KernelRequest, kernel: high.Function) -> tuple[KernelRequ
 
 
 def our_request(op: str, target: Target) -> KernelRequest | None:
-    """Return our own kernel for an operator, None where ours are part of others."""
-    ours = ROW_OPS[op].ours
+    """Return our own kernel for an operator, None where there is none or it is part of others."""
+    ours = ROW_OPS[op].ours if op else None
     return kernel_request(ours[0], target, ours[1]) if ours else None
 
 
 def user_tasks(
-    kernel: UserKernel, target: Target, cases: Iterable[RowsCase]
+    kernel: UserKernel, target: Target, cases: Iterable[RowsCase | CallCase]
 ) -> list[AttentionTask]:
     """Return a search for each case: ours first, then the user's and its variants."""
     ours = our_request(kernel.op, target)

@@ -24,6 +24,8 @@ from dovetail.ir.high import nodes as high
 
 VL = Name(id="VL")
 NOTHING = Int(value=0)
+WIDE = ("f32", "i32")
+"""Elements of which vectors are loaded and stored."""
 
 
 def num(value: int) -> Expr:
@@ -115,6 +117,7 @@ class Writer:
 
     names: Names
     out: list[high.Stmt] = field(default_factory=list)
+    sizes: dict[Expr, int] = field(default_factory=dict)  # of arrays, which hold a vector at least
 
     def set(self, target: Expr, value: Expr, type_: str | None = None) -> None:
         """Write an assignment, or the store of a half."""
@@ -132,7 +135,9 @@ class Writer:
     def array(self, name: str, size: int, elem: str) -> Address:
         """Return a new local array."""
         made = self.names.fresh(name, f"ptr[{elem}]")
-        self.out.append(high.Local(name=made, size=num(size), elem=elem))
+        wide = call("max", num(size), VL) if elem in WIDE else num(size)
+        self.out.append(high.Local(name=made, size=wide, elem=elem))
+        self.sizes[Name(id=made)] = size if elem in WIDE else 0
         return Address(Name(id=made), elem)
 
     def temporary(self, value: Expr, type_: str, name: str = "t") -> Expr:
@@ -183,4 +188,6 @@ def negated(cond: Expr) -> Expr:
     turned = {"==": "!=", "!=": "=="}
     if isinstance(cond, Binary) and cond.op in turned:
         return Binary(op=turned[cond.op], left=cond.left, right=cond.right)
+    if isinstance(cond, ex.Unary) and cond.op == "!":
+        return cond.operand
     return ex.Unary(op="!", operand=cond)

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from dovetail.codegen.lift.emit import VL, Address, Writer, call, cast, num, op, zero_of
+from dovetail.codegen.lift.emit import VL, WIDE, Address, Writer, call, cast, num, op, zero_of
 from dovetail.codegen.lift.types import SIZES, VECTOR_OPS, WORKS_IN, refuse
 from dovetail.codegen.lower.fold import fold
-from dovetail.ir.expr import COMPARISONS, Binary, Expr, Float, Int, Name, Type, Unary
+from dovetail.ir.expr import COMPARISONS, Binary, Cast, Expr, Float, Int, Name, Type, Unary
 from dovetail.ir.high.ops import INTS
 
 Arg = Expr | Address
@@ -66,11 +66,14 @@ class Lanes:
         used = call("min", VL, num(count))
 
         def group(u: Expr) -> None:
-            def place(at: Address) -> Expr:
-                return at.moved(op("*", u, VL)).pointer()
+            def reach(name: str, at: Address, *value: Expr) -> Expr:
+                base = at.base.operand if isinstance(at.base, Cast) else at.base
+                whole = at.at == num(0) and self.w.sizes.get(base) == count and at.elem in WIDE
+                counted = () if whole else (used,)  # an array of our own has room for all lanes
+                place = at.moved(op("*", u, VL)).pointer()
+                return call(f"{name}{KINDS.get(at.elem, '')}", place, *value, *counted)
 
-            made = make(lambda at: call(f"vload{KINDS.get(at.elem, '')}", place(at), used))
-            self.w.do(call(f"vstore{KINDS.get(to.elem, '')}", place(to), made, used))
+            self.w.do(reach("vstore", to, make(partial(reach, "vload"))))
 
         self.w.loop(call("max", num(1), op("//", num(count), VL)), group, "unroll")
 

@@ -22,6 +22,7 @@ from dovetail.codegen.lift.scalar import Scalars
 from dovetail.codegen.lift.statements import Statements
 from dovetail.codegen.lift.strips import Strips
 from dovetail.codegen.lift.types import TAGGED, VOID, Names, reason_of, refuse, value_type
+from dovetail.codegen.lift.widen import widen
 from dovetail.codegen.targets import TARGETS
 from dovetail.ir import expr as ex
 from dovetail.ir.diagnostics import Source
@@ -186,22 +187,22 @@ class _Lifter:
     def translate(self, function: low.Function, kind: str, result: str | None) -> high.Function:
         """Return the function in vectors of any width, or else in groups of its own width."""
         tunables = self.tunables(function) if kind == "kernel" else ()
-        noted = list(self.notes)
+        noted, how = list(self.notes), Statements
         try:
-            params, body = self.attempt(function, tunables, Statements)
+            params, body = self.attempt(function, tunables, how)
         except SpecError as reason:
             if not _holds_vectors(function):
                 raise
-            self.notes[:] = noted
+            self.notes[:], how = noted, Pinned
             try:
-                params, body = self.attempt(function, tunables, Pinned)
+                params, body = self.attempt(function, tunables, how)
             except SpecError as second:
                 first = reason_of(reason)
                 why = f"{reason_of(second)} (and not with symbolic width: {first})"
                 raise refuse(why) from None
         while kind == "kernel" and body and body[-1] == high.Return():
             body = body[:-1]
-        return high.Function(
+        made = high.Function(
             kind=kind,
             name=function.name,
             params=params,
@@ -209,6 +210,7 @@ class _Lifter:
             tunables=tunables,
             body=body,
         )
+        return widen(made) if how is Pinned else made
 
     def attempt(
         self, function: low.Function, tunables: tuple[high.Tunable, ...], how: type[Statements]

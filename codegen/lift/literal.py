@@ -462,10 +462,7 @@ class Literal:
     def condition(self, expr: ex.Expr) -> ex.Expr:
         """Return whether an expression is not 0."""
         if isinstance(expr, ex.Unary) and expr.op == "!":
-            inner = self.condition(expr.operand)
-            return (
-                inner.operand if isinstance(inner, ex.Unary) and inner.op == "!" else negated(inner)
-            )
+            return negated(self.condition(expr.operand))
         if isinstance(expr, ex.Binary) and expr.op in ("&&", "||"):
             return short_circuit(self, expr)
         if isinstance(expr, ex.Binary) and expr.op in ex.COMPARISONS:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,11 +19,11 @@ from dovetail.codegen.lift.loops import assigned_names, read_names
 from dovetail.codegen.lift.statements import Body, Statements
 from dovetail.codegen.lift.symbolic import Lane, SymbolicPointer, Traffic, as_lane, vector_of
 from dovetail.codegen.lift.types import Unliftable
+from dovetail.codegen.lift.vectorise import ALIAS_NOTE
 from dovetail.ir.errors import SpecError
 from dovetail.ir.expr import Binary, Call, Cast, Expr, Float, Index, Int, Name, Unary
 from dovetail.ir.high import nodes as high
 from dovetail.ir.high.print import print_high
-from dovetail.ir.high.scopes import map_bodies
 from dovetail.ir.low import nodes as low
 from dovetail.ir.low.types import constant, vector
 
@@ -42,6 +42,12 @@ def used_lanes(lanes: int) -> Expr:
     return call("min", VL, num(lanes))
 
 
+def lanes_left(left: Expr, at: int, lanes: int, ahead: Expr) -> Expr:
+    """Return how many lanes, `ahead` of element `at`, are of the first `left`: perhaps none."""
+    rest = op("-", op("-", left, at), ahead)
+    return call("max", call("min", rest, used_lanes(lanes)), num(0))
+
+
 @dataclass(slots=True)
 class Pinned(Statements):
     """Translates statements like `Statements`, vector ones included."""
@@ -55,7 +61,7 @@ class Pinned(Statements):
     def function_body(self, body: Sequence[low.Stmt]) -> Body:
         """Translate a function body; its tiles are declared at the top."""
         self.unroll = self.scalars.names.fresh("u", "i64")
-        made = merge_unrolls(self.body(body))
+        made = self.body(body)
         used = read_names(made)
         shown = " and ".join(map(str, sorted(self.widths)))
         self.scalars.note(
@@ -275,6 +281,8 @@ class Pinned(Statements):
         runs = [self.leftover(counter, count, block) for count in range(lanes)]
         longest = runs[-1]
         arrays = list(dict.fromkeys(array for array, _ in longest))
+        if len(arrays) > 1:
+            self.scalars.note(ALIAS_NOTE.format(", ".join(arrays)))
         for count, stores in enumerate(runs):
             wanted = {(a, 4 * i): longest.get((a, 4 * i)) for a in arrays for i in range(count)}
             if stores != wanted:
@@ -305,8 +313,7 @@ class Pinned(Statements):
             name, width = self.tiles[lanes[at].args[0]]
             if lanes[at : at + width] != row_of(lanes[at].args[0], width)[: len(lanes) - at]:
                 raise Unliftable("a remainder whose lanes change their places")
-            rest = op("-", op("-", Name(id=left), at), op("*", Name(id=self.unroll), VL))
-            count = call("max", call("min", rest, used_lanes(width)), num(0))  # perhaps none
+            count = lanes_left(Name(id=left), at, width, op("*", Name(id=self.unroll), VL))
             made = call("vstore", self.address(array, at), self.part(name), count)
             out += self.each(width, high.ExprStmt(expr=made))
             at += width
@@ -341,6 +348,9 @@ def lane_source(call: Call) -> Expr | None:
 def remainder(stmt: low.If) -> tuple[str, int, low.Block] | None:
     """Return the counter, its first value too large and the block of `if (n >= 16) .. else ..`."""
     cond = stmt.cond
+    inner = cond.operand if isinstance(cond, Unary) else None
+    if isinstance(cond, Unary) and isinstance(inner, Unary) and cond.op == inner.op == "!":
+        cond = inner.operand  # `!!(n >= 16)`, as macros on what is likely spell it
     if not isinstance(cond, Binary) or not isinstance(cond.left, Name):
         return None
     bound = constant(cond.right, {})
@@ -348,30 +358,3 @@ def remainder(stmt: low.If) -> tuple[str, int, low.Block] | None:
         return None
     lanes = {">=": bound, ">": bound + 1}.get(cond.op)
     return None if lanes is None else (cond.left.id, lanes, stmt.other)
-
-
-def merge_unrolls(body: Body) -> Body:
-    """Join neighbouring unrolled loops over one group; none that loads may follow a store."""
-    out: list[high.Stmt] = []
-    for stmt in map(_inside, body):
-        last = out[-1] if out else None
-        if (
-            isinstance(stmt, high.For)
-            and isinstance(last, high.For)
-            and stmt.kind == last.kind == "unroll"
-            and stmt.stop == last.stop
-            and not (_calls(last, "vstore") and _calls(stmt, "vload"))
-        ):
-            out[-1] = replace(last, body=(*last.body, *stmt.body))
-        else:
-            out.append(stmt)
-    return tuple(out)
-
-
-def _inside(stmt: high.Stmt) -> high.Stmt:
-    unrolled = isinstance(stmt, high.For) and stmt.kind == "unroll"
-    return stmt if unrolled else map_bodies(stmt, merge_unrolls)
-
-
-def _calls(stmt: high.Stmt, name: str) -> bool:
-    return any(isinstance(n, Call) and n.name == name for n in stmt.walk())

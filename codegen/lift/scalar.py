@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from dovetail.codegen.lift.emit import cast, num, op
+from dovetail.codegen.lift.emit import cast, negated, num, op
 from dovetail.codegen.lift.layout import Layout
 from dovetail.codegen.lift.types import LIMITS, MATH, NAMES, Names, element_type, refuse, value_type
 from dovetail.ir import expr as ex
@@ -121,9 +121,7 @@ def _unary(self: Scalars, expr: ex.Unary) -> Typed:
         return self.expr(address_of(expr.operand))
     made, type_ = self.expr(expr.operand)
     if expr.op == "!":
-        if isinstance(made, ex.Unary) and made.op == "!":
-            return made.operand, "bool"
-        return ex.Unary(op="!", operand=made), "bool"
+        return negated(made), "bool"
     if isinstance(made, ex.Int) and expr.op == "-":
         return ex.Int(value=-made.value), "int"
     if isinstance(made, ex.Float) and expr.op == "-":

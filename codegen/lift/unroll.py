@@ -1,6 +1,7 @@
-"""Vector loops of a kernel taken several vectors at a time, with sums of their own for each.
+"""Loops of a kernel taken several turns at a time, vector sums with sums of their own for each.
 
-In: the body of a high-IR function. Out: the same with loops over UNROLL vectors, then one.
+In: a high-IR function. Out: the same with loops of UNROLL turns, then of one. Sums over vectors are
+joined in another order then; a loop that counts down computes what it did.
 """
 
 from __future__ import annotations
@@ -8,34 +9,87 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from dovetail.codegen.lift.emit import VL, call, num, op
+from dovetail.codegen.lift.emit import VL, call, negated, num, op
 from dovetail.codegen.lift.loops import read_names
 from dovetail.codegen.lift.types import Names
-from dovetail.ir.expr import Binary, Call, Expr, Index, Name
+from dovetail.ir.expr import Binary, Call, Expr, Index, Int, Name
 from dovetail.ir.high import nodes as high
-from dovetail.ir.high.scopes import defined_names, map_bodies
+from dovetail.ir.high.scopes import all_statements, defined_names, map_bodies
 from dovetail.ir.node import Node
 from dovetail.ir.rewrite import rewrite_node
 
 UNROLL = "UNROLL"
 CHOICES = (1, 2, 4, 8)
 TUNABLE = high.Tunable(name=UNROLL, choices=CHOICES, default=1)
+LEAVE = (high.Break(),)
+LEAST = {">": 1, "!=": 1, ">=": 0}
+"""A comparison to what, above its bound, it holds from on."""
 JOINS = {"vadd": "vadd", "vfma": "vadd", "vfnma": "vadd", "vmax": "vmax", "vmin": "vmin"}
 """What a sum over lanes is made by, to what joins two of them."""
 
 
-def unroll_vectors(kernel: high.Function) -> tuple[high.Stmt, ...]:
-    """Return a kernel's body with vector loops unrolled where that is known to be right."""
+def unroll_kernel(kernel: high.Function) -> high.Function:
+    """Return a kernel with loops unrolled where that is known to be right, and the tunable."""
+    body = _each_loop(kernel.body, names_of(kernel))
+    if body == kernel.body or any(t.name == UNROLL for t in kernel.tunables):
+        return kernel
+    return replace(kernel, body=body, tunables=(*kernel.tunables, TUNABLE))
+
+
+def unroll_unit(unit: high.Unit) -> high.Unit:
+    """Return a unit with its kernels unrolled."""
+    made = (unroll_kernel(f) if f.kind == "kernel" else f for f in unit.functions)
+    return replace(unit, functions=tuple(made))
+
+
+def names_of(kernel: high.Function) -> Names:
+    """Return the names that a kernel has, to find others."""
     taken = {*(p.name for p in kernel.params), *defined_names(kernel.body), *read_names([kernel])}
-    return _each_loop(kernel.body, Names(dict.fromkeys(taken, "")))
+    return Names(dict.fromkeys(taken, ""))
 
 
 def _each_loop(body: tuple[high.Stmt, ...], names: Names) -> tuple[high.Stmt, ...]:
     out: list[high.Stmt] = []
     for stmt in body:
         made = _unroll(stmt, names) if isinstance(stmt, high.For) else ()
+        made = _unroll_count(stmt, names) if isinstance(stmt, high.While) else made
         out += made or (map_bodies(stmt, lambda inner: _each_loop(inner, names)),)
     return tuple(out)
+
+
+# ---- loops that count down ----
+
+
+def _unroll_count(loop: high.While, names: Names) -> tuple[high.Stmt, ...]:
+    """Return a loop over vectors that a variable counts down, after one of UNROLL turns at a time.
+
+    Nothing where it is no such loop, or a turn may leave it.
+    """
+    body, goes_on, kept = loop.body, loop.cond, 0
+    if isinstance(last := body[-1], high.If) and (loop.cond, last.then) == (num(1), LEAVE):
+        body, goes_on, kept = body[:-1], negated(last.cond), 1  # turns, if it asks after the first
+    inner = all_statements(body)
+    jumps = any(isinstance(s, high.While | high.Break | high.Continue | high.Return) for s in inner)
+    loops = any(isinstance(s, high.For) and s.kind != "unroll" for s in inner)
+    vectors = any(isinstance(n, Call) and n.name == "vload" for s in body for n in s.walk())
+    if jumps or loops or not vectors or not isinstance(goes_on, Binary):
+        return ()
+    counter, least = goes_on.left, LEAST.get(goes_on.op)
+    steps = [s for s in inner if isinstance(s, high.Assign) and s.target == counter]
+    match goes_on.right, steps:
+        case Int(value=bound), [high.Assign(op="-=", value=Int(value=step)) as only]:
+            odd = goes_on.op == "!=" and bound != 0
+            if least is None or odd or step < 1 or only not in body or type(counter) is not Name:
+                return ()
+            beyond = bound + least - (0 if kept else step)
+            ahead = op("*", Name(id=UNROLL), num(step))
+            ahead = op("+" if beyond >= 0 else "-", ahead, abs(beyond))
+            enough = Binary(op=">=", left=counter, right=ahead)
+            return (high.While(cond=enough, body=(_each(names.fresh("turn", "i64"), body),)), loop)
+    return ()
+
+
+# ---- loops over vectors ----
 
 
 def _unroll(loop: high.For, names: Names) -> tuple[high.Stmt, ...]:

@@ -125,16 +125,18 @@ def build_command(
     ] = None,
 ) -> None:
     """Build a library of a file's kernels: C text, shared library, index.json."""
+    from dovetail.codegen.lift.unroll import UNROLL, unroll_unit
     from dovetail.codegen.targets import get_target, host_target
     from dovetail.codegen.user_file import kernel_names, read_around, read_source, read_unit
 
-    source = read_source(file)
+    source, binding = read_source(file), parse_binding(bind or [])
     unit = read_unit(source, read_around(prelude, include))
+    unit = unroll_unit(unit) if UNROLL in binding else unit
     names = tuple(kernel or kernel_names(unit))
     if not names:
         raise SpecError(f"{file} has no @kernel function to build")
     machine = host_target() if target is None else get_target(target)
-    built = build_kernels(unit, names, parse_binding(bind or []), machine, file.stem)
+    built = build_kernels(unit, names, binding, machine, file.stem)
     write_library(built, output)
     print(f"{output}: {built.path.name} for {built.index.target}: {', '.join(names)}")
 

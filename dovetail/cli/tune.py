@@ -48,7 +48,8 @@ def tune_command(
     kernel: UserKernels = None,
     shape: Annotated[
         list[str] | None,
-        "Shape to tune a --kernel for without a model: rows=R,width=W; repeatable.",
+        "Shape to tune a --kernel for without a model: rows=R,width=W, or of a kernel that is no "
+        "operator its own numbers; repeatable.",
     ] = None,
     *,
     search: SearchFlags,

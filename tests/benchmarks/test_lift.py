@@ -37,3 +37,18 @@ def test_nothing_is_left_in_the_folder_for_temporary_files(tmp_path):
     )
     assert str(temporary) in done.stdout.decode()
     assert list(temporary.iterdir()) == []
+
+
+def test_most_float_products_are_understood_and_half_of_them_widen():
+    if not (Path(os.environ.get("DOVETAIL_CORPUS", "../shared")) / "kernels").is_dir():
+        pytest.skip("the corpus of kernels is not here")
+    from benchmarks.lift import Row, kernel_files, lift_row, read_file, setting_of
+
+    rows, kernels = [], []
+    for path in kernel_files():
+        if "f32-gemm" in path.name:
+            (function,) = (pieces := read_file(path, setting_of(path))).own
+            rows.append(Row(path.name, function))
+            kernels.append(lift_row(pieces, rows[-1]).unit.function(function))
+    assert sum(row.way == "by meaning" for row in rows) >= 8
+    assert sum("LANES" in {t.name for t in kernel.tunables} for kernel in kernels) >= 5

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from dovetail import kernels
+from dovetail.cli.kernel import build_command
 from dovetail.codegen.library import build_library, index_library
 from dovetail.codegen.targets import host_target
 from dovetail.compiler.attention_search import apply_choices, search_attention
-from dovetail.compiler.measure import Meter, RowsCase
+from dovetail.compiler.measure import CallCase, Meter, RowsCase
 from dovetail.compiler.pipeline import compile_model
 from dovetail.compiler.recorder import Identity, Recorder
 from dovetail.compiler.row_ops import ROW_OPS
@@ -145,6 +146,70 @@ def test_tuning_keeps_its_records(tmp_path: Path) -> None:
     assert (first.op, first.measured, len(first.rows)) == ("rmsnorm", 10, 2)
     assert first.rows[1].variant.startswith("rmsnorm_user_own")
     assert database.read_bytes().count(b"\n") == 10
+
+
+GEMV = """
+#include <immintrin.h>
+void rows(int n, const float *x, const float *w, float *out) {
+  __m256 a = _mm256_setzero_ps(), b = _mm256_setzero_ps();
+  while (n != 0) {
+    const __m256 s = _mm256_broadcast_ss(x);
+    x += 1;
+    a = _mm256_fmadd_ps(s, _mm256_loadu_ps(w), a);
+    b = _mm256_fmadd_ps(s, _mm256_loadu_ps(w + 8), b);
+    w += 16;
+    n -= 1;
+  }
+  _mm256_storeu_ps(out, a);
+  _mm256_storeu_ps(out + 8, b);
+}
+"""
+DOUBLED = """
+@kernel
+def doubled(n: i64, x: ptr[f32], y: ptr[f32]):
+    TIMES: param = choice(2, 3, default=2)
+    for i in vrange(n):
+        vstore(y + i, vmul(vbroadcast(cast(f32, TIMES)), vload(x + i)))
+"""
+
+
+def measured(file: Path, **sizes: int) -> dict[str, str]:
+    """How each variant of a kernel that is no operator does, by its name."""
+    user = read_user_kernel(str(file), guess=True)
+    case = CallCase(kind=user.requests[0].name, sizes=tuple(sizes.items()), threads=1)
+    (task,) = user_tasks(user, TARGET, [case])
+    built = build_library(user_library([user], TARGET))
+    with Meter(built.path, built.index, pool_bytes=1 << 20) as meter:
+        found = meter.measure(case, task.candidates, rounds=2, seconds=0.0)
+    return {m.candidate.kernel: m.status for m in found}
+
+
+def test_width_and_unrolling_of_a_kernel_that_is_no_operator_are_tuned(tmp_path: Path) -> None:
+    file, database = write(tmp_path, "own.c", GEMV), tmp_path / "db.jsonl"
+    names = ("rows", "rows_lanes8", "rows_unroll2", "rows_unroll4", "rows_unroll8")
+    assert measured(file, n=37) == measured(file, n=1) == dict.fromkeys(names, "ok")
+    found = tune_kernel(str(file), ["n=3700"], database=database, budget=0.1)
+    assert (found.op, found.rows[0].shape, found.rows[0].ours) == ("rows", {"n": 3700}, None)
+    with pytest.raises(SpecError, match=r"own\.c needs n=N, each a whole number"):
+        tune_kernel(str(file), ["rows=1,width=2"], database=database)
+
+
+def test_a_variant_with_other_numbers_is_wrong(tmp_path: Path) -> None:
+    found = measured(write(tmp_path, "own.dk", DOUBLED), n=50)
+    assert found == {
+        "doubled": "ok",
+        "doubled_times3": "wrong",
+        **dict.fromkeys((f"doubled_unroll{n}" for n in (2, 4, 8)), "ok"),
+    }
+
+
+def test_what_tuning_found_can_be_built(tmp_path: Path) -> None:
+    file = write(tmp_path, "own.c", GEMV)
+    build_command(file, tmp_path / "out", bind=["UNROLL=4", "LANES=8"])
+    x, w = np.random.default_rng(0).standard_normal((2, 16 * 13)).astype(np.float32)
+    out = np.zeros(16, np.float32)
+    kernels(tmp_path / "out")["rows"](13, x, w, out)
+    assert np.allclose(out, x[:13].astype(np.float64) @ w.reshape(13, 16), 1e-4, 1e-5)
 
 
 def test_what_is_surely_faster_gets_into_the_tables(tmp_path: Path) -> None:

@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dovetail.codegen.lift import lift_function
+from dovetail.codegen.lift import lift, lift_function
 from dovetail.codegen.lift.literal_expr import find_rule
 from dovetail.codegen.lower import lower
 from dovetail.codegen.targets import TARGETS
 from dovetail.ir.diagnostics import Source
 from dovetail.ir.errors import SpecError, SyntaxDiagnostic
-from dovetail.ir.low.parse import Pieces
+from dovetail.ir.low.parse import Pieces, parse_low
 from dovetail.ir.low.print import print_low
 from tests.codegen.lift.native import compile_c
 from tests.codegen.lower.native import HEAD
@@ -504,3 +504,14 @@ def test_macros_paste_spell_and_take_any_arguments():
     )
     pieces.add(Source("k.c", text))
     assert "x[0] = 1 + 1 + (x[0x1] + x[0x1])" in print_low(pieces.unit(["f"])).replace("(1)", "1")
+
+
+def test_vectors_of_the_kernels_own_are_touched_as_wide_as_the_targets_are():
+    """Compilers keep such an array in a register; one that a mask fills goes through memory."""
+    text = (
+        "void f(const float *x, float *y) { __m256 a = _mm256_permute_ps(_mm256_loadu_ps(x), 27);"
+        " _mm256_storeu_ps(y, _mm256_add_ps(a, a)); }"
+    )
+    unit = lift(parse_low(Source("k.c", text)), "f")
+    made = print_low(lower(unit, "f", {}, TARGETS["x86-64-avx512"], name="f"))
+    assert made.count("_mm512_maskz_loadu_ps(") == made.count("_mm512_mask_storeu_ps(") == 1

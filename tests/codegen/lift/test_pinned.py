@@ -28,14 +28,14 @@ def aligned(values):
     return raw[start : start + values.size]
 
 
-def arguments(rows, columns, mr, nc):
+def arguments(rows, columns, mr, nc, k=K):
     blocks = -(-nc // columns)
-    a, b = draw(rows, K), draw(K, blocks * columns, seed=1)
+    a, b = draw(rows, k), draw(k, blocks * columns, seed=1)
     bias = draw(blocks * columns, seed=2)
     packed = [np.vstack([bias[None], b])[:, i * columns : (i + 1) * columns] for i in range(blocks)]
     out = np.zeros((rows, nc + 4), np.float32)
     limits = np.array([-1.5, 2.0], np.float32)
-    args = [mr, nc, 4 * K, a, a.strides[0], aligned(np.array(packed)), out]
+    args = [mr, nc, 4 * k, a, a.strides[0], aligned(np.array(packed)), out]
     args += [out.strides[0], 4 * columns, limits]
     want = np.clip(a.astype(np.float64) @ b + bias, -1.5, 2.0)[:mr, :nc]
     return args, want

@@ -2,7 +2,7 @@
 #include <stdint.h>
 
 // What the headers of a third-party kernel library would say.
-#define KN_LIKELY(condition) (condition)
+#define KN_LIKELY(condition) (__builtin_expect(!!(condition), 1))
 #define KN_UNLIKELY(condition) (__builtin_expect(!!(condition), 0))
 #define KN_UNPREDICTABLE(condition) (condition)
 #define KN_MIN_ELEMENTS(count) static count

@@ -112,6 +112,25 @@ def test_a_full_queue_says_when_to_come_back(make_artifact: MakeArtifact, answer
         assert list(jobs[2].result().token_ids) == answer([2] * 5, 200, eos=False)
 
 
+def test_a_call_larger_than_the_queue_is_taken_where_nothing_waits(
+    make_artifact: MakeArtifact, answer: Answer
+) -> None:
+    """It would be refused again whenever it came back. Beside others it is refused as a whole."""
+    settings = SchedulerSettings(offload="off", max_waiting=2)
+    prompts = random_prompts(4, 5, 15)
+    with load(make_artifact(max_sequences=1), settings=settings) as app:
+        gate = threading.Event()
+        app.generator.host.call(gate.wait)
+        jobs = app.submit_all(prompts, max_tokens=3)
+        refused = app.submit_all(prompts[:3], max_tokens=3)
+        gate.set()
+        assert [list(j.result().token_ids) for j in jobs] == [answer(p, 3) for p in prompts]
+        for job in refused:
+            with pytest.raises(CapacityError, match="5 requests are waiting"):
+                job.result()
+        assert is_idle(app)
+
+
 def test_a_lower_priority_goes_first(make_artifact: MakeArtifact, answer: Answer) -> None:
     prompts = random_prompts(4, 6, 15)
     with load(make_artifact(max_sequences=1)) as app:

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Sequence, Set
 from dataclasses import replace
 
-from dovetail.ir.errors import CapacityError, RequestError
+from dovetail.ir.errors import CapacityError, DeviceError, DovetailError, RequestError
 from dovetail.runtime.embed.device_queue import (
     DeviceQueue,
     EmbedQuery,
@@ -40,7 +40,7 @@ NEVER = (
     "the text"
 )
 LOST = "no device is left that embeds, for none could be started again; load the artifact again"
-TOO_MANY = "{} texts at once are more than the embedding queues hold; send fewer, or wait for room"
+TOO_MANY = "{} texts at once are more than the embedding queues hold; send fewer at once"
 
 
 class QueueManager:
@@ -105,7 +105,7 @@ class QueueManager:
         for query in queries:
             try:
                 self._place(query, now)
-            except (CapacityError, RequestError) as error:
+            except DovetailError as error:
                 alone = len(self._alive) == len(placed)
                 for other in placed:
                     self._drop(other)
@@ -161,10 +161,10 @@ class QueueManager:
         return queue.finish(query, now) <= min(query.target, first)
 
     def _busy(self, query: EmbedQuery, now: float) -> CapacityError:
-        """Return BUSY with the time until a batch ends, or why waiting does not help."""
+        """Return BUSY: until when, or why not to wait. DeviceError where no device is left."""
         queues = [q for tier in self._tiers for n in tier if not (q := self._queues[n]).gone]
         if not queues:
-            return CapacityError(LOST)
+            raise DeviceError(LOST)
         for queue in queues:
             queue.refused += not query.bulk
         able = [queue for queue in queues if query.bulk or queue.spec.depths[query.kind]]
@@ -188,19 +188,19 @@ class QueueManager:
         if turn := deque(sorted(queries, key=lambda query: -query.tokens)):
             self._backlog.append(turn)
 
-    def refill(self, now: float) -> list[tuple[EmbedQuery, CapacityError]]:
+    def refill(self, now: float) -> list[tuple[EmbedQuery, DovetailError]]:
         """Move the backlog into queues that have room, a query of each call in turn.
 
         Returns those that no device will ever take, which have ended, and why.
         """
-        refused: list[tuple[EmbedQuery, CapacityError]] = []
+        refused: list[tuple[EmbedQuery, DovetailError]] = []
         while self._backlog:
             query = self._backlog[0][0]
             if not query.cancelled:
                 try:
                     self.submit([query], now)
-                except CapacityError as busy:
-                    if busy.retry_after is not None:
+                except DovetailError as busy:
+                    if isinstance(busy, CapacityError) and busy.retry_after is not None:
                         break
                     query.state = QueryState.ENDED
                     refused.append((query, busy))
@@ -319,8 +319,8 @@ class QueueManager:
             query.state = QueryState.NEW
             try:
                 self.submit([query], now)
-            except CapacityError as busy:
-                if query.bulk and busy.retry_after is not None:
+            except DovetailError as busy:
+                if query.bulk and isinstance(busy, CapacityError) and busy.retry_after is not None:
                     self.add_bulk([query])
                 else:
                     query.state = QueryState.ENDED

@@ -20,7 +20,7 @@ import typer
 import yaml  # type: ignore[import-untyped]
 
 from dovetail import __version__
-from dovetail.cli.options import EngineFlags, Indexes, WeightFlags, Workflows
+from dovetail.cli.options import EngineFlags, Indexes, WeightFlags, Workflows, flag_of
 from dovetail.cli.report import Terminated
 from dovetail.errors import SpecError
 
@@ -107,6 +107,8 @@ class ModelFlags:
             raise SpecError(f"--tune must be off or idle, not {self.tune!r}")
         if self.tune == "idle" and timeline is not None:
             raise SpecError("--timeline and --tune idle cannot be combined; omit one of them")
+        if timeline and not (timeline.exists() or os.access(timeline.absolute().parent, os.W_OK)):
+            raise SpecError(f"--timeline {timeline} is in no folder that can be written to")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +146,9 @@ class HttpFlags:
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
             raise SpecError("TLS needs both --ssl-keyfile and --ssl-certfile")
         given = dict(vars(self))
+        for name in ("max_body_bytes", "body_seconds", "head_seconds", "ping_seconds"):
+            if not given[name] > 0:
+                raise SpecError(f"{flag_of(name)} must be more than 0, not {given[name]}")
         keys = (*(given.pop("api_key") or ()), *_read_keys(given.pop("api_key_file")))
         origins = tuple(given.pop("cors_allow_origin") or ())
         return ServeSettings(api_keys=keys, cors_origins=origins, version=__version__, **given)

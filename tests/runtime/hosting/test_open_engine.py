@@ -65,6 +65,13 @@ def test_what_is_deterministic_is_not_taken_from_the_cpu_by_auto() -> None:
         EngineOptions(device="npu:3").settle(bare)
 
 
+def test_kv_is_kept_in_a_file_where_auto_finds_no_device() -> None:
+    bare = msgspec.structs.replace(read_hardware(), accelerators=())
+    assert EngineOptions(device="auto", kv_file="kv").settle(bare).device == "cpu"
+    with pytest.raises(RequestError, match="give the device cpu"):
+        EngineOptions(device="cuda", kv_file="kv")
+
+
 def test_a_device_that_torch_cannot_have_is_refused_or_left_to_auto(
     make_artifact: MakeArtifact, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -229,7 +229,7 @@ class App:
         if self._generator is None:
             raise RequestError(
                 f"{self.artifact.path} has no model that generates; compile one with "
-                f"`dovetail compile MODEL -o {self.artifact.path}`"
+                "`dovetail compile MODEL -o app.dove`"
             )
         return self._generator
 

@@ -186,6 +186,7 @@ def serve_command(
     from dovetail.compiler.hub import find_model, name_model
     from dovetail.loading import load
     from dovetail.runtime.embed.settings import EmbeddingSettings
+    from dovetail.runtime.engine.options import EngineOptions
     from dovetail.runtime.flows.service import FlowSettings
     from dovetail.runtime.server.run import check_address, open_models
 
@@ -193,6 +194,8 @@ def serve_command(
     if max_queue < 1:
         raise SpecError("--max-queue must be at least 1")
     settings = http.settings()
+    embedding = None if embed_slo is None else EmbeddingSettings(slo=embed_slo)
+    EngineOptions(**vars(engine), kv_blocks=kv_blocks)  # before a model is fetched and compiled
     check_address(settings)
     _write_log()
     options = weights.chosen()
@@ -209,7 +212,7 @@ def serve_command(
         kv_file=kv_file,
         max_waiting=max_queue,
         workflows=FlowSettings(max_waiting=max_queue),
-        embedding=None if embed_slo is None else EmbeddingSettings(slo=embed_slo),
+        embedding=embedding,
         apart=True,
         trust=served.trust,
     )

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dovetail.ir.errors import CapacityError, RequestError
@@ -43,6 +44,16 @@ def test_a_job_gives_its_result_and_its_chunks(make_artifact: MakeArtifact, answ
         assert [c.finish_reason is None for c in chunks] == [True] * (len(chunks) - 1) + [False]
         assert job.finished and list(job.result().token_ids) == answer([4, 4, 4], 30)
         assert job.result() is job.result(timeout=0)
+
+
+def test_token_ids_may_be_arrays(make_artifact: MakeArtifact, answer: Answer) -> None:
+    prompts = [np.array([4, 4, 4]), np.array([5, 6])]
+    with load(make_artifact()) as app:
+        for given in (prompts, tuple(prompts)):
+            done = app.generate(given, max_tokens=3)
+            assert [list(d.token_ids) for d in done] == [answer(list(p), 3) for p in prompts]
+        (one,) = app.generate(prompts[0], max_tokens=3)
+        assert list(one.token_ids) == answer([4, 4, 4], 3)
 
 
 def test_threads_and_tasks_share_one_app(make_artifact: MakeArtifact, answer: Answer) -> None:

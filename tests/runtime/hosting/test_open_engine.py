@@ -38,6 +38,7 @@ MakeArtifact = Callable[..., Path]
         ({"device": "cuda", "gpu_blocks": 0}, "gpu_blocks must be at least 1, not 0"),
         ({"gpu_blocks": 4}, "give the device, too"),
         ({"max_waiting": 0}, "max_waiting must be at least 1, not 0"),
+        ({"threads": "2"}, "threads must be at least 1, not '2'"),
     ],
 )
 def test_what_no_engine_can_have_is_refused(options: dict[str, Any], said: str) -> None:

@@ -175,7 +175,7 @@ def serve_command(
     kv_file: Annotated[
         str | None, "Keep KV of what prompts begin with in this file, beyond restarts (1 GiB)."
     ] = None,
-    max_queue: Annotated[int, "Maximum waiting requests; more are refused with 429."] = 1024,
+    max_queue: Annotated[int, "Maximum waiting generations and workflows; 429 for more."] = 1024,
     embed_slo: Annotated[
         float | None, "Maximum seconds to embed a text; refuse with 429 what would take longer."
     ] = None,

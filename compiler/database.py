@@ -184,7 +184,7 @@ class TuningDatabase(RecordSet):
         except OSError as error:
             raise SpecError(
                 f"cannot {doing} the tuning database {self.path}: {error.strerror}; "
-                "name a file that can be read and written with --db"
+                "name a file that can be read and written"
             ) from None
 
 

@@ -240,8 +240,8 @@ def _explain(hub: HubModel, error: Exception) -> str:
             return reason
     if constants.HF_HUB_OFFLINE:
         return (
-            f"{nowhere}, and not all of the model has been fetched, which HF_HUB_OFFLINE forbids; "
-            "unset it once"
+            f"{nowhere}, and the model has not been fetched, or not all of it: to do so now "
+            "HF_HUB_OFFLINE forbids; unset it once"
         )
     if isinstance(error, errors.HfHubHTTPError) and not away:
         status = error.response.status_code

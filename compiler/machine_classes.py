@@ -79,7 +79,7 @@ def merge_databases(sources: Sequence[Path], output: Path) -> MergeReport:
     nothing written, where a file is missing or has a line that is no whole, unchanged record, and
     where there is no record at all.
     """
-    found = [_check(_open(path)) for path in sources]
+    found = [_check(_open(path)) for path in dict.fromkeys(sources)]
     merged = _check(TuningDatabase(output))
     if not any(map(len, (merged, *found))):
         raise SpecError(

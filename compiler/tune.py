@@ -23,6 +23,7 @@ from dovetail.codegen.targets import runs_on
 from dovetail.compiler.attention_search import AttentionTask, search_attention
 from dovetail.compiler.calibrate import figures_of
 from dovetail.compiler.database import TuningDatabase, default_path
+from dovetail.compiler.encoder_spec import is_encoder
 from dovetail.compiler.hub import find_model, name_model
 from dovetail.compiler.job_file import JobFile, job_on_file, job_path, read_job
 from dovetail.compiler.jobs import TunedPoint, TuneProgress, allow, core_sets
@@ -332,6 +333,15 @@ def _choose_plans(
 
 def _check_request(request: TuneRequest) -> None:
     check_model_request(request, EFFORTS)
+    if (Path(request.model) / "manifest.json").is_file():
+        raise SpecError(f"{request.model} is an artifact; give the model that it was compiled from")
+    if is_encoder(request.model):
+        raise SpecError(
+            f"{request.model} is an encoder; only models that generate are tuned, and a compile "
+            "measures what an encoder needs"
+        )
+    if request.ray is not None:
+        _import_ray_jobs()
     if request.workers is not None and request.workers < 1:
         raise SpecError(f"--workers must be at least 1, not {request.workers}")
     if request.budget is not None and not 0 < request.budget < 1e9:

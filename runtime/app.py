@@ -207,7 +207,9 @@ class App:
             generator, embed, settings, artifact, gpu, cut=cut, trust=trust, board=board
         )
         held = hold(artifact.path, *{path.parent for path in artifact.shared.values()})
-        self._end = weakref.finalize(self, _close, self.flows, generator, embeddings, held)
+        engine = [generator.close] if generator else []
+        ends = [self.flows.close, *engine, embeddings.close, held.close]
+        self._end = weakref.finalize(self, _close, os.getpid(), ends)
 
     @property
     def ready(self) -> bool:
@@ -227,7 +229,7 @@ class App:
         if self._generator is None:
             raise RequestError(
                 f"{self.artifact.path} has no model that generates; compile one with "
-                f"`dovetail compile MODEL -o {self.artifact.path}`"
+                "`dovetail compile MODEL -o app.dove`"
             )
         return self._generator
 
@@ -583,11 +585,7 @@ class App:
         self.close()
 
 
-def _close(
-    flows: FlowService, generator: Generator | None, embeddings: Embeddings, held: ExitStack
-) -> None:
-    flows.close()
-    if generator:
-        generator.close()
-    embeddings.close()
-    held.close()
+def _close(owner: int, ends: abc.Sequence[abc.Callable[[], object]]) -> None:
+    """Call `ends`, but in a fork: threads and processes are those of its parent."""
+    for end in ends if os.getpid() == owner else ():
+        end()

@@ -150,8 +150,9 @@ def check_folder(path: Path) -> None:
     """Raise ArtifactError where there is no directory of that name, but a file, or nothing."""
     if not path.is_dir():
         model = path if path.is_file() else "MODEL"
+        why = "is not an artifact directory" if path.exists() else "does not exist"
         raise ArtifactError(
-            f"{path} is not an artifact directory; run `dovetail compile {model} -o app.dove` to "
+            f"{path} {why}; run `dovetail compile {model} -o app.dove` to "
             "make one, and give app.dove"
         )
 

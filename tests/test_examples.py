@@ -103,7 +103,7 @@ def test_a_graph_of_langgraph_runs_here(app: Path) -> None:
 
 def test_own_transformation_is_applied(app: Path) -> None:
     told = run_example("own_transformation.py", app, "one-shot", "What language do they speak?")
-    assert "look_first at search#0, to gain 2.000 ms" in told
+    assert told == ["look_first at search#0, to gain 2.000 ms"]
 
 
 @pytest.fixture(scope="module")

@@ -67,7 +67,7 @@ class CompileChild:
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
-            stdout=said or sys.stderr,
+            stdout=said or sys.__stderr__,  # a notebook puts what has no descriptor in its place
             stderr=said,
             process_group=0,
         )

@@ -85,6 +85,8 @@ def find_artifact(given: str | os.PathLike[str], options: Mapping[str, object]) 
     artifact = _folder() / f"{name_model(model)}-{_key(model, options)}.dove"
     if _fits(tuned := _tuned(artifact)):
         return _mark_used(tuned)
+    if _fits(artifact):  # also in a cache that cannot be written
+        return _mark_used(artifact)
     artifact.parent.mkdir(parents=True, exist_ok=True)  # names at the hub have several parts
     with filelock.FileLock(f"{artifact}.lock"):
         if not _fits(artifact):
@@ -198,8 +200,12 @@ def _folder() -> Path:
     from dovetail.ir.cache import cache_directory
 
     folder = cache_directory() / "models"
-    folder.mkdir(parents=True, exist_ok=True)
-    sweep(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        sweep(folder)
+    except OSError as error:
+        said = f"cannot use the cache {folder}: {error.strerror}; set DOVETAIL_CACHE to a folder"
+        raise SpecError(said) from None
     return folder
 
 

@@ -100,6 +100,8 @@ def run_command(
     from dovetail.cli.asking import Asker
     from dovetail.cli.model_cache import find_artifact
     from dovetail.loading import load
+    from dovetail.runtime.engine.options import EngineOptions
+    from dovetail.runtime.schedule.request import SamplingParams
 
     if workflow is None and (input or index):
         raise SpecError("--input and --index are for a workflow; add --workflow NAME")
@@ -109,17 +111,23 @@ def run_command(
         prompts = _read_prompts(prompt or [], prompt_ids or [])
     elif prompt or prompt_ids:
         raise SpecError("a workflow makes its own prompts; give --input, or omit --workflow")
+    options = {**vars(sampling), "stop": sampling.stop or []}
+    most = RAW_TOKENS if max_tokens is None else max_tokens
+    SamplingParams.make({**options, "max_tokens": most})  # before a model is fetched and compiled
+    EngineOptions(**vars(engine))
     artifact = find_artifact(model, compiling.chosen())
     with load(artifact, check_weights=check_weights, trust=trust, **vars(engine)) as app:
         if workflow is not None:
             _run_workflow(app, workflow, input or [], index or [], json=json)
             return
         texts = talks or any(isinstance(given, str) for given in prompts)
+        if texts and app.generator.tokenizer is None:
+            raise SpecError("the model has no tokenizer; give token ids: --prompt-ids 1,2,3")
         chats = texts and _has_chats(app, raw=raw, system=system)
-        if max_tokens is None:
-            max_tokens = app.chat_prompts.context if chats else RAW_TOKENS
-        options = {**vars(sampling), "stop": sampling.stop or [], "max_tokens": max_tokens}
-        _answer(Asker(app, chats, system, options), None if talks else prompts, json=json)
+        if max_tokens is None and chats:
+            most = app.chat_prompts.context
+        asker = Asker(app, chats, system, {**options, "max_tokens": most})
+        _answer(asker, None if talks else prompts, json=json)
 
 
 def _answer(asker: Asker, prompts: list[Prompt] | None, *, json: bool) -> None:

@@ -20,7 +20,7 @@ import typer
 import yaml  # type: ignore[import-untyped]
 
 from dovetail import __version__
-from dovetail.cli.options import EngineFlags, Indexes, WeightFlags, Workflows
+from dovetail.cli.options import EngineFlags, Indexes, WeightFlags, Workflows, flag_of
 from dovetail.cli.report import Terminated
 from dovetail.errors import SpecError
 
@@ -107,6 +107,8 @@ class ModelFlags:
             raise SpecError(f"--tune must be off or idle, not {self.tune!r}")
         if self.tune == "idle" and timeline is not None:
             raise SpecError("--timeline and --tune idle cannot be combined; omit one of them")
+        if timeline and not (timeline.exists() or os.access(timeline.absolute().parent, os.W_OK)):
+            raise SpecError(f"--timeline {timeline} is in no folder that can be written to")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +146,9 @@ class HttpFlags:
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
             raise SpecError("TLS needs both --ssl-keyfile and --ssl-certfile")
         given = dict(vars(self))
+        for name in ("max_body_bytes", "body_seconds", "head_seconds", "ping_seconds"):
+            if not given[name] > 0:
+                raise SpecError(f"{flag_of(name)} must be more than 0, not {given[name]}")
         keys = (*(given.pop("api_key") or ()), *_read_keys(given.pop("api_key_file")))
         origins = tuple(given.pop("cors_allow_origin") or ())
         return ServeSettings(api_keys=keys, cors_origins=origins, version=__version__, **given)
@@ -170,7 +175,7 @@ def serve_command(
     kv_file: Annotated[
         str | None, "Keep KV of what prompts begin with in this file, beyond restarts (1 GiB)."
     ] = None,
-    max_queue: Annotated[int, "Maximum waiting requests; more are refused with 429."] = 1024,
+    max_queue: Annotated[int, "Maximum waiting generations and workflows; 429 for more."] = 1024,
     embed_slo: Annotated[
         float | None, "Maximum seconds to embed a text; refuse with 429 what would take longer."
     ] = None,
@@ -181,6 +186,7 @@ def serve_command(
     from dovetail.compiler.hub import find_model, name_model
     from dovetail.loading import load
     from dovetail.runtime.embed.settings import EmbeddingSettings
+    from dovetail.runtime.engine.options import EngineOptions
     from dovetail.runtime.flows.service import FlowSettings
     from dovetail.runtime.server.run import check_address, open_models
 
@@ -188,6 +194,8 @@ def serve_command(
     if max_queue < 1:
         raise SpecError("--max-queue must be at least 1")
     settings = http.settings()
+    embedding = None if embed_slo is None else EmbeddingSettings(slo=embed_slo)
+    EngineOptions(**vars(engine), kv_blocks=kv_blocks)  # before a model is fetched and compiled
     check_address(settings)
     _write_log()
     options = weights.chosen()
@@ -204,7 +212,7 @@ def serve_command(
         kv_file=kv_file,
         max_waiting=max_queue,
         workflows=FlowSettings(max_waiting=max_queue),
-        embedding=None if embed_slo is None else EmbeddingSettings(slo=embed_slo),
+        embedding=embedding,
         apart=True,
         trust=served.trust,
     )

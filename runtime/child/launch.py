@@ -91,7 +91,8 @@ class LocalProcess:
         """
         # -P: the directory one happens to stand in must not hide the installed package
         command = [sys.executable, "-P", "-m", module, *map(str, arguments)]
-        environment = {**os.environ, PARENT: str(os.getpid()), **(words or {})}
+        self._parent = os.getpid()
+        environment = {**os.environ, PARENT: str(self._parent), **(words or {})}
         printed = subprocess.DEVNULL if quiet else None
 
         def start() -> Popen:
@@ -114,6 +115,8 @@ class LocalProcess:
 
     def fate(self, seconds: float) -> str | None:
         """See Member."""
+        if os.getpid() != self._parent:  # in a fork, whose child it is not
+            return ""
         try:
             status = self.process.wait(None if seconds == math.inf else seconds)
         except subprocess.TimeoutExpired:

@@ -25,10 +25,17 @@ STARTS = 3
 PAUSE = 0.1
 """Seconds before the second start in a row; twice as long before the third."""
 CLOSED = "the app is closed; load the artifact again"
+FORKED = "the app was loaded before this process was forked off; load the artifact in this process"
 
 M = TypeVar("M")
 
 log = logging.getLogger("dovetail")
+
+
+def check_usable(*, closed: bool, forked: bool) -> None:
+    """Raise RequestError where an app is closed, or its threads are those of a forked parent."""
+    if closed or forked:
+        raise RequestError(CLOSED if closed else FORKED)
 
 
 class Supervisor(ABC, Generic[M]):
@@ -102,9 +109,9 @@ class Supervisor(ABC, Generic[M]):
         return "" if self.ready else self._ailment
 
     def _check_open(self) -> None:
-        """Raise RequestError where this is closed."""
-        if self._closing.is_set():
-            raise RequestError(CLOSED)
+        """Raise RequestError where this is closed, or a forked parent has the process."""
+        forked = self._thread is not None and not self._thread.is_alive()
+        check_usable(closed=self._closing.is_set(), forked=forked)
 
     def _ensure(self) -> None:
         """Have a process started, unless there is one. With the lock."""

@@ -40,7 +40,7 @@ NEVER = (
     "the text"
 )
 LOST = "no device is left that embeds, for none could be started again; load the artifact again"
-TOO_MANY = "{} texts at once are more than the embedding queues hold; send fewer, or wait for room"
+TOO_MANY = "{} texts at once are more than the embedding queues hold; send fewer at once"
 
 
 class QueueManager:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import os
 import threading
 import time
 from collections import Counter
@@ -21,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail.ir.errors import CapacityError, DeviceError, DovetailError, RequestError
+from dovetail.runtime.child.supervisor import CLOSED, check_usable
 from dovetail.runtime.embed.device_queue import EmbedQuery, QueryBatch, QueryState, QueueSpec
 from dovetail.runtime.embed.encoder import EmbeddingModel, InstanceLost
 from dovetail.runtime.embed.process import ProcessInstance
@@ -29,7 +31,6 @@ from dovetail.runtime.native.encoder import Ids, Rows
 
 RESTARTS = 3
 """Times that a dead instance is started, without a batch done, before it is given up."""
-CLOSED = "the app was closed; load the artifact again"
 
 log = logging.getLogger("dovetail")
 
@@ -94,7 +95,7 @@ class EmbeddingService:
         self._lost = dict.fromkeys(instances, 0)
         self._ended = dict.fromkeys(instances, 0)  # of those: never started again
         self._done: list[EmbedJob] = []  # by the decision that is being made
-        self._closed = False
+        self._owner, self._closed = os.getpid(), False
         self._work = threading.Condition()
         first = next(iter(instances.values()))[0]
         self.dims = {model: instance.dim for model, instance in first.items()}
@@ -138,9 +139,10 @@ class EmbeddingService:
             EmbedQuery(next(self._numbers), len(each), now + self.slo, model, (job, index))
             for index, each in enumerate(ids)
         ]
+        forked = os.getpid() != self._owner  # asked before the lock, which a fork may never get
+        check_usable(closed=self._closed, forked=forked)
         with self._deciding() as manager:
-            if self._closed:
-                raise RequestError(CLOSED)
+            check_usable(closed=self._closed, forked=False)
             try:
                 if self.slo < math.inf:
                     manager.submit(job.queries, now)

@@ -143,10 +143,10 @@ class Engine:
         self._rules = Rules(model.eos_token_ids, self._fail, drafts=drafts)
 
     def submit(
-        self, prompt: Sequence[int], params: SamplingParams, priority: int = 0
+        self, prompt: Sequence[int], params: SamplingParams, priority: int = 0, beside: int = 0
     ) -> list[Request]:
         """Queue `params.n` samples of `prompt`; raises RequestError or CapacityError."""
-        return self.scheduler.submit(list(prompt), params, priority)
+        return self.scheduler.submit(list(prompt), params, priority, beside)
 
     def finish(self, request: Request, reason: str) -> None:
         """End an unfinished request."""

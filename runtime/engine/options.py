@@ -56,8 +56,8 @@ class EngineOptions(Wishes):
             raise RequestError(f"offload must be auto, off or full, not {self.offload!r}")
         if self.dtype not in DTYPES:
             raise RequestError(f"dtype is one of {', '.join(DTYPES)}, not {self.dtype!r}")
-        if self.kv_file is not None and self.beside_cpu:
-            raise RequestError("kv_file is for KV of the CPU alone; leave out the device")
+        if self.kv_file is not None and self.beside_cpu and self.device != AUTO:
+            raise RequestError("kv_file is for KV of the CPU alone; give the device cpu")
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             share = self.gpu_memory_utilization
             raise RequestError(f"gpu_memory_utilization must be above 0 and at most 1, not {share}")

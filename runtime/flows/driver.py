@@ -18,6 +18,7 @@ from typing import Any, get_args
 from dovetail.ir.errors import CapacityError, DovetailError, RequestError, WorkflowError
 from dovetail.ir.graph import GENERATION
 from dovetail.ir.workflow import Generation, Name
+from dovetail.runtime.child.supervisor import check_usable
 from dovetail.runtime.engine.tally import Tally
 from dovetail.runtime.flows.control import messages
 from dovetail.runtime.flows.control.front import Statistics
@@ -256,8 +257,9 @@ class Driver:
         """Start a run; RequestError when this is closed."""
         job = WorkflowJob(run.workflow, self._cancel, events=events)
         with self._lock:
-            if self._closed:
-                raise RequestError("the app is closed; load the artifact again")
+            thread = self._thread
+            forked = thread is not None and not thread.is_alive()
+            check_usable(closed=self._closed, forked=forked)
             self._inbox.put(lambda: self._begin(run, job))
             if self._thread is None:
                 self._thread = threading.Thread(

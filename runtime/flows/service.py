@@ -208,7 +208,8 @@ class FlowService:
         if workflow in self._workflows:
             return self._workflows[workflow]
         names = dict.fromkeys((*self._stored, *self._workflows))
-        known = ", ".join(map(repr, names)) or "none; add one with app.add_workflow(...)"
+        none = "none; add one by `dovetail compile --workflow`, or by app.add_workflow(...)"
+        known = ", ".join(map(repr, names)) or none
         raise WorkflowError(f"there is no workflow {workflow!r}; there are: {known}")
 
     def add_index(

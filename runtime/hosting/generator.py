@@ -355,11 +355,16 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
         return [prompts]
     if _is_listed(prompts):
         listed = list(prompts)
-        if listed and all(hasattr(item, "__index__") for item in listed):
+        if listed and all(map(_is_number, listed)):
             return [listed]  # type: ignore[list-item]
         if all(hasattr(item, "__len__") for item in listed):
             return listed  # type: ignore[return-value]
     raise RequestError("prompts must be texts or lists of token ids")
+
+
+def _is_number(value: object) -> bool:
+    """Tell whether `value` is a whole number; an array of some is none."""
+    return hasattr(value, "__index__") and getattr(value, "ndim", 0) == 0
 
 
 def _is_listed(value: object) -> bool:

@@ -201,7 +201,8 @@ class EngineLoop:
         requests: list[Request] = []
         try:
             for prompt in ask.prompts:
-                requests += self.engine.submit(prompt, ask.params, ask.priority)
+                beside = len(requests)
+                requests += self.engine.submit(prompt, ask.params, ask.priority, beside)
         except DovetailError as error:
             for request in requests:  # all or none: those before it in the call
                 self.engine.finish(request, "abort")

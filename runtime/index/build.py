@@ -39,10 +39,9 @@ def check_wish(count: int, clusters: int | None, codes: str, metric: str, d: int
     if clusters is not None and not 1 <= clusters <= count:
         raise SpecError(f"{count} vectors cannot make {clusters} clusters; ask for 1 to {count}")
     if codes == "pq" and (count < PQ_LEAST or d % 4):
-        raise SpecError(
-            f"product codes need {PQ_LEAST} vectors of a multiple of 4 values at least, not "
-            f"{count} of {d}; use `flat` or `sq8`"
-        )
+        few = f"at least {PQ_LEAST} vectors, not {count}"
+        what = few if count < PQ_LEAST else f"vectors of a multiple of 4 values, not of {d}"
+        raise SpecError(f"product codes need {what}; use `flat` or `sq8`")
 
 
 def build_index(

@@ -8,9 +8,11 @@ was wanted long ago counts less and less (GreedyDual).
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import heapq
 import mmap
+import os
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,10 +69,13 @@ class KvFile:
             self._lock.acquire(timeout=0)
             kept = path.is_file() and path.stat().st_size == size
             with path.open("r+b" if kept else "w+b") as file:
-                file.truncate(size)  # sparse until it is written
+                file.truncate(size)
+                os.posix_fallocate(file.fileno(), 0, size)  # a disk that is full later would kill
                 self._map = mmap.mmap(file.fileno(), size)
         except (OSError, filelock.Timeout) as error:
             self._lock.release()
+            if getattr(error, "errno", None) == errno.ENOSPC:
+                path.unlink()  # what of it there was room for
             why = "another process has it" if isinstance(error, filelock.Timeout) else str(error)
             raise RequestError(f"{path} cannot be used for KV: {why}; name another file") from None
         whole = np.frombuffer(self._map, np.uint8)

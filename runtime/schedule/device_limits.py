@@ -23,8 +23,8 @@ memory bounds prompts (NEO §3.2, step 3), and one for rows of logits; never les
 def check_counts(**counts: int | None) -> None:
     """Raise RequestError for a number that is there and below 1."""
     for name, value in counts.items():
-        if value is not None and value < 1:
-            raise RequestError(f"{name} must be at least 1, not {value}")
+        if value is not None and not (hasattr(value, "__index__") and value >= 1):
+            raise RequestError(f"{name} must be at least 1, not {value!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

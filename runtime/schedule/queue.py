@@ -62,8 +62,11 @@ class RequestQueues:
 
     # ---- arrivals and results: what executors and servers call ----
 
-    def check(self, prompt: Sequence[int], params: SamplingParams) -> int:
+    def check(self, prompt: Sequence[int], params: SamplingParams, beside: int = 0) -> int:
         """Return how many tokens may be generated for `prompt`.
+
+        beside: requests of the same call that wait already. A call that comes when nothing waits is
+        never too large: it would be refused again, however often it came back.
 
         Raises:
             RequestError: the prompt is empty or has an unknown id.
@@ -96,9 +99,9 @@ class RequestQueues:
                 f"{largest * KV_BLOCK}; lower max_tokens or load with more kv_blocks"
             )
         most = self.settings.max_waiting
-        if most is not None and len(self.waiting) + params.n > max(most, params.n):
+        if most is not None and len(self.waiting) + params.n > max(most, beside + params.n):
             raise CapacityError(
-                f"{len(self.waiting)} requests are waiting; send the request again later",
+                f"{len(self.waiting) - beside} requests are waiting; send the request again later",
                 retry_after=self.estimate_wait(),
             )
         return answer
@@ -115,14 +118,14 @@ class RequestQueues:
         return self._pace * max(min(left, default=1), turns * (self.answer_tokens or 0.0))
 
     def submit(
-        self, prompt: Sequence[int], params: SamplingParams, priority: int = 0
+        self, prompt: Sequence[int], params: SamplingParams, priority: int = 0, beside: int = 0
     ) -> list[Request]:
         """Queue `params.n` samples of `prompt`; raises as `check`.
 
         A request of lower `priority` (-100..100) goes first; it overtakes a bounded number of
         others, so nobody waits for ever. So it is with shorter prompts where the settings say so.
         """
-        answer = self.check(prompt, params)
+        answer = self.check(prompt, params, beside)
         check_priority(priority)
         settings = self.settings
         later = priority * settings.priority_span + settings.short_first * blocks_for(len(prompt))

@@ -71,6 +71,8 @@ def _translate(body: CountRequest) -> dict[str, Any]:
         told.append({"role": "system", "content": _join(body.system, "system")})
     for place, message in enumerate(body.messages):
         told += _read_message(message, f"messages[{place}]")
+    if len(told) > 1 and told[-1] == {"role": "assistant", "content": ""}:
+        told.pop()  # nothing has been begun
     last = told[-1]
     begun = last.get("role") == "assistant" and "tool_calls" not in last and bool(last["content"])
     choice = body.tool_choice
@@ -121,10 +123,11 @@ def _read_message(message: BlockMessage, place: str) -> list[dict[str, Any]]:
             results.append({**called, "content": said})
         elif block.type != "redacted_thinking":
             raise _unsupported("blocks", block.type, f"{where}.type")
-    told: dict[str, Any] = {"role": message.role, "content": "\n".join(texts) or None}
+    text = "\n".join(texts)
+    told: dict[str, Any] = {"role": message.role, "content": text or (None if calls else "")}
     told |= {"tool_calls": calls} if calls else {}
     told |= {"reasoning_content": "\n".join(thoughts)} if thoughts else {}
-    return [*results, told] if texts or calls or not results else results
+    return [*results, told] if text or calls or not results else results
 
 
 def _join(said: str | Sequence[Block], where: str) -> str:

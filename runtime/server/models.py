@@ -205,12 +205,14 @@ class Models:
     ) -> ServedModel:
         """Return the model of that id; ApiError where there is none, or it lacks the `skill`.
 
-        beside: other ids that the server has, for that error.
+        beside: ids of workflows, for that error.
         """
         if name is None:
             able = (model for model in self if skill is None or skill in model.skills)
             name = next((model.id for model in able), "")
         found = self._by_id.get(name)
+        if found is None and name in beside:
+            raise ApiError(400, f"{name!r} is a workflow; use /v1/chat/completions", param="model")
         if found is None:
             known = ", ".join(map(repr, (*self._by_id, *beside)))
             raise ApiError(

@@ -147,7 +147,7 @@ def _read_result(item: Mapping[str, Any]) -> dict[str, Any]:
 def _read_reasoning(item: Mapping[str, Any]) -> dict[str, Any]:
     parts = item.get("content") or item.get("summary") or ()
     said = "\n".join(part["text"] for part in parts)
-    return {"role": "assistant", "content": None, "reasoning_content": said}
+    return {"role": "assistant", "content": "", "reasoning_content": said}
 
 
 _READ = {

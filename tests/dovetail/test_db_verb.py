@@ -58,6 +58,8 @@ def test_the_best_record_of_each_key_and_class_is_merged(tmp_path: Path) -> None
     assert report["records"] == len(merged) == 3
     again = dovetail("db", "merge", b, a, "-o", tmp_path / "d")
     assert again.code == 0 and f"{tmp_path / 'd'}: 3 records" in again.out
+    twice = json.loads(dovetail("db", "merge", a, a, "-o", tmp_path / "e", "--json").out)
+    assert twice["added"] == {str(a): 2}
     turned = TuningDatabase(tmp_path / "d")
     assert {r.key: r for r in turned} == {r.key: r for r in merged}
 

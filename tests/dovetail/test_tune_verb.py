@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from dovetail import compiler
 from dovetail.cli.report import read_duration, show_seconds
 from dovetail.cli.tune import describe_stop
 from dovetail.compiler.database import TuningDatabase
 from dovetail.errors import SpecError
+from dovetail.tiny_world import ENCODER
 from tests.compiler.virtual import use_virtual_meters
 from tests.dovetail.commands import dovetail
 
@@ -95,6 +97,22 @@ def test_bad_input_is_one_sentence(model: Path, tmp_path: Path) -> None:
         said = [line for line in result.err.splitlines() if line.startswith("dovetail: ")]
         assert (result.code, len(said)) == (2, 1) and "Traceback" not in result.err, result
     assert not database.exists()
+
+
+def test_what_is_not_tuned_is_told_by_what_it_is(
+    model: Path, artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(compiler, "ray_jobs", raising=False)  # as if Ray were not installed
+    monkeypatch.setitem(sys.modules, "dovetail.compiler.ray_jobs", None)
+    options = ("--db", tmp_path / "tuning.jsonl")
+    for arguments, said in (
+        ((artifact,), "is an artifact; give the model"),
+        ((ENCODER,), "is an encoder; only models that generate"),
+        ((model, "--ray", "auto"), "Ray is not installed"),
+    ):
+        result = dovetail("tune", *arguments, *options)
+        assert result.code == 2 and said in result.err
+    assert [*tmp_path.iterdir()] == []  # no job is there to be gone on with
 
 
 @pytest.mark.parametrize(

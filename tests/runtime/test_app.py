@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dovetail.ir.errors import CapacityError, RequestError
@@ -43,6 +44,16 @@ def test_a_job_gives_its_result_and_its_chunks(make_artifact: MakeArtifact, answ
         assert [c.finish_reason is None for c in chunks] == [True] * (len(chunks) - 1) + [False]
         assert job.finished and list(job.result().token_ids) == answer([4, 4, 4], 30)
         assert job.result() is job.result(timeout=0)
+
+
+def test_token_ids_may_be_arrays(make_artifact: MakeArtifact, answer: Answer) -> None:
+    prompts = [np.array([4, 4, 4]), np.array([5, 6])]
+    with load(make_artifact()) as app:
+        for given in (prompts, tuple(prompts)):
+            done = app.generate(given, max_tokens=3)
+            assert [list(d.token_ids) for d in done] == [answer(list(p), 3) for p in prompts]
+        (one,) = app.generate(prompts[0], max_tokens=3)
+        assert list(one.token_ids) == answer([4, 4, 4], 3)
 
 
 def test_threads_and_tasks_share_one_app(make_artifact: MakeArtifact, answer: Answer) -> None:
@@ -110,6 +121,25 @@ def test_a_full_queue_says_when_to_come_back(make_artifact: MakeArtifact, answer
         throttle.allow(1000)
         assert list(app.submit([9, 9], max_tokens=3).result().token_ids) == answer([9, 9], 3)
         assert list(jobs[2].result().token_ids) == answer([2] * 5, 200, eos=False)
+
+
+def test_a_call_larger_than_the_queue_is_taken_where_nothing_waits(
+    make_artifact: MakeArtifact, answer: Answer
+) -> None:
+    """It would be refused again whenever it came back. Beside others it is refused as a whole."""
+    settings = SchedulerSettings(offload="off", max_waiting=2)
+    prompts = random_prompts(4, 5, 15)
+    with load(make_artifact(max_sequences=1), settings=settings) as app:
+        gate = threading.Event()
+        app.generator.host.call(gate.wait)
+        jobs = app.submit_all(prompts, max_tokens=3)
+        refused = app.submit_all(prompts[:3], max_tokens=3)
+        gate.set()
+        assert [list(j.result().token_ids) for j in jobs] == [answer(p, 3) for p in prompts]
+        for job in refused:
+            with pytest.raises(CapacityError, match="5 requests are waiting"):
+                job.result()
+        assert is_idle(app)
 
 
 def test_a_lower_priority_goes_first(make_artifact: MakeArtifact, answer: Answer) -> None:

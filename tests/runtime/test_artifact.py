@@ -118,8 +118,10 @@ def test_versions_and_paths(make_artifact: MakeArtifact, tmp_path: Path) -> None
     edit_json(path / "manifest.json", lambda m: m.update(format_major=3, command=command))
     with pytest.raises(ArtifactError, match=r"format 3 .*`dovetail compile '/my models/a' -o /a"):
         open_artifact(path, HARDWARE)
-    with pytest.raises(ArtifactError, match="not an artifact directory"):
+    with pytest.raises(ArtifactError, match="nothing does not exist; run"):
         open_artifact(tmp_path / "nothing", HARDWARE)
+    with pytest.raises(ArtifactError, match="not an artifact directory"):
+        open_artifact(path / "manifest.json", HARDWARE)
 
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "a/../../b", "x\\..\\y"])

@@ -7,10 +7,13 @@ import select
 import signal
 import subprocess
 import sys
+from contextlib import redirect_stderr
+from io import StringIO
 from pathlib import Path
 
 import pytest
 
+from dovetail.cli.compile_child import CompileChild
 from dovetail.cli.model_cache import find_artifact
 from dovetail.tiny_world import LLAMA
 from tests.caches import link_cache
@@ -72,3 +75,9 @@ def test_the_next_start_removes_what_a_killed_compile_left(
     (cache / "models/.other.dove.1.partial/models").mkdir(parents=True)
     assert find_artifact(LLAMA, {}) == artifact
     assert not half_made(cache) and artifact.is_dir()
+
+
+def test_a_notebook_that_captures_what_is_said_compiles(tmp_path: Path) -> None:
+    """What it puts in the place of stderr has no descriptor."""
+    with redirect_stderr(StringIO()):
+        assert CompileChild((sys.executable, "-c", "pass"), tmp_path / "app.dove").wait() == 0

@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import select
+import shutil
 import subprocess
 import sys
 import time
@@ -16,7 +17,9 @@ from typing import Any
 import pytest
 
 import dovetail as face
+from dovetail.cli.model_cache import find_artifact
 from dovetail.cli.talk import Pace
+from dovetail.errors import SpecError
 from tests.caches import link_cache
 from tests.dovetail.commands import assert_one_sentence, compile_with, dovetail
 
@@ -25,7 +28,9 @@ ON_A_TERMINAL = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
 MAIN = "from dovetail.cli import main; main()"
 STOPPED = """
 import signal
+from dovetail.cli.model_cache import find_artifact
 from dovetail.cli.talk import Pace
+from dovetail.errors import SpecError
 
 count = Pace.count
 
@@ -210,6 +215,45 @@ def test_a_model_without_a_template_continues_texts(model: Path, tmp_path: Path)
     for options in ((), ("--raw",)):
         result = dovetail("run", base, "-p", "x", "--system", "y", *options)
         assert result.code == 2 and "--system needs the chat template" in result.err
+
+
+def test_wrong_options_are_told_before_a_model_is_compiled(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOVETAIL_CACHE", str(tmp_path / "cache"))
+    for option in (("--temperature", -1), ("--max-tokens", 0), ("--dtype", "bf17")):
+        result = dovetail("run", model, "-p", "x", *option)
+        assert_one_sentence(result)
+        assert option[0].strip("-").replace("-", "_") in result.err
+    assert_one_sentence(dovetail("serve", model, "--port", 0, "--dtype", "bf17"))
+    assert not (tmp_path / "cache/models").exists()
+
+
+def test_a_model_without_a_tokenizer_is_asked_by_token_ids(model: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    shutil.copytree(model, bare)
+    (bare / "tokenizer.json").unlink()
+    output = tmp_path / "bare.dove"
+    assert dovetail("compile", bare, "-o", output, "--effort", "none").code == 0
+    for options in ((), ("--raw",)):
+        result = dovetail("run", output, "-p", "x", *options)
+        assert_one_sentence(result)
+        assert "give token ids: --prompt-ids 1,2,3" in result.err
+    assert dovetail("run", output, "--prompt-ids", "1,2,3", "--max-tokens", 2).code == 0
+
+
+def test_a_cache_is_read_that_cannot_be_written(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even locks can be made there: their names are those of folders."""
+    monkeypatch.setenv("DOVETAIL_CACHE", str(link_cache(tmp_path)))
+    found = find_artifact(model, {})
+    Path(f"{found}.lock").unlink()
+    Path(f"{found}.lock").mkdir()
+    assert find_artifact(model, {}) == found
+    monkeypatch.setenv("DOVETAIL_CACHE", "/dev/null")
+    with pytest.raises(SpecError, match="set DOVETAIL_CACHE to a folder"):
+        find_artifact(model, {})
 
 
 def test_what_is_no_model_is_told(tmp_path: Path) -> None:

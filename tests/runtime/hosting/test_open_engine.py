@@ -38,6 +38,7 @@ MakeArtifact = Callable[..., Path]
         ({"device": "cuda", "gpu_blocks": 0}, "gpu_blocks must be at least 1, not 0"),
         ({"gpu_blocks": 4}, "give the device, too"),
         ({"max_waiting": 0}, "max_waiting must be at least 1, not 0"),
+        ({"threads": "2"}, "threads must be at least 1, not '2'"),
     ],
 )
 def test_what_no_engine_can_have_is_refused(options: dict[str, Any], said: str) -> None:
@@ -63,6 +64,13 @@ def test_what_is_deterministic_is_not_taken_from_the_cpu_by_auto() -> None:
     assert EngineOptions(device="auto").settle(bare) == EngineOptions(spare_cpu=True)
     with pytest.raises(DeviceError, match="no device npu:3"):
         EngineOptions(device="npu:3").settle(bare)
+
+
+def test_kv_is_kept_in_a_file_where_auto_finds_no_device() -> None:
+    bare = msgspec.structs.replace(read_hardware(), accelerators=())
+    assert EngineOptions(device="auto", kv_file="kv").settle(bare).device == "cpu"
+    with pytest.raises(RequestError, match="give the device cpu"):
+        EngineOptions(device="cuda", kv_file="kv")
 
 
 def test_a_device_that_torch_cannot_have_is_refused_or_left_to_auto(

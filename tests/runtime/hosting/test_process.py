@@ -121,10 +121,7 @@ def test_refusals_come_as_errors_of_their_kind(make_artifact: MakeArtifact) -> N
         with pytest.raises(CapacityError, match="kv_blocks") as failed:
             app.generate([1] * 20, max_tokens=200)
         assert failed.value.retry_after is None
-        with pytest.raises(CapacityError, match="waiting") as failed:
-            app.generate([[1], [2], [3], [4]], max_tokens=2)
-        assert failed.value.retry_after is not None
-        assert app.generate([1], max_tokens=2)
+        assert len(app.generate([[1], [2], [3], [4]], max_tokens=2)) == 4  # as nothing waits
 
 
 def test_what_no_message_can_hold_ends_as_in_this_process(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -85,6 +87,19 @@ def test_what_is_wanted_often_stays_and_other_models_find_nothing(tmp_path: Path
         KvFile(path, "model", blocks, 10)
     with pytest.raises(RequestError, match="cannot be used for KV"):
         KvFile(path / "kv", "model", blocks, room(4))
+
+
+def test_a_full_disk_is_told_of_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To write to a map where there is no room kills the process."""
+
+    def fill(_file: int, _start: int, size: int) -> None:
+        assert size > room(4)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", fill)
+    with pytest.raises(RequestError, match="No space left on device; name another file"):
+        KvFile(tmp_path / "kv", "a", make_blocks(), room(4))
+    assert not (tmp_path / "kv").exists()
 
 
 def test_prompts_begin_where_an_app_before_has_been(

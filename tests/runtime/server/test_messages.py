@@ -135,6 +135,23 @@ def test_an_answer_that_was_begun_goes_on(claude: Any) -> None:
     assert begun + ask(claude, talk).content[0].text == whole
 
 
+@pytest.mark.parametrize("content", ["", [], [{"type": "redacted_thinking", "data": "x"}]])
+def test_an_answer_that_says_nothing_is_not_begun(claude: Any, content: Any) -> None:
+    last = {"role": "assistant", "content": content}
+    talk = [{"role": "user", "content": PROMPT}, last]
+    assert ask(claude, talk).content == ask(claude, PROMPT).content
+    assert ask(claude, [*talk, talk[0]], max_tokens=1).content
+
+
+def test_an_empty_text_beside_a_result_is_nothing(claude: Any) -> None:
+    use = {"type": "tool_use", "id": "a", "name": "add", "input": {"a": 1203, "b": 2210}}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": "3413"}
+    talk = [{"role": "user", "content": SUM}, {"role": "assistant", "content": [use]}]
+    both = [result, {"type": "text", "text": ""}]
+    found = ask(claude, [*talk, {"role": "user", "content": both}], tools=BLOCKS)
+    assert found.content[0].text == "The sum of 1203 and 2210 is 3413."
+
+
 @pytest.mark.parametrize("part", [{"text": "a"}, {"type": "text", "text": 5}, 5], ids=str)
 def test_results_that_are_no_blocks_are_refused(live: Live, part: Any) -> None:
     content = [{"type": "tool_result", "tool_use_id": "a", "content": [part]}]

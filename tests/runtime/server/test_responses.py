@@ -53,6 +53,14 @@ def test_items_of_all_kinds_are_a_conversation(client: openai.OpenAI) -> None:
     assert chat.usage is not None and reply.usage.input_tokens == chat.usage.prompt_tokens
 
 
+@pytest.mark.parametrize("summary", [[], [{"type": "summary_text", "text": "Hm."}]])
+def test_reasoning_may_stand_alone(client: openai.OpenAI, summary: Any) -> None:
+    """An answer that was cut off in it; or one that only its maker can read."""
+    turns = [{"role": "user", "content": "a"}, {"type": "reasoning", "id": "r", "summary": summary}]
+    for given in (turns, [*turns, {"role": "user", "content": PROMPT}]):
+        assert ask(client, given, max_output_tokens=2).usage.output_tokens == 2
+
+
 def test_calls_are_items_and_so_is_what_comes_of_them(client: openai.OpenAI) -> None:
     first = ask(client, SUM, tools=FLAT)
     (call,) = first.output

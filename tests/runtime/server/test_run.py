@@ -86,6 +86,22 @@ def test_a_port_that_cannot_be_had_is_one_sentence(port: str | int) -> None:
             serve(Models([]), ServeSettings(port=number), workflows={}, ready=pytest.fail)
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--ping-seconds", 0), "--ping-seconds must be more than 0, not 0.0"),
+        (("--head-seconds", "nan"), "--head-seconds must be more than 0"),
+        (("--max-body-bytes", -1), "--max-body-bytes must be more than 0"),
+        (("--timeline", "nowhere/trace.json"), "no folder that can be written to"),
+    ],
+)
+def test_what_would_only_harm_later_is_refused_at_once(
+    artifacts: dict[str, Path], flags: tuple[object, ...], said: str
+) -> None:
+    done = dovetail("serve", artifacts["llama"], "--port", 0, *flags)
+    assert done.code == 2 and said in done.err
+
+
 def test_a_key_is_needed_but_for_health(guarded: Live) -> None:
     assert http.get(f"{guarded.url}/health").status_code == 200
     for headers in ({}, {"authorization": "Bearer fourth"}, {"authorization": "Bearer"}):

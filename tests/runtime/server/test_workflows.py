@@ -165,6 +165,9 @@ def test_an_unknown_model_is_told_of_with_all_ids_there_are(flows: Live) -> None
             f"{card['id']!r}" in message for card in http.get(f"{flows.v1}/models").json()["data"]
         )
         assert "'one-shot'" in message and "'llama'" in message
+    reply = http.post(f"{flows.v1}/responses", json={"model": "one-shot", "input": "a"})
+    said = "'one-shot' is a workflow; use /v1/chat/completions"
+    assert (reply.status_code, reply.json()["error"]["message"]) == (400, said)
 
 
 LENGTHS = {

@@ -78,12 +78,12 @@ def demand_of(
     found: dict[str, Demand] = {}
     for model in models[:1]:
         simulator = Simulator(hardware, default_parameters(hardware), model)
-        flops, weights = 2 * simulator.elements, simulator.weights
+        flops, batch = 2 * simulator.elements, fmean(trace.batches)
         prompts = mix.chat * trace.mean_prompt + mix.rag * (trace.mean_prompt + DOCUMENTS)
         answers = (mix.chat + mix.rag) * max(1.0, trace.mean_output)
         kept = answers * trace.mean_context * simulator.kv_row
-        found[PREFILL] = Demand(prompts * flops, prompts / CHUNK * weights)
-        found[DECODE] = Demand(answers * flops, answers / fmean(trace.batches) * weights + kept)
+        found[PREFILL] = Demand(prompts * flops, prompts / CHUNK * simulator.read(CHUNK))
+        found[DECODE] = Demand(answers * flops, answers / batch * simulator.read(batch) + kept)
     found[SEARCHES] = Demand(mix.rag * SCANNED / 2, mix.rag * SCANNED)
     if encoders is None or encoders:
         sizes = [_elements(spec) for spec in encoders or ()] or [ENCODER_ELEMENTS]

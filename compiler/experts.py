@@ -42,10 +42,9 @@ def read_experts(config: Config, *, shared: bool, hidden: int, inner: int) -> Ex
     """
     key = next((key for key in _COUNTS if config.has(key)), _COUNTS[0])
     count = config.integer(key, 1, MOST_EXPERTS)
-    if config.integer("decoder_sparse_step", 0, 1024, 1) != 1:
-        raise config.fail("decoder_sparse_step", "but only experts in every layer are supported")
-    if config.values.get("mlp_only_layers"):
-        raise config.fail("mlp_only_layers", "but only experts in every layer are supported")
+    for key, every in (("decoder_sparse_step", 1), ("mlp_only_layers", [])):
+        if config.has(key) and config.values[key] != every:
+            raise config.fail(key, "but only experts in every layer are supported")
     if hidden % PANEL or inner % PANEL:
         raise SpecError(
             f"{config.name}: experts of {hidden} x {inner} values are not supported, only "
@@ -82,7 +81,7 @@ def _split(info: TensorInfo, name: str, parts: tuple[str, ...]) -> Iterator[Tens
     """Yield the matrices of a tensor [experts][rows of all parts][k]."""
     experts, rows, k = info.shape
     count = experts * len(parts)
-    if not count or rows % len(parts):
+    if not 1 <= experts <= MOST_EXPERTS or rows % len(parts):  # a header may claim any number
         raise SpecError(
             f"{info.path}: tensor {info.name} of shape {list(info.shape)} is no experts"
         )

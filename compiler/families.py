@@ -47,6 +47,11 @@ def _layer_windows(config: Config, n_layers: int) -> tuple[int, tuple[bool, ...]
     return _window(config), _sliding(config, n_layers, lambda layer: layer >= first)
 
 
+def _used_window(config: Config, n_layers: int) -> tuple[int, tuple[bool, ...]]:
+    """Qwen's mixtures: one window for all layers, where it is used."""
+    return _whole_window(config, n_layers) if config.flag("use_sliding_window") else (0, ())
+
+
 def _gemma_windows(config: Config, n_layers: int) -> tuple[int, tuple[bool, ...]]:
     """Gemma 3: a window on the layers named in layer_types, or on all but each sixth."""
     each = config.integer("sliding_window_pattern", 1, 1024, PATTERN)
@@ -145,11 +150,14 @@ FAMILIES: dict[str, Family] = {
         "qwen3moe",
         attention_bias=None,
         qk_norm=True,
-        windows=_layer_windows,
+        windows=_used_window,
+        kv_heads=4,
         experts=False,
         inner="moe_intermediate_size",
     ),
-    "MixtralForCausalLM": Family("mixtral", windows=_whole_window, theta=1e6, experts=True),
+    "MixtralForCausalLM": Family(
+        "mixtral", windows=_whole_window, kv_heads=8, theta=1e6, experts=True
+    ),
     "GraniteMoeForCausalLM": Family(
         "granitemoe", attention_bias=None, multipliers=True, experts=True
     ),

@@ -53,6 +53,8 @@ _OF_ARCHITECTURE: Mapping[str, Mapping[str, str]] = {
     },
 }
 _LAYER = re.compile(r"blk\.(\d{1,4})\.(\w+)")
+_EXPERT = re.compile(r"blk\.(\d{1,4})\.ffn_(gate|up|down)\.(\d{1,4})")
+"""A matrix of one expert: files of Mixtral had these before they had tensors of all."""
 _HEADS = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
 
 
@@ -83,8 +85,11 @@ def gguf_checkpoint(file: GgufFile, config: Mapping[str, Any]) -> Checkpoint:
 def translate(name: str, arch: str) -> str:
     """Return what Hugging Face calls a tensor of an architecture, or the name itself."""
     stem, dot, kind = name.rpartition(".")
-    layer = _LAYER.fullmatch(stem)
-    if layer is None:
+    if expert := _EXPERT.fullmatch(stem):
+        layer, part, number = expert.groups()
+        return f"model.layers.{int(layer)}.mlp.experts.{int(number)}.{part}_proj.{kind}"
+    found = _LAYER.fullmatch(stem)
+    if found is None:
         return _WHOLE.get(stem, stem) + dot + kind
-    known = _OF_ARCHITECTURE.get(arch, {}).get(layer[2]) or _OF_LAYER.get(layer[2])
-    return f"model.layers.{int(layer[1])}.{known}.{kind}" if known else name
+    known = _OF_ARCHITECTURE.get(arch, {}).get(found[2]) or _OF_LAYER.get(found[2])
+    return f"model.layers.{int(found[1])}.{known}.{kind}" if known else name

@@ -18,7 +18,8 @@ from dovetail.ir.model import ModelSpec
 class GemmUse:
     """One matrix product of a step, and how often it runs.
 
-    calls: times in one step. sizes: M -> share of the steps; the shares sum to 1.
+    calls: times in one step. sizes: M -> share of the steps; the shares sum to 1. Of experts calls
+    are those of one token, and a step's share is as many times larger as it has more of them.
     """
 
     gemm: GemmOp
@@ -56,8 +57,10 @@ def make_payload(
     steps = workload.step_sizes(max_step_tokens)
     sizes = {"head": _head_sizes(steps, min(workload.concurrency, max_step_sequences))}
     if spec.experts:
-        own = spec.experts.used / spec.experts.count  # the share of a step's rows that one has
-        shared = _sizes((max(1, round(size * own)), share) for size, share in steps.items())
+        most = spec.experts.count / spec.experts.used  # from so many rows on, each expert has some
+        shared = _sizes(
+            (max(1, round(size / most)), share * min(size, most)) for size, share in steps.items()
+        )
         sizes |= {"gate_up": shared, "down": shared}
 
     def uses(count: int) -> tuple[GemmUse, ...]:

@@ -94,13 +94,16 @@ class TapeBuilder:
         """Return a weight, or null where this model has none of that name."""
         return WeightRef(name=name if name in self.weights else None)
 
-    def gemm(self, weight: str, a: BufferRef, m: ArgRef) -> tuple[Value, ...]:
-        """Return the slots every GEMM begins with: M, N, K, A, lda, B, panel stride, bias."""
+    def gemm(self, weight: str, a: BufferRef, m: ArgRef, matrices: int = 1) -> tuple[Value, ...]:
+        """Return the slots every GEMM begins with: M, N, K, A, lda, B, panel stride, bias.
+
+        matrices: of one shape that the weight has, one after another.
+        """
         entry = self.weights[weight]
         n = entry.n // 2 if entry.layout == "packed_pair" else entry.n
         stride = FORMATS[entry.dtype].panel_elements(entry.k)
         bias = self.weight(f"{weight}_bias")
-        return (m, n, entry.k, *self.rows(a), self.weight(weight), stride, bias)
+        return (m, n // matrices, entry.k, *self.rows(a), self.weight(weight), stride, bias)
 
     def add(
         self,
@@ -318,21 +321,15 @@ class _Forward(TapeBuilder):
         self.add("sort_experts", segment, *chosen, self.chosen, *sorted_)
         rows = m, used, hidden
         self.add("expert_rows", segment, *rows, self.sources, *normed, *self.rows(self.mixed))
-        given = (("gate_up", self.mixed, self.inner), ("down", self.inner, self.mixed))
-        for op, a, c in given:
-            weight = self.weights[f"{name}.{op}"]
-            groups = Groups(
-                count=experts.count,
-                each=used,
-                starts=self.starts,
-                bytes=weight.bytes // experts.count,
-            )
-            m_, n, *slots = self.gemm(weight.name, a, m)
-            assert isinstance(n, int)
-            whole = () if op == "gate_up" else NO_RESIDUAL
-            split = () if op == "gate_up" else (self.split[0], 0)  # sums of K are never parted
-            values = (m_, n // experts.count, *slots, *whole, *self.rows(c), *split)
-            self.add(op, segment, *values, groups=groups)
+        whole = self.split[0], 0  # sums of K are never parted
+        for op, a, rest in (
+            ("gate_up", self.mixed, self.rows(self.inner)),
+            ("down", self.inner, (*NO_RESIDUAL, *self.rows(self.mixed), *whole)),
+        ):
+            weight, count = self.weights[f"{name}.{op}"], experts.count
+            size = weight.bytes // count
+            groups = Groups(count=count, each=used, starts=self.starts, bytes=size)
+            self.add(op, segment, *self.gemm(weight.name, a, m, count), *rest, groups=groups)
         summed = self.places, self.shares, *self.rows(self.mixed), *self.rows(x)
         scale = self.spec.branch_scale
         self.add("combine_experts", segment, *rows, *summed, scale, *self.rows(x))

@@ -45,13 +45,13 @@ def keep_formats(spec: ModelSpec, checkpoint: Checkpoint) -> ModelSpec:
 
     q, k and v of several formats become weights of their own; other tensors that make one weight
     and differ are float32 together. Beside packed matrices float16, which is mostly the head's and
-    the embedding's, becomes bfloat16: float32 would be larger than all else.
+    the embedding's, becomes bfloat16, but for routers: float32 would be larger than all else.
     """
     spec = replace(spec, formats=tuple(_split_qkv(spec, checkpoint)))
     kept, packed = {}, any(info.packed for info in checkpoint.tensors.values())
     for source in matrices(spec):
-        infos = map(checkpoint.info, source.tensors)
-        found = {"bf16" if packed and i.dtype.name == "f16" else stored_format(i) for i in infos}
+        infos, narrow = map(checkpoint.info, source.tensors), packed and not is_router(source)
+        found = {"bf16" if narrow and i.dtype.name == "f16" else stored_format(i) for i in infos}
         kept[source.name] = found.pop() if len(found) == 1 else WIDEST
     return with_formats(spec, kept)
 
@@ -63,13 +63,18 @@ FINER = {"q4_32": ("q8_32",), "q6_16k": ("q8_32",)}
 """Format -> those for a matrix that loses too much in it; then comes float32."""
 
 
+def is_router(source: WeightSource) -> bool:
+    """Return whether a matrix chooses experts."""
+    return source.name.endswith(".router")
+
+
 def wanted_format(source: WeightSource, spec: Spec) -> str:
     """Return the format that a matrix is to be quantised in; float32 where K is cut by none.
 
     So are routers, which are small, and whose errors would send tokens to other experts.
     """
     form = spec.weight_dtype
-    if source.name.endswith(".router"):
+    if is_router(source):
         return WIDEST
     choices = HEAD.get(form, (form,)) if source.name == "head" else (form,)
     return next((name for name in choices if source.k % FORMATS[name].unit == 0), WIDEST)

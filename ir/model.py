@@ -91,10 +91,10 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         """Columns of the fused q, k, v projection: (n_heads + 2 n_kv_heads) head_dim."""
         return (self.n_heads + 2 * self.n_kv_heads) * self.head_dim
 
-    @property
-    def used_inner(self) -> int:
-        """Inner columns of a feed-forward part that a token goes through."""
-        return self.intermediate_size * (self.experts.used if self.experts else 1)
+    def inner_columns(self, rows: float = 1) -> float:
+        """Return the inner columns of a layer that so many tokens go through, at most."""
+        used = min(rows * self.experts.used, self.experts.count) if self.experts else 1
+        return self.intermediate_size * used
 
     @property
     def stream_eps(self) -> float:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dovetail.compiler.input_powers import run_windows
 from dovetail.compiler.pipeline import compile_model
 from dovetail.errors import SpecError
 from dovetail.ir.artifact import PhasePlan, ServicePlan
@@ -15,7 +16,7 @@ from dovetail.runtime.app import App, load
 from dovetail.runtime.schedule.request import SamplingParams
 from tests.gguf_files import read_own_state, save_gguf
 from tests.models import EXPERTS, make_model, save_model
-from tests.test_fidelity import reference_logits
+from tests.test_fidelity import load_exact, reference_logits
 
 PROMPT = list(range(3, 45))
 SHAPE = {
@@ -120,3 +121,22 @@ def test_quantising_leaves_the_router_as_it_is(tmp_path: Path) -> None:
         }
         assert formats == {"router": "f32", "gate_up": "q4_32", "down": "q4_32"}
         assert app.generate([PROMPT], max_tokens=4)[0].token_ids
+
+
+def test_calibration_knows_the_rows_of_all_experts(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    folder = save_model(tmp_path / "model", "qwen3_moe", **SHAPE)
+    powers = run_windows(compiled(folder, tmp_path, weight_dtype="f32"), [PROMPT], lambda *_: None)
+    exact, seen = load_exact(folder), list[Any]()
+    mlp = exact.model.layers[0].mlp
+    mlp.register_forward_pre_hook(lambda _, given: seen.append(given[0][0]))
+    with torch.no_grad():
+        exact(torch.tensor([PROMPT]))
+        rows, inner = seen[0], []
+        for row, chosen in zip(rows, (rows @ mlp.gate.weight.T).topk(3).indices, strict=True):
+            for expert in chosen:
+                gate, up = (mlp.experts.gate_up_proj[expert] @ row).chunk(2)
+                inner.append(torch.nn.functional.silu(gate) * up)
+    for name, read in {"router": rows, "gate_up": rows, "down": torch.stack(inner)}.items():
+        wanted = read.square().mean(0).numpy()
+        np.testing.assert_allclose(powers[f"layers.0.{name}"], wanted, rtol=1e-3)

@@ -69,6 +69,7 @@ def shape(
 
 
 EIGHT = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 80}
+SHORT = {"norm_topk_prob": False, "use_sliding_window": True, "sliding_window": 33}
 TIED = {"tie_word_embeddings": True}
 BIASED = {"attention_bias": True, "mlp_bias": True}
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -99,7 +100,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3-windows": ("gemma3", shape(4, 1, 64, 128, 190, 171, sliding_window=33, **LOCAL)),
     "gemma3-linear-rope": ("gemma3", shape(4, 2, 256, 96, 150, 211, **GEMMA_ROPES, **LOCAL)),
     "qwen3-experts": ("qwen3_moe", shape(4, 2, 64, 128, 99, 171, **EIGHT)),
-    "qwen3-weighted": ("qwen3_moe", shape(4, 1, 80, 96, 99, 151, **EIGHT, norm_topk_prob=False)),
+    "qwen3-weighted": ("qwen3_moe", shape(4, 1, 80, 96, 99, 151, **EIGHT, **SHORT)),
     "mixtral": ("mixtral", shape(4, 2, 64, 128, 160, 131, num_local_experts=4, **TIED)),
     "granite-experts": ("granitemoe", shape(4, 2, 64, 256, 48, 140)),
     "qwen3-gqa8": ("qwen3", shape(8, 1, 64, 96, 210, 1000, attention_bias=True)),

@@ -8,7 +8,7 @@ pays for what its threads and processes tell each other.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import log2
+from math import inf, log2
 
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.formats import FORMATS
@@ -44,8 +44,8 @@ class StepCost:
 class Simulator:
     """Predicts step times of one model on one machine; remembers the profile of each plan.
 
-    elements: of its matrices. weights: their bytes, which every step reads. kv_row: bytes of K and
-    V that a token has.
+    elements: of the matrices that a token is multiplied with. weights: bytes of all. kv_row: bytes
+    of K and V that a token has.
     """
 
     def __init__(self, spec: HardwareSpec, parameters: MachineParameters, model: ModelSpec) -> None:
@@ -54,13 +54,18 @@ class Simulator:
         self._machine = MachineModel(spec, parameters)
         self._profiles: dict[Configuration, Profile] = {}
         self.elements = matrix_elements(model)
-        self.weights = round(self.elements * FORMATS[model.weight_dtype].value_bytes)
+        self.weights = self.read(inf)
         kv_heads = 2 * model.n_layers * model.n_kv_heads
         self.kv_row = kv_heads * model.head_dim * DTYPES[model.kv_dtype].size
 
+    def read(self, rows: float) -> int:
+        """Return the bytes of weights that a step of so many rows reads: of experts at most."""
+        stored = FORMATS[self.model.weight_dtype].value_bytes
+        return round(matrix_elements(self.model, rows) * stored)
+
     def decode(self, configuration: Configuration, *, batch: int, context: float) -> StepCost:
         """Return the cost of one token for each of `batch` sequences of `context` tokens."""
-        read = self.weights + batch * context * self.kv_row
+        read = self.read(batch) + batch * context * self.kv_row
         attention = 4 * batch * context * self.model.n_heads * self.model.head_dim
         flops = 2 * batch * self.elements + attention * self.model.n_layers
         return self._cost(configuration, batch, read, flops)
@@ -69,7 +74,7 @@ class Simulator:
         """Return the cost of a prompt of `tokens`, in one step."""
         attention = 2 * tokens * tokens * self.model.n_heads * self.model.head_dim
         flops = 2 * tokens * self.elements + attention * self.model.n_layers
-        return self._cost(configuration, tokens, self.weights + tokens * self.kv_row, flops)
+        return self._cost(configuration, tokens, self.read(tokens) + tokens * self.kv_row, flops)
 
     def _cost(self, configuration: Configuration, rows: int, read: float, flops: float) -> StepCost:
         profile = self._profiles.get(configuration)
@@ -94,7 +99,7 @@ class Simulator:
         has rows of its own, and fetches overlap.
         """
         model = self.model
-        inner = (model.used_inner + model.n_heads * model.head_dim) / profile.processes
+        inner = (model.inner_columns() + model.n_heads * model.head_dim) / profile.processes
         lines = (2 * model.hidden_size + inner) * ACTIVATION_BYTES / LINE * model.n_layers
         repeated = max(1.0, rows / (OVERLAP * profile.l3_groups))
         return lines * (profile.l3_groups - 1) * repeated * self.parameters.line_transfer.value
@@ -116,8 +121,8 @@ class Simulator:
         return 2 * (ranks - 1) * (step + chunk / self.parameters.all_reduce_bandwidth.value)
 
 
-def matrix_elements(model: ModelSpec) -> int:
-    """Return the elements of the weights that a token is multiplied with."""
+def matrix_elements(model: ModelSpec, rows: float = 1) -> float:
+    """Return the elements of the weights that so many tokens are multiplied with, at most."""
     attention = model.qkv_size + model.n_heads * model.head_dim
-    layer = model.hidden_size * (attention + 3 * model.used_inner)
+    layer = model.hidden_size * (attention + 3 * model.inner_columns(rows))
     return model.n_layers * layer + model.vocab_size * model.hidden_size

@@ -145,15 +145,13 @@ static void dt_execute(dt_team *team, const dt_job *job, int64_t tid) {
     owed = 0;
     dt_note(times, 1);
     const dt_slot *slots = job->tape->slots + entry->first_slot;
-    if (entry->groups) {
-      if (!dt_stopped(job->tape)) dt_run_groups(entry, slots, tid, threads);
-      dt_note(times, 2);
-      continue;
-    }
     const dt_row *row = dt_find_row(entry, m);
-    if (!dt_stopped(job->tape)) row->kernel(slots, row->schedule, tid, threads);
+    if (!dt_stopped(job->tape)) {
+      if (entry->groups) dt_run_groups(entry, slots, tid, threads);
+      else row->kernel(slots, row->schedule, tid, threads);
+    }
     dt_note(times, 2);
-    if (row->reduce) {
+    if (row->reduce && !entry->groups) {
       dt_barrier(team, threads, 1);
       dt_note(times, 3);
       if (!dt_stopped(job->tape)) row->reduce(slots, row->schedule, tid, threads);

@@ -6,7 +6,7 @@ indices are no activations; no number of rows goes to the host.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dovetail.ir.errors import DeviceError
-from dovetail.ir.tape import Entry, WeightRef
+from dovetail.ir.tape import Entry, Tape, WeightRef
 from dovetail.runtime.accel.step import Step
 from dovetail.runtime.accel.tape import Bind, TorchTape, Work, integer, number
 
@@ -32,6 +32,12 @@ class _Routed:
     order: Tensor
     ends: Tensor
     rows: Tensor
+
+
+def without_experts(tape: Tape, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights but those of experts: what serves one matrix alone has no use for them."""
+    grouped = {entry.slots[5] for entry in tape.entries if entry.groups}
+    return {name: w for name, w in weights.items() if WeightRef(name=name) not in grouped}
 
 
 def _held(tape: TorchTape) -> list[_Routed]:
@@ -58,11 +64,6 @@ def bind_route(tape: TorchTape, entry: Entry) -> Work:
     return run
 
 
-def bind_sort(_: TorchTape, __: Entry) -> Work:
-    """Do nothing: `bind_route` has sorted."""
-    return lambda step: None
-
-
 def bind_rows_of_experts(tape: TorchTape, entry: Entry) -> Work:
     """Gather the row of each choice, sorted by expert."""
     _, k, hidden, _, x, *_ = entry.slots
@@ -77,15 +78,14 @@ def bind_rows_of_experts(tape: TorchTape, entry: Entry) -> Work:
 
 def bind_experts(tape: TorchTape, entry: Entry, end: Callable[[Tensor], Tensor] | None) -> Work:
     """Multiply each row by its expert's weight; end: of a gated product, what acts on the gate."""
-    weight, held = entry.slots[5], _held(tape)
+    held = _held(tape)
     assert entry.groups is not None
-    assert isinstance(weight, WeightRef)
     if not hasattr(F, "grouped_mm"):
         raise DeviceError(
             f"torch {torch.__version__} has no grouped_mm, which models of experts need on "
             "accelerators; install a newer torch, or give --device cpu"
         )
-    matrices, parts = tape.need(weight), 2 if end else 1
+    matrices, parts = tape.need(entry.slots[5]), 2 if end else 1
     of_parts = [
         part.view(entry.groups.count, -1, part.shape[1]).transpose(1, 2)
         for part in matrices.chunk(parts)
@@ -122,7 +122,7 @@ def expert_operators(end: Callable[[Tensor], Tensor]) -> dict[str, Bind]:
     """Return what experts add to a decoder's operators, in place of its feed-forward products."""
     return {
         "route": bind_route,
-        "sort_experts": bind_sort,
+        "sort_experts": lambda *_: lambda step: None,  # `bind_route` has sorted
         "expert_rows": bind_rows_of_experts,
         "gate_up": partial(bind_experts, end=end),
         "down": partial(bind_experts, end=None),

@@ -17,6 +17,7 @@ import torch
 from dovetail.ir.errors import CapacityError, DovetailError, RankError
 from dovetail.ir.model import KV_BLOCK
 from dovetail.runtime.accel.device import TYPES, TorchDevice
+from dovetail.runtime.accel.experts import without_experts
 from dovetail.runtime.accel.generated import GeneratedProducts
 from dovetail.runtime.accel.orders import StepOrder
 from dovetail.runtime.accel.recorder import Recorder
@@ -59,7 +60,7 @@ class DevicePair:
         tape, shares = model.device_share()
         with device.working():
             weights = load_weights(device, model.weights, dtype, shares)
-            given = (model.weights, weights, device.device, dtype)
+            given = (model.weights, without_experts(tape, weights), device.device, dtype)
             products = GeneratedProducts.open(*source, *given) if source else None
             if products is not None:
                 products.choose(lambda name, rows: torch.mm(rows, weights[name].t()))

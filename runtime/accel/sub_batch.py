@@ -312,7 +312,7 @@ class SubBatch:
         lengths = np.array([*whole, *decodes, *[1] * on_cpu], np.int32)
         starts = np.cumsum([0, *prompts, *[1] * (len(decodes) + on_cpu)])
         rows = int(starts[-1])
-        arrays["token_ids"][:rows] = 0
+        arrays["token_ids"][:rows] = np.arange(rows) % self._model.cpu.spec.vocab_size
         arrays["positions"][:rows] = np.arange(rows) % self._model.cpu.spec.max_context
         arrays["kv_slots"][:rows] = np.arange(rows) % ((pools.blocks + pools.landing) * KV_BLOCK)
         arrays["seq_starts"][: len(starts)] = starts

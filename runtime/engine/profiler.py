@@ -257,7 +257,9 @@ class _TapeBench:
     def _fill(self, lengths: Iterable[int], layers: int, *, decode: bool) -> StepShape:
         """Write a step over new sequences: one token each of them, or all of their tokens."""
         for number, length in enumerate(lengths):
-            self._requests[number] = _make_request(number, length, decode)
+            # alike, all rows would choose the same experts
+            tokens = [(number + place) % self.executor.spec.vocab_size for place in range(length)]
+            self._requests[number] = _make_request(number, tokens, decode)
             self.pool.open(number)
             self.pool.grow(number, length)
             self._touch(self.pool.table(number), layers)
@@ -289,13 +291,13 @@ class _TapeBench:
         return run
 
 
-def _make_request(number: int, length: int, decode: bool) -> Request:
+def _make_request(number: int, tokens: list[int], decode: bool) -> Request:
     return Request(
         id=number,
-        tokens=[0] * length,
-        prompt_length=length,
+        tokens=tokens,
+        prompt_length=len(tokens),
         max_tokens=1,
         params=SamplingParams(),
         metrics=Metrics(arrival=0.0),
-        computed=length - 1 if decode else 0,
+        computed=len(tokens) - 1 if decode else 0,
     )

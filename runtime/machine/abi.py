@@ -8,8 +8,8 @@ from ctypes import POINTER, c_double, c_int, c_int32, c_int64, c_uint32, c_void_
 ABI = 6
 SCHEDULE_LENGTH = 9
 TIMES = 5
-MOST_SLOTS = 32
 """DT_TIMES: a thread came to an entry, began it, ended it, began and ended its reduction."""
+MOST_SLOTS = 32
 
 
 class Slot(ctypes.Union):

@@ -296,10 +296,8 @@ class BoundTape:
         weight = dict(zip(names, entry.slots, strict=True)).get("B")
         if not isinstance(weight, WeightRef) or weight.name is None:
             return 0
-        whole = self._operands.weights.entries[weight.name].bytes
-        if entry.groups is None:
-            return whole
-        return whole * min(m * entry.groups.each, entry.groups.count) // entry.groups.count
+        groups, whole = entry.groups, self._operands.weights.entries[weight.name].bytes
+        return whole * min(m * groups.each, groups.count) // groups.count if groups else whole
 
     def buffer(self, name: str) -> npt.NDArray[np.uint8]:
         """Return the bytes of a planned buffer."""

@@ -186,7 +186,7 @@ class Roofline:
         self.machine = machine
         hidden, share = spec.hidden_size, machine.accelerators
         attention = hidden * spec.qkv_size + spec.n_heads * spec.head_dim * hidden
-        self._weights = (attention + 3 * hidden * spec.used_inner) / share
+        self._weights = (attention + 3 * hidden * spec.inner_columns()) / share
         self._head = spec.vocab_size * hidden / share
         self._weight_bytes = FORMATS[spec.weight_dtype].value_bytes
         self._kv = kv_token_bytes(spec)

@@ -113,6 +113,24 @@ def test_tensors_of_a_split_model(tmp_path):
         open_model(parts[0])
 
 
+def test_an_older_file_has_a_tensor_for_each_expert(tmp_path):
+    folder = save_model(tmp_path / "m", "mixtral")
+
+    def part(writer):
+        (tensors,) = writer.tensors
+        for name in [name for name in tensors if "_exps" in name]:
+            for number, matrix in enumerate(tensors.pop(name).tensor):
+                writer.add_tensor(name.replace("_exps", f".{number}"), matrix)
+
+    older, newer = (
+        open_model(save_gguf(tmp_path / f"{i}.gguf", folder, change=change)).checkpoint()
+        for i, change in enumerate((part, None))
+    )
+    assert set(older.tensors) == set(newer.tensors)
+    for name in newer.tensors:
+        np.testing.assert_array_equal(older.load(name), newer.load(name))
+
+
 def test_tensors_of_other_models_are_found(tmp_path):
     folder = save_model(tmp_path / "m", "llama")
 

@@ -77,6 +77,21 @@ def test_sliding_windows(tmp_path):
     assert read_model_spec(off).layer_window(1) == 0
 
 
+def test_a_window_of_qwens_mixtures_is_of_all_layers(tmp_path):
+    path = save_model(tmp_path / "m", "qwen3_moe", use_sliding_window=True, sliding_window=32)
+    mixture = edited(path, tmp_path / "a", max_window_layers=1)  # their code has no such key
+    assert [read_model_spec(mixture).layer_window(i) for i in range(2)] == [32, 32]
+    off = edited(path, tmp_path / "b", use_sliding_window=False)
+    assert read_model_spec(off).layer_window(0) == 0
+
+
+@pytest.mark.parametrize(("family", "kv_heads"), [("qwen3_moe", 4), ("mixtral", 8)])
+def test_mixtures_that_tell_no_kv_heads_have_those_of_their_code(family, kv_heads, tmp_path):
+    path = save_model(tmp_path / "m", family, num_attention_heads=8, head_dim=16)
+    older = edited(path, tmp_path / "a", drop=("num_key_value_heads",))
+    assert read_dimensions(older).n_kv_heads == kv_heads
+
+
 def test_older_rope_keys_mean_the_same(tmp_path):
     scaling = {
         "rope_type": "llama3",

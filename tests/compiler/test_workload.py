@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from dovetail.compiler.payload import make_payload
 from dovetail.compiler.workload import DEFAULT_WORKLOAD, WorkloadSpec, read_times, read_workload
 from dovetail.ir.errors import SpecError
+from dovetail.ir.model import ExpertSpec
 from tests.compiler.test_tapes import make_spec, make_tape
 from tests.topology.corpus import corpus_file
 
@@ -146,6 +147,19 @@ def test_payload_has_every_gemm_of_the_tape():
     assert all(sum(use.sizes.values()) == pytest.approx(1) for use in payload.uses)
     assert payload.largest("head") <= 8
     assert payload.largest("qkv") == 64
+
+
+def test_steps_of_more_rows_have_more_experts():
+    spec = make_spec(experts=ExpertSpec(count=8, used=2), intermediate_size=112)
+    dense, mixed = (make_payload(s, DEFAULT_WORKLOAD, 64, 8) for s in (make_spec(), spec))
+    uses = {use.gemm.op: use for use in mixed.uses}
+    whole = {use.gemm.op: use for use in dense.uses}["gate_up"]
+    wanted = sum(size * share for size, share in whole.sizes.items()) * 2 * spec.n_layers
+    for op in ("gate_up", "down"):  # rows of all calls, but for those that M rounds
+        rows = sum(m * share for m, share in uses[op].sizes.items()) * uses[op].calls
+        assert rows == pytest.approx(wanted, rel=0.1)
+        assert uses[op].calls == 2 * spec.n_layers and max(uses[op].sizes) == 16
+    assert uses["router"].calls == spec.n_layers
 
 
 @pytest.mark.parametrize(

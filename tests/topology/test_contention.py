@@ -7,6 +7,7 @@ from itertools import permutations
 import msgspec
 import pytest
 
+from dovetail.ir.model import ExpertSpec
 from dovetail.topology.configuration import Configuration, cross_section, memory_homes
 from dovetail.topology.contention import Simulator, matrix_elements
 from dovetail.topology.fundamental import build_tree
@@ -114,6 +115,18 @@ def test_parts_add_up_and_grow_with_the_work() -> None:
     assert many.work > one.work and many.all_reduce > one.all_reduce
     assert simulator.weights == 4 * matrix_elements(MODEL)
     assert matrix_elements(MODEL) == pytest.approx(7.5e9, rel=0.01)  # 8.03e9 less the embeddings
+
+
+def test_steps_read_the_experts_of_their_rows() -> None:
+    mixture = msgspec.structs.replace(MODEL, experts=ExpertSpec(count=8, used=2))
+    simulator = Simulator(EPYC, default_parameters(EPYC), mixture)
+    expert = 3 * MODEL.hidden_size * MODEL.intermediate_size * MODEL.n_layers
+    rest = matrix_elements(MODEL) - expert
+    assert simulator.elements == rest + 2 * expert
+    assert [simulator.read(rows) for rows in (1, 3, 4, 512)] == [
+        4 * (rest + count * expert) for count in (2, 6, 8, 8)
+    ]
+    assert simulator.weights == simulator.read(4)  # memory has all
 
 
 def test_measured_figures_replace_defaults_and_say_so() -> None:

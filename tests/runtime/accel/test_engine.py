@@ -477,6 +477,15 @@ def test_costs_are_measured_once_kept_and_shown(
     assert shown == found[0] and "torch:cpu" in shown.key.device
 
 
+def test_rows_that_are_measured_differ_as_they_may_choose_experts(artifact: Path) -> None:
+    with load(artifact, device="torch:cpu", offload="off", **LIMITS) as app:
+        pair = app.engine.executor.pair
+        with pair.device.working():
+            pair.sub_batches[0].rehearse([], [1] * 8)
+        ids = pair.sub_batches[0].buffers.arrays["token_ids"][:8]
+        assert len(set(ids.tolist())) == 8
+
+
 def test_devices_refuse_what_they_cannot_do(artifact: Path) -> None:
     with pytest.raises(SpecError, match="deterministic"):
         load(artifact, device="torch:cpu", deterministic=True)

@@ -19,9 +19,12 @@ import torch
 
 from dovetail.codegen.catalog import device_kernels
 from dovetail.compiler.pipeline import compile_model
+from dovetail.compiler.tapes import build_forward_tape
 from dovetail.ir.errors import DeviceError
 from dovetail.ir.formats import FORMATS
+from dovetail.ir.model import ExpertSpec
 from dovetail.runtime.accel.device import TorchDevice
+from dovetail.runtime.accel.experts import without_experts
 from dovetail.runtime.accel.generated import (
     GeneratedProducts,
     find_operands,
@@ -34,6 +37,7 @@ from dovetail.runtime.native.weights import Weights
 from dovetail.topology.hardware import read_hardware
 from tests.blocks import random_blocks
 from tests.codegen.warp_host import WarpLibrary, warp_library
+from tests.compiler.test_tapes import make_spec, plan_weights
 from tests.models import save_model
 
 CPU = torch.device("cpu")
@@ -216,6 +220,14 @@ def test_without_kernels_the_operator_says_what_to_do() -> None:
         gemm_skinny(*given[:-1], "gone")
     with pytest.raises(DeviceError, match="no gemm_skinny_q6_16k_f32; run `dovetail compile`"):
         gemm_skinny(*given[:-2], "q6_16k", given[-1])
+
+
+def test_experts_are_not_compared_one_by_one() -> None:
+    spec = make_spec(experts=ExpertSpec(count=4, used=2), intermediate_size=112)
+    tape = build_forward_tape(spec, plan_weights(spec), 64, 8)
+    names = ("layers.0.o", "layers.1.gate_up", "layers.1.down", "layers.1.router", "head")
+    kept = without_experts(tape, dict.fromkeys(names, torch.zeros(1)))
+    assert list(kept) == ["layers.0.o", "layers.1.router", "head"]
 
 
 def test_weights_of_an_artifact(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from dovetail.ir.profile import ProfileFile
 from dovetail.runtime.app import App, load
 from dovetail.runtime.engine import profiler
 from dovetail.runtime.engine.profiler import load_profile, measure_profile, plan_points, profile_key
+from dovetail.runtime.native.step import StepShape
 from dovetail.runtime.schedule.cost_tables import PROFILE
 from dovetail.runtime.schedule.request import SamplingParams
 from dovetail.topology.hardware import read_hardware
@@ -79,6 +80,22 @@ def test_attention_is_measured_over_all_that_memory_holds_in_one_layer(
     rows = {row.at for row in profile(app, 0.0).tables["cpu_decode"]}
     most = app.engine.scheduler.limits.max_step_sequences
     assert (most, 100 * KV_BLOCK // most // KV_BLOCK * KV_BLOCK * most) in rows
+
+
+def test_rows_of_a_step_differ_as_they_may_choose_experts(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor, ids = app.engine.executor, list[list[int]]()
+    forward = executor.forward
+
+    def watch(shape: StepShape) -> None:
+        ids.append(executor.buffers.arrays["token_ids"][: shape.n_tokens].tolist())
+        forward(shape)
+
+    monkeypatch.setattr(executor, "forward", watch)
+    profile(app, 0.0)
+    assert max(map(len, ids)) == 64
+    assert all(len(set(found)) == len(found) for found in ids)
 
 
 def test_a_profile_is_kept_and_read_again(app: App, path: Path) -> None:

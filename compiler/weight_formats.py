@@ -45,13 +45,14 @@ def keep_formats(spec: ModelSpec, checkpoint: Checkpoint) -> ModelSpec:
 
     q, k and v of several formats become weights of their own; other tensors that make one weight
     and differ are float32 together. Beside packed matrices float16, which is mostly the head's and
-    the embedding's, becomes bfloat16: float32 would be larger than all else.
+    the embedding's, becomes bfloat16: float32 would be larger than all else, but not of routers.
     """
     spec = replace(spec, formats=tuple(_split_qkv(spec, checkpoint)))
     kept, packed = {}, any(info.packed for info in checkpoint.tensors.values())
     for source in matrices(spec):
-        infos = map(checkpoint.info, source.tensors)
-        found = {"bf16" if packed and i.dtype.name == "f16" else stored_format(i) for i in infos}
+        infos = [checkpoint.info(name) for name in source.tensors]
+        short = packed and not source.name.endswith(".router")
+        found = {"bf16" if short and i.dtype.name == "f16" else stored_format(i) for i in infos}
         kept[source.name] = found.pop() if len(found) == 1 else WIDEST
     return with_formats(spec, kept)
 

@@ -24,6 +24,7 @@ from dovetail.ir.formats import FORMATS
 
 Array = npt.NDArray[Any]
 QUANTISED = "quantization_config"
+WORDS, FLOATS = ("i32", "u32"), ("f32", "f16", "bf16")
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Which four bits of a word, counted from the lowest, hold each of eight neighbouring columns."""
 FP8_BLOCK = [128, 128]
@@ -159,30 +160,19 @@ class _Matrix:
         path = next(iter(self.parts.values())).path
         return SpecError(f"{path}: the matrix {self.name} {problem}")
 
-    def part(self, name: str) -> TensorInfo:
-        """Return one of its tensors, of two dimensions."""
-        info = self.any(name)
-        if len(info.shape) != 2:
-            raise self.fail(f"has a tensor {name} of shape {list(info.shape)}")
-        return info
-
-    def any(self, name: str) -> TensorInfo:
-        """Return one of its tensors."""
+    def any(self, name: str, types: tuple[str, ...]) -> TensorInfo:
+        """Return one of its tensors, of one of these types."""
         if name not in self.parts:
             raise self.fail(f"has no tensor {name}")
+        if (found := self.parts[name].dtype.name) not in types:
+            raise self.fail(f"has a tensor {name} of type {found}, not {' or '.join(types)}")
         return self.parts[name]
 
-    def words(self, name: str) -> TensorInfo:
-        """Return a tensor of words of 32 bits."""
-        info = self.part(name)
-        if info.dtype.name not in ("i32", "u32"):
-            raise self.fail(f"has {name} of type {info.dtype.name}, not i32")
-        return info
-
-    def floats(self, info: TensorInfo) -> TensorInfo:
-        """Return scales."""
-        if info.dtype.name not in ("f32", "f16", "bf16"):
-            raise self.fail(f"has scales of type {info.dtype.name}")
+    def part(self, name: str, types: tuple[str, ...]) -> TensorInfo:
+        """Return such a tensor of two dimensions."""
+        info = self.any(name, types)
+        if len(info.shape) != 2:
+            raise self.fail(f"has a tensor {name} of shape {list(info.shape)}")
         return info
 
     def bits(self, words: int, count: object, known: tuple[int, ...] = (4, 8)) -> int:
@@ -199,7 +189,7 @@ class _Matrix:
         form = FORMATS[BlockFormat(codes.bits, GROUP, minimum=zeros is not None).name]
         assert isinstance(form, BlockFormat)
         n, k = codes.shape
-        high, groups = self.floats(scales).shape[:: -1 if codes.turned else 1]
+        high, groups = scales.shape[:: -1 if codes.turned else 1]
         if high != n or not groups or k % (form.block * groups):
             raise self.fail(
                 f"has {n} x {k} values and scales of shape {list(scales.shape)}, which are no "
@@ -214,10 +204,10 @@ class _Matrix:
 
 def _gptq(matrix: _Matrix) -> TensorInfo:
     """GPTQ: words along K; in its first format 1 was taken from every zero, with borrows."""
-    stored, scales = matrix.words("qzeros"), matrix.part("scales")
+    stored, scales = matrix.part("qzeros", WORDS), matrix.part("scales", FLOATS)
     bits = matrix.bits(stored.shape[1], scales.shape[1])
     plus = 0 if _layout(matrix.config, "gptq") == "gptq_v2" else _ones(bits)
-    codes = Codes(matrix.words("qweight"), bits, turned=True)
+    codes = Codes(matrix.part("qweight", WORDS), bits, turned=True)
     zeros = Codes(stored, bits, turned=True, across=True, plus=plus)
     info = matrix.info(codes, scales, None if zeros.uniform(1 << (bits - 1)) else zeros)
     if order := matrix.parts.get("g_idx"):
@@ -232,37 +222,35 @@ def _gptq(matrix: _Matrix) -> TensorInfo:
 
 def _awq(matrix: _Matrix) -> TensorInfo:
     """AWQ: words along N, in an order of their own."""
-    main, scales = matrix.words("qweight"), matrix.part("scales")
+    main, scales = matrix.part("qweight", WORDS), matrix.part("scales", FLOATS)
     bits = matrix.bits(main.shape[1], scales.shape[1], (4,))
     codes = Codes(main, bits, turned=True, across=True, order=AWQ_ORDER)
-    return matrix.info(codes, scales, replace(codes, info=matrix.words("qzeros")))
+    return matrix.info(codes, scales, replace(codes, info=matrix.part("qzeros", WORDS)))
 
 
 def _packed_words(matrix: _Matrix) -> TensorInfo:
     """compressed-tensors, pack-quantized: words along K, scales row by row."""
-    main, scales = matrix.words("weight_packed"), matrix.part("weight_scale")
+    main, scales = matrix.part("weight_packed", WORDS), matrix.part("weight_scale", FLOATS)
     if "weight_g_idx" in matrix.parts:
         raise matrix.fail("has groups in another order (actorder), which is not supported")
-    shape = map_tensor(matrix.any("weight_shape")).tolist()
+    shape = map_tensor(matrix.any("weight_shape", ("i64", "i32"))).tolist()
     if not isinstance(shape, list) or len(shape) != 2 or shape[0] != main.shape[0]:
         raise matrix.fail(f"is {shape} in words of shape {list(main.shape)}")
     codes, zeros = Codes(main, matrix.bits(main.shape[1], shape[1])), None
     if "weight_zero_point" in matrix.parts:
-        zeros = Codes(matrix.words("weight_zero_point"), codes.bits, across=True)
+        zeros = Codes(matrix.part("weight_zero_point", WORDS), codes.bits, across=True)
     return matrix.info(codes, scales, zeros)
 
 
 def _bytes(matrix: _Matrix) -> TensorInfo:
     """int-quantized of compressed-tensors, and FP8: a value in each byte."""
-    main, parts = matrix.part("weight"), matrix.parts
+    main, parts = matrix.part("weight", ("i8", "f8")), matrix.parts
     name = "weight_scale" if "weight_scale" in parts else "weight_scale_inv"
-    scales = matrix.floats(matrix.any(name))
+    scales = matrix.any(name, FLOATS)
     if "weight_zero_point" in parts and map_tensor(parts["weight_zero_point"]).any():
         raise matrix.fail("has bytes and zero points, which is not supported")
     if main.dtype.name == "i8":
-        return matrix.info(Codes(main, 8), matrix.part(name))
-    if main.dtype.name != "f8":
-        raise matrix.fail(f"has scales beside values of type {main.dtype.name}")
+        return matrix.info(Codes(main, 8), matrix.part(name, FLOATS))
     for block in ((1, max(1, main.shape[1])), *_scaled_blocks(matrix.config)):
         if _fits(block, main, scales):
             rows = ScaledRows(main, scales, block)

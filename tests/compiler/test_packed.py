@@ -140,7 +140,12 @@ DAMAGES = {
         "bytes and zero points",
     ),
     "blocks": ("fp8-blocks", f"{Q}.weight_scale_inv", lambda v: v[:1].repeat(3, 0), "of shape"),
-    "type": ("int8", f"{Q}.weight", lambda v: v.astype(np.int32), "values of type i32"),
+    "type": (
+        "int8",
+        f"{Q}.weight",
+        lambda v: v.astype(np.int32),
+        "weight of type i32, not i8 or f8",
+    ),
 }
 
 

@@ -308,6 +308,11 @@ def packed_tensors(checkpoint: Checkpoint, config: Config) -> Checkpoint:
     Raises SpecError for methods and layouts that are not read.
     """
     if not config.has(QUANTISED):
+        if any(name.endswith(".qweight") for name in checkpoint.tensors):
+            raise SpecError(
+                f"{config.name} has no {QUANTISED}, but tensors are quantised; write there what "
+                'quantize_config.json has, with "quant_method": "gptq" (or "awq")'
+            )
         return checkpoint
     section = config.section(QUANTISED)
     method = section.text("quant_method", "")

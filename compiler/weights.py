@@ -27,6 +27,7 @@ from dovetail.compiler.rope import rope_tables
 from dovetail.compiler.tensors import WeightSource, weight_sources
 from dovetail.compiler.weight_formats import stored_format
 from dovetail.ir.block_format import BlockFormat, Blocks, stack_blocks
+from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.encoder import EncoderSpec
 from dovetail.ir.errors import SpecError
 from dovetail.ir.formats import FORMATS, WeightFormat
@@ -144,6 +145,13 @@ def pack_sources(
     return entries, WeightChunks(chunk_bytes=CHUNK_BYTES, total_bytes=total, sha256=tuple(digests))
 
 
+def convert(values: Array, stored: str, wanted: str) -> Array:
+    """Convert between the storage forms of f32, f16 and bf16 (rounding to nearest even)."""
+    if stored == wanted:
+        return values
+    return DTYPES[wanted].narrow(DTYPES[stored].widen(values))
+
+
 # ---- from tensors to bytes ----
 
 
@@ -241,8 +249,7 @@ class _Part:
         self._require(info.dtype.all_finite(values))
         if isinstance(self.form, BlockFormat):
             return quantise_rows(info.dtype.widen(values), self.form, self.power)
-        wanted = self.form.dtype
-        return values if info.dtype == wanted else wanted.narrow(info.dtype.widen(values))
+        return convert(values, info.dtype.name, self.form.name)
 
     def _require(self, finite: bool) -> None:
         if not finite:

@@ -263,9 +263,8 @@ def _scaled_blocks(config: Config) -> Iterator[tuple[int, int]]:
     places = [(config, "weight_block_size")]
     if config.has("config_groups"):
         groups = config.section("config_groups")
-        schemes = [groups.section(name) for name in groups.values]
-        weighed = [scheme.section("weights") for scheme in schemes if scheme.has("weights")]
-        places = [(weights, "block_structure") for weights in weighed]
+        schemes = map(groups.section, groups.values)
+        places = [(s.section("weights"), "block_structure") for s in schemes if s.has("weights")]
     for where, key in places:
         block = where.values.get(key) or FP8_BLOCK
         if not isinstance(block, list) or [type(size) for size in block] != [int, int]:
@@ -309,10 +308,8 @@ def packed_tensors(checkpoint: Checkpoint, config: Config) -> Checkpoint:
     """
     if not config.has(QUANTISED):
         if any(name.endswith(".qweight") for name in checkpoint.tensors):
-            raise SpecError(
-                f"{config.name} has no {QUANTISED}, but tensors are quantised; write there what "
-                'quantize_config.json has, with "quant_method": "gptq" (or "awq")'
-            )
+            problem = "but tensors are quantised; take it from quantize_config.json"
+            raise config.fail(QUANTISED, problem)
         return checkpoint
     section = config.section(QUANTISED)
     method = section.text("quant_method", "")

@@ -166,7 +166,7 @@ SAYINGS = [
     ([1], "quantization_config is .1., but must be an object"),
     ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "checkpoint_format"),
     ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "of awq only gemm"),
-    (None, "has no quantization_config, but tensors are quantised"),
+    (None, "quantization_config is null, but tensors are quantised"),
     ({}, "says '', which is not supported"),
 ]
 

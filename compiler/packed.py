@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,41 +23,95 @@ from dovetail.ir.errors import SpecError
 from dovetail.ir.formats import FORMATS
 
 Array = npt.NDArray[Any]
-Parts = Mapping[str, TensorInfo]
-"""Tensors of a matrix by what follows its name."""
-
 QUANTISED = "quantization_config"
-AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Which of eight neighbouring columns each four bits of a word hold, from the lowest on."""
-FP8_BLOCK = (128, 128)
+WORDS, FLOATS = ("i32", "u32"), ("f32", "f16", "bf16")
+AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Which four bits of a word, counted from the lowest, hold each of eight neighbouring columns."""
+FP8_BLOCK = [128, 128]
 """Rows and columns of a block of FP8 that share a scale, unless config.json says otherwise."""
-_FORGOTTEN = ("input_scale", "k_scale", "v_scale", "q_scale", "output_scale")
-"""What scales activations or KV in other engines: these are not rounded so here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Codes:
+    """Codes of 4 or 8 bits [n][k] in integers, the first in the lowest bits.
+
+    turned: the tensor is stored [k][n]. across: an integer holds neighbours among rows, not along
+    K; order: which of its places each has. plus: what is added to every integer first.
+    """
+
+    info: TensorInfo
+    bits: int
+    turned: bool = False
+    across: bool = False
+    order: tuple[int, ...] | None = None
+    plus: int = 0
+
+    @property
+    def share(self) -> int:
+        """Codes of an integer."""
+        return self.info.dtype.size * 8 // self.bits
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows, padded where an integer holds several, and codes of a row."""
+        high, wide = self.info.shape[::-1] if self.turned else self.info.shape
+        return (high * self.share, wide) if self.across else (high, wide * self.share)
+
+    def rows(self, first: int, last: int) -> Array:
+        """Return the codes of rows [first, last), uint8 [rows][k]."""
+        if not self.across:
+            return self._fields(first, last).reshape(last - first, -1)
+        low, high = first // self.share, -(-last // self.share)
+        fields = self._fields(low, high).transpose(0, 2, 1)[:, self.order or range(self.share)]
+        rows = fields.reshape(-1, self.shape[1])
+        return rows[first - low * self.share : last - low * self.share]
+
+    def _fields(self, first: int, last: int) -> Array:
+        """Return uint8 [rows][integers][codes of each] of stored rows [first, last)."""
+        words = np.ascontiguousarray(_stored(self.info, self.turned)[first:last])
+        if self.plus:
+            words = words.view(np.uint32) + np.uint32(self.plus)
+        fields = words[..., None].view(np.uint8)
+        if self.bits == 4:
+            fields = np.stack((fields & 15, fields >> 4), -1).reshape(*words.shape, -1)
+        return fields
+
+    def uniform(self, code: int) -> bool:
+        """Tell whether every code is `code`, of integers of 32 bits."""
+        wanted = (code * _ones(self.bits) - self.plus) % (1 << 32)
+        return bool((map_tensor(self.info).view(np.uint32) == wanted).all())
+
+
+def _ones(bits: int) -> int:
+    """Return the word whose codes are all 1."""
+    return ((1 << 32) - 1) // ((1 << bits) - 1)
+
+
+def _stored(info: TensorInfo, turned: bool) -> Array:
+    return map_tensor(info).T if turned else map_tensor(info)
 
 
 @dataclass(frozen=True, slots=True)
 class CodedRows:
     """Rows of integers: value = scale (code - zero), of groups of K.
 
-    codes, scales, zeros: (first row, last row) -> uint8 [n][k], float32 [n][groups], and uint8
-    [n][groups], or None where every zero is half of the codes. below: how much too low zeros are.
+    scales: [n][groups], or `codes.turned` [groups][n]. zeros: None where all are half of the codes.
     """
 
     form: BlockFormat
-    k: int
-    codes: Callable[[int, int], Array]
-    scales: Callable[[int, int], Array]
-    zeros: Callable[[int, int], Array] | None = None
-    below: int = 0
+    codes: Codes
+    scales: TensorInfo
+    zeros: Codes | None = None
 
     def blocks(self, first: int, last: int) -> Blocks:
         """Return rows [first, last) as codes and float16 scales of `form`."""
-        codes, scales = self.codes(first, last), self.scales(first, last)
-        if self.form.bits == 8:
+        codes = self.codes.rows(first, last)
+        scales = self.scales.dtype.widen(_stored(self.scales, self.codes.turned)[first:last])
+        if self.form.bits == 8 and self.codes.share > 1:
             codes = codes ^ np.uint8(128)  # bytes with a sign
         minimums = None
         if self.zeros is not None:
-            minimums = self._repeat(-scales * (self.zeros(first, last) + np.float32(self.below)))
+            minimums = self._repeat(-scales * self.zeros.rows(first, last))
         return Blocks(codes, self._repeat(scales), minimums)
 
     def values(self, first: int, last: int) -> Array:
@@ -66,7 +119,7 @@ class CodedRows:
         return self.form.values(self.blocks(first, last))
 
     def _repeat(self, values: Array) -> Array:
-        blocks = self.k // self.form.block
+        blocks = self.codes.shape[1] // self.form.block
         with np.errstate(over="ignore"):  # the check that all are finite tells
             return values.astype(np.float16).repeat(blocks // values.shape[1], axis=1)
 
@@ -91,57 +144,15 @@ class ScaledRows:
         return DTYPES["bf16"].narrow(self.codes.dtype.widen(codes) * own)
 
 
-# ---- words of several codes ----
-
-
-def _fields(words: Array, bits: int) -> Array:
-    """Return uint8 [...][words][codes of a word], the lowest bits first."""
-    shifts = np.arange(0, 32, bits, dtype=np.uint32)
-    wide = words.view(np.uint32)[..., None] >> shifts
-    return (wide & np.uint32((1 << bits) - 1)).astype(np.uint8)
-
-
-def _down(info: TensorInfo, bits: int, first: int, last: int) -> Array:
-    """Return columns [first, last) of words [k / codes][n], which hold neighbours along K."""
-    fields = _fields(np.ascontiguousarray(map_tensor(info)[:, first:last]), bits)
-    return fields.transpose(1, 0, 2).reshape(last - first, -1)
-
-
-def _across(
-    info: TensorInfo, bits: int, order: tuple[int, ...] | None, first: int, last: int
-) -> Array:
-    """Return columns [first, last) of words [...][n / codes], which hold neighbours along N."""
-    share = 32 // bits
-    low, high = first // share, -(-last // share)
-    fields = _fields(np.ascontiguousarray(map_tensor(info)[:, low:high]), bits)
-    if order is not None:
-        fields = fields[..., np.argsort(order)]
-    rows = fields.reshape(len(fields), -1).T
-    return rows[first - low * share : last - low * share]
-
-
-def _along(info: TensorInfo, bits: int, k: int, first: int, last: int) -> Array:
-    """Return rows [first, last) of words [n][k / codes]."""
-    fields = _fields(np.ascontiguousarray(map_tensor(info)[first:last]), bits)
-    return fields.reshape(last - first, -1)[:, :k]
-
-
-def _floats(info: TensorInfo, turned: bool, first: int, last: int) -> Array:
-    """Return scales of rows [first, last) of [n][groups], or `turned` [groups][n]."""
-    values = map_tensor(info)
-    rows = values[:, first:last].T if turned else values[first:last]
-    return info.dtype.widen(np.ascontiguousarray(rows))
-
-
 # ---- layouts ----
 
 
 @dataclass(frozen=True, slots=True)
 class _Matrix:
-    """A matrix whose tensors are at hand, and what its configuration says of it."""
+    """A matrix: its tensors by what follows its name, and its configuration."""
 
     name: str
-    parts: Parts
+    parts: Mapping[str, TensorInfo]
     config: Config
 
     def fail(self, problem: str) -> SpecError:
@@ -149,150 +160,117 @@ class _Matrix:
         path = next(iter(self.parts.values())).path
         return SpecError(f"{path}: the matrix {self.name} {problem}")
 
-    def part(self, name: str) -> TensorInfo:
-        """Return one of its tensors, of two dimensions."""
-        info = self.any(name)
+    def any(self, name: str, types: tuple[str, ...]) -> TensorInfo:
+        """Return one of its tensors, of one of these types."""
+        if name not in self.parts:
+            raise self.fail(f"has no tensor {name}")
+        if (found := self.parts[name].dtype.name) not in types:
+            raise self.fail(f"has a tensor {name} of type {found}, not {' or '.join(types)}")
+        return self.parts[name]
+
+    def part(self, name: str, types: tuple[str, ...]) -> TensorInfo:
+        """Return such a tensor of two dimensions."""
+        info = self.any(name, types)
         if len(info.shape) != 2:
             raise self.fail(f"has a tensor {name} of shape {list(info.shape)}")
         return info
 
-    def any(self, name: str) -> TensorInfo:
-        """Return one of its tensors."""
-        if name not in self.parts:
-            raise self.fail(f"has no tensor {name}")
-        return self.parts[name]
+    def bits(self, words: int, count: object, known: tuple[int, ...] = (4, 8)) -> int:
+        """Return of how many bits `count` codes are that lie in words."""
+        if found := [bits for bits in known if words * 32 // bits == count]:
+            return found[0]
+        spelled = " and ".join(map(str, known))
+        raise self.fail(f"has {count} codes in {words} words, not codes of {spelled} bits")
 
-    def words(self, name: str) -> TensorInfo:
-        """Return a tensor of words of 32 bits."""
-        info = self.part(name)
-        if info.dtype.name not in ("i32", "u32"):
-            raise self.fail(f"has {name} of type {info.dtype.name}, not i32")
-        return info
-
-    def info(self, main: TensorInfo, n: int, scales: TensorInfo, rows: CodedRows) -> TensorInfo:
+    def info(self, codes: Codes, scales: TensorInfo, zeros: Codes | None = None) -> TensorInfo:
         """Return the tensor of the whole matrix; SpecError where groups are no whole blocks."""
-        high, groups = scales.shape if scales.shape[0] == n else scales.shape[::-1]
-        blocks, rest = divmod(rows.k, rows.form.block)
-        if high != n or rest or not groups or blocks % groups:
+        if codes.bits == 8 and zeros is not None:
+            raise self.fail("has 8 bits and zero points, which is not supported")
+        # blocks of 128, as most files have them, are slower in the kernels (65 tokens/s of 79)
+        form = FORMATS[BlockFormat(codes.bits, GROUP, minimum=zeros is not None).name]
+        assert isinstance(form, BlockFormat)
+        n, k = codes.shape
+        high, groups = scales.shape[:: -1 if codes.turned else 1]
+        if high != n or not groups or k % (form.block * groups):
             raise self.fail(
-                f"has {n} x {rows.k} values and scales of shape {list(scales.shape)}, which are no "
-                f"groups of multiples of {rows.form.block} values"
+                f"has {n} x {k} values and scales of shape {list(scales.shape)}, which are no "
+                f"groups of multiples of {form.block} values"
             )
-        name, kind, shape = f"{self.name}.weight", rows.form.name, (n, rows.k)
-        return replace(main, name=name, dtype=DTYPES["f32"], shape=shape, kind=kind, packed=rows)
-
-
-def _form(bits: int, minimum: bool) -> BlockFormat:
-    """Return the format of blocks of 32.
-
-    The kernels could have blocks of 128, as most files do: 8 % fewer bytes, but they are slower
-    (measured: 65 tokens/s of one request for 79, of eight 249 for 272).
-    """
-    form = FORMATS[BlockFormat(bits, GROUP, minimum=minimum).name]
-    assert isinstance(form, BlockFormat)
-    return form
-
-
-def _bits(config: Config, known: tuple[int, ...]) -> int:
-    bits = config.integer("bits", 1, 64)
-    if bits not in known:
-        raise config.fail("bits", f"but only {' and '.join(map(str, known))} are supported")
-    return bits
+        if zeros and (zeros.shape[1] != groups or not 0 <= zeros.shape[0] - n < zeros.share):
+            raise self.fail(f"has zero points of shape {list(zeros.info.shape)}")
+        rows = CodedRows(form, codes, scales, zeros)
+        main = replace(codes.info, name=f"{self.name}.weight", dtype=DTYPES["f32"])
+        return replace(main, shape=(n, k), kind=form.name, packed=rows)
 
 
 def _gptq(matrix: _Matrix) -> TensorInfo:
-    """GPTQ: words along K, zeros one too low in its first format."""
-    config, main, zeros = matrix.config, matrix.words("qweight"), matrix.words("qzeros")
-    scales, bits = matrix.part("scales"), _bits(matrix.config, (4, 8))
-    if (version := config.text("checkpoint_format", "gptq")) not in ("gptq", "gptq_v2"):
-        raise config.fail("checkpoint_format", "but only gptq and gptq_v2 are supported")
-    k = main.shape[0] * 32 // bits
+    """GPTQ: words along K; in its first format 1 was taken from every zero, with borrows."""
+    stored, scales = matrix.part("qzeros", WORDS), matrix.part("scales", FLOATS)
+    bits = matrix.bits(stored.shape[1], scales.shape[1])
+    plus = 0 if _layout(matrix.config, "gptq") == "gptq_v2" else _ones(bits)
+    codes = Codes(matrix.part("qweight", WORDS), bits, turned=True)
+    zeros = Codes(stored, bits, turned=True, across=True, plus=plus)
+    info = matrix.info(codes, scales, None if zeros.uniform(1 << (bits - 1)) else zeros)
     if order := matrix.parts.get("g_idx"):
-        groups = map_tensor(order)
-        if (groups != np.arange(len(groups)) // (k // max(scales.shape[0], 1))).any():
+        k = codes.shape[1]
+        if not np.array_equal(map_tensor(order), np.arange(k) * scales.shape[0] // k):
             raise matrix.fail(
                 "has groups in another order (desc_act), which is not supported; take a checkpoint "
                 "without it, or a GGUF file"
             )
-    below = int(version == "gptq")
-    middle = _uniform(zeros, bits) == (1 << (bits - 1)) - below
-    if bits == 8 and not middle:
-        raise matrix.fail("has 8 bits and zeros other than 128, which is not supported")
-    rows = CodedRows(
-        _form(bits, not middle),
-        k,
-        partial(_down, main, bits),
-        partial(_floats, scales, True),
-        None if middle else partial(_across, zeros, bits, None),
-        below,
-    )
-    return matrix.info(main, main.shape[1], scales, rows)
+    return info
 
 
 def _awq(matrix: _Matrix) -> TensorInfo:
     """AWQ: words along N, in an order of their own."""
-    config, main, scales = matrix.config, matrix.words("qweight"), matrix.part("scales")
-    if config.text("version", "gemm").lower() != "gemm":
-        raise config.fail("version", "but of AWQ only gemm is supported")
-    bits = _bits(config, (4,))
-    zeros = partial(_across, matrix.words("qzeros"), bits, AWQ_ORDER)
-    codes = partial(_across, main, bits, AWQ_ORDER)
-    k = main.shape[0]
-    rows = CodedRows(_form(bits, True), k, codes, partial(_floats, scales, True), zeros)
-    return matrix.info(main, main.shape[1] * 32 // bits, scales, rows)
+    main, scales = matrix.part("qweight", WORDS), matrix.part("scales", FLOATS)
+    bits = matrix.bits(main.shape[1], scales.shape[1], (4,))
+    codes = Codes(main, bits, turned=True, across=True, order=AWQ_ORDER)
+    return matrix.info(codes, scales, replace(codes, info=matrix.part("qzeros", WORDS)))
 
 
 def _packed_words(matrix: _Matrix) -> TensorInfo:
     """compressed-tensors, pack-quantized: words along K, scales row by row."""
-    main, scales = matrix.words("weight_packed"), matrix.part("weight_scale")
+    main, scales = matrix.part("weight_packed", WORDS), matrix.part("weight_scale", FLOATS)
     if "weight_g_idx" in matrix.parts:
         raise matrix.fail("has groups in another order (actorder), which is not supported")
-    shape = [int(size) for size in map_tensor(matrix.any("weight_shape"))]
-    k = shape[-1]
-    bits = next((b for b in (4, 8) if -(-k * b // 32) == main.shape[1]), 0)
-    if not bits or shape != [main.shape[0], k]:
-        raise matrix.fail(f"is {shape} in words of shape {list(main.shape)}, not of 4 or 8 bits")
-    zeros = None
+    shape = map_tensor(matrix.any("weight_shape", ("i64", "i32"))).tolist()
+    if not isinstance(shape, list) or len(shape) != 2 or shape[0] != main.shape[0]:
+        raise matrix.fail(f"is {shape} in words of shape {list(main.shape)}")
+    codes, zeros = Codes(main, matrix.bits(main.shape[1], shape[1])), None
     if "weight_zero_point" in matrix.parts:
-        zeros = partial(_below, matrix.words("weight_zero_point"), bits)
-    if bits == 8 and zeros is not None:
-        raise matrix.fail("has 8 bits and zero points, which is not supported")
-    codes = partial(_along, main, bits, k)
-    rows = CodedRows(
-        _form(bits, zeros is not None), k, codes, partial(_floats, scales, False), zeros
-    )
-    return matrix.info(main, main.shape[0], scales, rows)
-
-
-def _below(info: TensorInfo, bits: int, first: int, last: int) -> Array:
-    """Return rows [first, last) of words [n / codes][groups], which hold neighbours along N."""
-    share = 32 // bits
-    low, high = first // share, -(-last // share)
-    fields = _fields(np.ascontiguousarray(map_tensor(info)[low:high]), bits)
-    rows = fields.transpose(0, 2, 1).reshape(-1, fields.shape[1])
-    return rows[first - low * share : last - low * share]
+        zeros = Codes(matrix.part("weight_zero_point", WORDS), codes.bits, across=True)
+    return matrix.info(codes, scales, zeros)
 
 
 def _bytes(matrix: _Matrix) -> TensorInfo:
     """int-quantized of compressed-tensors, and FP8: a value in each byte."""
-    main, parts = matrix.part("weight"), matrix.parts
-    scales = matrix.any("weight_scale" if "weight_scale" in parts else "weight_scale_inv")
-    if scales.dtype.name not in ("f32", "f16", "bf16"):
-        raise matrix.fail(f"has scales of type {scales.dtype.name}")
+    main, parts = matrix.part("weight", ("i8", "f8")), matrix.parts
+    name = "weight_scale" if "weight_scale" in parts else "weight_scale_inv"
+    scales = matrix.any(name, FLOATS)
     if "weight_zero_point" in parts and map_tensor(parts["weight_zero_point"]).any():
         raise matrix.fail("has bytes and zero points, which is not supported")
     if main.dtype.name == "i8":
-        codes, floats = partial(_of_bytes, main), partial(_floats, scales, False)
-        rows = CodedRows(_form(8, False), main.shape[1], codes, floats)
-        return matrix.info(main, main.shape[0], matrix.part("weight_scale"), rows)
-    if main.dtype.name != "f8":
-        raise matrix.fail(f"has scales beside values of type {main.dtype.name}")
-    blocks = (1, main.shape[1]), tuple(matrix.config.values.get("weight_block_size") or FP8_BLOCK)
-    found = [block for block in blocks if _fits(block, main, scales)]
-    if not found:
-        raise matrix.fail(f"of shape {list(main.shape)} has scales of shape {list(scales.shape)}")
-    values = ScaledRows(main, scales, found[0])
-    return replace(main, dtype=DTYPES["bf16"], kind="BF16", packed=values)
+        return matrix.info(Codes(main, 8), matrix.part(name, FLOATS))
+    for block in ((1, max(1, main.shape[1])), *_scaled_blocks(matrix.config)):
+        if _fits(block, main, scales):
+            rows = ScaledRows(main, scales, block)
+            return replace(main, dtype=DTYPES["bf16"], kind="BF16", packed=rows)
+    raise matrix.fail(f"of shape {list(main.shape)} has scales of shape {list(scales.shape)}")
+
+
+def _scaled_blocks(config: Config) -> Iterator[tuple[int, int]]:
+    """Yield the rows and columns of blocks of FP8 that share a scale, of every group of layers."""
+    places = [(config, "weight_block_size")]
+    if config.has("config_groups"):
+        groups = config.section("config_groups")
+        schemes = map(groups.section, groups.values)
+        places = [(s.section("weights"), "block_structure") for s in schemes if s.has("weights")]
+    for where, key in places:
+        block = where.values.get(key) or FP8_BLOCK
+        if not isinstance(block, list) or [type(size) for size in block] != [int, int]:
+            raise where.fail(key, "but two integers are needed")
+        yield max(1, block[0]), max(1, block[1])
 
 
 def _fits(block: tuple[int, ...], main: TensorInfo, scales: TensorInfo) -> bool:
@@ -302,16 +280,8 @@ def _fits(block: tuple[int, ...], main: TensorInfo, scales: TensorInfo) -> bool:
     return len(shape) == 2 and all(s in (1, c) for s, c in zip(shape, counts, strict=True))
 
 
-def _of_bytes(info: TensorInfo, first: int, last: int) -> Array:
-    return map_tensor(info)[first:last].view(np.uint8) ^ np.uint8(128)
-
-
-def _uniform(info: TensorInfo, bits: int) -> int | None:
-    """Return the code that all of a tensor's are, None where they differ."""
-    fields = _fields(np.ascontiguousarray(map_tensor(info)), bits)
-    return int(fields.flat[0]) if fields.size and (fields == fields.flat[0]).all() else None
-
-
+_FORGOTTEN = ("q_scale", "k_scale", "v_scale")
+"""What scales activations or KV in other engines: they are not rounded so here."""
 _METHODS: dict[str, tuple[tuple[str, Callable[[_Matrix], TensorInfo]], ...]] = {
     "gptq": (("qweight", _gptq),),
     "awq": (("qweight", _awq),),
@@ -319,6 +289,17 @@ _METHODS: dict[str, tuple[tuple[str, Callable[[_Matrix], TensorInfo]], ...]] = {
     "fp8": (("weight_scale_inv", _bytes), ("weight_scale", _bytes)),
 }
 """quant_method to the tensors that tell a quantised matrix, and how it is read."""
+_LAYOUTS = {
+    "gptq": ("gptq", "gptq_v2"),
+    "awq": ("gemm",),
+    "compressed-tensors": (
+        *(f"{kind}-quantized" for kind in ("pack", "int", "float", "naive")),
+        "mixed-precision",
+    ),
+}
+"""quant_method to the layouts of it that are read, first the usual one."""
+_LAYOUT_KEYS = ("checkpoint_format", "format", "version")
+"""What methods call their layout, the surest first."""
 
 
 def packed_tensors(checkpoint: Checkpoint, config: Config) -> Checkpoint:
@@ -327,6 +308,9 @@ def packed_tensors(checkpoint: Checkpoint, config: Config) -> Checkpoint:
     Raises SpecError for methods and layouts that are not read.
     """
     if not config.has(QUANTISED):
+        if any(name.endswith(".qweight") for name in checkpoint.tensors):
+            problem = "but tensors are quantised; take it from quantize_config.json"
+            raise config.fail(QUANTISED, problem)
         return checkpoint
     section = config.section(QUANTISED)
     method = section.text("quant_method", "")
@@ -336,7 +320,19 @@ def packed_tensors(checkpoint: Checkpoint, config: Config) -> Checkpoint:
             f"{config.name}: quantization_config says {method!r}, which is not supported; "
             f"supported: {', '.join(_METHODS)}, and GGUF files"
         )
+    if section.values.get("transform_config"):
+        raise section.fail("transform_config", "but rotated weights are not supported")
+    if method in _LAYOUTS:
+        _layout(section, method)
     return replace(checkpoint, tensors={i.name: i for i in _merge(checkpoint, section, method)})
+
+
+def _layout(config: Config, method: str) -> str:
+    known = _LAYOUTS[method]
+    key = next((key for key in _LAYOUT_KEYS if config.has(key)), _LAYOUT_KEYS[0])
+    if (found := config.text(key, known[0]).lower()) not in known:
+        raise config.fail(key, f"but of {method} only {', '.join(known)} is supported")
+    return found
 
 
 def _merge(checkpoint: Checkpoint, section: Config, method: str) -> Iterator[TensorInfo]:

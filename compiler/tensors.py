@@ -90,11 +90,16 @@ def check_sources(
                 )
             known.add(name)
     for name in checkpoint.tensors:
-        if name not in known and not unused.fullmatch(name):
+        if name not in known and not unused.fullmatch(name) and not _is_no_bias(name, checkpoint):
             raise SpecError(
                 f"{checkpoint.path}: tensor {name} is not part of this architecture as "
                 "its configuration has it; adapters and quantized weights must be merged first"
             )
+
+
+def _is_no_bias(name: str, checkpoint: Checkpoint) -> bool:
+    """Tell whether a tensor is a bias of zeros, which some quantisers give every matrix."""
+    return name.endswith(".bias") and not checkpoint.load(name).any()
 
 
 _UNUSED = re.compile(r".*rotary_emb\.(inv_freq|cos_cached|sin_cached)|.*attn\.masked_bias")

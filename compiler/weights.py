@@ -242,7 +242,8 @@ class _Part:
         info = self.checkpoint.info(self.name)
         if info.quantised and stored_format(info) == self.form.name:
             found = self.checkpoint.coded(self.name, first, last)
-            self._require(bool(np.isfinite(found.scales).all()))
+            factors = (found.scales, found.minimums)
+            self._require(all(np.isfinite(each).all() for each in factors if each is not None))
             return found
         values = self.checkpoint.rows(self.name, first, last)
         self._require(info.dtype.all_finite(values))

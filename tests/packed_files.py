@@ -57,7 +57,8 @@ def quantised(values: np.ndarray, bits: int, zeros: bool, size: int) -> tuple[np
     if zeros:
         low, high = groups.min(2), groups.max(2)
         scales = ((high - low) / most).astype(np.float16)
-        middle = np.clip(np.round(-low / scales), 1, most)
+        middle = np.clip(np.round(-low / scales), 0, most)
+        middle[::3] = 0  # as where no value is negative
     else:
         scales = (np.abs(groups).max(2) / (half - 1)).astype(np.float16)
         middle = np.full(scales.shape, half)
@@ -78,7 +79,8 @@ def save_packed(source: Path, target: Path, name: str) -> dict[str, np.ndarray]:
     exact: dict[str, np.ndarray] = {}
     for key, values in read_state(source).items():
         stem = key.removesuffix(".weight")
-        if values.ndim == 1 or "proj" not in stem or key.endswith(".bias"):
+        kept = not any(part in stem for part in ("_proj", ".experts."))
+        if values.ndim == 1 or kept or key.endswith(".bias"):
             half = torch.tensor(values).to(torch.bfloat16 if "fp8" in name else torch.float16)
             tensors[key], exact[key] = half, half.float().numpy()
         elif name.startswith("fp8"):
@@ -100,9 +102,11 @@ def _coded(tensors: dict[str, Any], stem: str, values: np.ndarray, name: str) ->
     size = LONG if name.endswith("128") else GROUP
     codes, scales, zeros = quantised(values, bits, name in ZEROS, size)
     if name.startswith(("gptq", "autoround")):
-        below = 0 if name == "gptq-v2" else 1
+        below = 0 if name == "gptq-v2" else (1 << 32) // ((1 << bits) - 1)
         tensors[f"{stem}.qweight"] = pack_words(codes, bits).T
-        tensors[f"{stem}.qzeros"] = pack_words(zeros.T - below, bits)
+        tensors[f"{stem}.qzeros"] = (
+            pack_words(zeros.T, bits).view(np.uint32) - np.uint32(below)
+        ).view(np.int32)
         tensors[f"{stem}.scales"] = scales.T
         tensors[f"{stem}.g_idx"] = (np.arange(codes.shape[1]) // size).astype(np.int32)
     elif name.startswith("awq"):

@@ -94,20 +94,44 @@ def test_a_model_gives_the_logits_of_its_dequantised_weights(name, plain, tmp_pa
 
 def change(folder, key, edit):
     tensors = load_file(folder / "model.safetensors")
-    values = edit(tensors[key].numpy() if key in tensors else None)
-    tensors[key] = torch.from_numpy(np.ascontiguousarray(values))
+    tensor = tensors.get(key)
+    small = tensor is not None and tensor.dtype == torch.float8_e4m3fn
+    values = edit(
+        None if tensor is None else (tensor.view(torch.uint8) if small else tensor).numpy()
+    )
+    tensors[key] = torch.from_numpy(np.array(values))
+    if small:
+        tensors[key] = tensors[key].view(torch.float8_e4m3fn)
     save_file(tensors, folder / "model.safetensors")
 
 
 Q = "model.layers.0.mlp.down_proj"
+GATE = "model.layers.0.mlp.gate_proj"
 DAMAGES = {
     "act-order": ("gptq", f"{Q}.g_idx", lambda v: v[::-1].copy(), "another order"),
-    "scales": ("gptq", f"{Q}.scales", lambda v: v[:, :7].copy(), "scales of shape"),
-    "no groups": ("gptq", f"{Q}.scales", lambda v: v[:0].copy(), "another order"),
+    "scales": ("gptq", f"{Q}.scales", lambda v: v[:, :7].copy(), "7 codes in 24 words"),
+    "turned scales": ("gptq", f"{Q}.scales", lambda v: v.T.copy(), "5 codes in 24 words"),
+    "no groups": ("gptq", f"{Q}.scales", lambda v: v[:0].copy(), "scales of shape"),
+    "type of scales": ("gptq", f"{Q}.scales", lambda v: v.astype(np.int32), "scales of type i32"),
+    "groups of zeros": ("gptq-zeros", f"{Q}.qzeros", lambda v: v[:1].copy(), "zero points of"),
+    "rows of zeros": (
+        "packed-zeros",
+        f"{Q}.weight_zero_point",
+        lambda v: v[:4].copy(),
+        r"zero points of shape \[4, 5\]",
+    ),
     "words": ("awq", f"{Q}.qweight", lambda v: v.astype(np.float32), "type f32, not i32"),
     "dimensions": ("awq", f"{Q}.qzeros", lambda v: v[0].copy(), "of shape"),
-    "shape": ("packed", f"{Q}.weight_shape", lambda v: v + 40, "not of 4 or 8 bits"),
-    "zeros of 8": ("gptq-8", f"{Q}.qzeros", lambda v: v + 1, "zeros other than 128"),
+    "shape": (
+        "packed",
+        f"{Q}.weight_shape",
+        lambda v: v + np.array([0, 40]),
+        "360 codes in 40 words",
+    ),
+    "negative": ("packed", f"{Q}.weight_shape", lambda v: -v, r"is \[-192, -320\]"),
+    "no shape": ("packed", f"{Q}.weight_shape", lambda v: v[0], "is 192 in words"),
+    "zeros of 8": ("gptq-8", f"{Q}.qzeros", lambda v: v + 1, "8 bits and zero points"),
+    "no columns": ("fp8-rows", f"{GATE}.weight", lambda v: v[:, :0].copy(), r"\[320, 0\]"),
     "scales of rows": ("int8", f"{Q}.weight_scale", lambda v: v[:5].copy(), "scales of shape"),
     "zero points": (
         "int8",
@@ -116,7 +140,12 @@ DAMAGES = {
         "bytes and zero points",
     ),
     "blocks": ("fp8-blocks", f"{Q}.weight_scale_inv", lambda v: v[:1].repeat(3, 0), "of shape"),
-    "type": ("int8", f"{Q}.weight", lambda v: v.astype(np.int32), "values of type i32"),
+    "type": (
+        "int8",
+        f"{Q}.weight",
+        lambda v: v.astype(np.int32),
+        "weight of type i32, not i8 or f8",
+    ),
 }
 
 
@@ -131,21 +160,125 @@ def test_what_does_not_fit_is_refused(damage, plain, tmp_path):
 
 SAYINGS = [
     ({"quant_method": "bitsandbytes"}, "'bitsandbytes', which is not supported; supported: gptq"),
-    ({"quant_method": "gptq", "bits": 3}, "bits is 3, but only 4 and 8"),
+    ({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}, "only pack-quant"),
+    ({"quant_method": "gptq", "format": "gptq_v3"}, "only gptq, gptq_v2"),
+    ({"quant_method": "compressed-tensors", "transform_config": {"a": 1}}, "rotated weights"),
+    ([1], "quantization_config is .1., but must be an object"),
     ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "checkpoint_format"),
-    ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "only gemm"),
+    ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "of awq only gemm"),
+    (None, "quantization_config is null, but tensors are quantised"),
     ({}, "says '', which is not supported"),
 ]
+
+
+def say(folder, section):
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = section
+    (folder / "config.json").write_text(json.dumps(config))
 
 
 @pytest.mark.parametrize(("section", "message"), SAYINGS)
 def test_other_quantisations_are_refused(section, message, plain, tmp_path):
     save_packed(plain, tmp_path / "q", "gptq")
-    config = json.loads((tmp_path / "q" / "config.json").read_text())
-    config["quantization_config"] = section
-    (tmp_path / "q" / "config.json").write_text(json.dumps(config))
+    say(tmp_path / "q", section)
     with pytest.raises(SpecError, match=message):
         read_model_spec(tmp_path / "q")
+
+
+@pytest.mark.parametrize("block", ["128", [128], [128, True], [128, 1.5], {"a": 1}])
+def test_blocks_that_are_none_are_refused(block, plain, tmp_path):
+    save_packed(plain, tmp_path / "q", "fp8-blocks")
+    say(tmp_path / "q", {"quant_method": "fp8", "weight_block_size": block})
+    with pytest.raises(SpecError, match=r"weight_block_size is .* but two integers are needed"):
+        read_model_spec(tmp_path / "q")
+
+
+def test_compressed_tensors_tell_the_blocks_of_a_group(plain, tmp_path):
+    save_packed(plain, tmp_path / "q", "fp8-blocks")
+    tensors = load_file(tmp_path / "q" / "model.safetensors")
+    scales = torch.arange(1.0, 16.0).reshape(5, 3)  # 320 x 192 in blocks of 64
+    renamed = {k.replace("weight_scale_inv", "weight_scale"): v for k, v in tensors.items()}
+    wanted = scales.repeat_interleave(64, 0).repeat_interleave(64, 1)
+    kept = {k: v for k, v in renamed.items() if k.startswith(GATE)}
+    kept[f"{GATE}.weight_scale"] = scales
+    save_file(kept, tmp_path / "q" / "model.safetensors")
+    weights = {"num_bits": 8, "type": "float", "block_structure": [64, 64]}
+    groups = {"attention": {"weights": None}, "group_0": {"weights": weights}}
+    say(
+        tmp_path / "q",
+        {
+            "quant_method": "compressed-tensors",
+            "format": "float-quantized",
+            "config_groups": groups,
+        },
+    )
+    checkpoint = open_model(tmp_path / "q").checkpoint()
+    info = checkpoint.info(f"{GATE}.weight")
+    found = torch.from_numpy(np.array(info.dtype.widen(checkpoint.load(info.name))))
+    assert torch.equal(found, (kept[f"{GATE}.weight"].float() * wanted).bfloat16().float())
+
+
+def test_matrices_may_have_other_bits_than_config_json_says(plain, tmp_path):
+    save_packed(plain, tmp_path / "q", "gptq-8")
+    say(tmp_path / "q", CONFIGS["gptq"])
+    assert read_model_spec(tmp_path / "q").weight_format("layers.0.down") == "q8_32"
+
+
+def test_zeros_times_scales_beyond_float16_are_refused(plain, tmp_path):
+    save_packed(plain, tmp_path / "q", "awq")
+    change(tmp_path / "q", f"{Q}.scales", lambda v: np.full_like(v, 60000))
+    with pytest.raises(SpecError, match=r"down_proj.weight has NaN or infinite values"):
+        compile_model(tmp_path / "q", output=tmp_path / "a.dove", effort="none")
+
+
+def test_what_changes_nothing_is_passed_over(plain, tmp_path):
+    save_packed(plain, tmp_path / "q", "gptq")
+    change(tmp_path / "q", "model.layers.0.self_attn.k_scale", lambda _: np.float32(2))
+    change(tmp_path / "q", f"{Q}.bias", lambda _: np.zeros(192, np.float16))
+    assert read_model_spec(tmp_path / "q").n_layers == 2
+    change(tmp_path / "q", f"{Q}.bias", lambda v: v + np.float16(1))
+    with pytest.raises(SpecError, match=r"down_proj.bias is not part of this architecture"):
+        read_model_spec(tmp_path / "q")
+
+
+def test_routers_keep_their_values(tmp_path):
+    save_packed(
+        save_model(tmp_path / "m", "mixtral", intermediate_size=128), tmp_path / "q", "gptq"
+    )
+    spec = read_model_spec(tmp_path / "q")
+    assert spec.weight_format("layers.1.router") == "f32"
+    assert spec.weight_format("head") == "bf16"
+
+
+def last_logits(path):
+    """Return the logits after a prompt, with activations that are not rounded to integers."""
+    with load(path, activations="float") as app:
+        app.engine.submit(list(range(3, 14)), SamplingParams(max_tokens=1))
+        app.engine.step()
+        return np.array(app.engine.executor.buffers.logits(0), np.float64)
+
+
+@pytest.mark.parametrize(("family", "name"), [("mixtral", "gptq"), ("phi3", "awq")])
+def test_experts_and_fused_tensors(family, name, tmp_path):
+    plain = save_model(tmp_path / "m", family, intermediate_size=128)
+    save_packed(plain, tmp_path / "q", name)
+    checkpoint = open_model(tmp_path / "q").checkpoint()
+    state = {}
+    for key, info in checkpoint.tensors.items():  # as they are kept, as in the model above
+        values = torch.tensor(np.array(info.dtype.widen(checkpoint.load(key))))
+        state[key] = values.bfloat16().float() if "embed" in key or "head" in key else values
+    save_file(state, plain / "model.safetensors")
+    found = []
+    for folder, form in (("m", "f32"), ("q", None)):
+        report = compile_model(
+            tmp_path / folder,
+            output=tmp_path / f"{folder}.dove",
+            effort="none",
+            kv_dtype="f32",
+            weight_dtype=form,
+        )
+        found.append(last_logits(report.path))
+    assert np.abs(found[0] - found[1]).max() <= 2e-5 * np.abs(found[0]).max()
 
 
 def test_a_missing_part_is_named(plain, tmp_path):

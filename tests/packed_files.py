@@ -11,15 +11,13 @@ import pytest
 
 from tests.gguf_files import read_state
 
-GROUP, LONG = 64, 128
+GROUP = 64
 AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
 CONFIGS: dict[str, dict[str, Any]] = {
     "gptq": {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False},
     "gptq-8": {"quant_method": "gptq", "bits": 8, "group_size": GROUP, "sym": True},
     "gptq-zeros": {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "sym": False},
     "gptq-v2": {"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq_v2"},
-    "gptq-128": {"quant_method": "gptq", "bits": 4, "group_size": LONG},
-    "awq-128": {"quant_method": "awq", "bits": 4, "group_size": LONG, "version": "gemm"},
     "autoround": {
         "quant_method": "auto-round",
         "packing_format": "auto_round:auto_gptq",
@@ -35,7 +33,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "fp8-blocks": {"quant_method": "fp8", "weight_block_size": [128, 128]},
 }
 """A name to what config.json says of such a checkpoint."""
-ZEROS = ("gptq-zeros", "awq", "awq-128", "packed-zeros")
+ZEROS = ("gptq-zeros", "awq", "packed-zeros")
 
 
 def pack_words(codes: np.ndarray, bits: int, order: list[int] | None = None) -> np.ndarray:
@@ -49,10 +47,10 @@ def pack_words(codes: np.ndarray, bits: int, order: list[int] | None = None) -> 
     return words.view(np.int32)
 
 
-def quantised(values: np.ndarray, bits: int, zeros: bool, size: int) -> tuple[np.ndarray, ...]:
+def quantised(values: np.ndarray, bits: int, zeros: bool) -> tuple[np.ndarray, ...]:
     """Return codes [n][k], float16 scales [n][groups] and zeros [n][groups] by rounding."""
     n, k = values.shape
-    groups = values.reshape(n, -1, size).astype(np.float64)
+    groups = values.reshape(n, -1, GROUP).astype(np.float64)
     most, half = (1 << bits) - 1, 1 << (bits - 1)
     if zeros:
         low, high = groups.min(2), groups.max(2)
@@ -99,8 +97,7 @@ def save_packed(source: Path, target: Path, name: str) -> dict[str, np.ndarray]:
 
 def _coded(tensors: dict[str, Any], stem: str, values: np.ndarray, name: str) -> np.ndarray:
     bits = 8 if name in ("gptq-8", "packed-8", "int8") else 4
-    size = LONG if name.endswith("128") else GROUP
-    codes, scales, zeros = quantised(values, bits, name in ZEROS, size)
+    codes, scales, zeros = quantised(values, bits, name in ZEROS)
     if name.startswith(("gptq", "autoround")):
         below = 0 if name == "gptq-v2" else (1 << 32) // ((1 << bits) - 1)
         tensors[f"{stem}.qweight"] = pack_words(codes, bits).T
@@ -108,8 +105,8 @@ def _coded(tensors: dict[str, Any], stem: str, values: np.ndarray, name: str) ->
             pack_words(zeros.T, bits).view(np.uint32) - np.uint32(below)
         ).view(np.int32)
         tensors[f"{stem}.scales"] = scales.T
-        tensors[f"{stem}.g_idx"] = (np.arange(codes.shape[1]) // size).astype(np.int32)
-    elif name.startswith("awq"):
+        tensors[f"{stem}.g_idx"] = (np.arange(codes.shape[1]) // GROUP).astype(np.int32)
+    elif name == "awq":
         tensors[f"{stem}.qweight"] = pack_words(codes.T, bits, AWQ_ORDER)
         tensors[f"{stem}.qzeros"] = pack_words(zeros.T, bits, AWQ_ORDER)
         tensors[f"{stem}.scales"] = scales.T
@@ -122,8 +119,8 @@ def _coded(tensors: dict[str, Any], stem: str, values: np.ndarray, name: str) ->
         tensors[f"{stem}.weight_shape"] = np.array(codes.shape, np.int64)
         if name == "packed-zeros":
             tensors[f"{stem}.weight_zero_point"] = pack_words(zeros.T, bits).T
-    wide = scales.astype(np.float64).repeat(size, 1)
-    return (codes - zeros.astype(np.float64).repeat(size, 1)) * wide
+    wide = scales.astype(np.float64).repeat(GROUP, 1)
+    return (codes - zeros.astype(np.float64).repeat(GROUP, 1)) * wide
 
 
 def _fp8(tensors: dict[str, Any], stem: str, values: np.ndarray, name: str) -> np.ndarray:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 import pytest
@@ -143,8 +144,12 @@ def test_refusals_have_a_reason(make_artifact: Callable[..., Path]) -> None:
     few = SchedulerSettings(offload="off", max_waiting=1)
     with load(make_artifact(kv_blocks=8), settings=few) as app:
         server = Server(app)
+        with patch.object(app.engine, "step", lambda: []):  # one waits meanwhile
+            job = app.submit([1], max_tokens=1)
+            assert server.ask("POST", "/v1/completions", {"prompt": [2]}).status_code == 429
+        job.result()
+        assert server.figure("admission_rejections_total", reason="queue_full") == 1
         for body, reason in (
-            ({"prompt": [[1], [2], [3]]}, "queue_full"),
             ({"prompt": [1] * 250}, "request_too_large"),
             ({"prompt": [1] * 256}, "context_length_exceeded"),
         ):

@@ -9,6 +9,8 @@ import pytest
 
 from tests.repository import ROOT
 
+sys.path.insert(0, str(ROOT))
+
 
 @pytest.mark.long
 def test_most_functions_of_the_corpus_parse_and_lift():

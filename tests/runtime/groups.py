@@ -74,10 +74,8 @@ class Group:
 def named_memory(pids: Sequence[int]) -> set[str]:
     """Return the named shared memory that processes have mapped or opened."""
     maps = [Path(f"/proc/{pid}/maps").read_text().split() for pid in pids]
-    opened = [
-        str(file.readlink())
-        for pid in pids
-        for file in Path(f"/proc/{pid}/fd").iterdir()
-        if file.is_symlink()
-    ]
+    opened = []
+    for file in (file for pid in pids for file in Path(f"/proc/{pid}/fd").iterdir()):
+        with suppress(FileNotFoundError):  # a thread has closed it meanwhile
+            opened.append(str(file.readlink()))
     return {word for word in (*chain(*maps), *opened) if word.startswith("/dev/shm/")}

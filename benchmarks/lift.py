@@ -146,7 +146,7 @@ def include_folder() -> Path:
     folder = work_folder() / "include"
     (folder / "a/b").mkdir(parents=True)
     for path in CORPUS.glob("*.h"):
-        (folder / path.name.split("__")[-1]).symlink_to(path)
+        (folder / path.name.split("__")[-1]).symlink_to(path.resolve())
     for path in CORPUS.iterdir():
         for name in re.findall(r'#include [<"]([^>"]+)[>"]', path.read_text(errors="replace")):
             bare = name if not name.startswith("..") else Path(name).name

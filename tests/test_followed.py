@@ -23,16 +23,18 @@ ROOMS = {folder.name for folder in FOLDERS.values()}
 MOST = {"generate": 18, "embed": 10}
 """Files of ours that run in a call of a warm app. A larger number wants a reason. Of each: the
 workers' seats, which say who has which CPUs; of `generate` what a form or draft asks of a row."""
+OWN_CLOCK = "division"
+"""The thread that looks at the CPUs' load once in a while: no call waits for it."""
 
 
 class Followed:
-    """Which files of ours run, on all threads that begin meanwhile; while `on`, it takes note."""
+    """Which files of ours run for calls, on all threads; while `on`, it takes note."""
 
     def __init__(self) -> None:
         self.on, self.files = False, set[str]()
 
     def profile(self, frame: FrameType, event: str, _arg: object) -> None:
-        if self.on and event == "call":
+        if self.on and event == "call" and threading.current_thread().name != OWN_CLOCK:
             path = Path(frame.f_code.co_filename)
             if path.is_relative_to(ROOT) and path.relative_to(ROOT).parts[0] in ROOMS:
                 self.files.add(path.relative_to(ROOT).as_posix())

@@ -31,6 +31,7 @@ from dovetail.runtime.flows.recorder import FlowRecorder
 from dovetail.runtime.flows.retrievals import EmbeddingThreads, Retrievals
 from dovetail.runtime.flows.workflow_run import WorkflowRun
 from dovetail.runtime.hosting.generator import Generator
+from dovetail.runtime.hosting.inbox import Calls
 from dovetail.runtime.retrieval.hot import HotSets
 from dovetail.runtime.retrieval.process import RetrievalProcess
 from dovetail.runtime.retrieval.wire import WorkerReply
@@ -78,11 +79,12 @@ class Session:
         self, executors: Executors, control: Wavefront, later: Callable[[Callable[[], None]], None]
     ) -> None:
         """`later` has a function called soon on the thread that owns this, from any thread."""
-        self._executors, self.control, self._later = executors, control, later
+        self._executors, self.control = executors, control
+        self._calls = Calls(later)
         self._jobs: dict[int, WorkflowJob] = {}
         self._over = False
         self.generations = Generations(
-            executors.generator, self.told, self._show, self._note, self._soon
+            executors.generator, self.told, self._show, self._note, self._watcher, self._soon
         )
         self._retrievals = Retrievals(
             executors.worker, executors.indexes, executors.hot, self.told, self._scanned, self._soon
@@ -154,7 +156,7 @@ class Session:
         self._soon(lambda: self.control.tell(report, time.perf_counter()))
 
     def _soon(self, message: Callable[[], None]) -> None:
-        self._later(lambda: None if self._over else message())
+        self._calls.add(lambda: None if self._over else message())
 
     def _forget(self, number: int) -> WorkflowJob:
         self.generations.forget(number)
@@ -165,6 +167,10 @@ class Session:
         if job is not None and (chunk.text or chunk.token_ids):
             piece = chunk.text, chunk.token_ids
             job.tell(NodeText(source.node, source.round, *piece, job.seconds))
+
+    def _watcher(self, source: messages.Source) -> WorkflowJob | None:
+        job = self._jobs.get(source.request)
+        return job if job is not None and job.readable else None
 
     def _note(self, source: messages.Source, note: str) -> None:
         if (job := self._jobs.get(source.request)) is not None:

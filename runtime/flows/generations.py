@@ -15,6 +15,7 @@ from typing import TypeAlias
 from dovetail.ir.errors import CapacityError, DovetailError, RequestError
 from dovetail.ir.workflow import Generation
 from dovetail.runtime.flows.control import messages
+from dovetail.runtime.flows.job import WorkflowJob
 from dovetail.runtime.flows.prompts import FilledPrompt, fit
 from dovetail.runtime.flows.recorder import FIRST_FLOW
 from dovetail.runtime.hosting.generator import Generator, Job, Prompt
@@ -25,6 +26,10 @@ from dovetail.runtime.text.tools import frame, write_mark
 
 Show: TypeAlias = Callable[[messages.Source, Chunk], None]
 Note: TypeAlias = Callable[[messages.Source, str], None]
+Watcher: TypeAlias = Callable[[messages.Source], WorkflowJob | None]
+"""The job of a request whose events somebody may read."""
+Watched: TypeAlias = Callable[[messages.Source], bool]
+"""Whether somebody reads what happens to a request, or (`may`) might come to."""
 
 
 @dataclass(slots=True)
@@ -57,11 +62,12 @@ class Generations:
         tell: Callable[[messages.Report], None],
         show: Show,
         note: Note,
+        watcher: Watcher,
         later: Callable[[Callable[[], None]], None],
     ) -> None:
         """`later` has a function called soon on the driver's thread; it is called on any."""
         self._generator, self._tell, self._later = generator, tell, later
-        self._show, self._note = show, note
+        self._show, self._note, self._watcher = show, note, watcher
         self._replies: dict[int, _Generation] = {}
         self._held: dict[int, None] = {}  # refused because too many requests wait, the first first
 
@@ -135,13 +141,18 @@ class Generations:
             flow = FIRST_FLOW + reply.order.source.request
             options = _read_options(self._generator, reply)
             prompt, reply.note = _read_prompt(self._generator, reply)
-            asked = self._generator.read([prompt], options, single=True, flow=flow)
+            watcher, steps = self._watcher(reply.order.source), reply.order.steps
+            chunks = watcher is not None or steps > 0
+            asked = self._generator.read([prompt], options, single=True, chunks=chunks, flow=flow)
             (started,) = self._generator.accept(asked)
         except Exception as error:  # whatever a prompt of users does to a tokenizer
             return self._refused(job, messages.as_ours(error))
         reply.job = started
         self._tell_note(reply)
-        started.watch(lambda: self._later(lambda: self._take_news(job, started)))
+        started.watch(
+            lambda: self._later(lambda: self._take_news(job, started)),
+            lambda: steps > 0 or (watcher is not None and watcher.read),
+        )
         return True
 
     def _render(self, job: int, generator: Generator, prompt: FilledPrompt) -> None:

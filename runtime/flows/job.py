@@ -23,6 +23,7 @@ class WorkflowJob:
 
     number = 0  # of its request to the control plane, once it has begun
     writes = False  # whether one of its generations has begun, or it has none
+    read = False  # whether somebody has begun to read its events
 
     def __init__(
         self, workflow: Workflow, cancel: Callable[[WorkflowJob], None], *, events: bool
@@ -76,9 +77,15 @@ class WorkflowJob:
 
     def _inbox(self) -> Inbox[Event]:
         assert self._events is not None, "made without events"
+        self.read = True
         return self._events
 
     # ---- for the driver's thread ----
+
+    @property
+    def readable(self) -> bool:
+        """Whether it has events."""
+        return self._events is not None
 
     @property
     def seconds(self) -> float:

@@ -45,12 +45,15 @@ class Job(Listener):
     def __init__(self, text: TextStream | None, *, chunks: bool) -> None:
         """`text` turns tokens into text; `chunks` False leaves only the result."""
         self._text, self._chunks = text, chunks
+        self._seeks = text is not None and text.seeks
         self._outcome: Future[Completion] = Future()
         self._outcome.set_running_or_notify_cancel()  # who stops waiting does not cancel it
         self._shown: _Progress = (0, 0, None)  # as far as a reader may see
         self._read: _Progress = (0, 0, None)
         self._wake: Callable[[], object] | None = None
+        self._wanted: Callable[[], bool] = lambda: False
         self._pushed = 0  # tokens that are text
+        self._writing = threading.Lock()  # whoever needs text makes it, unless a stop text may come
 
     # ---- for the caller ----
 
@@ -92,15 +95,21 @@ class Job(Listener):
         async for _, chunk in merge([self]):
             yield chunk
 
-    def watch(self, wake: Callable[[], object]) -> None:
-        """Have `wake` called, on the engine's thread, now and whenever there is news."""
-        assert self._chunks, "made without chunks"
-        self._wake = wake
+    def watch(self, wake: Callable[[], object], wanted: Callable[[], bool] = lambda: True) -> None:
+        """Have `wake` called, on the engine's thread, now and whenever there is news.
+
+        The end is news; what comes before is where there are chunks and they are `wanted` then.
+        """
+        self._wake, self._wanted = wake, wanted
         wake()
 
     def take(self) -> Chunk | None:
         """Return what has come since the last time, at once; None where there is nothing."""
-        (tokens, letters, reason), (from_token, from_letter, _) = self._shown, self._read
+        with self._writing:
+            tokens, letters, reason = self._shown
+            if tokens and reason is None and not self._seeks:
+                letters = self._write(tokens)
+        from_token, from_letter, _ = self._read
         if self._read == (tokens, letters, reason):
             return None
         self._read = tokens, letters, reason
@@ -115,27 +124,42 @@ class Job(Listener):
     # ---- for the engine's thread ----
 
     def extend(self) -> bool:
-        """See Listener."""
+        """See Listener. Only a stop text has to be looked for at each token."""
         request, text = self.request, self._text
-        if text is None or request.error is not None or not request.generated:
+        if not self._seeks or text is None or request.error is not None:
             return False
-        ended = self.done and request.finish_reason == "stop" and not text.keeps_stop
-        while self._pushed < request.generated - ended and not text.stopped:  # an end is no text
-            text.push(request.tokens[request.prompt_length + self._pushed])
-            self._pushed += 1
+        while self._pushed < self._spoken and not text.stopped:
+            self._write(self._pushed + 1)
         if text.stopped:  # one step may have brought more
             del request.tokens[request.prompt_length + self._pushed :]
             del request.logprobs[self._pushed :]
         if text.stopped and self.done:
             request.finish_reason = "stop"
-        elif self.done:
-            text.close()
         return text.stopped and not self.done
+
+    @property
+    def _spoken(self) -> int:
+        """Tokens so far that are text: one that only ends the answer is not."""
+        request = self.request
+        ends = request.finish_reason == "stop" and not (self._text and self._text.keeps_stop)
+        return max(0, request.generated - ends)
+
+    def _write(self, tokens: int) -> int:
+        """Make text of the first `tokens` tokens; return how many letters there are."""
+        if self._text is None:
+            return 0
+        start = self.request.prompt_length
+        if fresh := self.request.tokens[start + self._pushed : start + tokens]:
+            self._text.push(*fresh)
+            self._pushed += len(fresh)
+        return len(self._text.text)
 
     def show(self) -> None:
         """Let a reader have what has come since the last time; the last piece comes with `end`."""
-        self._show(None)
-        self._call()
+        if self._wake is not None and self._chunks and self._wanted():
+            letters = len(self._text.text) if self._text is not None and self._seeks else 0
+            self._shown = self.request.generated, letters, None
+            self._wake()
 
     def end(self) -> None:
         """Give the completion, or the error, to those who wait."""
@@ -144,7 +168,8 @@ class Job(Listener):
         if request.error is not None:
             self.fail(request.error)
             return
-        self._show(request.finish_reason)
+        with self._writing:
+            self._shown = request.generated, self._write_all(), request.finish_reason
         scored = request.params.prompt_logprobs is not None and request.index == 0
         self._outcome.set_result(
             Completion(
@@ -163,9 +188,16 @@ class Job(Listener):
         self._outcome.set_exception(error)
         self._call()
 
-    def _show(self, reason: str | None) -> None:
-        letters = 0 if self._text is None else len(self._text.text)
-        self._shown = self.request.generated, letters, reason
+    def _write_all(self) -> int:
+        """Make text of all tokens; return how many letters there are."""
+        text = self._text
+        if text is None:
+            return 0
+        if not self._seeks:
+            self._write(self._spoken)
+        if self.request.finish_reason != "abort" and not text.stopped:
+            text.close()
+        return len(text.text)
 
     def _call(self) -> None:
         if self._wake is not None:
@@ -232,13 +264,13 @@ class Generator:
         priority: int = 0,
         *,
         single: bool = False,
-        chunks: bool = False,
+        chunks: bool | None = None,
         flow: int | None = None,
     ) -> Ask:
         """Return prompts and options as the engine takes them; RequestError where one is wrong.
 
-        single: there is one completion, whose chunks are wanted. chunks: those of all are. flow:
-        see Ask.
+        single: there is one completion, whose chunks are wanted where nothing else is said.
+        chunks: those of all are. flow: see Ask.
         """
         params = SamplingParams.make(options)
         params = self._read_form(self._read_words(params))
@@ -246,7 +278,8 @@ class Generator:
             raise RequestError(f"a stream or a job has one completion; n must be 1, not {params.n}")
         check_priority(priority)
         read = [self._encode(prompt) for prompt in prompts]
-        return Ask(read, params, priority, chunks=single or chunks, flow=flow)
+        chunks = single if chunks is None else chunks
+        return Ask(read, params, priority, chunks=chunks, flow=flow)
 
     def _read_words(self, params: SamplingParams) -> SamplingParams:
         """Return `params` with the ids of their bad words; RequestError without a tokenizer."""

@@ -18,26 +18,38 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class LoopCalls:
-    """Calls for one event loop, in order. For any thread."""
+class Calls:
+    """Calls for one thread, in order: it is woken once for all that come together. For any."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
+    def __init__(self, wake: Callable[[Callable[[], None]], object]) -> None:
+        """`wake` has a function called soon on that thread."""
+        self._wake = wake
         self._calls: deque[Callable[[], object]] = deque()
         self._woken = False
 
     def add(self, call: Callable[[], object]) -> None:
-        """Have `call` called in the event loop; a loop that is closed calls nothing."""
+        """Have `call` called there."""
         self._calls.append(call)
         if not self._woken:
             self._woken = True
-            with suppress(RuntimeError):
-                self.loop.call_soon_threadsafe(self._answer)
+            self._wake(self._answer)
 
     def _answer(self) -> None:
         self._woken = False  # first: what comes from now on wakes again
-        while self._calls:
+        for _ in range(len(self._calls)):
             self._calls.popleft()()
+
+
+class LoopCalls(Calls):
+    """Those for one event loop; a loop that is closed calls nothing."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(self._reach)
+        self.loop = loop
+
+    def _reach(self, answer: Callable[[], None]) -> None:
+        with suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(answer)
 
 
 _own = threading.local()

@@ -124,7 +124,7 @@ class Cursor:
         end = self.position + count
         assert end <= len(self.clusters), "a cursor cannot pass its end"
         before, scanned = self.partial, self.left[:count]
-        for cluster in scanned:
+        for cluster in scanned if self.seeds else ():
             self.seeds.pop(cluster, None)
         self._scanned.update(scanned)
         self.position, self._partial = end, None

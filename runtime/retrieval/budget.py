@@ -6,7 +6,7 @@ scan now, whose predicted time stays within the budget mb, whatever the sizes of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heapreplace
 from math import inf, sqrt
@@ -86,6 +86,11 @@ def plan_sub_stage(
     return takes
 
 
+def count_vectors(clusters: Iterable[int], sizes: Sequence[int]) -> int:
+    """Return how many vectors clusters hold; sizes: of each cluster."""
+    return sum(map(sizes.__getitem__, clusters))
+
+
 class ScanRow(NamedTuple):
     """A query of a scan: some clusters of a search, by its place in what was given."""
 
@@ -102,7 +107,7 @@ def deal_rows(
     Clusters of one search are dealt to several threads if this saves more than a scan costs. The
     largest is dealt first, each to the thread that has least to do.
     """
-    whole = [ScanRow(i, taken, sum(sizes[c] for c in taken)) for i, taken in enumerate(takes)]
+    whole = [ScanRow(i, taken, count_vectors(taken, sizes)) for i, taken in enumerate(takes)]
     if cost.threads == 1:
         return whole
     threads = [(0, thread) for thread in range(cost.threads)]
@@ -113,7 +118,7 @@ def deal_rows(
         heapreplace(threads, (load - size, thread))
         dealt.setdefault((thread, search), []).append(cluster)
     rows = [
-        ScanRow(search, tuple(clusters), sum(sizes[c] for c in clusters))
+        ScanRow(search, tuple(clusters), count_vectors(clusters, sizes))
         for (_, search), clusters in sorted(dealt.items())
     ]
     before, after = (cost.seconds([row.vectors for row in each]) for each in (whole, rows))

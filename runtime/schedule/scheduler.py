@@ -183,9 +183,11 @@ class Scheduler(RequestQueues):
         """Put a decode into the step with a block for its token, if there is room for that."""
         assert request.home is not None
         pool = self.pools[request.home]
-        if self.make_room(draft, request):
+        if pool.missing(request.id, len(request.tokens)):  # rarely: a block holds many tokens
+            if not self.make_room(draft, request):
+                return
             pool.grow(request.id, len(request.tokens))
-            self.serve(draft, request)
+        self.serve(draft, request)
 
     def make_room(self, draft: Draft, request: Request) -> bool:
         """Evict until `request` can store its next token; tell whether it is still there."""

@@ -223,9 +223,14 @@ class TextStream:
         self.text = ""
         self.stopped = False
 
-    def push(self, token: int) -> str:
-        """Add a token; return the new certain text."""
-        self._ids.append(token)
+    @property
+    def seeks(self) -> bool:
+        """Whether a stop text may end it: then tokens come one at a time."""
+        return bool(self._stop)
+
+    def push(self, *tokens: int) -> str:
+        """Add tokens; return the new certain text."""
+        self._ids += tokens
         return self._release(self._decode_new(last=False), last=False)
 
     def close(self) -> str:

@@ -25,7 +25,7 @@ from dovetail.runtime.flows.control.transformation import REGISTRY, check_transf
 from dovetail.runtime.flows.control.work import Key, Reply, Search
 from dovetail.runtime.flows.workflow_run import Call, WorkflowRun, search_after
 from dovetail.runtime.index.cursor import SearchHistory
-from dovetail.runtime.retrieval.budget import deal_rows, plan_sub_stage
+from dovetail.runtime.retrieval.budget import count_vectors, deal_rows, plan_sub_stage
 from dovetail.runtime.retrieval.hot import HotSet
 
 TASTE = 1 / 16
@@ -222,11 +222,12 @@ class Front:
 
     def lot(self, takes: Takes, sizes: Sequence[int]) -> Lot:
         """Return a scan on the CPU, the clusters of a search dealt to threads that would idle."""
-        loads = [sum(sizes[c] for c in clusters) for _, clusters in takes]
         if SPLIT in self.asked and takes:
             rows = deal_rows([clusters for _, clusters in takes], sizes, self.costs.costs.scan)
             takes = [(takes[row.search][0], row.clusters) for row in rows]
             loads = [row.vectors for row in rows]
+        else:
+            loads = [count_vectors(clusters, sizes) for _, clusters in takes]
         seconds = self.costs.scan_seconds(loads) if takes else 0.0
         return Lot("cpu", takes, seconds, self.costs.shared_seconds(sum(loads)))
 

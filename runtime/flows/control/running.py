@@ -26,6 +26,7 @@ from dovetail.runtime.flows.control.transformations import Prefetch
 from dovetail.runtime.flows.control.work import Reply, Search
 from dovetail.runtime.flows.prompts import pack_vector
 from dovetail.runtime.index.cursor import SearchHistory, begin_search
+from dovetail.runtime.retrieval.budget import count_vectors
 
 Tell: TypeAlias = Callable[[Any], None]
 Fail: TypeAlias = Callable[[Any, DovetailError], None]
@@ -233,7 +234,7 @@ class Searches:
         search.cursor = begin_search(clusters, search.spec.topk, used, report.known)
         search.look()
         sizes = front.catalog.sizes(search.spec.index)
-        search.left = sum(sizes[cluster] for cluster in clusters)
+        search.left = count_vectors(clusters, sizes)
         front.left += search.left
         search.node.clusters = clusters
         if used is not None:
@@ -258,7 +259,7 @@ class Searches:
                 continue
             if hot is not None:
                 hot.count(clusters)
-            vectors = sum(sizes[cluster] for cluster in clusters)
+            vectors = count_vectors(clusters, sizes)
             search.left -= vectors
             front.left -= vectors
             if not search.find(found):

@@ -29,6 +29,7 @@ from dovetail.runtime.flows.control.work import Reply, Search
 from dovetail.runtime.flows.prompts import prompts_after
 from dovetail.runtime.flows.workflow_run import Call
 from dovetail.runtime.index.cursor import reorder_probes
+from dovetail.runtime.retrieval.budget import count_vectors
 from dovetail.runtime.retrieval.hot import HotSet, Swap
 
 __all__ = ["REGISTRY", "Transformation", "register_transformation", "unregister_transformation"]
@@ -210,7 +211,7 @@ class Put(Transformation):
         held = {s: tuple(c for c in clusters if hot.resident(c)) for s, clusters in takes}
         lefts = ((s, tuple(c for c in clusters if c not in held[s])) for s, clusters in takes)
         here = [(search, left) for search, left in lefts if left]
-        vectors = [sum(stage.sizes[c] for c in clusters) for clusters in held.values() if clusters]
+        vectors = [count_vectors(clusters, stage.sizes) for clusters in held.values() if clusters]
         seconds = device.seconds(vectors) if vectors else 0.0
         alone, beside = (front.lot(some, stage.sizes).predicted for some in (takes, here))
         saved = (alone - max(beside, seconds)) * sum(s.call is not None for s in front.searches)

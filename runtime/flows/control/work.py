@@ -109,7 +109,7 @@ class Search:
 
     def part(self, clusters: tuple[int, ...]) -> Part:
         """Return what a scan has to know about some clusters."""
-        centroids, steps = tuple(self.centroids[c] for c in clusters), self.steps
+        centroids, steps = tuple(map(self.centroids.__getitem__, clusters)), self.steps
         assert isinstance(self.query, bytes), "a text is embedded first"
         wanted = steps.depth, steps.bound, dict(self.spec.filters), self.version
         return Part(self.query, clusters, centroids, *wanted)

@@ -6,7 +6,11 @@ from collections.abc import Callable
 from itertools import pairwise
 from queue import SimpleQueue
 
-from dovetail.ir.workflow import Generation
+import pytest
+
+from dovetail.ir.errors import RequestError
+from dovetail.ir.ragraph import RAGraph
+from dovetail.ir.workflow import END, START, Generation
 from dovetail.runtime.app import App
 from dovetail.runtime.flows.control.messages import (
     Failed,
@@ -17,6 +21,7 @@ from dovetail.runtime.flows.control.messages import (
     Source,
 )
 from dovetail.runtime.flows.generations import Generations
+from dovetail.runtime.flows.job import WorkflowJob
 from dovetail.runtime.schedule.plan import SchedulerSettings
 from tests.runtime.throttle import Throttle
 
@@ -24,10 +29,20 @@ NODE = Generation("say", "", "answer", {"max_tokens": 20, "ignore_eos": True})
 PROMPT = "w1 w2 w3"
 
 
+def follow() -> WorkflowJob:
+    """Return the job of a run whose events may be read."""
+    graph = RAGraph("say")
+    graph.add_generation("say", prompt="{input}")
+    graph.add_edge(START, "say")
+    graph.add_edge("say", END)
+    return WorkflowJob(graph.workflow(), lambda _: None, events=True)
+
+
 class Desk:
     """Takes what generations tell and show, as a session would."""
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: App, watched: WorkflowJob | None = None) -> None:
+        """`watched`: the job whose events may be read."""
         self.told: list[Report] = []
         self.shown: list[str] = []
         self.notes: list[str] = []
@@ -37,12 +52,18 @@ class Desk:
             self.told.append,
             lambda source, chunk: self.shown.append(chunk.text),
             lambda source, note: self.notes.append(note),
+            lambda _: watched,
             self._later.put,
         )
 
     def order(self, job: int, prompt: str = PROMPT, *, steps: int = 0, guess: bool = False) -> None:
         source = Source(1, NODE.name, 0)
         self.generations.begin(Generate(job, source, NODE, prompt, steps, guess))
+
+    def catch_up(self) -> None:
+        """Do what is to be done by now."""
+        while not self._later.empty():
+            self._later.get()()
 
     def wait(self) -> Report:
         """Return the report that ends a generation."""
@@ -66,6 +87,33 @@ def test_progress_is_told_every_few_steps_and_text_shown_as_it_comes(app: App) -
     assert all(wanted.text and wanted.text.startswith(report.text) for report in grown)
     counts = [0, *(report.tokens for report in grown)]
     assert all(b - a >= 4 for a, b in pairwise(counts))
+
+
+def test_text_that_nobody_reads_comes_at_the_end_alone(app: App) -> None:
+    """With events and without: a message for each token would cost as much as the token."""
+    (wanted,) = app.generate(PROMPT, **NODE.options)
+    for watched in (None, follow()):
+        desk = Desk(app, watched)
+        desk.order(1)
+        assert desk.wait() == Finished(1, wanted.text)
+        assert desk.shown == [wanted.text]
+
+
+def test_who_begins_to_read_gets_all_text_from_then_on(app: App) -> None:
+    throttle, job = Throttle(app), follow()
+    desk = Desk(app, job)
+    desk.order(1)
+    throttle.run(6)
+    assert not desk.shown
+    job.fail(RequestError("so that its events end"))
+    with pytest.raises(RequestError):
+        list(job)
+    throttle.run(2)
+    desk.catch_up()
+    assert desk.shown and desk.shown[0]
+    throttle.allow(100)
+    assert isinstance(done := desk.wait(), Finished)
+    assert "".join(desk.shown) == done.value
 
 
 def test_a_guess_shows_nothing_until_it_is_revealed(app: App) -> None:

@@ -307,9 +307,14 @@ class App:
         (job,) = self.generator.accept(self._read([prompt], options, single=True))
         return job
 
-    def submit_all(self, prompts: Prompts, **options: Unpack[GenerateOptions]) -> list[Job]:
-        """Start the completions of `prompts`, all or none; return jobs as of `submit`, `n` each."""
-        return self.generator.accept(self._read(as_list(prompts), options, chunks=True))
+    def submit_all(
+        self, prompts: Prompts, *, chunks: bool = True, **options: Unpack[GenerateOptions]
+    ) -> list[Job]:
+        """Start the completions of `prompts`, all or none; return jobs as of `submit`, `n` each.
+
+        chunks: False where only results are wanted, which costs less.
+        """
+        return self.generator.accept(self._read(as_list(prompts), options, chunks=chunks))
 
     def cancel(self, job: Job) -> None:
         """End a job. When this returns its blocks are free; its result has the reason `abort`."""

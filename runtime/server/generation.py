@@ -64,11 +64,13 @@ class Asked:
         return make_head(self.model, self.id, self.model.id, self.created)
 
     @asynccontextmanager
-    async def start(self, server: ServerContext) -> AsyncIterator[list[Job]]:
+    async def start(
+        self, server: ServerContext, *, chunks: bool = True
+    ) -> AsyncIterator[list[Job]]:
         """Yield the jobs, `n` for each prompt; those that have not ended are cancelled after."""
         submitting = time.perf_counter()
         jobs = self.model.app.submit_all(
-            self.prompts, priority=self.priority, n=self.n, **self.options
+            self.prompts, chunks=chunks, priority=self.priority, n=self.n, **self.options
         )
         submitted = time.perf_counter()
         try:
@@ -91,7 +93,7 @@ class Asked:
         """Return a stream of the given form, or else the whole reply that `make` makes of all."""
         if stream is not None:
             return server.stream(self._events(server, *stream))
-        async with present(request.receive), self.start(server) as jobs:
+        async with present(request.receive), self.start(server, chunks=False) as jobs:
             found, usage = [await job for job in jobs], self.usage_of(jobs)
         times = [one.metrics for one in found]
         took = max(((one.last_token or one.arrival) - one.arrival for one in times), default=0.0)

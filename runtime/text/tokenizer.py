@@ -229,7 +229,9 @@ class TextStream:
         return bool(self._stop)
 
     def push(self, *tokens: int) -> str:
-        """Add tokens; return the new certain text."""
+        """Add tokens; return the new certain text: that of one at a time, as far as it is text."""
+        if len(tokens) > 1 and UNFINISHED in self._decode(*self._ids[self._anchor :], *tokens):
+            return "".join(map(self.push, tokens))  # a decoder lets bad bytes spoil those before
         self._ids += tokens
         return self._release(self._decode_new(last=False), last=False)
 
@@ -238,15 +240,17 @@ class TextStream:
         return self._release(self._decode_new(last=True), last=True)
 
     def _decode_new(self, *, last: bool) -> str:
-        special = self._special
-        known = self._tokenizer.decode(self._ids[self._anchor : self._read], special=special)
-        full = self._tokenizer.decode(self._ids[self._anchor :], special=special)
+        known = self._decode(*self._ids[self._anchor : self._read])
+        full = self._decode(*self._ids[self._anchor :])
         waiting = len(self._ids) - self._read
         unfinished = full.endswith(UNFINISHED) and waiting < MAX_UNFINISHED
         if len(full) <= len(known) or (unfinished and not last):
             return ""
         self._anchor, self._read = self._read, len(self._ids)
         return full[len(known) :]
+
+    def _decode(self, *ids: int) -> str:
+        return self._tokenizer.decode(ids, special=self._special)
 
     def _release(self, new: str, *, last: bool) -> str:
         if not self._stop:

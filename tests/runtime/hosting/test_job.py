@@ -97,6 +97,32 @@ def test_who_stops_waiting_changes_nothing() -> None:
     assert job.result().token_ids == (6, 7)
 
 
+def test_pieces_come_where_they_are_wanted_alone() -> None:
+    """Who reads from the middle on gets all that came before with the first piece."""
+    job, calls = begun(), list[int]()
+    wanted = False
+    job.watch(lambda: calls.append(1), lambda: wanted)
+    job.show()
+    assert len(calls) == 1 and job.take() is None
+    wanted = True
+    job.request.tokens.append(8)
+    job.show()
+    assert len(calls) == 2 and (piece := job.take()) is not None and piece.token_ids == (6, 7, 8)
+    wanted = False
+    end(job)
+    assert len(calls) == 3 and (last := job.take()) is not None and last.finish_reason == "length"
+
+
+def test_without_pieces_the_end_is_all_that_is_told() -> None:
+    job, calls = Job(None, chunks=False), list[int]()
+    job.begin(begun().request)
+    job.watch(lambda: calls.append(1))
+    job.show()
+    assert len(calls) == 1 and job.take() is None
+    end(job)
+    assert len(calls) == 2 and (whole := job.take()) is not None and whole.token_ids == (6, 7)
+
+
 def test_a_job_ends_once() -> None:
     job = begun()
     end(job)

@@ -24,6 +24,7 @@ from dovetail.runtime.child.supervisor import STARTS
 from dovetail.runtime.engine.options import EngineOptions
 from dovetail.runtime.hosting.generator import Job
 from dovetail.runtime.hosting.process import EngineProcess
+from dovetail.runtime.hosting.wire import News
 from dovetail.runtime.schedule.plan import SchedulerSettings
 from tests.processes import running, stop
 from tests.runtime.conftest import ROOT
@@ -286,6 +287,22 @@ def test_whatever_a_request_is_doing_it_ends_with_its_process(
             found = outcomes(jobs)
         assert found == ["DeviceError"] * 3
         assert app.generate([4], max_tokens=2)
+
+
+def test_results_alone_cross_once(
+    make_artifact: MakeArtifact, answer: Answer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, take = list[int](), EngineProcess._take
+
+    def count(host: EngineProcess, news: News, now: float) -> bool:
+        told.append(len(news.tokens))
+        return take(host, news, now)
+
+    monkeypatch.setattr(EngineProcess, "_take", count)
+    with load(make_artifact(), apart=True) as app:
+        jobs = app.submit_all([[4, 4, 4], [5, 4]], chunks=False, **LONG)
+        assert list(jobs[0].result().token_ids) == answer([4, 4, 4], 200)
+        assert outcomes(jobs) == ["length"] * 2 and told == [200, 200]
 
 
 def test_requests_wait_for_a_process_that_is_being_started(

@@ -86,15 +86,37 @@ def test_streams_add_up_to_the_text(tokenizer: Tokenizer, text: str) -> None:
     stream = TextStream(tokenizer)
     pieces = [stream.push(token) for token in ids] + [stream.close()]
     assert "".join(pieces) == stream.text == tokenizer.decode(ids) == text
+    stream = TextStream(tokenizer)
+    stream.push(*ids)
+    assert stream.text == text
     assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in pieces)
 
 
 @settings(max_examples=60, deadline=None)
-@given(ids=st.lists(st.integers(0, 260), max_size=30))
-def test_any_ids_make_a_stream(ids: list[int]) -> None:
-    stream = TextStream(SHARED)
-    pieces = [stream.push(token) for token in ids] + [stream.close()]
-    assert "".join(pieces) == stream.text
+@given(ids=st.lists(st.integers(0, 260), max_size=30), cuts=st.lists(st.integers(1, 12)))
+def test_any_ids_make_a_stream_however_they_come(
+    tokenizer: Tokenizer, ids: list[int], cuts: list[int]
+) -> None:
+    alone, together, left = TextStream(tokenizer), TextStream(tokenizer), list(ids)
+    pieces = [alone.push(token) for token in ids] + [alone.close()]
+    for cut in (*cuts, len(ids)):
+        together.push(*left[:cut])
+        del left[:cut]
+    together.close()
+    assert "".join(pieces) == alone.text
+    assert together.text == alone.text or "\N{REPLACEMENT CHARACTER}" in alone.text
+
+
+def test_a_cut_character_leaves_those_before_it_whole(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("你好")[:-1]
+    alone, together = TextStream(tokenizer), TextStream(tokenizer)
+    for token in ids:
+        alone.push(token)
+    together.push(*ids)
+    for stream in (alone, together):
+        stream.close()
+        assert stream.text.startswith("你") and stream.text != "你好"
+    assert alone.text == together.text
 
 
 @settings(max_examples=80, deadline=None)

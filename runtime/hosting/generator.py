@@ -51,7 +51,7 @@ class Job(Listener):
         self._shown: _Progress = (0, 0, None)  # as far as a reader may see
         self._read: _Progress = (0, 0, None)
         self._wake: Callable[[], object] | None = None
-        self._wanted: Callable[[], bool] = lambda: False
+        self._wanted: Callable[[], bool] = lambda: True
         self._pushed = 0  # tokens that are text
         self._writing = threading.Lock()  # whoever needs text makes it, unless a stop text may come
 
@@ -156,10 +156,11 @@ class Job(Listener):
 
     def show(self) -> None:
         """Let a reader have what has come since the last time; the last piece comes with `end`."""
-        if self._wake is not None and self._chunks and self._wanted():
+        if self._chunks:
             letters = len(self._text.text) if self._text is not None and self._seeks else 0
             self._shown = self.request.generated, letters, None
-            self._wake()
+            if self._wanted():
+                self._call()
 
     def end(self) -> None:
         """Give the completion, or the error, to those who wait."""

@@ -48,6 +48,8 @@ from dovetail.topology.hardware import read_hardware
 PACE = 0.0005
 """Seconds between two messages for each request that the second one tells more tokens of: the app
 takes about a tenth of that for each. First tokens and ends are told at once."""
+LOAD_SECONDS = 0.1
+"""After so long the load is told again, even if no tokens are and as many requests run."""
 
 WARM_PROMPT, WARM_ANSWER = 64, 4
 """Tokens of the answer that is generated before a process says that it is ready."""
@@ -121,7 +123,8 @@ class EngineWorker:
         self._changed: dict[int, Stub] = {}
         self._tickets: list[int] = []
         self._timeline: Timeline | None = None
-        self._last = 0.0  # when something was told
+        self._last = 0.0  # when tokens were told
+        self._load_told = 0.0, (0, 0)  # when, and how many requests waited and ran
 
     @property
     def crowded(self) -> bool:
@@ -184,8 +187,13 @@ class EngineWorker:
             told = [stub for stub in told if stub.urgent]
         else:
             self._last = now
-        if not (told or self._tickets or drawn):
+        book = self._engine.scheduler
+        counts = len(book.waiting), len(book.requests)
+        then, known = self._load_told
+        stale = counts != known or now > then + LOAD_SECONDS
+        if not (told or self._tickets or drawn or stale):
             return
+        self._load_told = now, counts
         news = [stub.tell() for stub in told]
         for stub in told:
             del self._changed[stub.number]

@@ -24,7 +24,7 @@ from dovetail.runtime.child.supervisor import STARTS
 from dovetail.runtime.engine.options import EngineOptions
 from dovetail.runtime.hosting.generator import Job
 from dovetail.runtime.hosting.process import EngineProcess
-from dovetail.runtime.hosting.wire import News
+from dovetail.runtime.hosting.wire import Told
 from dovetail.runtime.schedule.plan import SchedulerSettings
 from tests.processes import running, stop
 from tests.runtime.conftest import ROOT
@@ -292,17 +292,20 @@ def test_whatever_a_request_is_doing_it_ends_with_its_process(
 def test_results_alone_cross_once(
     make_artifact: MakeArtifact, answer: Answer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told, take = list[int](), EngineProcess._take
+    """The load is told as it changes all the same."""
+    heard, hear = list[Told](), EngineProcess._hear
 
-    def count(host: EngineProcess, news: News, now: float) -> bool:
-        told.append(len(news.tokens))
-        return take(host, news, now)
+    def note(host: EngineProcess, told: Told) -> None:
+        heard.append(told)
+        hear(host, told)
 
-    monkeypatch.setattr(EngineProcess, "_take", count)
+    monkeypatch.setattr(EngineProcess, "_hear", note)
     with load(make_artifact(), apart=True) as app:
         jobs = app.submit_all([[4, 4, 4], [5, 4]], chunks=False, **LONG)
         assert list(jobs[0].result().token_ids) == answer([4, 4, 4], 200)
-        assert outcomes(jobs) == ["length"] * 2 and told == [200, 200]
+        assert outcomes(jobs) == ["length"] * 2
+    assert [len(news.tokens) for told in heard for news in told.news] == [200, 200]
+    assert any(told.load.running + told.load.waiting == 2 for told in heard)
 
 
 def test_requests_wait_for_a_process_that_is_being_started(

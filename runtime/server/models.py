@@ -19,7 +19,7 @@ from dovetail.runtime.app import App
 from dovetail.runtime.embed.texts import TextEncoder
 from dovetail.runtime.schedule.structured import StructuredOutputs
 from dovetail.runtime.server.errors import ApiError, too_long
-from dovetail.runtime.server.forms import naming
+from dovetail.runtime.server.forms import blame_field
 from dovetail.runtime.text.messages import Message
 from dovetail.runtime.text.tokenizer import Tokenizer
 from dovetail.runtime.text.tools import ChatStyle
@@ -139,7 +139,7 @@ class ServedModel:
         """Have the grammar of a form known; ApiError where it cannot be followed."""
         forms = self.app.generator.forms
         _ = self.tokenizer
-        with naming(param):
+        with blame_field(param):
             await asyncio.wrap_future(forms.start(form))
 
     async def render(

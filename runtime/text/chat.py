@@ -10,17 +10,15 @@ from bisect import bisect_left
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from dovetail.ir.errors import LengthError, RequestError
 from dovetail.runtime.schedule.request import Chunk, Completion
+from dovetail.runtime.text.chat_template import ChatTemplate
 from dovetail.runtime.text.messages import Message, TextPart
 from dovetail.runtime.text.tokenizer import BYTES_PER_TOKEN, Tokenizer
-
-if TYPE_CHECKING:
-    from dovetail.runtime.text.chat_template import ChatTemplate
 
 STAYING = ("system", "developer")
 """Roles whose messages no conversation may lose."""

@@ -59,9 +59,8 @@ class ServedModel:
         Raises ArtifactError where one is damaged.
         """
         _ = self.app.template
-        tokenizer = self.app.generator.tokenizer if self.file else None
-        if tokenizer is not None:
-            tokenizer.check()
+        if self.app.tokenizer is not None:
+            self.app.tokenizer.check()
 
     @cached_property
     def encoder(self) -> TextEncoder | None:

@@ -249,16 +249,13 @@ class ItemWriter:
         return told | {"logprobs": []} if self._kind == "message" else told
 
     def _item(self, status: str) -> Item:
+        id, text = self._id, self._text
         if self._kind == "function_call":
-            call_id, name = self._call
-            return FunctionCallItem(
-                id=self._id, call_id=call_id, name=name, arguments=self._text, status=status
-            )
+            call, name = self._call
+            return FunctionCallItem(id=id, call_id=call, name=name, arguments=text, status=status)
         if self._kind == "reasoning":
-            return ReasoningItem(
-                id=self._id, content=[ReasoningText(text=self._text)], status=status
-            )
-        return MessageItem(id=self._id, content=[OutputText(text=self._text)], status=status)
+            return ReasoningItem(id=id, content=[ReasoningText(text=text)], status=status)
+        return MessageItem(id=id, content=[OutputText(text=text)], status=status)
 
 
 _PREFIXES = {"function_call": "fc", "reasoning": "rs", "message": "msg"}

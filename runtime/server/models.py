@@ -20,7 +20,6 @@ from dovetail.runtime.embed.texts import TextEncoder
 from dovetail.runtime.schedule.structured import StructuredOutputs
 from dovetail.runtime.server.errors import ApiError, too_long
 from dovetail.runtime.server.forms import blame_field
-from dovetail.runtime.text.messages import Message
 from dovetail.runtime.text.tokenizer import Tokenizer
 from dovetail.runtime.text.tools import ChatStyle
 
@@ -143,7 +142,7 @@ class ServedModel:
 
     async def render(
         self,
-        messages: Sequence[Message | Mapping[str, Any]],
+        messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
         options: Mapping[str, Any] | None = None,

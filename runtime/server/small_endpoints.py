@@ -50,7 +50,8 @@ async def tokenize(server: ServerContext, request: Request) -> Response:
         encode = partial(served.encode, body.prompt or "", special=body.add_special_tokens)
     else:
         told = body.add_generation_prompt
-        text = await served.render(body.messages, add_generation_prompt=told)
+        plain = msgspec.to_builtins(body.messages)
+        text = await served.render(plain, add_generation_prompt=told)
         encode = partial(served.encode, text, param="messages", special=False)
     ids = await server.aside(request, encode)
     return JsonReply(Tokens(tokens=ids, count=len(ids), max_model_len=served.context))

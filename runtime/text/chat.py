@@ -17,7 +17,7 @@ import msgspec
 from dovetail.ir.errors import LengthError, RequestError
 from dovetail.runtime.schedule.request import Chunk, Completion
 from dovetail.runtime.text.chat_template import ChatTemplate
-from dovetail.runtime.text.messages import Message, TextPart
+from dovetail.runtime.text.messages import Message
 from dovetail.runtime.text.tokenizer import BYTES_PER_TOKEN, Tokenizer
 
 STAYING = ("system", "developer")
@@ -110,7 +110,7 @@ class ChatPrompts:
             raise RequestError("the model's chat template makes an empty prompt of these messages")
         return ChatPrompt(ids, (_tell_dropped(dropped, self.context),) if dropped else ())
 
-    def surely_too_long(self, messages: Sequence[Message | Mapping[str, Any]]) -> bool:
+    def surely_too_long(self, messages: Sequence[Mapping[str, Any]]) -> bool:
         """Tell whether the messages surely do not fit into the context, without a look at them."""
         if len(messages) > self.context:
             return True
@@ -209,9 +209,6 @@ def _tell_dropped(turns: int, context: int) -> str:
     return f"the oldest {what} left out: the conversation has outgrown {context} tokens of context"
 
 
-def _letters(message: Message | Mapping[str, Any]) -> int:
-    content = message.get("content") if isinstance(message, Mapping) else message.content
-    if isinstance(content, str):
-        return len(content)
-    parts = content or ()
-    return sum(len(part.text if isinstance(part, TextPart) else part["text"]) for part in parts)
+def _letters(message: Mapping[str, Any]) -> int:
+    content = message.get("content") or ""
+    return len(content) if isinstance(content, str) else sum(len(part["text"]) for part in content)

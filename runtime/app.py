@@ -13,7 +13,7 @@ import weakref
 from collections import abc
 from contextlib import ExitStack, aclosing, asynccontextmanager, contextmanager
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
 from dovetail.ir.errors import RequestError
 from dovetail.ir.files import hold
@@ -44,12 +44,10 @@ from dovetail.runtime.native.encoder import Rows
 from dovetail.runtime.retrieval.memory_plan import GpuMemoryPlan
 from dovetail.runtime.schedule.request import Chunk, Completion, Score
 from dovetail.runtime.text.chat import AnswerReader, ChatCompletion, ChatPrompts, Delta
+from dovetail.runtime.text.chat_template import ChatTemplate
 from dovetail.runtime.text.tokenizer import Tokenizer
 from dovetail.runtime.timeline import MAX_EVENTS, Timeline
 from dovetail.topology.hardware import HardwareSpec, read_hardware
-
-if TYPE_CHECKING:
-    from dovetail.runtime.text.chat_template import ChatTemplate
 
 Prompts = Prompt | abc.Sequence[Prompt]
 Messages = abc.Sequence[Any]

@@ -126,7 +126,7 @@ def test_a_file_is_served_from_the_cache(
 ) -> None:
     monkeypatch.setattr("dovetail.cli.model_cache._folder", lambda: tmp_path)
     path = save_gguf(tmp_path / "tiny.gguf", TINY, "BF16", tokenizer=add_tokenizer(TINY))
-    found = find_artifacts([str(path)], [], {})
+    found = find_artifacts([str(path)], ["tiny"], {})
     assert list(found) == ["tiny"] and found["tiny"].is_dir()
     assert "compiling" in capfd.readouterr().err
     assert find_artifact(path, {}) == found["tiny"]

@@ -60,26 +60,26 @@ ROOMS = (  # of the runtime, and its flat files: each imports only what stands b
 CORE = ("native", "schedule", "engine", "accel", "child", "group")
 """Rooms that are thin: who reads how a token is made reads these."""
 LINES = {
-    "dovetail": 7_440,
+    "dovetail": 7_385,
     "compiler": 16_950,
     "codegen": 18_120,
     "topology": 4_060,
     "ir": 10_240,
-    "runtime": 39_130,
+    "runtime": 39_040,
     "runtime/machine": 1_220,
     "runtime/schedule": 3_900,
     "runtime/child": 900,
-    "runtime/text": 2_805,
+    "runtime/text": 2_790,
     "runtime/native": 2_600,
     "runtime/group": 550,
     "runtime/engine": 1_800,
     "runtime/index": 1_580,
     "runtime/embed": 2_840,
     "runtime/accel": 4_755,
-    "runtime/hosting": 1_750,
+    "runtime/hosting": 1_735,
     "runtime/retrieval": 1_650,
     "runtime/flows": 5_370,
-    "runtime/server": 4_870,
+    "runtime/server": 4_800,
     "runtime/sim": 1_330,
 }
 """Most lines of source in each folder and room: what grows beyond has to say why, here."""

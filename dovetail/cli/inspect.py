@@ -15,7 +15,7 @@ import typer
 from rich.console import RenderableType
 
 from dovetail.cli.options import ArtifactDirectory, AsJson
-from dovetail.cli.report import progress_bars, show_report, tell
+from dovetail.cli.report import facts_table, progress_bars, show_report, tell
 from dovetail.errors import SpecError
 
 if TYPE_CHECKING:
@@ -64,12 +64,10 @@ def inspect_command(
 
 
 def _describe_summary(found: Inspection) -> Iterator[RenderableType]:
-    from dovetail.cli.inspect_memory import describe_division, division_table
+    from dovetail.cli.inspect_memory import division_tables
     from dovetail.cli.inspect_summary import summarise
-    from dovetail.cli.inspection import facts_table
 
     more = {"more": "--all prints every decision, --html FILE writes a report with pictures"}
     yield facts_table("", summarise(found) | more)
-    if (division := found.gpu_memory) is not None:
-        yield facts_table("memory of the GPU", describe_division(division))
-        yield division_table(division)
+    if found.gpu_memory is not None:
+        yield from division_tables(found.gpu_memory)

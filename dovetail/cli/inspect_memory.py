@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from dovetail.cli.report import make_table, show_bytes
+from dovetail.cli.report import facts_table, make_table, show_bytes
 from dovetail.ir.errors import RequestError, SpecError
 from dovetail.runtime.artifact import open_artifact
 from dovetail.runtime.engine.options import EngineOptions
@@ -70,8 +70,12 @@ def describe_division(found: MemoryDivision) -> dict[str, str]:
     }
 
 
-def division_table(found: MemoryDivision) -> Table:
-    """Return what comes of each size of the KV cache: workflows/s that either side can do."""
+def division_tables(found: MemoryDivision) -> tuple[Table, Table]:
+    """Return what was asked and chosen, and what comes of each size of the KV cache.
+
+    That is the workflows/s that either side, generation and retrieval, can do.
+    """
+    facts = facts_table("memory of the GPU", describe_division(found))
     columns = ("", ">KV", ">hot clusters", ">generation", ">retrieval", ">both")
     rows = [
         (
@@ -82,7 +86,7 @@ def division_table(found: MemoryDivision) -> Table:
         )
         for plan in found.tried
     ]
-    return make_table("workflows/s by how memory is divided", columns, rows)
+    return facts, make_table("workflows/s by how memory is divided", columns, rows)
 
 
 def _show_cost(cost: ScanCost) -> str:

@@ -15,11 +15,11 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from dovetail.cli.inspect_encoder import encoder_facts
-from dovetail.cli.inspect_memory import describe_division, division_table
+from dovetail.cli.inspect_memory import division_tables
 from dovetail.cli.inspect_plans import graph_table, plan_tables, show_cpus
 from dovetail.cli.inspect_workflows import describe_index, transformation_table, workflow_table
 from dovetail.cli.profile_table import profile_table
-from dovetail.cli.report import make_table, show_bytes, show_count
+from dovetail.cli.report import facts_table, make_table, show_bytes, show_count
 from dovetail.ir.artifact import SERVE, KernelIndex, Manifest, PhasePlan, ServicePlan
 from dovetail.ir.encoder import EncoderFile
 from dovetail.ir.graph import GraphFile
@@ -237,9 +237,8 @@ def _describe_memory(found: Inspection) -> Iterator[RenderableType]:
     for part in found.parts:
         yield _weights_table(part.file.name, part.file.weights)
     yield memory_table(memory_rows(found))
-    if (division := found.gpu_memory) is not None:
-        yield facts_table("memory of the GPU", describe_division(division))
-        yield division_table(division)
+    if found.gpu_memory is not None:
+        yield from division_tables(found.gpu_memory)
 
 
 _SECTIONS: dict[tuple[str, str], Callable[[Inspection], Iterable[RenderableType]]] = {
@@ -309,14 +308,6 @@ def rate_of(table: ScheduleTable, row: Row) -> float | None:
     if not (row.seconds and table.k):
         return None
     return 1e-9 * flops_of(table, row.m_lo) / row.seconds
-
-
-def facts_table(title: str, facts: dict[str, str]) -> Table:
-    """Return facts by name."""
-    table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2))
-    for name, value in facts.items():
-        table.add_row(name, value)
-    return table
 
 
 def _artifact_facts(found: Inspection) -> dict[str, str]:

@@ -35,22 +35,19 @@ TUNED = ".tuned.dove"
 def find_artifacts(
     given: Sequence[str | Path], names: Sequence[str], options: Mapping[str, object]
 ) -> dict[str, Path]:
-    """Return the artifact of each model by its id: a name of `names`, else the model's own.
+    """Return the artifact of each model by its id, which `names` has.
 
     `options` are those of a compile. Raises SpecError where ids collide or a path is nothing to
     serve, and what the compile says.
     """
-    from dovetail.compiler.hub import name_model
-
     if len(names) > len(given):
         raise SpecError(f"{len(names)} names were given for {len(given)} models")
     fixed = {key: value for key, value in options.items() if key != "max_context"}
     if fixed and all(_is_artifact(Path(text)) for text in given):  # a load may shorten the context
         _refuse(given[0], fixed)
     found: dict[str, Path] = {}
-    for i, text in enumerate(given):
+    for name, text in zip(names, given, strict=True):
         path = Path(text)
-        name = names[i] if i < len(names) else name_model(text)
         if name in found:
             raise SpecError(f"two models have the name {name!r}; give each a --served-model-name")
         found[name] = _find_tuned(path) if _is_artifact(path) else find_artifact(text, options)

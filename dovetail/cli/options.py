@@ -16,6 +16,8 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
+from dovetail.cli.report import read_duration
+
 
 def declare_options(command: Callable[..., None]) -> Callable[..., None]:
     """Return a verb with an option in the place of each help text and of each field of a group.
@@ -174,12 +176,10 @@ class SearchFlags:
 
     def fields(self) -> dict[str, Any]:
         """Return the options by their names in a request."""
-        from dovetail.cli.report import read_duration
-
         found = dict(vars(self))
-        budget = found.pop("budget")
-        seconds = None if budget is None else read_duration(budget)
-        return {"database": found.pop("db"), "budget": seconds, **found}
+        if self.budget is not None:
+            found["budget"] = read_duration(self.budget)
+        return {"database": found.pop("db"), **found}
 
 
 ArtifactDirectory = Annotated[Path, typer.Argument(help="An artifact directory.")]

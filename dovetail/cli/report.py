@@ -121,6 +121,14 @@ def make_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]
     return table
 
 
+def facts_table(title: str, facts: dict[str, str]) -> Table:
+    """Return facts by name."""
+    table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2))
+    for name, value in facts.items():
+        table.add_row(name, value)
+    return table
+
+
 def show_bytes(count: int) -> str:
     """Return a byte count in the unit a person would pick."""
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):

@@ -197,7 +197,7 @@ def serve_command(
     embedding = None if embed_slo is None else EmbeddingSettings(slo=embed_slo)
     EngineOptions(**vars(engine), kv_blocks=kv_blocks)  # before a model is fetched and compiled
     check_address(settings)
-    _write_log()
+    _log_to_stderr()
     options = weights.chosen()
     if engine.max_model_len is not None:
         options["max_context"] = engine.max_model_len
@@ -255,7 +255,7 @@ class Served:
             app.close()
             raise
         self.models.take(found)
-        self.traffic.turn().wait()
+        self.traffic.wait_for(self.traffic.under_way())
         old.close()
 
     def _add_flows(self, models: Models) -> dict[str, ServedWorkflow]:
@@ -297,8 +297,7 @@ def _read_keys(path: Path | None) -> list[str]:
     return keys
 
 
-def _write_log() -> None:
-    """Send what the program logs to stderr, each line with its time."""
+def _log_to_stderr() -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger = logging.getLogger("dovetail")

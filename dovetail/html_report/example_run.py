@@ -11,21 +11,8 @@ from collections.abc import Iterator, Sequence
 
 from dovetail.ir.graph import ExecutionGraph
 from dovetail.ir.workflow import Retrieval, Workflow
+from dovetail.runtime.flows.control import messages
 from dovetail.runtime.flows.control.costs import StageCosts, StepCost
-from dovetail.runtime.flows.control.messages import (
-    Choose,
-    Embed,
-    FindClusters,
-    Finished,
-    Generate,
-    Invoke,
-    Order,
-    Probed,
-    Progressed,
-    Report,
-    ScanClusters,
-    Scanned,
-)
 from dovetail.runtime.flows.control.settings import WavefrontSettings
 from dovetail.runtime.flows.control.wavefront import Wavefront
 from dovetail.runtime.flows.driver import call_function
@@ -58,7 +45,7 @@ def rewrite_request(workflow: Workflow) -> tuple[ExecutionGraph, tuple[str, ...]
     run = WorkflowRun(workflow, dict.fromkeys(workflow.inputs, "?"))
     number = control.submit(run, 0.0)
     live = control.front.tickets[number].graph
-    orders: deque[Order] = deque(control.orders(0.0))
+    orders: deque[messages.Order] = deque(control.orders(0.0))
     best, made, now = live.freeze(), tuple[str, ...](), 0.0
     for _ in range(REPORTS):
         if not orders:
@@ -74,23 +61,23 @@ def rewrite_request(workflow: Workflow) -> tuple[ExecutionGraph, tuple[str, ...]
     return best, tuple(dict.fromkeys(made))
 
 
-def _answer(order: Order) -> Iterator[Report]:
+def _answer(order: messages.Order) -> Iterator[messages.Report]:
     """Yield what comes of an order; a hit of each cluster, whose number tells where it is."""
     match order:
-        case Generate():
+        case messages.Generate():
             for n in (8, 16, 24) if order.steps else ():
-                yield Progressed(order.job, " ".join(["word"] * n), n)
-            yield Finished(order.job, "some words")
-        case Embed():
-            yield Finished(order.job, [0.0, 1.0])
-        case Invoke() | Choose():
+                yield messages.Progressed(order.job, " ".join(["word"] * n), n)
+            yield messages.Finished(order.job, "some words")
+        case messages.Embed():
+            yield messages.Finished(order.job, [0.0, 1.0])
+        case messages.Invoke() | messages.Choose():
             yield call_function(order)
-        case FindClusters():
+        case messages.FindClusters():
             away = tuple(map(float, range(len(CLUSTERS))))
-            yield Probed(order.job, CLUSTERS, away, dict.fromkeys(order.known, 0.1))
-        case ScanClusters():
+            yield messages.Probed(order.job, CLUSTERS, away, dict.fromkeys(order.known, 0.1))
+        case messages.ScanClusters():
             found = (
                 Part(hits=tuple((0.1 + 0.01 * home, 10 * home + 1) for home in homes), homes=homes)
                 for homes in (part.clusters for part in order.parts)
             )
-            yield Scanned(order.job, tuple(found), 0.02)
+            yield messages.Scanned(order.job, tuple(found), 0.02)

@@ -18,17 +18,17 @@ import msgspec
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 from rich.console import RenderableType
+from rich.table import Table
 
 from dovetail import __version__
 from dovetail.cli.inspect_summary import summarise
-from dovetail.cli.inspection import Inspection, Section, facts_table, memory_rows, read_sections
-from dovetail.cli.report import make_table, show_bytes, writing
+from dovetail.cli.inspection import Inspection, Section, memory_rows, read_sections
+from dovetail.cli.report import facts_table, make_table, show_bytes, writing
 from dovetail.errors import SpecError
 from dovetail.html_report.charts import Axis, Series, draw_bar, draw_lines
 from dovetail.html_report.history import best_so_far, history_table
 from dovetail.html_report.pictures import Picture, plan_pictures, workflow_pictures
 from dovetail.html_report.products import ProductCurve, product_curves, read_records
-from dovetail.html_report.tables import Grid, read_grid
 from dovetail.html_report.what_if import Situation, plan_variants, read_trace
 from dovetail.ir.files import write_whole
 from dovetail.ir.tuning import TuningRecord
@@ -51,7 +51,7 @@ class Part:
     notes: Sequence[str] = ()
     charts: Sequence[tuple[str, Markup]] = ()
     pictures: Sequence[Picture] = ()
-    grids: Sequence[Grid | str] = ()
+    tables: Sequence[RenderableType] = ()
     timeline: bool = False
 
 
@@ -82,6 +82,7 @@ def make_report(found: Inspection, trace: Any, progress: Progress) -> str:
         script = TIMELINE.read_text() + (WEB / "report.js").read_text()
     style = (WEB / "report.css").read_text()
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    environment.filters["rows"] = _rows
     template = environment.from_string((WEB / "report.html.j2").read_text())
     return template.render(
         name=Path(found.path).resolve().name,
@@ -99,7 +100,7 @@ def make_report(found: Inspection, trace: Any, progress: Progress) -> str:
 
 def _parts(found: Inspection, progress: Progress) -> Iterator[Part]:
     records = read_records(Path(found.path), found.manifest.files)
-    yield Part("summary", "Summary", grids=[read_grid(facts_table("", summarise(found)))])
+    yield Part("summary", "Summary", tables=[facts_table("", summarise(found))])
     for section in read_sections(found):
         yield _illustrate(section, found)
         if section.name == "plans":
@@ -111,7 +112,7 @@ def _parts(found: Inspection, progress: Progress) -> Iterator[Part]:
 
 def _illustrate(section: Section, found: Inspection) -> Part:
     """Return a section with the pictures that it has."""
-    grids, charts, pictures = list(map(read_grid, section.parts)), [], list[Picture]()
+    charts, pictures = [], list[Picture]()
     if section.name == "plans":
         pictures = list(plan_pictures(found))
     if section.name == "workflows":
@@ -119,7 +120,7 @@ def _illustrate(section: Section, found: Inspection) -> Part:
     if section.name == "memory":
         rows = [(name, size, show_bytes(size)) for name, size, _ in memory_rows(found)]
         charts = [("memory on the CPU", Markup(draw_bar("memory on the CPU", rows)))]
-    return Part(section.name, section.title, charts=charts, pictures=pictures, grids=grids)
+    return Part(section.name, section.title, charts=charts, pictures=pictures, tables=section.parts)
 
 
 def _what_if(found: Inspection, progress: Progress) -> Iterator[Part]:
@@ -138,8 +139,8 @@ def _what_if(found: Inspection, progress: Progress) -> Iterator[Part]:
         "that this artifact was planned with. Served may be others: fewer cores are preferred only "
         "where that was measured."
     ]
-    grids = [read_grid(make_table(title, columns, rows))]
-    yield Part("what-if", "What if", notes=notes, grids=grids)
+    tables = [make_table(title, columns, rows)]
+    yield Part("what-if", "What if", notes=notes, tables=tables)
 
 
 def _products(found: Inspection, records: Sequence[TuningRecord]) -> Iterator[Part]:
@@ -160,8 +161,8 @@ def _products(found: Inspection, records: Sequence[TuningRecord]) -> Iterator[Pa
             f"memory: {memory.value / 1e9:.1f} GB/s ({memory.source})."
         )
     charts = [(curve.title, _draw_product(curve)) for curve in curves]
-    grids = [read_grid(_product_table(curve)) for curve in curves]
-    yield Part("products", "Products", notes=notes, charts=charts, grids=grids)
+    tables = list(map(_product_table, curves))
+    yield Part("products", "Products", notes=notes, charts=charts, tables=tables)
 
 
 def _draw_product(curve: ProductCurve) -> Markup:
@@ -176,7 +177,7 @@ def _draw_product(curve: ProductCurve) -> Markup:
     return Markup(draw_lines(curve.title, *axes, drawn))
 
 
-def _product_table(curve: ProductCurve) -> RenderableType:
+def _product_table(curve: ProductCurve) -> Table:
     rows = [
         (
             str(p.m),
@@ -197,8 +198,11 @@ def _history(records: Sequence[TuningRecord]) -> Iterator[Part]:
     title = "mean over products and M of default time / best time so far"
     axes = Axis("seconds spent on trials"), Axis("default time / best time", least=1.0)
     chart = draw_lines(title, *axes, [Series("best so far", best_so_far(records), marked=False)])
-    grids = [read_grid(history_table(records))]
-    yield Part("tuning", "Tuning", charts=[(title, Markup(chart))], grids=grids)
+    yield Part("tuning", "Tuning", charts=[(title, Markup(chart))], tables=[history_table(records)])
+
+
+def _rows(table: Table) -> list[tuple[RenderableType, ...]]:
+    return list(zip(*(column.cells for column in table.columns), strict=True))
 
 
 def _hash(text: str) -> str:

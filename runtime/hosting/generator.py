@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from dovetail.ir.errors import RequestError
 from dovetail.runtime.hosting.inbox import waking
@@ -24,12 +24,10 @@ from dovetail.runtime.hosting.loop import EngineLoop, Listener
 from dovetail.runtime.hosting.process import EngineProcess
 from dovetail.runtime.hosting.wire import Ask
 from dovetail.runtime.schedule.request import Chunk, Completion, SamplingParams, check_priority
+from dovetail.runtime.text.chat_template import ChatTemplate, read_template
 from dovetail.runtime.text.forms import Forms
 from dovetail.runtime.text.tokenizer import TextStream, Tokenizer
 from dovetail.runtime.text.tools import ChatStyle
-
-if TYPE_CHECKING:
-    from dovetail.runtime.text.chat_template import ChatTemplate
 
 Prompt: TypeAlias = str | Sequence[int]
 _Progress = tuple[int, int, str | None]
@@ -233,7 +231,7 @@ class Generator:
         tokenizer: Tokenizer | None,
         path: Path,
         context: int,
-        folder: Path | None = None,
+        folder: Path,
     ) -> None:
         """`path`: the artifact, for errors. `context`: tokens that a request may have.
 
@@ -247,9 +245,7 @@ class Generator:
     @cached_property
     def template(self) -> ChatTemplate | None:
         """The model's chat template, None if it has none; ArtifactError if it is damaged."""
-        from dovetail.runtime.text.chat_template import read_template  # noqa: PLC0415 - only chats need it
-
-        return read_template(self._folder) if self._folder else None
+        return read_template(self._folder)
 
     @cached_property
     def style(self) -> ChatStyle:

@@ -197,7 +197,6 @@ class EngineLoop:
                 self._pause()
 
     def _begin(self, ask: Ask, arrival: float, jobs: Sequence[Listener]) -> None:
-        """Queue the requests of `ask`."""
         requests: list[Request] = []
         try:
             for prompt in ask.prompts:

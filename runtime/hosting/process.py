@@ -182,12 +182,10 @@ class EngineProcess(Supervisor[Told]):
     # ---- a Supervisor: see there ----
 
     def _launch(self) -> Child:
-        """Start a process."""
         shared = [self._progress.memory, *([self._board.memory] if self._board else ())]
         return Child.start(MODULE, "the engine's process {}", fds=[each.fd for each in shared])
 
     def _set_up(self, child: Child) -> None:
-        """Have it open the engine."""
         ready = child.set_up(self._setup, EngineReady)
         self._service, self._vocab_size = ready.service, ready.vocab_size
 
@@ -207,11 +205,9 @@ class EngineProcess(Supervisor[Told]):
             self._first.set_result(None)
 
     def _look(self) -> Reading:
-        """Return the process as its watcher sees it."""
         return self._progress.read(busy=bool(self._jobs or self._tickets))
 
     def _hear(self, told: Told) -> None:
-        """Tell jobs of what a step brought."""
         self._load = told.load
         if told.drawn is not None and self._timeline is not None:
             self._timeline.add(told.drawn)
@@ -264,7 +260,6 @@ class EngineProcess(Supervisor[Told]):
         return False
 
     def _lose(self, why: str) -> None:
-        """Fail what the process had."""
         if self._board is not None:
             self._board.clear(ENGINE_SLOT)
         with self._lock:

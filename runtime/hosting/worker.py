@@ -177,7 +177,6 @@ class EngineWorker:
             self._tickets.append(ticket)
 
     def _tell(self) -> None:
-        """Send what there is to tell."""
         unread = self._stubs and not self._engine.scheduler.busy  # their grammars
         self._progress.end(FIRST if unread else 0.0)
         drawn = self._timeline.drain() if self._timeline is not None else None
@@ -221,7 +220,7 @@ def serve(channel: Channel, progress: int, board: int = -1) -> None:
     setup = channel.receive(Setup)
     if setup is None:
         return
-    _write_log(setup.log_level)
+    _log_to_stderr(setup.log_level)
     opened: Future[EngineWorker] = Future()
     order: Any = Order
     take = partial(take_order, channel, opened)
@@ -277,8 +276,7 @@ def take_order(
         sleep(GATHER)
 
 
-def _write_log(level: int) -> None:
-    """Send what the engine logs to stderr."""
+def _log_to_stderr(level: int) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s engine: %(message)s"))
     logger = logging.getLogger("dovetail")

@@ -24,7 +24,7 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dovetail.runtime.server import facts, recent
+from dovetail.runtime.server import replies, schema, small_endpoints
 from dovetail.runtime.server.chat import chat
 from dovetail.runtime.server.completions import completions
 from dovetail.runtime.server.context import ServerContext
@@ -35,33 +35,7 @@ from dovetail.runtime.server.items import BlockReply, InputTokens, ResponsesRepl
 from dovetail.runtime.server.messages import count_tokens, messages
 from dovetail.runtime.server.openapi import Endpoint, make_document
 from dovetail.runtime.server.pages import page_routes
-from dovetail.runtime.server.replies import (
-    ChatReply,
-    EmbeddingReply,
-    Health,
-    ModelCard,
-    ModelList,
-    RerankReply,
-    RunReply,
-    Text,
-    TextReply,
-    Tokens,
-    Trace,
-    Version,
-)
 from dovetail.runtime.server.responses import responses
-from dovetail.runtime.server.schema import (
-    ChatRequest,
-    CompletionRequest,
-    CountRequest,
-    DetokenizeRequest,
-    EmbeddingRequest,
-    MessagesRequest,
-    RerankRequest,
-    ResponsesRequest,
-    RunRequest,
-    TokenizeRequest,
-)
 from dovetail.runtime.server.vectors import embeddings, rerank
 from dovetail.runtime.server.workflows import run_workflow
 
@@ -74,27 +48,29 @@ CLIENT_GONE = 499
 """The status that a log shows where the client did not wait."""
 
 ENDPOINTS: tuple[tuple[Endpoint, Handler], ...] = (
-    (Endpoint("/v1/chat/completions", ChatRequest, ChatReply), chat),
-    (Endpoint("/v1/responses", ResponsesRequest, ResponsesReply), responses),
-    (Endpoint("/v1/messages", MessagesRequest, BlockReply), messages),
-    (Endpoint("/v1/messages/count_tokens", CountRequest, InputTokens), count_tokens),
-    (Endpoint("/v1/completions", CompletionRequest, TextReply), completions),
-    (Endpoint("/v1/embeddings", EmbeddingRequest, EmbeddingReply), embeddings),
-    (Endpoint("/v1/rerank", RerankRequest, RerankReply), rerank),
-    (Endpoint("/rerank", RerankRequest, RerankReply), rerank),
-    (Endpoint("/v1/workflows/{name}/runs", RunRequest, RunReply), run_workflow),
-    (Endpoint("/v1/models", None, ModelList), facts.models),
-    (Endpoint("/v1/models/{model:path}", None, ModelCard), facts.model),
-    (Endpoint("/tokenize", TokenizeRequest, Tokens), facts.tokenize),
-    (Endpoint("/detokenize", DetokenizeRequest, Text), facts.detokenize),
-    (Endpoint("/health", None, Health), facts.ready),
-    (Endpoint("/health/ready", None, Health), facts.ready),
-    (Endpoint("/health/live", None, Health), facts.live),
-    (Endpoint("/version", None, Version), facts.show_version),
-    (Endpoint("/metrics", None, None), facts.metrics),
+    (Endpoint("/v1/chat/completions", schema.ChatRequest, replies.ChatReply), chat),
+    (Endpoint("/v1/responses", schema.ResponsesRequest, ResponsesReply), responses),
+    (Endpoint("/v1/messages", schema.MessagesRequest, BlockReply), messages),
+    (Endpoint("/v1/messages/count_tokens", schema.CountRequest, InputTokens), count_tokens),
+    (Endpoint("/v1/completions", schema.CompletionRequest, replies.TextReply), completions),
+    (Endpoint("/v1/embeddings", schema.EmbeddingRequest, replies.EmbeddingReply), embeddings),
+    (Endpoint("/v1/rerank", schema.RerankRequest, replies.RerankReply), rerank),
+    (Endpoint("/rerank", schema.RerankRequest, replies.RerankReply), rerank),
+    (Endpoint("/v1/workflows/{name}/runs", schema.RunRequest, replies.RunReply), run_workflow),
+    (Endpoint("/v1/models", None, replies.ModelList), small_endpoints.models),
+    (Endpoint("/v1/models/{model:path}", None, replies.ModelCard), small_endpoints.model),
+    (Endpoint("/tokenize", schema.TokenizeRequest, replies.Tokens), small_endpoints.tokenize),
+    (Endpoint("/detokenize", schema.DetokenizeRequest, replies.Text), small_endpoints.detokenize),
+    (Endpoint("/health", None, replies.Health), small_endpoints.ready),
+    (Endpoint("/health/ready", None, replies.Health), small_endpoints.ready),
+    (Endpoint("/health/live", None, replies.Health), small_endpoints.live),
+    (Endpoint("/version", None, replies.Version), small_endpoints.show_version),
+    (Endpoint("/metrics", None, None), small_endpoints.metrics),
     (
-        Endpoint("/timeline", None, Trace, query=(("seconds", 0.1, recent.LONGEST),)),
-        recent.record,
+        Endpoint(
+            "/timeline", None, replies.Trace, query=(("seconds", 0.1, small_endpoints.LONGEST),)
+        ),
+        small_endpoints.record,
     ),
 )
 
@@ -161,14 +137,14 @@ class Gate:
         id = given if REQUEST_ID.fullmatch(given) else new_id("req")
         seen = _Seen(id, time.perf_counter())
         traffic = None if scope["path"] in self._free else self._server.traffic
-        generation = traffic.begin() if traffic else 0
+        number = traffic.begin() if traffic else 0
         try:
             await self._serve(request, seen, send)
         except ClientGone:
             seen.status = CLIENT_GONE
         finally:
             if traffic:
-                traffic.end(generation)
+                traffic.end(number)
             self._note(request, seen)
 
     async def _serve(self, request: Request, seen: _Seen, send: Send) -> None:
@@ -180,7 +156,7 @@ class Gate:
             raise
         except (Exception, asyncio.CancelledError) as error:
             # its traceback holds this frame, and the frames that hold the body
-            found = self._server.tell(error).with_traceback(None)
+            found = self._server.to_api_error(error).with_traceback(None)
             self._server.metrics.reject(request.scope["path"], found.code)
             if not seen.status:
                 blocks = request.scope["path"].startswith(BLOCK_PATH)

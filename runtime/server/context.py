@@ -13,7 +13,7 @@ from typing import TypeVar
 from starlette.requests import Request
 
 from dovetail.runtime.server.edge import EventStream, body_length, last_event, read_json
-from dovetail.runtime.server.errors import ApiError, tell
+from dovetail.runtime.server.errors import ApiError, to_api_error
 from dovetail.runtime.server.metrics import ServerMetrics
 from dovetail.runtime.server.models import Models, ServedModel, Skill
 from dovetail.runtime.server.served_workflow import ServedWorkflow
@@ -59,12 +59,14 @@ class ServerContext:
             return work()
         return await asyncio.to_thread(work)
 
-    def tell(self, error: BaseException) -> ApiError:
-        """Return what a client is told of `error`; see `errors.tell`."""
-        return tell(error, draining=self.draining)
+    def to_api_error(self, error: BaseException) -> ApiError:
+        """Return what a client is told of `error`; see `errors.to_api_error`."""
+        return to_api_error(error, draining=self.draining)
 
     def stream(
         self, events: AsyncGenerator[bytes], fail: Callable[[ApiError], bytes] = last_event
     ) -> EventStream:
         """Return the response that sends `events`; `fail` writes an error that ends them."""
-        return EventStream(events, self.settings.ping_seconds, lambda error: fail(self.tell(error)))
+        return EventStream(
+            events, self.settings.ping_seconds, lambda error: fail(self.to_api_error(error))
+        )

@@ -94,7 +94,7 @@ def make_chat(**fields: Any) -> ChatRequest:
 
 
 @contextmanager
-def renaming(**names: str) -> Iterator[None]:
+def rename_fields(**names: str) -> Iterator[None]:
     """Have errors of a chat name the fields of another API."""
     try:
         yield

@@ -118,7 +118,7 @@ def _too_large(most: int) -> ApiError:
 
 
 @asynccontextmanager
-async def present(receive: Receive) -> AsyncIterator[None]:
+async def while_connected(receive: Receive) -> AsyncIterator[None]:
     """Run the body while the client is there: it is cancelled and ClientGone raised where it goes.
 
     To be entered once the request's body has been read.
@@ -171,8 +171,10 @@ class EventStream(Response):
         self._last = self._loop.time()
         self._timer = self._loop.call_later(self._ping, self._look)
         try:
-            async with present(receive):
-                await self._send_all()
+            async with while_connected(receive):
+                async for body in self._events:
+                    await self._send(body)
+                await self._send(b"", more=False)
         except (Exception, asyncio.CancelledError) as error:
             if not self._begun or isinstance(error, ClientGone):
                 raise
@@ -182,11 +184,6 @@ class EventStream(Response):
             if self._pinging is not None:
                 self._pinging.cancel()
             await self._events.aclose()
-
-    async def _send_all(self) -> None:
-        async for body in self._events:
-            await self._send(body)
-        await self._send(b"", more=False)
 
     async def _send(self, body: bytes, *, more: bool = True) -> None:
         self._last = self._loop.time()

@@ -120,7 +120,7 @@ def busy(error: CapacityError) -> ApiError:
     return ApiError(429, str(error), code="busy", headers=headers)
 
 
-def tell(error: BaseException, *, draining: bool) -> ApiError:
+def to_api_error(error: BaseException, *, draining: bool) -> ApiError:
     """Return what a client is told of `error`; faults of ours go to the log.
 
     draining: whether the server is to stop.

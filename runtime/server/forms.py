@@ -18,7 +18,7 @@ GUIDED = ("json", "regex", "choice", "grammar")
 
 
 @contextmanager
-def naming(param: str) -> Iterator[None]:
+def blame_field(param: str) -> Iterator[None]:
     """Make what is wrong in the body the fault of a field; a text that is too long says its own."""
     try:
         yield
@@ -42,7 +42,7 @@ def read_form(body: GenerationRequest) -> tuple[str, StructuredOutputs | None]:
     }
     asked: dict[str, StructuredOutputs] = {}
     for field, read in ways.items():
-        with naming(field):
+        with blame_field(field):
             if (form := read()) is not None:
                 asked[field] = form
     if len(asked) > 1:

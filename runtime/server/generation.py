@@ -20,7 +20,7 @@ from starlette.responses import Response
 from dovetail.runtime.hosting.generator import Job, merge
 from dovetail.runtime.schedule.request import Chunk, Completion
 from dovetail.runtime.server.context import ServerContext
-from dovetail.runtime.server.edge import DONE, JsonReply, event, present
+from dovetail.runtime.server.edge import DONE, JsonReply, event, while_connected
 from dovetail.runtime.server.errors import ApiError, too_long
 from dovetail.runtime.server.models import ServedModel
 from dovetail.runtime.server.replies import ChatChunk, TextReply, Usage
@@ -93,7 +93,7 @@ class Asked:
         """Return a stream of the given form, or else the whole reply that `make` makes of all."""
         if stream is not None:
             return server.stream(self._events(server, *stream))
-        async with present(request.receive), self.start(server, chunks=False) as jobs:
+        async with while_connected(request.receive), self.start(server, chunks=False) as jobs:
             found, usage = [await job for job in jobs], self.usage_of(jobs)
         times = [one.metrics for one in found]
         took = max(((one.last_token or one.arrival) - one.arrival for one in times), default=0.0)

@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from dovetail.runtime.schedule.request import Completion
 from dovetail.runtime.server.context import ServerContext
-from dovetail.runtime.server.conversation import Conversation, converse, make_chat, renaming
+from dovetail.runtime.server.conversation import Conversation, converse, make_chat, rename_fields
 from dovetail.runtime.server.edge import JsonReply, named_event
 from dovetail.runtime.server.errors import ApiError
 from dovetail.runtime.server.items import (
@@ -56,7 +56,7 @@ async def count_tokens(server: ServerContext, request: Request) -> Response:
 async def _converse(
     server: ServerContext, request: Request, body: CountRequest, **fields: object
 ) -> Conversation:
-    with renaming(response_format="output_config.format"):
+    with rename_fields(response_format="output_config.format"):
         chat = make_chat(**_translate(body), **fields)
         return await converse(server, request, chat, "msg")
 

@@ -356,7 +356,6 @@ class ServerMetrics(Collector):
 def _add(
     family: Count | Gauge | Histograms, labels: Sequence[str], value: float | Histogram
 ) -> None:
-    """Add a sample of one set of labels."""
     if isinstance(family, Histograms):
         assert isinstance(value, Histogram)
         bounds = (*map(floatToGoString, value.bounds), "+Inf")

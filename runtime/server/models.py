@@ -19,8 +19,7 @@ from dovetail.runtime.app import App
 from dovetail.runtime.embed.texts import TextEncoder
 from dovetail.runtime.schedule.structured import StructuredOutputs
 from dovetail.runtime.server.errors import ApiError, too_long
-from dovetail.runtime.server.forms import naming
-from dovetail.runtime.text.messages import Message
+from dovetail.runtime.server.forms import blame_field
 from dovetail.runtime.text.tokenizer import Tokenizer
 from dovetail.runtime.text.tools import ChatStyle
 
@@ -59,9 +58,8 @@ class ServedModel:
         Raises ArtifactError where one is damaged.
         """
         _ = self.app.template
-        tokenizer = self.app.generator.tokenizer if self.file else None
-        if tokenizer is not None:
-            tokenizer.check()
+        if self.app.tokenizer is not None:
+            self.app.tokenizer.check()
 
     @cached_property
     def encoder(self) -> TextEncoder | None:
@@ -139,12 +137,12 @@ class ServedModel:
         """Have the grammar of a form known; ApiError where it cannot be followed."""
         forms = self.app.generator.forms
         _ = self.tokenizer
-        with naming(param):
+        with blame_field(param):
             await asyncio.wrap_future(forms.start(form))
 
     async def render(
         self,
-        messages: Sequence[Message | Mapping[str, Any]],
+        messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
         options: Mapping[str, Any] | None = None,

@@ -7,7 +7,7 @@ no script that is not one of these files. They need no key: what they show is as
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable
 from importlib import resources
 from pathlib import PurePosixPath
 
@@ -38,24 +38,21 @@ HEADERS = {
 }
 
 
-class Page:
-    """A file and its headers; a browser that has it is told so."""
+def show_file(name: str) -> Callable[[Request], Awaitable[Response]]:
+    """Return what answers with a file and its headers; a browser that has it is told so."""
+    body = (FOLDER / name).read_bytes()
+    headers = {**HEADERS, "etag": f'"{hashlib.sha256(body).hexdigest()[:32]}"'}
 
-    def __init__(self, name: str) -> None:
-        self._body = (FOLDER / name).read_bytes()
-        self._tag = f'"{hashlib.sha256(self._body).hexdigest()[:32]}"'
-        self._type = TYPES[PurePosixPath(name).suffix]
-
-    async def show(self, request: Request) -> Response:
-        """Return the file, or 304 where it has not changed."""
-        headers: Mapping[str, str] = {**HEADERS, "etag": self._tag}
-        if request.headers.get("if-none-match") == self._tag:
+    async def show(request: Request) -> Response:
+        if request.headers.get("if-none-match") == headers["etag"]:
             return Response(status_code=304, headers=headers)
-        return Response(self._body, headers=headers, media_type=self._type)
+        return Response(body, headers=headers, media_type=TYPES[PurePosixPath(name).suffix])
+
+    return show
 
 
 def page_routes() -> list[Route]:
     """Return the routes of all pages and their files."""
     files = sorted(path.name for path in FOLDER.iterdir())
     shown = NAMED | {f"/ui/{name}": name for name in files if name not in NAMED.values()}
-    return [Route(path, Page(name).show) for path, name in shown.items()]
+    return [Route(path, show_file(name)) for path, name in shown.items()]

@@ -19,10 +19,10 @@ from starlette.responses import Response
 from dovetail.ir.errors import RequestError
 from dovetail.runtime.schedule.request import Completion
 from dovetail.runtime.server.context import ServerContext
-from dovetail.runtime.server.conversation import Conversation, converse, make_chat, renaming
+from dovetail.runtime.server.conversation import Conversation, converse, make_chat, rename_fields
 from dovetail.runtime.server.edge import named_event
 from dovetail.runtime.server.errors import ApiError
-from dovetail.runtime.server.forms import naming
+from dovetail.runtime.server.forms import blame_field
 from dovetail.runtime.server.generation import new_id
 from dovetail.runtime.server.items import (
     FunctionCallItem,
@@ -58,7 +58,7 @@ async def responses(server: ServerContext, request: Request) -> Response:
     if body.truncation == "auto":
         said = "`truncation` auto is not supported; leave items out that the context cannot hold"
         raise ApiError(400, said, param="truncation")
-    with renaming(messages="input", response_format="text.format"):
+    with rename_fields(messages="input", response_format="text.format"):
         chat = make_chat(**_translate(body))
         found = await converse(server, request, chat, "resp")
     if body.stream:
@@ -96,7 +96,7 @@ def _read_items(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             said = f"items of type {kind!r} are not supported"
             raise ApiError(400, said, param=f"input[{place}].type")
         try:
-            with naming(f"input[{place}]"):
+            with blame_field(f"input[{place}]"):
                 message = read(item)
         except (KeyError, TypeError, AttributeError) as error:
             lacks = f": {error} is missing" if isinstance(error, KeyError) else ""
@@ -249,16 +249,13 @@ class ItemWriter:
         return told | {"logprobs": []} if self._kind == "message" else told
 
     def _item(self, status: str) -> Item:
+        id, text = self._id, self._text
         if self._kind == "function_call":
-            call_id, name = self._call
-            return FunctionCallItem(
-                id=self._id, call_id=call_id, name=name, arguments=self._text, status=status
-            )
+            call, name = self._call
+            return FunctionCallItem(id=id, call_id=call, name=name, arguments=text, status=status)
         if self._kind == "reasoning":
-            return ReasoningItem(
-                id=self._id, content=[ReasoningText(text=self._text)], status=status
-            )
-        return MessageItem(id=self._id, content=[OutputText(text=self._text)], status=status)
+            return ReasoningItem(id=id, content=[ReasoningText(text=text)], status=status)
+        return MessageItem(id=id, content=[OutputText(text=text)], status=status)
 
 
 _PREFIXES = {"function_call": "fc", "reasoning": "rs", "message": "msg"}

@@ -33,6 +33,9 @@ YOUNG_OBJECTS = 20_000
 """New objects after which garbage is collected. Python's own 700 come with each few requests, whose
 objects all live on then and are looked at in vain."""
 
+KEEP_ALIVE_SECONDS = 30
+"""Of a connection without requests."""
+
 log = logging.getLogger("dovetail.server")
 
 
@@ -82,7 +85,7 @@ def serve(
             lifespan="off",
             server_header=False,
             proxy_headers=False,
-            timeout_keep_alive=settings.keep_alive_seconds,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=settings.drain_seconds,
             ssl_keyfile=settings.ssl_keyfile,
             ssl_certfile=settings.ssl_certfile,
@@ -137,7 +140,6 @@ def _keep_apart(models: Models) -> None:
 
 
 def _listen(settings: ServeSettings) -> socket.socket:
-    """Return a listening socket."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
         return socket.create_server(

@@ -13,8 +13,8 @@ class ServeSettings:
     api_keys: a request must carry one of them; none lets everybody in. cors_origins: whose pages
     may read replies. max_body_bytes, body_seconds: of a request's body. head_seconds: a
     request's headers must come within this. ping_seconds: silence in a
-    stream before a comment. keep_alive_seconds: an idle connection. drain_seconds: what runs may
-    take this long to end when the server stops. metrics_prefix: of all names in `/metrics`.
+    stream before a comment. drain_seconds: what runs may take this long to end when the server
+    stops. metrics_prefix: of all names in `/metrics`.
     """
 
     host: str = "127.0.0.1"
@@ -25,7 +25,6 @@ class ServeSettings:
     body_seconds: float = 30.0
     head_seconds: float = 15.0
     ping_seconds: float = 15.0
-    keep_alive_seconds: int = 30
     drain_seconds: int = 30
     metrics_prefix: str = "dovetail"
     version: str = "unknown"

@@ -1,61 +1,55 @@
-"""Whether a server has requests under way, and when those have ended that began before something.
+"""Which requests a server has under way, and when given ones have ended.
 
-In: requests as they begin and end, on any thread. Out: callbacks when the first one
-begins and the last one ends; an event for the end of all earlier ones.
+In: requests as they begin and end, on any thread. Out: callbacks when the first one begins and the
+last one ends.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
-from threading import Event, Lock
+from collections.abc import Callable, Set
+from itertools import count
+from threading import Condition
 
 
 class Traffic:
-    """Requests under way, in generations: `turn` begins the next one. For any thread."""
+    """Requests under way, by number. For any thread."""
 
     def __init__(self) -> None:
-        self._lock = Lock()
-        self._now = 0
-        self._counts: Counter[int] = Counter()  # requests by their generation, those under way
-        self._ended: dict[int, Event] = {}  # by the generation that began with it
+        self._changed = Condition()
+        self._numbers = count()
+        self._under_way: set[int] = set()
         self._busy: Callable[[], None] = lambda: None
         self._idle: Callable[[], None] = lambda: None
 
     def watch(self, busy: Callable[[], None], idle: Callable[[], None]) -> None:
         """Have `busy` called when the first request comes, `idle` when none is left."""
-        with self._lock:
+        with self._changed:
             self._busy, self._idle = busy, idle
-            (busy if self._counts else idle)()
+            (busy if self._under_way else idle)()
 
     def begin(self) -> int:
-        """Note that a request has come; return its generation, for `end`."""
-        with self._lock:
-            first = not self._counts
-            self._counts[self._now] += 1
-            if first:
+        """Note that a request has come; return its number, for `end`."""
+        with self._changed:
+            number = next(self._numbers)
+            self._under_way.add(number)
+            if len(self._under_way) == 1:
                 self._busy()
-            return self._now
+            return number
 
-    def end(self, generation: int) -> None:
+    def end(self, number: int) -> None:
         """Note that a request has ended, well or not."""
-        with self._lock:
-            self._counts[generation] -= 1
-            if not self._counts[generation]:
-                del self._counts[generation]
-                self._set_ended()
-            if not self._counts:
+        with self._changed:
+            self._under_way.remove(number)
+            self._changed.notify_all()
+            if not self._under_way:
                 self._idle()
 
-    def turn(self) -> Event:
-        """Begin a generation; return what is set once all requests of those before have ended."""
-        with self._lock:
-            self._now += 1
-            ended = self._ended[self._now] = Event()
-            self._set_ended()
-            return ended
+    def under_way(self) -> frozenset[int]:
+        """Return the numbers of the requests that have not ended."""
+        with self._changed:
+            return frozenset(self._under_way)
 
-    def _set_ended(self) -> None:
-        oldest = min(self._counts, default=self._now)
-        for began in [n for n in self._ended if n <= oldest]:
-            self._ended.pop(began).set()
+    def wait_for(self, requests: Set[int]) -> None:
+        """Return once all of these requests have ended."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._under_way.isdisjoint(requests))

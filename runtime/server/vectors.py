@@ -12,9 +12,9 @@ from starlette.responses import Response
 from dovetail.runtime.native.encoder import Rows
 from dovetail.runtime.server.completions import as_inputs
 from dovetail.runtime.server.context import ServerContext
-from dovetail.runtime.server.edge import JsonReply, present
+from dovetail.runtime.server.edge import JsonReply, while_connected
 from dovetail.runtime.server.errors import ApiError
-from dovetail.runtime.server.forms import naming
+from dovetail.runtime.server.forms import blame_field
 from dovetail.runtime.server.generation import new_id
 from dovetail.runtime.server.models import ServedModel
 from dovetail.runtime.server.replies import (
@@ -37,8 +37,8 @@ async def embeddings(server: ServerContext, request: Request) -> Response:
         message = f"the vectors of this model have {dim} dimensions and cannot be cut"
         raise ApiError(400, message, param="dimensions")
     inputs = as_inputs(body.input, param="input")
-    async with present(request.receive):
-        with naming("input"):
+    async with while_connected(request.receive):
+        with blame_field("input"):
             rows, tokens = await _embed(model, inputs, body.prompt_name)
     server.metrics.embed(model, len(inputs), tokens)
     base = body.encoding_format == "base64"
@@ -55,7 +55,7 @@ async def rerank(server: ServerContext, request: Request) -> Response:
     model = server.find(body.model, "rerank")
     documents = [one if isinstance(one, str) else one.text for one in body.documents]
     score = _score_pairs if model.ranker else _score_vectors
-    async with present(request.receive):
+    async with while_connected(request.receive):
         scores, tokens = await score(model, body.query, documents)
     server.metrics.embed(model, len(documents), tokens)
     order = np.argsort(-np.asarray(scores), kind="stable")[: body.top_n]

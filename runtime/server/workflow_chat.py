@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from dovetail.runtime.flows.events import NodeText
 from dovetail.runtime.server.context import ServerContext
-from dovetail.runtime.server.edge import DONE, JsonReply, event, present
+from dovetail.runtime.server.edge import DONE, JsonReply, event, while_connected
 from dovetail.runtime.server.errors import ApiError
 from dovetail.runtime.server.generation import make_head, new_id, read_wishes
 from dovetail.runtime.server.replies import (
@@ -48,7 +48,7 @@ async def chat_with(
     usage = read_wishes(body).include_usage
     if body.stream:
         return server.stream(_events(server, served, inputs, head, read if usage else None))
-    async with present(request.receive), running(server, served, inputs, "messages") as job:
+    async with while_connected(request.receive), running(server, served, inputs, "messages") as job:
         text = served.answer(await job)
     choice = ChatChoice(
         index=0, message=ChatMessage(content=text), logprobs=None, finish_reason="stop"

@@ -11,30 +11,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from dovetail.ir.errors import CapacityError, LengthError, WorkflowError
-from dovetail.runtime.flows.events import (
-    Event,
-    NodeFinished,
-    NodeStarted,
-    NodeText,
-    Rewritten,
-    SubStage,
-    WorkflowResult,
-)
+from dovetail.runtime.flows import events
 from dovetail.runtime.flows.job import WorkflowJob
 from dovetail.runtime.server.context import ServerContext
-from dovetail.runtime.server.edge import DONE, JsonReply, event, present
+from dovetail.runtime.server.edge import DONE, JsonReply, event, while_connected
 from dovetail.runtime.server.errors import ApiError, too_long
 from dovetail.runtime.server.generation import new_id
 from dovetail.runtime.server.replies import RunReply
 from dovetail.runtime.server.schema import RunRequest
 from dovetail.runtime.server.served_workflow import ServedWorkflow
 
-KINDS: dict[type[Event], str] = {
-    NodeStarted: "node_started",
-    NodeText: "node_text",
-    SubStage: "sub_stage",
-    Rewritten: "rewritten",
-    NodeFinished: "node_finished",
+KINDS: dict[type[events.Event], str] = {
+    events.NodeStarted: "node_started",
+    events.NodeText: "node_text",
+    events.SubStage: "sub_stage",
+    events.Rewritten: "rewritten",
+    events.NodeFinished: "node_finished",
 }
 
 
@@ -49,13 +41,13 @@ async def run_workflow(server: ServerContext, request: Request) -> Response:
         raise ApiError(404, message, param="name", code="workflow_not_found")
     if body.stream:
         return server.stream(_events(server, served, body))
-    async with present(request.receive), running(server, served, body.inputs) as job:
+    async with while_connected(request.receive), running(server, served, body.inputs) as job:
         result = await job
     return JsonReply(_reply(served, result))
 
 
 @contextmanager
-def blaming(param: str | None = None) -> Iterator[None]:
+def blame_inputs(param: str | None = None) -> Iterator[None]:
     """Make texts that are too long for a run the fault of the request, and of its field `param`.
 
     None: the input, where it is known which, or all inputs.
@@ -91,7 +83,7 @@ async def running(
 
     param: the field that the inputs are made of, where they are not a field themselves.
     """
-    with blaming(param):
+    with blame_inputs(param):
         job = served.start(inputs)
         try:
             yield job
@@ -112,7 +104,7 @@ async def _events(
     yield DONE
 
 
-def _reply(served: ServedWorkflow, result: WorkflowResult) -> RunReply:
+def _reply(served: ServedWorkflow, result: events.WorkflowResult) -> RunReply:
     return RunReply(
         id=new_id("run"),
         workflow=served.id,

@@ -10,17 +10,15 @@ from bisect import bisect_left
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from dovetail.ir.errors import LengthError, RequestError
 from dovetail.runtime.schedule.request import Chunk, Completion
-from dovetail.runtime.text.messages import Message, TextPart
+from dovetail.runtime.text.chat_template import ChatTemplate
+from dovetail.runtime.text.messages import Message
 from dovetail.runtime.text.tokenizer import BYTES_PER_TOKEN, Tokenizer
-
-if TYPE_CHECKING:
-    from dovetail.runtime.text.chat_template import ChatTemplate
 
 STAYING = ("system", "developer")
 """Roles whose messages no conversation may lose."""
@@ -112,7 +110,7 @@ class ChatPrompts:
             raise RequestError("the model's chat template makes an empty prompt of these messages")
         return ChatPrompt(ids, (_tell_dropped(dropped, self.context),) if dropped else ())
 
-    def surely_too_long(self, messages: Sequence[Message | Mapping[str, Any]]) -> bool:
+    def surely_too_long(self, messages: Sequence[Mapping[str, Any]]) -> bool:
         """Tell whether the messages surely do not fit into the context, without a look at them."""
         if len(messages) > self.context:
             return True
@@ -211,9 +209,6 @@ def _tell_dropped(turns: int, context: int) -> str:
     return f"the oldest {what} left out: the conversation has outgrown {context} tokens of context"
 
 
-def _letters(message: Message | Mapping[str, Any]) -> int:
-    content = message.get("content") if isinstance(message, Mapping) else message.content
-    if isinstance(content, str):
-        return len(content)
-    parts = content or ()
-    return sum(len(part.text if isinstance(part, TextPart) else part["text"]) for part in parts)
+def _letters(message: Mapping[str, Any]) -> int:
+    content = message.get("content") or ""
+    return len(content) if isinstance(content, str) else sum(len(part["text"]) for part in content)

@@ -10,11 +10,10 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -224,7 +223,7 @@ class TokenMask:
 
     def _bind(self) -> None:
         begun = time.perf_counter()
-        self._fill(self._matcher, self._bits)
+        self._matcher.unsafe_compute_mask_ptr(int(self._bits.ctypes.data), self._bits.nbytes)
         self._took = time.perf_counter() - begun
         if self._last is not None:
             self._bytes[:] = self._words.ends if not self._last else _only(self._bytes, self._last)
@@ -233,9 +232,6 @@ class TokenMask:
             np.take(_CEILINGS, self._bytes, axis=0, out=self._ceiling, mode="clip")
             self._expanded = bits
         self._bound, self._failed = True, self._matcher.is_error()
-
-    def _fill(self, matcher: LLMatcher, bits: npt.NDArray[np.int32]) -> None:
-        matcher.unsafe_compute_mask_ptr(int(bits.ctypes.data), bits.nbytes)
 
     def _look(self) -> None:
         """See whether the answer must come to its end now, or when to look again."""
@@ -314,7 +310,7 @@ class Grammars:
     def __init__(self, tokenizer: Path | None, vocab_size: int, ends: Iterable[int]) -> None:
         """`tokenizer`: a tokenizer.json. `ends`: the model's end tokens."""
         self._path, self._vocab_size, self._ends = tokenizer, vocab_size, sorted(ends)
-        self._read: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
+        self._futures = lru_cache(KEPT)(self._begin_read)
         self._lock = threading.Lock()
         self._under_way: list[TokenMask] = []
         self._threads: dict[str, ThreadPoolExecutor] = {}
@@ -326,13 +322,10 @@ class Grammars:
         It raises RequestError where llguidance does not take grammar or tokenizer.
         """
         with self._lock:
-            found = self._read.get(grammar)
-            if found is None:
-                found = self._read[grammar] = self._thread(READER).submit(self._compile, grammar)
-                while len(self._read) > KEPT:
-                    self._read.popitem(last=False)
-            self._read.move_to_end(grammar)
-            return found
+            return self._futures(grammar)
+
+    def _begin_read(self, grammar: str) -> Future[LLMatcher]:
+        return self._thread(READER).submit(self._compile, grammar)
 
     # ---- on the engine's thread ----
 

@@ -115,16 +115,16 @@ def test_artifacts_by_rules_are_tuned_beside_them(
     given, weights = tmp_path / "app.dove", "models/llm/weights/weights.bin"
     compile_model(LLAMA, output=given, effort="none")
     monkeypatch.setenv("DOVETAIL_CACHE", str(link_cache(tmp_path)))
-    assert find_artifacts([str(given)], [], {"max_context": 64}) == {"app": given}
+    assert find_artifacts([str(given)], ["app"], {"max_context": 64}) == {"app": given}
     with pytest.raises(
         SpecError, match=r"app\.dove is compiled already and takes no --weight-dtype"
     ):
-        find_artifacts([str(given)], [], {"max_context": 64, "weight_dtype": "int8"})
+        find_artifacts([str(given)], ["app"], {"max_context": 64, "weight_dtype": "int8"})
     (job,) = find_untuned([str(given)], {"app": given}, {"max_context": 64}, 8.0)
     wanted = ("compile", str(given), "-o", str(job.output), "--effort", "fast", "--budget", "8.0s")
     assert job.command[-8:] == wanted
     compile_model(given, output=job.output, effort="none")
-    assert find_artifacts([str(given)], [], {}) == {"app": job.output}
+    assert find_artifacts([str(given)], ["app"], {}) == {"app": job.output}
     assert (job.output / weights).samefile(given / weights)
     # Schedules that are not of this machine are measured again, in place of what is served
     assert find_untuned([str(given)], {"app": job.output}, {"max_context": 64}, 8.0) == [job]

@@ -9,7 +9,7 @@ from starlette.types import Message
 
 from dovetail.errors import DeviceError
 from dovetail.runtime.server.edge import DONE, PING, EventStream, last_event
-from dovetail.runtime.server.errors import ClientGone, tell
+from dovetail.runtime.server.errors import ClientGone, to_api_error
 
 
 class Client:
@@ -34,7 +34,7 @@ async def stream(
     client: Client, events: AsyncGenerator[bytes], ping: float = 60, *, draining: bool = False
 ) -> None:
     def fail(error: BaseException) -> bytes:
-        return last_event(tell(error, draining=draining))
+        return last_event(to_api_error(error, draining=draining))
 
     scope: Any = {"type": "http"}
     await EventStream(events, ping, fail)(scope, client.receive, client.send)

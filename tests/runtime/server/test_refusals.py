@@ -12,7 +12,7 @@ import pytest
 import dovetail
 from dovetail.errors import CapacityError, LengthError
 from dovetail.runtime.server.errors import ApiError, busy
-from dovetail.runtime.server.workflows import blaming
+from dovetail.runtime.server.workflows import blame_inputs
 from tests.runtime.server.live import Live, http
 from tests.runtime.server.openai_calls import MESSAGES, PROMPT, refused
 
@@ -243,7 +243,7 @@ def test_a_refusal_of_inputs_does_not_hold_them() -> None:
     def refuse() -> weakref.ref[Inputs]:
         inputs = Inputs()
         try:
-            with blaming():
+            with blame_inputs():
                 _raise_beside(inputs)
         except ApiError as error:
             error.with_traceback(None)

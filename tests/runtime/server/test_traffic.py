@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -34,23 +35,32 @@ class Told:
         self.said.append("idle")
 
 
-@given(st.lists(st.sampled_from(["begin", "end", "turn"]), max_size=30))
-def test_turns_end_when_all_requests_before_them_have(steps: list[str]) -> None:
+@given(st.lists(st.sampled_from(["begin", "end"]), max_size=30))
+def test_the_first_request_and_the_last_are_told_of(steps: list[str]) -> None:
     traffic, told = Traffic(), Told()
     traffic.watch(told.busy, told.idle)
     under_way: list[int] = []
-    turns: list[tuple[Any, int]] = []
     for step in steps:
         if step == "begin":
             under_way.append(traffic.begin())
-        elif step == "end" and under_way:
+        elif under_way:
             traffic.end(under_way.pop(0))
-        elif step == "turn":
-            turns.append((traffic.turn(), len(turns)))
-        for ended, generation in turns:
-            assert ended.is_set() == all(each > generation for each in under_way)
+        assert traffic.under_way() == set(under_way)
         assert (told.said[-1] == "busy") == bool(under_way)
     assert all(a != b for a, b in zip(told.said, told.said[1:], strict=False))
+
+
+def test_requests_that_come_later_are_not_waited_for() -> None:
+    traffic = Traffic()
+    first, second = traffic.begin(), traffic.begin()
+    with ThreadPoolExecutor(1) as pool:
+        waited = pool.submit(traffic.wait_for, traffic.under_way())
+        traffic.begin()
+        traffic.end(first)
+        assert not waited.done()
+        traffic.end(second)
+        waited.result()
+    traffic.wait_for({first, second})
 
 
 def test_a_request_under_way_ends_on_the_app_that_it_began_on(
@@ -69,10 +79,10 @@ def test_a_request_under_way_ends_on_the_app_that_it_began_on(
             while not (old.engine.scheduler.requests or first.done()):
                 await asyncio.sleep(0)
             models.take(models.exchange("toy", new))
-            ended = server.traffic.turn()
+            earlier = server.traffic.under_way()
             second = await client.post("/v1/completions", json=body)
             found = [await first, second]
-            assert ended.is_set()
+            assert server.traffic.under_way().isdisjoint(earlier)
             old.close()
             found.append(await client.post("/v1/completions", json=body))
             return found

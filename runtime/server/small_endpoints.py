@@ -1,10 +1,13 @@
-"""The small endpoints: models, tokens, health, version and metrics."""
+"""The small endpoints: models, tokens, health, version, metrics, a timeline of the next seconds."""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from functools import partial
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -16,8 +19,13 @@ from dovetail.runtime.server.models import ServedModel
 from dovetail.runtime.server.replies import Health, ModelCard, ModelList, Text, Tokens, Version
 from dovetail.runtime.server.schema import DetokenizeRequest, TokenizeRequest
 from dovetail.runtime.server.served_workflow import ServedWorkflow
+from dovetail.runtime.server.timeline import ServerTimeline, recorded_model
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+SECONDS, LONGEST = 3.0, 10.0
+"""Of a timeline: what is recorded unless the request says, and at most."""
+MOST_EVENTS = 50_000
+"""Of a timeline: about 8 MB of JSON; a step is some six events."""
 
 
 async def models(server: ServerContext, _request: Request) -> Response:
@@ -42,7 +50,8 @@ async def tokenize(server: ServerContext, request: Request) -> Response:
         encode = partial(served.encode, body.prompt or "", special=body.add_special_tokens)
     else:
         told = body.add_generation_prompt
-        text = await served.render(body.messages, add_generation_prompt=told)
+        plain = msgspec.to_builtins(body.messages)
+        text = await served.render(plain, add_generation_prompt=told)
         encode = partial(served.encode, text, param="messages", special=False)
     ids = await server.aside(request, encode)
     return JsonReply(Tokens(tokens=ids, count=len(ids), max_model_len=served.context))
@@ -83,6 +92,14 @@ async def metrics(server: ServerContext, _request: Request) -> Response:
     return Response(server.metrics.render(), media_type=METRICS_TYPE)
 
 
+async def record(server: ServerContext, request: Request) -> Response:
+    """Record the next seconds of the first model that generates, as `serve --timeline` does."""
+    seconds = _read_seconds(request.query_params.get("seconds"))
+    model = recorded_model(server.models)
+    trace = await asyncio.to_thread(_record, server, model, seconds)
+    return Response(trace, media_type=JsonReply.media_type)
+
+
 def _card(served: ServedModel | ServedWorkflow) -> ModelCard:
     shared: dict[str, Any] = {
         "id": served.id,
@@ -98,3 +115,25 @@ def _card(served: ServedModel | ServedWorkflow) -> ModelCard:
         answers=sorted(map(str, served.speakers)),
         **shared,
     )
+
+
+def _read_seconds(text: str | None) -> float:
+    try:
+        seconds = SECONDS if text is None else float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= LONGEST:
+        message = f"`seconds` must be a number above 0, at most {LONGEST:g}"
+        raise ApiError(400, message, param="seconds")
+    return seconds
+
+
+def _record(server: ServerContext, model: ServedModel, seconds: float) -> bytes:
+    """Return the trace as JSON; RequestError while another one is recorded. On a thread."""
+    with model.app.record(max_events=MOST_EVENTS) as timeline:
+        server.timeline = ServerTimeline(timeline, model)
+        try:
+            time.sleep(seconds)
+        finally:
+            server.timeline = None
+    return msgspec.json.encode(timeline.trace())

@@ -20,10 +20,16 @@ from typing import TypeAlias
 
 from dovetail.ir.errors import RequestError
 from dovetail.runtime.hosting.inbox import waking
-from dovetail.runtime.hosting.loop import EngineLoop, Listener
+from dovetail.runtime.hosting.loop import EngineLoop
 from dovetail.runtime.hosting.process import EngineProcess
 from dovetail.runtime.hosting.wire import Ask
-from dovetail.runtime.schedule.request import Chunk, Completion, SamplingParams, check_priority
+from dovetail.runtime.schedule.request import (
+    Chunk,
+    Completion,
+    Listener,
+    SamplingParams,
+    check_priority,
+)
 from dovetail.runtime.text.chat_template import ChatTemplate, read_template
 from dovetail.runtime.text.forms import Forms
 from dovetail.runtime.text.tokenizer import TextStream, Tokenizer

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -21,46 +20,13 @@ from dovetail.ir.errors import DovetailError, RequestError
 from dovetail.runtime.engine.engine import Engine
 from dovetail.runtime.engine.recorder import StepRecorder
 from dovetail.runtime.hosting.wire import NO_STEPS, Ask, EngineLoad
-from dovetail.runtime.schedule.request import FAILED, Request
+from dovetail.runtime.schedule.request import FAILED, Listener, Request
 from dovetail.runtime.timeline import Timeline
 
 T = TypeVar("T")
 _Message = tuple[Callable[[], Any], "Future[Any]"]
 
 log = logging.getLogger("dovetail")
-
-
-class Listener(ABC):
-    """What the thread tells of a request: a `Job`, or what tells one in another process."""
-
-    request: Request  # once it has begun
-    begun = False
-    dropped = False  # before it had begun
-
-    def begin(self, request: Request) -> None:
-        """Take the request that was made for this."""
-        self.request, self.begun = request, True
-
-    @property
-    def done(self) -> bool:
-        """Whether the request has ended."""
-        return self.request.finished
-
-    def extend(self) -> bool:
-        """Take the newest token in; return whether the request must end at a stop text now."""
-        return False
-
-    @abstractmethod
-    def show(self) -> None:
-        """Pass on what has come; there is more to come."""
-
-    @abstractmethod
-    def end(self) -> None:
-        """Pass on the end."""
-
-    @abstractmethod
-    def fail(self, error: BaseException) -> None:
-        """Pass on why there will be nothing more."""
 
 
 class EngineLoop:

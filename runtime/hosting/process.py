@@ -23,7 +23,6 @@ from dovetail.runtime.child.progress import Progress
 from dovetail.runtime.child.supervisor import Supervisor
 from dovetail.runtime.child.watch import PATIENCE, Reading
 from dovetail.runtime.engine.options import EngineOptions
-from dovetail.runtime.hosting.loop import Listener
 from dovetail.runtime.hosting.wire import (
     Ask,
     Drop,
@@ -36,7 +35,7 @@ from dovetail.runtime.hosting.wire import (
     pack_call,
 )
 from dovetail.runtime.machine.seat import ENGINE_SLOT, Board
-from dovetail.runtime.schedule.request import FAILED, Metrics, Request
+from dovetail.runtime.schedule.request import FAILED, Listener, Metrics, Request
 from dovetail.runtime.timeline import Timeline
 
 MODULE = "dovetail.runtime.hosting.worker"

@@ -26,7 +26,7 @@ from dovetail.runtime.child.worker import read_beside
 from dovetail.runtime.engine.engine import DeviceWaits, Engine
 from dovetail.runtime.engine.step_watch import FIRST, STEP_TOKENS, StepWatch
 from dovetail.runtime.engine.tally import Tally
-from dovetail.runtime.hosting.loop import EngineLoop, Listener
+from dovetail.runtime.hosting.loop import EngineLoop
 from dovetail.runtime.hosting.open_engine import open_engine
 from dovetail.runtime.hosting.wire import (
     Drop,
@@ -41,7 +41,7 @@ from dovetail.runtime.hosting.wire import (
 )
 from dovetail.runtime.machine.seat import Board
 from dovetail.runtime.machine.shared_memory import SharedMemory
-from dovetail.runtime.schedule.request import SamplingParams
+from dovetail.runtime.schedule.request import Listener, SamplingParams
 from dovetail.runtime.timeline import Timeline
 from dovetail.topology.hardware import read_hardware
 

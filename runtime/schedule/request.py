@@ -9,6 +9,7 @@ import enum
 import math
 import re
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -329,6 +330,39 @@ class Request:
         """End it, wherever it is."""
         assert not self.finished
         self.home, self.finish_reason = None, reason
+
+
+class Listener(ABC):
+    """What the engine's thread tells of a request: a `Job`, or what tells one elsewhere."""
+
+    request: Request  # once it has begun
+    begun = False
+    dropped = False  # before it had begun
+
+    def begin(self, request: Request) -> None:
+        """Take the request that was made for this."""
+        self.request, self.begun = request, True
+
+    @property
+    def done(self) -> bool:
+        """Whether the request has ended."""
+        return self.request.finished
+
+    def extend(self) -> bool:
+        """Take the newest token in; return whether the request must end at a stop text now."""
+        return False
+
+    @abstractmethod
+    def show(self) -> None:
+        """Pass on what has come; there is more to come."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """Pass on the end."""
+
+    @abstractmethod
+    def fail(self, error: BaseException) -> None:
+        """Pass on why there will be nothing more."""
 
 
 @dataclass(frozen=True, slots=True)

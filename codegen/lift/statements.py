@@ -41,11 +41,10 @@ class Statements:
 
     def block(self, body: Sequence[low.Stmt]) -> Body:
         """Translate the statements of a C block, in a scope of its own."""
-        self.scalars.names.scopes.append({})
         own = {s.name for s in body if isinstance(s, low.Declare)}
         outer, self.later = self.later, self.later - own
-        out = self.body(body)
-        self.scalars.names.scopes.pop()
+        with self.scalars.names.scope():
+            out = self.body(body)
         self.later = outer
         return out
 
@@ -164,8 +163,7 @@ class Statements:
         if found is None or (not found.owned and found.var in self.read_outside(found.var)):
             return self.general_loop(stmt)
         # C's scope of the loop variable is the loop; the high IR's is the function
-        self.scalars.names.scopes.append({})
-        try:
+        with self.scalars.names.scope():
             loops = (n for n in stmt.body.walk() if isinstance(n, low.For | low.While))
             if found.step == num(1) and not any(loops):
                 try:
@@ -178,8 +176,6 @@ class Statements:
             var = loop_name(found, self.scalars)
             body = self.block(found.body.body)
             return (high.For(kind="range", var=var, start=start, stop=stop, step=step, body=body),)
-        finally:
-            self.scalars.names.scopes.pop()
 
     def read_outside(self, begun: str) -> set[str]:
         """Return names that occur in the function outside loops that set `begun` first."""
@@ -195,16 +191,14 @@ class Statements:
 
     def general_loop(self, stmt: low.For) -> Body:
         """Translate a `for` whose count is not known on entry."""
-        self.scalars.names.scopes.append({})
-        init = tuple(s for part in stmt.init for s in self.statement(part))
-        cond = self.scalars.expr(stmt.cond)[0] if stmt.cond is not None else num(1)
-        body = list(stmt.body.body)
-        if stmt.step is not None:
-            step = low.ExprStmt(expr=stmt.step)
-            body = [*(_before_continue(s, step) for s in body), step]
-        made = high.While(cond=cond, body=self.block(body))
-        self.scalars.names.scopes.pop()
-        return (*init, made)
+        with self.scalars.names.scope():
+            init = tuple(s for part in stmt.init for s in self.statement(part))
+            cond = self.scalars.expr(stmt.cond)[0] if stmt.cond is not None else num(1)
+            body = list(stmt.body.body)
+            if stmt.step is not None:
+                step = low.ExprStmt(expr=stmt.step)
+                body = [*(_before_continue(s, step) for s in body), step]
+            return (*init, high.While(cond=cond, body=self.block(body)))
 
     def while_loop(self, stmt: low.While) -> Body:
         """Translate `while` and `do`."""

@@ -81,14 +81,11 @@ class _Vectoriser:
 
     def run(self) -> tuple[high.Stmt, ...]:
         """Translate the body, then put the loop together."""
-        names = self.scalars.names
         start = self.scalars.integer(self.loop.start)
         stop = self.scalars.integer(self.loop.stop)
         self.changed = assigned_names([self.loop.body]) | {self.loop.var}
         self.var = loop_name(self.loop, self.scalars)
-        names.scopes.append({})
         body = [s for stmt in self.loop.body.body for s in self.statement(stmt)]
-        names.scopes.pop()
         if not body:
             raise Unliftable("it has nothing to do in vectors")
         self.check_dependences()

@@ -22,6 +22,8 @@ Load = Callable[[Address], Expr]
 Places = Callable[[Expr], tuple[Expr, Expr]]
 Made = tuple[Type, Expr | Address | None]
 Rule = Callable[["Lanes", list[Any]], Made]
+Handler = Callable[..., Any]
+"""Writes an operation of a `Register` on its operands; what it gives is of it, or has a type."""
 
 
 @dataclass(slots=True)

@@ -11,12 +11,12 @@ from functools import partial
 from typing import Any
 
 from dovetail.codegen.lift.emit import Address, num, op, pick, zero_of
-from dovetail.codegen.lift.lanes import Lanes, Made, Rule, item, less, wide
+from dovetail.codegen.lift.lanes import Handler, Lanes, Made, Rule, item, less, wide
 from dovetail.codegen.lift.types import VOID, refuse
 from dovetail.codegen.lift.x86_lanes import FUSED, LANEWISE, MASKS, mask_of
 from dovetail.codegen.lift.x86_moves import MOVES
 from dovetail.codegen.lift.x86_named import SPECIAL
-from dovetail.codegen.lift.x86_shape import ELEMENTS, Handler, Shape, vec
+from dovetail.codegen.lift.x86_shape import ELEMENTS, Shape, vec
 from dovetail.codegen.lift.x86_whole import WHOLE
 from dovetail.ir.expr import Expr
 

@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any
 
 from dovetail.codegen.lift.emit import Address, cast, num, pick
-from dovetail.codegen.lift.lanes import Made, integer_at, less
-from dovetail.codegen.lift.neon_shape import Handler, Shape, scalar_type, vec
+from dovetail.codegen.lift.lanes import Handler, Made, integer_at, less
+from dovetail.codegen.lift.neon_shape import Shape, scalar_type, vec
 from dovetail.codegen.lift.types import SIZES, WORKS_IN, refuse
 from dovetail.ir.expr import Expr
 

@@ -14,6 +14,7 @@ from dovetail.codegen.lift.emit import Address, call, cast, num, op, pick, zero_
 from dovetail.codegen.lift.lanes import (
     BINARY,
     COMPARED,
+    Handler,
     Lanes,
     Made,
     Rule,
@@ -26,7 +27,7 @@ from dovetail.codegen.lift.lanes import (
     wide,
 )
 from dovetail.codegen.lift.neon_moves import MOVES
-from dovetail.codegen.lift.neon_shape import ELEMENTS, NAME, Handler, Shape, scalar_type, vec
+from dovetail.codegen.lift.neon_shape import ELEMENTS, NAME, Shape, scalar_type, vec
 from dovetail.codegen.lift.types import SIZES, VOID, WORKS_IN, refuse
 from dovetail.codegen.lift.x86_lanes import round_lanes
 from dovetail.ir.expr import Expr, Float

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 from dovetail.codegen.lift.emit import Address
@@ -32,10 +31,6 @@ def vec(kind: str, count: int) -> NamedType:
 def scalar_type(kind: str) -> NamedType:
     """Return the C type of a lane."""
     return NamedType(name=f"{KINDS[kind[0]]}{kind[1:]}_t")
-
-
-Handler = Callable[..., Any]
-"""Writes an operation of a shape on its operands; what it gives is of the shape, or has a type."""
 
 
 class Shape(Register):

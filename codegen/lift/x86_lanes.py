@@ -13,6 +13,7 @@ from dovetail.codegen.lift.emit import Address, call, cast, num, op, pick
 from dovetail.codegen.lift.lanes import (
     BINARY,
     COMPARED,
+    Handler,
     Lanes,
     Made,
     integer_at,
@@ -23,7 +24,7 @@ from dovetail.codegen.lift.lanes import (
     saturate,
 )
 from dovetail.codegen.lift.types import SIZES, refuse
-from dovetail.codegen.lift.x86_shape import ELEMENTS, PLAIN, Handler, Shape, vec
+from dovetail.codegen.lift.x86_shape import ELEMENTS, PLAIN, Shape, vec
 from dovetail.ir.expr import Binary, Expr, NamedType, Unary
 
 Lane = Callable[..., Expr]

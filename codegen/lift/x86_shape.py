@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from dovetail.codegen.lift.emit import Address
@@ -29,10 +28,6 @@ PLAIN = ("add", "sub", "mul", "div", "min", "max")
 def vec(bits: int, elem: str) -> NamedType:
     """Return the C type of a register."""
     return NamedType(name=f"__m{bits}" + {"f32": "", "f64": "d"}.get(elem, "i"))
-
-
-Handler = Callable[..., Any]
-"""Writes an operation of a shape on its operands; what it gives is of the shape, or has a type."""
 
 
 class Shape(Register):

@@ -13,6 +13,7 @@ from dovetail.codegen.lift.emit import Address, call, cast, num, op, pick
 from dovetail.codegen.lift.lanes import (
     BINARY,
     COMPARED,
+    Handler,
     Made,
     integer_at,
     inverted,
@@ -23,7 +24,7 @@ from dovetail.codegen.lift.lanes import (
 )
 from dovetail.codegen.lift.types import INT, SIZES, refuse
 from dovetail.codegen.lift.x86_lanes import Lane, bits_of, compared, shifted
-from dovetail.codegen.lift.x86_shape import Handler, Shape
+from dovetail.codegen.lift.x86_shape import Shape
 from dovetail.ir.expr import Expr, Float, NamedType
 
 DOWN = num(1)

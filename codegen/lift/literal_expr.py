@@ -316,10 +316,6 @@ def _sizeof(self: Literal, expr: low.SizeOf) -> Any:
     return Value(ex.NamedType(name="size_t"), num(self.layout.size(type_)))
 
 
-def _comma(self: Literal, expr: low.Comma) -> Any:
-    return [self.expr(item) for item in expr.items][-1]
-
-
 def short_circuit(self: Literal, expr: ex.Binary) -> ex.Expr:
     """Return `a && b` or `a || b`; what b does happens only where C evaluates it."""
     left = self.condition(expr.left)
@@ -366,5 +362,5 @@ RULES: dict[type[ex.Expr], Callable[[Literal, Any], Value]] = {
     low.Assign: _assign,
     low.Step: _step,
     low.SizeOf: _sizeof,
-    low.Comma: _comma,
+    low.Comma: lambda self, expr: [self.expr(item) for item in expr.items][-1],
 }

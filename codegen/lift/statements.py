@@ -15,7 +15,7 @@ from dovetail.codegen.lift.reductions import match_chain
 from dovetail.codegen.lift.scalar import Scalars, common, convert
 from dovetail.codegen.lift.strips import Strips
 from dovetail.codegen.lift.types import Unliftable, element_type, refuse, value_type
-from dovetail.codegen.lift.vectorise import loop_name, vectorise
+from dovetail.codegen.lift.vectorise import vectorise
 from dovetail.ir import expr as ex
 from dovetail.ir.high import nodes as high
 from dovetail.ir.high.rules import is_pointer
@@ -164,17 +164,18 @@ class Statements:
             return self.general_loop(stmt)
         # C's scope of the loop variable is the loop; the high IR's is the function
         with self.scalars.names.scope():
+            bounds = self.scalars.integer(found.start), self.scalars.integer(found.stop)
+            step = self.scalars.integer(found.step)
+            outer = None if found.owned else self.scalars.names.find(found.var)
+            var = outer or self.scalars.names.declare(found.var, "i64", loop=True)
             loops = (n for n in stmt.body.walk() if isinstance(n, low.For | low.While))
             if found.step == num(1) and not any(loops):
                 try:
-                    return vectorise(found, self.scalars)
+                    return vectorise(found, self.scalars, var, bounds)
                 except Unliftable as reason:
                     line = f" at line {stmt.span.line}" if stmt.span.line else ""
                     self.scalars.note(f"the loop over `{found.var}`{line} stays scalar: {reason}")
-            start = self.scalars.integer(found.start)
-            stop, step = self.scalars.integer(found.stop), self.scalars.integer(found.step)
-            var = loop_name(found, self.scalars)
-            body = self.block(found.body.body)
+            (start, stop), body = bounds, self.block(found.body.body)
             return (high.For(kind="range", var=var, start=start, stop=stop, step=step, body=body),)
 
     def read_outside(self, begun: str) -> set[str]:

@@ -168,7 +168,7 @@ class ExecutionGraph:
         return tuple(nx.lexicographical_topological_sort(self._waits(), key=place.__getitem__))
 
     def to_json(self) -> bytes:
-        """Return the graph as JSON, which `read_graph` reads back to an equal one."""
+        """Return the graph as JSON, of which `make_graph` makes an equal one again."""
         return msgspec.json.encode(self.file)
 
     def digest(self) -> str:
@@ -242,14 +242,6 @@ def _whole(name: str, parts: list[GraphNode]) -> GraphNode:
         model=node.model,
         clusters=tuple(sorted(cluster for part in parts for cluster in part.clusters)),
     )
-
-
-def read_graph(data: bytes) -> ExecutionGraph:
-    """Return the graph that JSON describes; WorkflowError where it describes none."""
-    try:
-        return make_graph(msgspec.json.decode(data, type=GraphFile))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise WorkflowError(f"this is no execution graph: {error}") from None
 
 
 def make_graph(file: GraphFile) -> ExecutionGraph:

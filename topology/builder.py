@@ -6,6 +6,7 @@ Out: a HardwareSpec with dense core and socket numbers; PUs without memory get t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
@@ -115,6 +116,12 @@ def add_distances(
         )
         for node in ranked
     )
+
+
+def make_cache(name: re.Match[str], pus: Iterable[int], size: int = 0) -> CacheSpec:
+    """Return the cache whose level and letter a pattern found, as in `l1d`; `size` in bytes."""
+    kind, shared = CACHE_KINDS[name[2]], tuple(sorted(pus))
+    return CacheSpec(level=int(name[1]), kind=kind, bytes=size, line_bytes=64, pus=shared)
 
 
 def scale_capacity(rates: Mapping[K, float]) -> dict[K, int]:

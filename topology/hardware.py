@@ -122,7 +122,7 @@ def _faults(spec: HardwareSpec) -> Iterable[str]:
         yield "two PUs have the same id"
     if any(min(pu.id, pu.core, pu.socket, pu.node) < 0 or pu.capacity <= 0 for pu in spec.pus):
         yield "a PU has a negative id, core, socket or node, or no capacity"
-    yield from _allowed_faults(spec, known)
+    yield from _allowed_faults(spec)
     yield from _cache_faults(spec, known)
     yield from _node_faults(spec, known)
     yield from _group_faults(spec, known)
@@ -132,7 +132,7 @@ def _faults(spec: HardwareSpec) -> Iterable[str]:
         yield f"a CPU quota of {spec.cpu_quota} cores"
 
 
-def _allowed_faults(spec: HardwareSpec, known: set[int]) -> Iterable[str]:
+def _allowed_faults(spec: HardwareSpec) -> Iterable[str]:
     allowed = set(spec.allowed_pus)
     online = {pu.id for pu in spec.pus if pu.online}
     if not allowed:
@@ -141,8 +141,6 @@ def _allowed_faults(spec: HardwareSpec, known: set[int]) -> Iterable[str]:
         yield "allowed_pus must be sorted and hold no PU twice"
     if not allowed <= online:
         yield f"allowed PUs {sorted(allowed - online)} do not exist or are offline"
-    if not online <= known:
-        yield "an online PU is not listed"
 
 
 def _cache_faults(spec: HardwareSpec, known: set[int]) -> Iterable[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from xml.etree.ElementTree import Element, TreeBuilder
 from xml.parsers import expat
 
 from dovetail.ir.errors import SpecError
@@ -18,7 +19,6 @@ from dovetail.topology.values import AcceleratorSpec, CacheSpec, GroupSpec, Hard
 
 MAX_ELEMENTS = 200_000
 MAX_DEPTH = 128
-MAX_TEXT = 1 << 20
 MAX_WORDS = builder.MAX_PUS // 32
 MAX_NODES = 1024
 MAX_ACCELERATORS = 256
@@ -34,23 +34,17 @@ _GPU_DEVICE = re.compile(r"(cuda|nvml)\d+$")
 @dataclass(slots=True)
 class _Object:
     kind: str
-    attributes: dict[str, str]
+    element: Element
     number: int
-    infos: dict[str, str] = field(default_factory=dict)
     pus: set[int] = field(default_factory=set)
     core: int | None = None
     socket: int | None = None
     near: str = ""
     """The set of PUs of the nearest object above that has one, as text."""
 
-
-@dataclass(slots=True)
-class _Block:
-    """A `distances`, `distances2` or `cpukind` element: its attributes, values and infos."""
-
-    attributes: dict[str, str]
-    values: dict[str, list[str]] = field(default_factory=dict)
-    infos: dict[str, str] = field(default_factory=dict)
+    def get(self, name: str, default: str = "") -> str:
+        """Return an attribute."""
+        return self.element.get(name, default)
 
 
 def read_hwloc(data: bytes, where: str) -> HardwareSpec:
@@ -68,20 +62,19 @@ class Reader:
         self.elements = 0
         self.objects: list[_Object] = []
         self.left = {"PU": builder.MAX_PUS, "Group": builder.MAX_GROUPS, "NUMANode": MAX_NODES}
-        self.open: list[_Object | _Block | None] = []
-        self.blocks: dict[str, list[_Block]] = {"distances": [], "distances2": [], "cpukind": []}
-        self.text: list[str] = []
-        self.text_size = 0
+        self.open: list[_Object | None] = []
+        self.tree = TreeBuilder()
 
     def feed(self, data: bytes) -> None:
         """Walk a whole file; SpecError at the first element that no export would hold."""
         parser = expat.ParserCreate()
         parser.StartElementHandler = self._start
         parser.EndElementHandler = self._end
-        parser.CharacterDataHandler = self._characters
+        parser.CharacterDataHandler = self.tree.data
         parser.EntityDeclHandler = self._entity
         try:
             parser.Parse(data, True)
+            self.root = self.tree.close()
         except expat.ExpatError as error:
             raise SpecError(f"{self.where} is not well-formed XML: {error}") from None
         except (ValueError, LookupError) as error:  # an encoding that is none
@@ -102,26 +95,20 @@ class Reader:
             raise self.fail(f"objects nested deeper than {MAX_DEPTH}")
         if self.elements == 1 and tag != "topology":
             raise self.fail(f"its first element is <{tag[:40]}>, not <topology>")
-        item: _Object | _Block | None = None
-        if tag == "object":
-            item = self._object(attributes)
-        elif tag in self.blocks:
-            item = _Block(attributes)
-            self.blocks[tag].append(item)
-        elif tag == "info" and self.open and self.open[-1] is not None:
-            self.open[-1].infos[attributes.get("name", "")] = attributes.get("value", "")
-        elif tag == "latency" and isinstance(block := self.open[-1], _Block):
-            block.values.setdefault("latency", []).append(attributes.get("value", ""))
-        self.text, self.text_size = [], 0
-        self.open.append(item)
+        element = self.tree.start(tag, attributes)
+        self.open.append(self._object(element) if tag == "object" else None)
 
-    def _object(self, attributes: dict[str, str]) -> _Object:
-        parents = [item for item in self.open if isinstance(item, _Object)]
-        kind = attributes.get("type", "")
+    def _end(self, tag: str) -> None:
+        self.tree.end(tag)
+        self.open.pop()
+
+    def _object(self, element: Element) -> _Object:
+        parents = [item for item in self.open if item is not None]
+        kind = element.get("type", "")
         if kind == "Cache":  # version 1 numbers caches by an attribute
-            side = "i" if attributes.get("cache_type") == "2" else ""
-            kind = f"L{attributes.get('depth', '')}{side}Cache"
-        found = _Object(kind, attributes, len(self.objects))
+            side = "i" if element.get("cache_type") == "2" else ""
+            kind = f"L{element.get('depth', '')}{side}Cache"
+        found = _Object(kind, element, len(self.objects))
         limited = "Group" if kind in _GROUPS else "NUMANode" if kind in _NODES else kind
         if limited in self.left:
             self.left[limited] -= 1
@@ -130,30 +117,17 @@ class Reader:
         for parent in reversed(parents):
             found.core = parent.number if parent.kind == "Core" else found.core
             found.socket = parent.number if parent.kind in _SOCKETS else found.socket
-            found.near = found.near or parent.attributes.get("cpuset", "")
+            found.near = found.near or parent.get("cpuset")
         if kind == "PU":
-            pu = self._number(attributes, "os_index")
+            pu = self._number(found, "os_index")
             for parent in parents:
                 parent.pus.add(pu)
             found.pus.add(pu)
         self.objects.append(found)
         return found
 
-    def _characters(self, text: str) -> None:
-        self.text_size += len(text)
-        if self.text_size > MAX_TEXT:
-            raise self.fail(f"more than {MAX_TEXT} characters of text in one element")
-        self.text.append(text)
-
-    def _end(self, tag: str) -> None:
-        self.open.pop()
-        block = self.open[-1] if self.open else None
-        if tag in ("indexes", "u64values") and isinstance(block, _Block):
-            block.values.setdefault(tag, []).extend("".join(self.text).split())
-        self.text, self.text_size = [], 0
-
-    def _number(self, attributes: dict[str, str], name: str, default: int | None = None) -> int:
-        text = attributes.get(name, "")
+    def _number(self, item: _Object, name: str, default: int | None = None) -> int:
+        text = item.get(name)
         if not text and default is not None:
             return default
         number = parse_number(text)
@@ -187,10 +161,10 @@ class Reader:
             raise self.fail("no Machine object: is it an export of `lstopo --of xml`?")
         self._check_sets()
         known = top[0].pus
-        allowed = top[0].attributes.get("allowed_cpuset")
+        allowed = top[0].get("allowed_cpuset")
         infos: dict[str, str] = {}
         for item in self.of("Machine", "System", *_SOCKETS):
-            infos = item.infos | infos
+            infos = _infos(item.element) | infos
         return builder.build_hardware(
             self.where,
             self._rows(),
@@ -208,28 +182,28 @@ class Reader:
 
     def _check_sets(self) -> None:
         for item in self.objects:
-            claimed = item.attributes.get("cpuset")
+            claimed = item.get("cpuset")
             checked = item.kind in ("Machine", "Core", *_SOCKETS) or _CACHE.match(item.kind)
             if checked and claimed and self._set(claimed) != item.pus:
-                name = f"{item.kind} {item.attributes.get('os_index', '')}".strip()
+                name = f"{item.kind} {item.get('os_index')}".strip()
                 raise self.fail(f"{name} has the set {claimed[:60]} but other PUs below it")
 
     def _rows(self) -> list[builder.PuRow]:
         capacity = self._capacities()
         rows = []
         for item in self.of("PU"):
-            pu = self._number(item.attributes, "os_index")
+            pu = self._number(item, "os_index")
             core = ("core", item.core) if item.core is not None else ("pu", pu)
             rows.append(builder.PuRow(pu, core, item.socket, capacity=capacity.get(pu, 1024)))
         return rows
 
     def _capacities(self) -> dict[int, int]:
         rates: dict[int, float] = {}
-        for kind in self.blocks["cpukind"]:
-            rate = kind.infos.get("LinuxCapacity", kind.infos.get("FrequencyMaxMHz", ""))
-            number = parse_number(rate)
+        for kind in self.root.iter("cpukind"):
+            infos = _infos(kind)
+            number = parse_number(infos.get("LinuxCapacity", infos.get("FrequencyMaxMHz", "")))
             if number is not None:
-                for pu in self._set(kind.attributes.get("cpuset", "")):
+                for pu in self._set(kind.get("cpuset", "")):
                     rates[pu] = float(number)
         return builder.scale_capacity(rates)
 
@@ -237,8 +211,8 @@ class Reader:
         taken: set[frozenset[int]] = set()
         nodes: list[NodeSpec] = []
         # ordinary memory first: device memory and HBM have the PUs of the node they stand beside
-        for item in sorted(self.of(*_NODES), key=lambda i: "subtype" in i.attributes):
-            text = item.attributes.get("cpuset")
+        for item in sorted(self.of(*_NODES), key=lambda i: "subtype" in i.element.attrib):
+            text = item.element.get("cpuset")
             pus = frozenset((self._set(text) if text is not None else item.pus) & known)
             if any(pus & other and not (pus <= other or other <= pus) for other in taken):
                 raise self.fail("two NUMA nodes share some of their PUs but not all of either")
@@ -246,15 +220,15 @@ class Reader:
             taken.add(pus)
             nodes.append(
                 NodeSpec(
-                    id=self._number(item.attributes, "os_index"),
+                    id=self._number(item, "os_index"),
                     pus=tuple(sorted(own)),
-                    memory_bytes=self._number(item.attributes, "local_memory", 0),
-                    kind=item.attributes.get("subtype", ""),
+                    memory_bytes=self._number(item, "local_memory", 0),
+                    kind=item.get("subtype"),
                     near=() if own else tuple(sorted(pus)),
                 )
             )
         if not nodes:  # version 1 leaves out the one node of a machine without NUMA
-            memory = self._number(top.attributes, "local_memory", 0)
+            memory = self._number(top, "local_memory", 0)
             nodes.append(NodeSpec(id=0, pus=tuple(sorted(known)), memory_bytes=memory))
         if len({node.id for node in nodes}) < len(nodes):
             raise self.fail("two NUMA nodes have the same os_index")
@@ -271,19 +245,20 @@ class Reader:
 
     def _matrices(self, nodes: Iterable[NodeSpec]) -> Iterator[tuple[list[int], list[int]]]:
         """Yield (node ids, values row by row) of every table of NUMA latencies."""
-        for block in self.blocks["distances2"]:
-            latency = block.attributes.get("name", "NUMALatency") == "NUMALatency"
-            if block.attributes.get("type") == "NUMANode" and latency:
-                yield (
-                    [round(self._float(v)) for v in block.values.get("indexes", ())],
-                    [round(self._float(v)) for v in block.values.get("u64values", ())],
-                )
+        for block in self.root.iter("distances2"):
+            latency = block.get("name", "NUMALatency") == "NUMALatency"
+            if block.get("type") == "NUMANode" and latency:
+                yield self._numbers(block, "indexes"), self._numbers(block, "u64values")
         ids = [node.id for node in nodes]
-        for block in self.blocks["distances"]:
-            values = block.values.get("latency", [])
+        for block in self.root.iter("distances"):
+            values = [item.get("value", "") for item in block.iterfind("latency")]
             if len(values) == len(ids) ** 2:  # other tables are between packages or cores
-                base = self._float(block.attributes.get("latency_base", "1"))
+                base = self._float(block.get("latency_base", "1"))
                 yield ids, [round(self._float(v) * base) for v in values]
+
+    def _numbers(self, block: Element, name: str) -> list[int]:
+        words = (word for part in block.iterfind(name) for word in (part.text or "").split())
+        return [round(self._float(word)) for word in words]
 
     def _float(self, text: str) -> float:
         try:
@@ -300,36 +275,40 @@ class Reader:
             if match is None or not item.pus:
                 continue
             side = builder.CACHE_KINDS[match[2]]
-            kind = _CACHE_KINDS.get(item.attributes.get("cache_type", ""), side)
+            kind = _CACHE_KINDS.get(item.get("cache_type"), side)
             yield CacheSpec(
                 level=int(match[1]),
                 kind=kind,
-                bytes=self._number(item.attributes, "cache_size", 0),
-                line_bytes=self._number(item.attributes, "cache_linesize", 64) or 64,
+                bytes=self._number(item, "cache_size", 0),
+                line_bytes=self._number(item, "cache_linesize", 64) or 64,
                 pus=tuple(sorted(item.pus)),
             )
 
     def _groups(self) -> Iterator[GroupSpec]:
         for item in self.of(*_GROUPS):
             if item.pus:
-                kind = item.attributes.get("subtype", item.kind).lower()
+                kind = item.get("subtype", item.kind).lower()
                 yield GroupSpec(kind=kind, pus=tuple(sorted(item.pus)))
 
     def _accelerators(self, known: set[int]) -> tuple[AcceleratorSpec, ...]:
-        devices = [
-            item for item in self.of("OSDev") if _GPU_DEVICE.match(item.attributes.get("name", ""))
-        ]
+        devices = [item for item in self.of("OSDev") if _GPU_DEVICE.match(item.get("name"))]
         # CUDA and NVML list the same devices; CUDA's names are the ones programs use
-        cuda = [item for item in devices if item.attributes["name"].startswith("cuda")]
+        cuda = [item for item in devices if item.get("name").startswith("cuda")]
         if len(devices) > MAX_ACCELERATORS:
             raise self.fail(f"more than {MAX_ACCELERATORS} accelerators")
         return tuple(
             AcceleratorSpec(
                 kind="cuda",
-                name=item.attributes["name"],
-                model=item.infos.get("GPUModel", ""),
-                memory_bytes=(parse_number(item.infos.get("CUDAGlobalMemorySize", "")) or 0) << 10,
+                name=item.get("name"),
+                model=infos.get("GPUModel", ""),
+                memory_bytes=(parse_number(infos.get("CUDAGlobalMemorySize", "")) or 0) << 10,
                 near=tuple(sorted(self._set(item.near) & known)),
             )
             for item in cuda or devices
+            for infos in (_infos(item.element),)
         )
+
+
+def _infos(element: Element) -> dict[str, str]:
+    """Return what an element says besides, by name."""
+    return {info.get("name", ""): info.get("value", "") for info in element.iterfind("info")}

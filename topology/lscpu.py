@@ -145,13 +145,7 @@ def _caches(rows: Sequence[Row], where: str) -> Iterable[CacheSpec]:
         match = _CACHE.match(column)
         if match:
             for pus in _members(rows, column, where).values():
-                yield CacheSpec(
-                    level=int(match[1]),
-                    kind=builder.CACHE_KINDS[match[2]],
-                    bytes=0,
-                    line_bytes=64,
-                    pus=pus,
-                )
+                yield builder.make_cache(match, pus)
 
 
 def _collect(value: object, fields: dict[str, str], where: str, depth: int = 0) -> None:
@@ -223,9 +217,6 @@ def _summary_caches(
         count = min(cores, max(1, int(size[3] or default)))
         total = int(float(size[1]) * parse_size(f"1{size[2]}", where))
         for group in range(count):
-            pus = tuple(sorted(p for p, core in place.items() if core * count // cores == group))
+            pus = [p for p, core in place.items() if core * count // cores == group]
             bytes_each = total // count if size[3] else total
-            kind = builder.CACHE_KINDS[match[2]]
-            yield CacheSpec(
-                level=int(match[1]), kind=kind, bytes=bytes_each, line_bytes=64, pus=pus
-            )
+            yield builder.make_cache(match, pus, bytes_each)

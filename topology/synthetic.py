@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import prod
 
 from dovetail.ir.errors import SpecError
-from dovetail.topology.builder import CACHE_KINDS, MAX_PUS, PuRow, build_hardware
+from dovetail.topology.builder import MAX_PUS, PuRow, build_hardware, make_cache
 from dovetail.topology.textfile import parse_size
 from dovetail.topology.values import CacheSpec, GroupSpec, HardwareSpec, NodeSpec
 
@@ -118,13 +118,7 @@ def _caches(spans: Sequence[tuple[_Level, int]], total: int) -> Iterator[CacheSp
         match = _CACHE.match(level.name)
         if match:
             for pus in _cut(total, span):
-                yield CacheSpec(
-                    level=int(match[1]),
-                    kind=CACHE_KINDS[match[2]],
-                    bytes=level.bytes,
-                    line_bytes=64,
-                    pus=pus,
-                )
+                yield make_cache(match, pus, level.bytes)
 
 
 def _cut(total: int, span: int) -> Iterator[tuple[int, ...]]:

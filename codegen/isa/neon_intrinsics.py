@@ -52,7 +52,7 @@ def _memory_rows(kind: str, q: str, bits: int) -> Iterator[Intrinsic]:
         ("vmov{q}_n", f"{element} -> {vec}", f"vbroadcast{s}({{0}})", splat),
         ("vld1{q}_lane", f"const {element}*, {vec}, imm -> {vec}", "", _load_lane),
         ("vst1{q}_lane", f"{element}*, {vec}, imm -> void", "", _store_lane),
-        ("vdup{q}_lane", f"{vector_name(kind, 64)}, imm -> {vec}", "", None),
+        ("vdup{q}_lane", f"{vector_name(kind, 64)}, imm -> {vec}", "", lambda v, i: v[[i] * lanes]),
         ("vget{q}_lane", f"{vec}, imm -> {element}", "", lambda v, lane: v[lane]),
         ("vset{q}_lane", f"{element}, {vec}, imm -> {vec}", "", _set_lane),
     )
@@ -99,20 +99,22 @@ def _float_rows(q: str, bits: int) -> Iterator[Intrinsic]:
     scalar = f"{vec}, {vec}, float -> {vec}"
     yield i(f"vfma{q}_n_f32", scalar, op="vfma({1}, vbroadcast({2}), {0})")
     yield i(f"vmul{q}_n_f32", f"{vec}, float -> {vec}", op="vmul({0}, vbroadcast({1}))")
+    by_lane = [(name, "lane", 2) for name in ("fma", "fms", "mla", "mls")]
+    for name, form, count in (*by_lane, ("fma", "laneq", 4), ("fms", "laneq", 4)):
+        op = computed[name][1].replace("{2}", "vbroadcast({2}[{3}])")
+        yield i(f"v{name}{q}_{form}_f32", f"{vec}, {vec}, float32x{count}_t, imm -> {vec}", op=op)
+    of_two = f"{vec}, float32x2_t, imm -> {vec}"
+    yield i(f"vmul{q}_lane_f32", of_two, op="vmul({0}, vbroadcast({1}[{2}]))")
     yield i(f"vcvtn{q}_s32_f32", f"{vec} -> {integers}", op="vcvt_i32({0})")
     yield i(f"vcvt{q}_f32_s32", f"{integers} -> {vec}", _values, op="vcvt_f32({0})")
     yield i(f"vcvt{q}_f32_u32", f"{mask} -> {vec}", _values)
     rounded = " ".join(f"v{name}{q}_f32" for name in ("rndm", "rndp", "rnd"))
     compared = " ".join(f"v{name}{q}_f32" for name in ("cgt", "cge", "clt", "cle", "ceq"))
-    by_lane = " ".join(f"v{name}{q}_lane_f32" for name in ("fma", "fms", "mla", "mls"))
     yield from signatures(
         {
             rounded: one,
             compared: f"{vec}, {vec} -> {mask}",
             f"vpmax{q}_f32 vpmin{q}_f32": two,
-            by_lane: f"{vec}, {vec}, float32x2_t, imm -> {vec}",
-            f"vfma{q}_laneq_f32 vfms{q}_laneq_f32": f"{vec}, {vec}, float32x4_t, imm -> {vec}",
-            f"vmul{q}_lane_f32": f"{vec}, float32x2_t, imm -> {vec}",
             f"vcvt{q}_s32_f32": f"{vec} -> {integers}",
         },
         lanes=lanes,

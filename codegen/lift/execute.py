@@ -14,7 +14,7 @@ import numpy as np
 
 from dovetail.codegen.isa.intrinsics import SCALAR_TYPES, Intrinsic
 from dovetail.codegen.lift.scalar import address_of
-from dovetail.codegen.lift.symbolic import Lane, SymbolicPointer, Table, Traffic, apply, as_lane
+from dovetail.codegen.lift.symbolic import Lane, SymbolicPointer, Table, apply, as_lane
 from dovetail.codegen.lift.types import VECTOR_CALLS, VECTOR_OPS, Unliftable
 from dovetail.ir import expr as ex
 from dovetail.ir.low import nodes as low
@@ -84,7 +84,7 @@ class Executor:
         """Execute a declaration."""
         self.types[stmt.name] = stmt.type
         if isinstance(stmt.type, ex.ArrayType):
-            local = SymbolicPointer(stmt.name, 0, Traffic({}))
+            local = SymbolicPointer(stmt.name, 0, {})
             self.env[stmt.name] = local if stmt.init is None else table(stmt)
         elif stmt.init is not None:
             self.env[stmt.name] = self.converted(self.expr(stmt.init), stmt.type)
@@ -255,7 +255,7 @@ def _assign(self: Executor, expr: low.Assign) -> Any:
         place = self.expr(target.operand)
     if not isinstance(place, SymbolicPointer):
         raise Unliftable("it assigns to this")
-    place.traffic.stores[place.array, place.offset] = as_lane(value)
+    place.stores[place.array, place.offset] = as_lane(value)
     return value
 
 

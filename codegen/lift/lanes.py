@@ -22,6 +22,8 @@ Load = Callable[[Address], Expr]
 Places = Callable[[Expr], tuple[Expr, Expr]]
 Made = tuple[Type, Expr | Address | None]
 Rule = Callable[["Lanes", list[Any]], Made]
+Handler = Callable[..., Any]
+"""Writes an operation of a `Register` on its operands; what it gives is of it, or has a type."""
 
 
 @dataclass(slots=True)
@@ -120,6 +122,16 @@ class Lanes:
 
         self.w.loop(count, put)
 
+    def padded(self, made: Address, count: int) -> Address:
+        """Return lanes, followed by zeros where they are fewer than 128 bits."""
+        size, total = count * SIZES[made.elem], 16 // SIZES[made.elem]
+        if size >= 16:
+            return made
+        out = self.new(made.elem, total)
+        self.clear(out, total)
+        self.move(out.read_as("u8"), made.read_as("u8"), size)
+        return out
+
     def joined(self, low: Address, top: Address, count: int) -> Address:
         """Return a vector of two halves of `count` lanes."""
         out = self.new(low.elem, 2 * count)
@@ -163,6 +175,36 @@ class Lanes:
         if count > 1:
             self.w.loop(count - 1, lambda i: self.w.set(total, join(total, at.item(op("+", i, 1)))))
         return total
+
+
+class Register:
+    """What an instruction gives: `count` lanes of an element, which `lanes` writes."""
+
+    def __init__(self, lanes: Lanes, bits: int, elem: str) -> None:
+        self.lanes, self.bits, self.elem = lanes, bits, elem
+        self.count = bits // 8 // SIZES[elem]
+
+    def each(self, lane: Callable[[Expr], Expr]) -> Address:
+        """Return what `lane` gives for each index."""
+        return self.lanes.each(self.elem, self.count, lane)
+
+    def map(self, lane: Callable[..., Expr], *held: Arg) -> Address:
+        """Return `lane` of the lanes of others; a number is the same for all."""
+        return self.lanes.map(self.elem, self.count, lane, *held)
+
+    def listed(self, values: Sequence[Expr]) -> Address:
+        """Return given lanes."""
+        return self.lanes.listed(self.elem, values)
+
+    def spread(self, value: Expr) -> Address:
+        """Return one number in all lanes."""
+        return self.lanes.spread(value, self.elem, self.count)
+
+    def copy(self, source: Address) -> Address:
+        """Return the lanes that stand at an address."""
+        out = self.lanes.new(self.elem, self.count)
+        self.lanes.move(out, source.read_as(self.elem), self.count)
+        return out
 
 
 def item(value: Arg, index: Expr) -> Expr:

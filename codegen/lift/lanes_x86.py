@@ -10,17 +10,17 @@ import re
 from functools import partial
 from typing import Any
 
-from dovetail.codegen.lift import x86_lanes
-from dovetail.codegen.lift.emit import Address, cast, num, op, pick, zero_of
-from dovetail.codegen.lift.lanes import Lanes, Made, Rule, item, less
+from dovetail.codegen.lift.emit import Address, num, op, pick, zero_of
+from dovetail.codegen.lift.lanes import Handler, Lanes, Made, Rule, item, less, wide
 from dovetail.codegen.lift.types import VOID, refuse
+from dovetail.codegen.lift.x86_lanes import FUSED, LANEWISE, MASKS, mask_of
 from dovetail.codegen.lift.x86_moves import MOVES
 from dovetail.codegen.lift.x86_named import SPECIAL
-from dovetail.codegen.lift.x86_shape import ELEMENTS, PLAIN, Handler, Shape, vec
+from dovetail.codegen.lift.x86_shape import ELEMENTS, Shape, vec
 from dovetail.codegen.lift.x86_whole import WHOLE
 from dovetail.ir.expr import Expr
 
-HANDLERS = MOVES | WHOLE
+HANDLERS = LANEWISE | MOVES | WHOLE
 
 NAME = re.compile(
     r"_mm(256|512|)_(maskz_|mask_|)([a-z0-9]+?(?:_[a-z0-9]+)*?)_?"
@@ -31,79 +31,62 @@ NAME = re.compile(
 def x86_rule(name: str) -> Rule | None:
     """Return what an intrinsic of x86 writes."""
     if name in SPECIAL:
-        return SPECIAL[name]
+        return lambda lanes, args: SPECIAL[name](lanes, *args)
     found = NAME.fullmatch(name)
     if not found:
         return None
     width, masked, operation, suffix, to_mask = found.groups(default="")
     bits, elem = int(width or 128), ELEMENTS.get(suffix, "u8")
-    handler, shape = _handler(operation, suffix, to_mask), Shape(bits, elem, suffix)
+    handler = _handler(operation, suffix, to_mask)
     if handler is None:
         return None
 
     def rule(lanes: Lanes, args: list[Any]) -> Made:
+        shape = Shape(lanes, bits, elem, suffix)
         if masked:
-            return _masked(lanes, shape, operation, masked, handler, args)
-        made = handler(lanes, shape, args)
+            return _masked(shape, operation, masked, handler, args)
+        made = handler(shape, *args)
         return (vec(bits, elem), made) if isinstance(made, Address) else made or (VOID, None)
 
     return rule
 
 
 def _masked(
-    lanes: Lanes, shape: Shape, operation: str, masked: str, handler: Handler, args: list[Any]
+    shape: Shape, operation: str, masked: str, handler: Handler, operands: list[Any]
 ) -> Made:
-    """Write an operation under a mask: lanes without a bit keep the first argument, or are 0."""
+    """Write an operation under a mask: lanes without a bit keep the first operand, or are 0."""
     if shape.suffix in ("ss", "sd"):  # it is for the first lane alone
         raise refuse(f"a mask on one lane of {operation}")
     if operation == "blend":  # its mask comes first
-        args, handler = [args[1], args[0], args[2]], HANDLERS["mov"]
-    source = None if masked == "maskz_" else args[0]
-    mask, rest = (args[0], args[1:]) if source is None else (args[1], args[2:])
-    held = lanes.w.temporary(cast("i64", mask), "i64", "mask")
+        operands, handler = [operands[1], operands[0], operands[2]], HANDLERS["mov"]
+    source = None if masked == "maskz_" else operands[0]
+    mask, *rest = operands if source is None else operands[1:]
+    held = shape.lanes.w.temporary(wide(mask), "i64", "mask")
 
     def chosen(i: Expr) -> Expr:
         return less(op("&", op(">>", held, i), num(1)), 0, "!=")
 
     if "store" in operation:
-        to, value = args[0].read_as(shape.elem), rest[0].read_as(shape.elem)
-        lanes.store_where(shape.count, chosen, to, value)
+        to, value = shape.read(operands[0], rest[0])
+        shape.lanes.store_where(shape.count, chosen, to, value)
         return VOID, None
-    if operation in (*x86_lanes.FUSED, "permutex2var") and source is not None:
+    if operation in (*FUSED, "permutex2var") and source is not None:
         rest = [source, *rest]  # it is an operand, too
     if "load" in operation:
         made = rest[0].read_as(shape.elem)
     else:
-        made = handler(lanes, shape, rest)
+        made = handler(shape, *rest)
         if isinstance(made, tuple):  # the size of its lanes is not the one that the name ends with
             raise refuse(f"a mask on {operation}")
         made = made.read_as(shape.elem)
     kept = zero_of(shape.elem) if source is None else source.read_as(shape.elem)
-
-    def lane(i: Expr) -> Expr:
-        return pick(chosen(i), made.item(i), item(kept, i))
-
-    return vec(shape.bits, shape.elem), lanes.each(shape.elem, shape.count, lane)
+    lane = shape.each(lambda i: pick(chosen(i), made.item(i), item(kept, i)))
+    return vec(shape.bits, shape.elem), lane
 
 
 def _handler(operation: str, suffix: str, to_mask: str) -> Handler | None:
     if suffix in ("ss", "sd"):  # what computes on one lane keeps the others
         return HANDLERS.get("store" if operation == "store" else f"{operation}_{suffix}")
     if to_mask:
-        return partial(x86_lanes.mask_of, operation) if operation in x86_lanes.MASKS else None
-    for key in (f"{operation}_{suffix}", operation):
-        if key in HANDLERS:
-            return HANDLERS[key]
-    if suffix in ("ps", "pd") and operation in PLAIN:
-        return partial(x86_lanes.float_binary, operation)
-    if operation in x86_lanes.FUSED:
-        return partial(x86_lanes.fused_floats, operation)
-    if operation in x86_lanes.LANEWISE and suffix[:2] == "ep":
-        return partial(x86_lanes.lanewise, operation)
-    if operation in x86_lanes.BITS and (suffix[:2] == "si" or suffix in ("ps", "pd")):
-        return partial(x86_lanes.bitwise, operation)
-    if re.fullmatch(r"cvtep[iu]\d+|cvtt?p[sdh]", operation):
-        return partial(x86_lanes.conversion, operation, suffix)
-    if re.fullmatch(r"cast(ps|pd|si)\d*(_p[sd]|_si\d+)?", operation):
-        return x86_lanes.cast_register
-    return None
+        return partial(mask_of, operation) if operation in MASKS else None
+    return HANDLERS.get(f"{operation}_{suffix}") or HANDLERS.get(operation)

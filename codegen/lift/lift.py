@@ -16,7 +16,7 @@ from dovetail.codegen.isa.intrinsics import Intrinsic
 from dovetail.codegen.isa.signatures import known_constants, known_functions
 from dovetail.codegen.lift.emit import type_of
 from dovetail.codegen.lift.layout import Layout
-from dovetail.codegen.lift.literal import Literal
+from dovetail.codegen.lift.literal import write_out
 from dovetail.codegen.lift.pinned import Pinned
 from dovetail.codegen.lift.scalar import Scalars
 from dovetail.codegen.lift.statements import Statements
@@ -137,7 +137,7 @@ class _Lifter:
         """Return the kernel written out literally; `why` tells what stood against more."""
         tables = {d.name: d for d in self.unit.items if isinstance(d, low.Declare)}
         try:
-            made = Literal(self.functions, self.layout(), tables).kernel(function)
+            made = write_out(function, self.functions, self.layout(), tables)
         except SpecError as error:
             second = reason_of(error)
             also = "" if second == why else f" (and not by its meaning: {why})"

@@ -7,6 +7,7 @@ structs, unions, casts of pointers and `void *` mean what they mean to a C compi
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,7 @@ from typing import Any
 
 from dovetail.codegen.lift.emit import Address, Writer, cast, negated, num, op, type_of, zero_of
 from dovetail.codegen.lift.lanes import Lanes
-from dovetail.codegen.lift.layout import Layout, kind_of, pointee_element, value_of
+from dovetail.codegen.lift.layout import Layout, pointee_element, value_of
 from dovetail.codegen.lift.literal_expr import RULES, compare, short_circuit
 from dovetail.codegen.lift.literal_values import (
     DEEPEST,
@@ -30,23 +31,36 @@ from dovetail.codegen.lift.literal_values import (
     narrowed,
     reachable,
     returns,
+    value_in,
+    variable_kind,
 )
 from dovetail.codegen.lift.types import LONG, SIZES, VOID, WORKS_IN, Names, element_of, refuse
 from dovetail.ir import expr as ex
 from dovetail.ir.high import nodes as high
 from dovetail.ir.low import nodes as low
-from dovetail.ir.low.types import constant, scalar, unqualified, vector
+from dovetail.ir.low.types import constant, scalar, sized, unqualified, vector
+
+
+def write_out(
+    function: low.Function,
+    functions: Mapping[str, low.Function],
+    layout: Layout,
+    tables: Mapping[str, low.Declare],
+) -> high.Function:
+    """Return a function as a @kernel; what it returns goes to `result[0]`.
+
+    functions: of the text, which it may call. tables: what stands outside of them.
+    """
+    return _Literal(functions, layout, tables).kernel(function)
 
 
 @dataclass(slots=True)
-class Literal:
-    """Translates one function with the helpers that it calls."""
-
+class _Literal:
     functions: Mapping[str, low.Function]
     layout: Layout
     globals: Mapping[str, low.Declare]
     names: Names = field(default_factory=Names)
-    scopes: list[dict[str, Variable]] = field(default_factory=lambda: [{}])
+    scopes: ChainMap[str, Variable] = field(default_factory=ChainMap)
     addressed: set[str] = field(default_factory=set)
     active: list[str] = field(default_factory=list)
     steps: list[Any] = field(default_factory=list)  # of the loops around
@@ -63,7 +77,6 @@ class Literal:
         self.lanes = Lanes(self.w)
 
     def kernel(self, function: low.Function) -> high.Function:
-        """Return the function as a @kernel; what it returns goes to `result[0]`."""
         self.enter(function)
         params = [self.parameter(param) for param in function.params]
         back, result = function.returns, None
@@ -100,40 +113,30 @@ class Literal:
     def parameter(self, param: low.Param) -> high.Param:
         """Declare a parameter; return it as the high IR has it."""
         type_, name = unqualified(param.type), param.name
-        if scalar(type_) is not None:
-            kind = kind_of(type_)
-            kind = "i64" if kind in ("i32", "u32", "u64") else kind  # kernels take integers so
-            made = self.names.declare(name, kind)
-            if kind == kind_of(type_) and name not in self.addressed:
-                self.bind(name, Variable(type_, made))
-            else:
-                self.declare_as(
-                    name, type_, Value(LONG if kind == "i64" else type_, ex.Name(id=made))
-                )
-        elif isinstance(type_, ex.PointerType):
-            kind = f"ptr[{pointee_element(type_.of)}]"
-            made = self.names.declare(name, kind)
-            self.bind(name, Variable(type_, made))
+        if scalar(type_) or isinstance(type_, ex.PointerType):
+            kind = variable_kind(type_)
+            given = "i64" if kind in ("i32", "u32", "u64") else kind  # kernels take integers so
         else:  # by value: a pointer to it
-            elem = memory_element(type_)
-            kind = f"ptr[{elem}]"
-            made = self.names.declare(name, kind)
-            self.declare_as(name, type_, Value(type_, at=Address(ex.Name(id=made), elem)))
-        return high.Param(name=made, type=type_of(kind))
+            kind, given = "", f"ptr[{memory_element(type_)}]"
+        made = ex.Name(id=self.names.declare(name, given))
+        if given == kind and name not in self.addressed:
+            self.bind(name, Variable(type_, made.id))
+        else:
+            held = Value(LONG, made) if given == "i64" else value_in(type_, made)
+            self.declare_as(name, type_, held)
+        return high.Param(name=made.id, type=type_of(given))
 
     # ---- statements ----
 
     @contextmanager
     def scope(self) -> Iterator[None]:
         """Open a scope: what is declared in it, and what is known of it, ends with it."""
-        layout = self.layout
-        self.scopes.append({})
+        outer = self.scopes, self.layout
+        self.scopes = self.scopes.new_child()
         yield
-        self.scopes.pop()
-        self.layout = layout
+        self.scopes, self.layout = outer
 
     def block(self, body: Sequence[low.Stmt]) -> None:
-        """Translate the statements of a block."""
         with self.scope():
             for i, stmt in enumerate(body):
                 if isinstance(stmt, low.If) and len(self.results) > 1 and returns(stmt):
@@ -156,17 +159,14 @@ class Literal:
         self.statement(replace(stmt, then=arms[0], other=arms[1]))
 
     def statement(self, stmt: low.Stmt) -> None:
-        """Translate one statement."""
         _STATEMENTS[type(stmt)](self, stmt)
 
     def declare(self, stmt: low.Declare) -> None:
-        """Translate a declaration."""
         type_, init = stmt.type, stmt.init
         if isinstance(init, low.InitList) and (scalar(type_) or isinstance(type_, ex.PointerType)):
             init = init.items[0] if init.items else ex.Int(value=0)
         if isinstance(init, low.InitList):
-            if isinstance(type_, ex.ArrayType) and type_.size is None:
-                type_ = replace(type_, size=ex.Int(value=len(init.items)))
+            type_ = sized(type_, init)
             at = self.declare_as(stmt.name, type_, None).at
             assert at is not None
             self.fill(at, type_, init)
@@ -191,8 +191,7 @@ class Literal:
                 assert made.at is not None
                 self.store(made.at, type_, value)
         else:
-            of = type_.of if isinstance(type_, ex.PointerType) else None
-            kind = kind_of(type_) if of is None else f"ptr[{pointee_element(of)}]"
+            kind = variable_kind(type_)
             made = Variable(type_, self.names.declare(name, kind))
             start = zero_of(kind) if value is None else self.held(value, type_)
             self.w.set(ex.Name(id=made.name), start, kind if number or value is None else None)
@@ -201,7 +200,7 @@ class Literal:
 
     def bind(self, name: str, variable: Variable) -> None:
         """Let a name mean a variable: what a constant of that name was is hidden."""
-        self.scopes[-1][name] = variable
+        self.scopes[name] = variable
         if name in self.layout.constants:
             constants = {n: v for n, v in self.layout.constants.items() if n != name}
             self.layout = replace(self.layout, constants=constants)
@@ -229,9 +228,7 @@ class Literal:
         if len(init.items) < len(parts) or not isinstance(type_, ex.ArrayType):
             self.lanes.clear(at.read_as("u8"), size)
         for (offset, declared), item in zip(parts, init.items, strict=False):
-            kind = declared
-            if isinstance(kind, ex.ArrayType) and kind.size is None:
-                kind = replace(kind, size=ex.Int(value=len(getattr(item, "items", ()))))
+            kind = sized(declared, item)
             self.fill(self.field(at, offset, kind), kind, item)
 
     def field(self, at: Address, offset: int, type_: ex.Type) -> Address:
@@ -243,7 +240,6 @@ class Literal:
         return at.read_as("u8").moved(offset).read_as(elem)
 
     def branch(self, stmt: low.If) -> None:
-        """Translate `if`."""
         known = constant(stmt.cond, self.layout.constants)
         if known is not None:
             chosen = stmt.then if known else stmt.other
@@ -266,7 +262,6 @@ class Literal:
             self.repeat(stmt.cond, stmt.body, stmt.step, last=None)
 
     def while_loop(self, stmt: low.While) -> None:
-        """Translate `while` and `do`."""
         if not stmt.do:
             self.repeat(stmt.cond, stmt.body, None, last=None)
         elif constant(stmt.cond, {}) == 0 and not leaves(stmt.body):
@@ -297,14 +292,12 @@ class Literal:
         self.w.out.append(high.While(cond=test, body=tuple(reachable(inner))))
 
     def go_on(self, stmt: low.Continue) -> None:
-        """Translate `continue`."""
         step = self.steps[-1]
         if step is not None:
             self.expr(step)
         self.w.out.append(high.Continue())
 
     def give_back(self, stmt: low.Return) -> None:
-        """Translate `return`."""
         result = self.results[-1]
         if stmt.value is not None:
             value = self.expr(stmt.value)
@@ -318,11 +311,7 @@ class Literal:
     # ---- places ----
 
     def find(self, name: str) -> Variable | None:
-        """Return the variable that a name means here."""
-        for scope in reversed(self.scopes):
-            if name in scope:
-                return scope[name]
-        return self.tables.get(name) or self.table(name)
+        return self.scopes.get(name) or self.tables.get(name) or self.table(name)
 
     def table(self, name: str) -> Variable | None:
         """Return a constant table of the file; it is filled where the kernel begins."""
@@ -331,9 +320,7 @@ class Literal:
             return None
         if not isinstance(stmt.type, ex.ArrayType) or not isinstance(stmt.init, low.InitList):
             return None
-        type_ = stmt.type
-        if type_.size is None:
-            type_ = replace(type_, size=ex.Int(value=len(stmt.init.items)))
+        type_ = sized(stmt.type, stmt.init)
         if self.layout.size(type_) > LARGEST_TABLE:
             raise refuse(f"the table {name}, which is larger than {LARGEST_TABLE} bytes")
         with self.apart(), self.w.inside() as filled:
@@ -344,7 +331,6 @@ class Literal:
         return made
 
     def place(self, expr: ex.Expr) -> Variable:
-        """Return the place that an expression names."""
         if isinstance(expr, ex.Name):
             found = self.find(expr.id)
             if found is None:
@@ -372,7 +358,6 @@ class Literal:
         raise refuse("an assignment to this")
 
     def lane(self, base: Value, index: ex.Expr) -> Variable:
-        """Return the place of a lane of a vector."""
         shape = vector(base.type)
         assert shape is not None
         lane = ex.NamedType(name=shape.lane or "long long")
@@ -399,19 +384,14 @@ class Literal:
         return (self.convert(value, LONG) if wraps else value).number
 
     def load(self, place: Variable) -> Value:
-        """Return the value at a place."""
         type_ = place.type
         if place.at is None:
-            name = ex.Name(id=place.name)
-            if isinstance(type_, ex.PointerType):
-                return Value(type_, at=Address(name, pointee_element(type_.of)))
-            return Value(type_, name)
-        if not (scalar(type_) or isinstance(type_, ex.PointerType)):
-            return Value(type_, at=place.at)
-        item = place.at.item()
+            return value_in(type_, ex.Name(id=place.name))
+        if scalar(type_):
+            return Value(type_, place.at.item())
         if isinstance(type_, ex.PointerType):
-            return Value(type_, at=self.kept(item, pointee_element(type_.of)))
-        return Value(type_, item)
+            return Value(type_, at=self.kept(place.at.item(), pointee_element(type_.of)))
+        return Value(type_, at=place.at)
 
     def kept(self, item: ex.Expr, elem: str) -> Address:
         """Return the address that an i64 in memory is; the memory may change before it is used."""
@@ -420,7 +400,6 @@ class Literal:
         return Address(self.w.temporary(made, kind), elem)
 
     def assign(self, place: Variable, value: Value) -> None:
-        """Write a value to a place."""
         if place.at is not None:
             self.store(place.at, place.type, value)
         else:
@@ -432,7 +411,6 @@ class Literal:
         return made.address.pointer() if isinstance(type_, ex.PointerType) else made.number
 
     def store(self, at: Address, type_: ex.Type, value: Value) -> None:
-        """Write a value to memory."""
         if found := scalar(type_):
             at = at.read_as(element_of(found))
             self.w.set(at.item(), narrowed(self.held(value, type_), at.elem))
@@ -475,7 +453,6 @@ class Literal:
         return ex.Binary(op="!=", left=value.number, right=zero)
 
     def convert(self, value: Value, type_: ex.Type) -> Value:
-        """Return a value as another C type."""
         if isinstance(type_, ex.PointerType):
             if value.expr == num(0):
                 elem = pointee_element(type_.of)
@@ -540,21 +517,21 @@ class Literal:
     def apart(self) -> Iterator[None]:
         """Leave the function for a helper, or what stands outside of all: it knows other names."""
         outer = self.scopes, self.layout, set(self.addressed)
-        self.scopes, self.layout = [{}], self.outside
+        self.scopes, self.layout = ChainMap(), self.outside
         yield
         self.scopes, self.layout, self.addressed = outer
 
 
-_STATEMENTS: dict[type[Any], Callable[[Literal, Any], object]] = {
-    low.Declare: Literal.declare,
+_STATEMENTS: dict[type[Any], Callable[[_Literal, Any], object]] = {
+    low.Declare: _Literal.declare,
     low.ExprStmt: lambda self, stmt: self.expr(stmt.expr),
     low.Block: lambda self, stmt: self.block(stmt.body),
-    low.If: Literal.branch,
-    low.For: Literal.for_loop,
-    low.While: Literal.while_loop,
-    low.Return: Literal.give_back,
+    low.If: _Literal.branch,
+    low.For: _Literal.for_loop,
+    low.While: _Literal.while_loop,
+    low.Return: _Literal.give_back,
     low.Break: lambda self, stmt: self.w.out.append(high.Break()),
-    low.Continue: Literal.go_on,
+    low.Continue: _Literal.go_on,
     low.Pragma: lambda self, stmt: None,
     low.StructDef: lambda self, stmt: None,
 }

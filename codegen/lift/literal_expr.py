@@ -15,10 +15,9 @@ from dovetail.codegen.lift.lanes_x86 import x86_rule
 from dovetail.codegen.lift.layout import kind_of, pointee_element, vector_element
 from dovetail.codegen.lift.literal_values import (
     ASIDE,
-    DOUBLES,
     FLOAT_LANES,
     MEMORY,
-    NUMBERS,
+    NAMED,
     Value,
     holds,
     memory_element,
@@ -29,10 +28,8 @@ from dovetail.codegen.lift.types import (
     DOUBLE,
     FLOAT,
     INT,
-    LIMITS,
     LONG,
     MATH,
-    NAMES,
     SIZES,
     VOID,
     refuse,
@@ -54,19 +51,11 @@ def _name(self: Literal, expr: ex.Name) -> Any:
         return self.load(found)
     if expr.id in self.layout.constants:
         return Value(INT, num(self.layout.constants[expr.id]))
-    if expr.id in LIMITS:
-        return Value(FLOAT, ex.Float(value=LIMITS[expr.id]))
-    if expr.id == "NULL":
-        return Value(INT, num(0))
     table = self.globals.get(expr.id)
     if table is not None and table.init is not None and scalar(table.type):
         return self.convert(self.expr(table.init), table.type)
-    if expr.id in NUMBERS:
-        return Value(INT, num(NUMBERS[expr.id]))
-    if expr.id in DOUBLES:
-        return Value(DOUBLE, ex.Float(value=DOUBLES[expr.id]))
-    if expr.id in NAMES:
-        return Value(FLOAT, ex.Name(id=NAMES[expr.id]))
+    if expr.id in NAMED:
+        return NAMED[expr.id]
     raise refuse(f"the name {expr.id}")
 
 
@@ -327,10 +316,6 @@ def _sizeof(self: Literal, expr: low.SizeOf) -> Any:
     return Value(ex.NamedType(name="size_t"), num(self.layout.size(type_)))
 
 
-def _comma(self: Literal, expr: low.Comma) -> Any:
-    return [self.expr(item) for item in expr.items][-1]
-
-
 def short_circuit(self: Literal, expr: ex.Binary) -> ex.Expr:
     """Return `a && b` or `a || b`; what b does happens only where C evaluates it."""
     left = self.condition(expr.left)
@@ -377,5 +362,5 @@ RULES: dict[type[ex.Expr], Callable[[Literal, Any], Value]] = {
     low.Assign: _assign,
     low.Step: _step,
     low.SizeOf: _sizeof,
-    low.Comma: _comma,
+    low.Comma: lambda self, expr: [self.expr(item) for item in expr.items][-1],
 }

@@ -8,14 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.codegen.lift.emit import Address, cast
+from dovetail.codegen.isa.avx2_intrinsics import CONSTANTS
+from dovetail.codegen.lift.emit import Address, cast, num
 from dovetail.codegen.lift.lanes import range_of
-from dovetail.codegen.lift.layout import pointee_element, vector_element
-from dovetail.codegen.lift.types import SIZES, WORKS_IN, refuse
+from dovetail.codegen.lift.layout import kind_of, pointee_element, vector_element
+from dovetail.codegen.lift.types import DOUBLE, FLOAT, INT, LIMITS, NAMES, SIZES, WORKS_IN, refuse
 from dovetail.ir import expr as ex
 from dovetail.ir.high import nodes as high
 from dovetail.ir.low import nodes as low
-from dovetail.ir.low.types import VECTOR_GROUPS, VECTORS
+from dovetail.ir.low.types import VECTOR_GROUPS, VECTORS, scalar
 
 RESULT = "result"
 """The parameter through which a kernel gives back what the C function returned."""
@@ -63,25 +64,23 @@ FLOAT_LANES = re.compile(r"_set[r1]?_p[sd]$|_set1_ps$|_n_f32$|_set_ss$")
 
 
 HELPER: Any = "helper"
-_PREDICATES = (
-    "EQ_OQ LT_OS LE_OS UNORD_Q NEQ_UQ NLT_US NLE_US ORD_Q "
-    "EQ_UQ NGE_US NGT_US FALSE_OQ NEQ_OQ GE_OS GT_OS TRUE_UQ "
-    "EQ_OS LT_OQ LE_OQ UNORD_S NEQ_US NLT_UQ NLE_UQ ORD_S "
-    "EQ_US NGE_UQ NGT_UQ FALSE_OS NEQ_OS GE_OQ GT_OQ TRUE_US"
-)
-_ROUNDINGS = {"TO_NEAREST_INT": 0, "TO_NEG_INF": 1, "TO_POS_INF": 2, "TO_ZERO": 3, "NO_EXC": 8}
-NUMBERS = {
-    **{f"_CMP_{name}": number for number, name in enumerate(_PREDICATES.split())},
-    **{f"_MM_FROUND_{name}": number for name, number in _ROUNDINGS.items()},
-    "_MM_HINT_T0": 3,
+_INTEGERS = {
+    **CONSTANTS,
     "_MM_ROUND_NEAREST": 0,
     **{f"INT{bits}_MAX": (1 << bits - 1) - 1 for bits in (8, 16, 32)},
     **{f"INT{bits}_MIN": -(1 << bits - 1) for bits in (8, 16, 32)},
     **{f"UINT{bits}_MAX": (1 << bits) - 1 for bits in (8, 16)},
 }
-"""Numbers that headers name."""
-DOUBLES = {"M_PI": math.pi, "M_SQRT1_2": math.sqrt(0.5), "M_SQRT2": math.sqrt(2), "M_E": math.e}
-DOUBLES |= {"M_LN2": math.log(2), "M_LOG2E": 1 / math.log(2), "M_2_SQRTPI": 2 / math.sqrt(math.pi)}
+_DOUBLES = {"M_PI": math.pi, "M_SQRT1_2": math.sqrt(0.5), "M_SQRT2": math.sqrt(2), "M_E": math.e}
+_DOUBLES |= {"M_LN2": math.log(2), "M_LOG2E": 1 / math.log(2), "M_2_SQRTPI": 2 / math.sqrt(math.pi)}
+NAMED = {
+    **{name: Value(INT, num(number)) for name, number in _INTEGERS.items()},
+    **{name: Value(FLOAT, ex.Float(value=number)) for name, number in LIMITS.items()},
+    **{name: Value(DOUBLE, ex.Float(value=number)) for name, number in _DOUBLES.items()},
+    **{name: Value(FLOAT, ex.Name(id=NAMES[name])) for name in ("INFINITY", "HUGE_VALF")},
+    "NULL": Value(INT, num(0)),
+}
+"""What headers name."""
 
 
 def holds(elem: str, value: int) -> bool:
@@ -104,6 +103,21 @@ def memory_element(type_: ex.Type) -> str:
         if name in VECTORS:
             return vector_element(name)
     return pointee_element(type_)
+
+
+def variable_kind(type_: ex.Type) -> str:
+    """Return the type of a variable that holds a number or a pointer of a C type."""
+    if isinstance(type_, ex.PointerType):
+        return f"ptr[{pointee_element(type_.of)}]"
+    return kind_of(type_)
+
+
+def value_in(type_: ex.Type, made: ex.Expr) -> Value:
+    """Return the value of a C type that an expression is, or points at."""
+    if scalar(type_):
+        return Value(type_, made)
+    elem = pointee_element(type_.of) if isinstance(type_, ex.PointerType) else memory_element(type_)
+    return Value(type_, at=Address(made, elem))
 
 
 def returns(stmt: low.Stmt) -> bool:

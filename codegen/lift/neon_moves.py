@@ -1,7 +1,7 @@
 """NEON operations that move lanes: loads, stores, parts of registers, shuffles.
 
-In: what tells operations of a kind apart, the shape and the arguments. Out: a new vector, or
-nothing for stores.
+In: what tells operations of a kind apart, the shape and the operands. Out: a new vector, or nothing
+for stores.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any
 
 from dovetail.codegen.lift.emit import Address, cast, num, pick
-from dovetail.codegen.lift.lanes import Lanes, Made, integer_at, less
-from dovetail.codegen.lift.neon_shape import Handler, Shape, operands, scalar_type, vec
+from dovetail.codegen.lift.lanes import Handler, Made, integer_at, less
+from dovetail.codegen.lift.neon_shape import Shape, scalar_type, vec
 from dovetail.codegen.lift.types import SIZES, WORKS_IN, refuse
 from dovetail.ir.expr import Expr
 
@@ -23,111 +23,88 @@ Picks = Callable[[int, int], list[int]]
 # ---- memory ----
 
 
-def _load(lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
+def _load(shape: Shape, at: Address, *kept: Any) -> Made | Address:
+    source, lanes = at.read_as(shape.elem), shape.lanes
     if shape.form == "_lane":
-        lane = args[0].read_as(shape.elem).item(0)
-        return shape.same(_set_lane(lanes, shape, [lane, *args[1:]]))
-    source = args[0].read_as(shape.elem)
+        return _set_lane(shape, source.item(0), *kept)
     if shape.form == "_dup":
-        kept = lanes.held(source.item(), shape.elem)
-        return shape.same(lanes.spread(kept, shape.elem, shape.count))
+        return shape.spread(lanes.held(source.item(), shape.elem))
     out = lanes.new(shape.elem, shape.count * shape.group)
     for k in range(shape.group):
         lanes.move(out.moved(k * shape.count), source.moved(k * shape.count), shape.count)
-    return shape.grouped(), out
+    return shape.grouped(shape.group), out
 
 
-def _load_apart(ways: int, lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
+def _load_apart(ways: int, shape: Shape, at: Address, *kept: Any) -> Made:
     """Return registers to which elements are dealt out: vld2, vld4."""
-    shape.group = ways
     if shape.form == "_lane":
         raise refuse("a load of one lane into several vectors")
-    source = args[0].read_as(shape.elem)
-    step = 0 if shape.form == "_dup" else ways
-    out = lanes.new(shape.elem, shape.count * ways)
+    source, step = at.read_as(shape.elem), 0 if shape.form == "_dup" else ways
+    out = shape.lanes.new(shape.elem, shape.count * ways)
     for k in range(ways):
-        lanes.deal(out.moved(k * shape.count), source.moved(k), shape.count, step)
-    return shape.grouped(), out
+        shape.lanes.deal(out.moved(k * shape.count), source.moved(k), shape.count, step)
+    return shape.grouped(ways), out
 
 
-def _store(lanes: Lanes, shape: Shape, args: list[Any]) -> None:
-    to, source = args[0].read_as(shape.elem), args[1].read_as(shape.elem)
+def _store(shape: Shape, at: Address, given: Address, lane: Any = None) -> None:
+    to, source = at.read_as(shape.elem), given.read_as(shape.elem)
     if shape.form == "_lane":
-        lanes.move(to, source.moved(integer_at(args[2])), 1)
+        shape.lanes.move(to, source.moved(integer_at(lane)), 1)
         return
     for k in range(shape.group):
-        lanes.move(to.moved(k * shape.count), source.moved(k * shape.count), shape.count)
+        shape.lanes.move(to.moved(k * shape.count), source.moved(k * shape.count), shape.count)
 
 
-def _store_apart(ways: int, lanes: Lanes, shape: Shape, args: list[Any]) -> None:
+def _store_apart(ways: int, shape: Shape, at: Address, given: Address, lane: Any = None) -> None:
     """Write registers whose lanes are dealt out in turns: vst2, vst4."""
     if shape.form == "_lane":
         raise refuse("a store of one lane of several vectors")
-    to, source = args[0].read_as(shape.elem), args[1].read_as(shape.elem)
+    to, source = at.read_as(shape.elem), given.read_as(shape.elem)
     for k in range(ways):
-        lanes.deal(to.moved(k), source.moved(k * shape.count), shape.count, 1, ways)
+        shape.lanes.deal(to.moved(k), source.moved(k * shape.count), shape.count, 1, ways)
 
 
 # ---- lanes and halves ----
 
 
-def _dup(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
-    return lanes.spread(operands(lanes, shape, args)[0], shape.elem, shape.count)
+def _half(upper: int, shape: Shape, a: Address) -> Address:
+    return a.read_as(shape.elem).moved(8 // SIZES[shape.elem] * upper)
 
 
-def _half(upper: int, lanes: Lanes, shape: Shape, args: list[Any]) -> Any:
-    return args[0].read_as(shape.elem).moved(8 // SIZES[shape.elem] * upper)
-
-
-def _get_lane(lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
-    made = args[0].read_as(shape.elem).item(integer_at(args[1]))
+def _get_lane(shape: Shape, a: Address, lane: Any) -> Made:
+    made = a.read_as(shape.elem).item(integer_at(lane))
     return scalar_type(shape.kind), cast("i32", made) if shape.elem in WORKS_IN else made
 
 
-def _set_lane(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
-    out = lanes.new(shape.elem, shape.count)
-    lanes.move(out, args[1].read_as(shape.elem), shape.count)
-    lanes.put(out, num(integer_at(args[2])), args[0])
+def _set_lane(shape: Shape, value: Expr, a: Address, lane: Any) -> Address:
+    out = shape.copy(a)
+    shape.lanes.put(out, num(integer_at(lane)), value)
     return out
 
 
-def _combine(lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
-    a, b = (v.read_as(shape.elem) for v in args)
+def _combine(shape: Shape, a: Address, b: Address) -> Made:
     count = 8 // SIZES[shape.elem]
-    return vec(shape.kind, 2 * count), lanes.joined(a, b, count)
-
-
-def _create(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
-    return lanes.listed("i64", [args[0]]).read_as(shape.elem)
-
-
-def _reinterpret(lanes: Lanes, shape: Shape, args: list[Any]) -> Any:
-    return args[0].read_as(shape.elem)
+    joined = shape.lanes.joined(a.read_as(shape.elem), b.read_as(shape.elem), count)
+    return vec(shape.kind, 2 * count), joined
 
 
 # ---- shuffles ----
 
 
-def _both(lanes: Lanes, shape: Shape, args: list[Any]) -> list[Expr]:
-    """Return the lanes of two vectors, one behind the other."""
-    return [v.read_as(shape.elem).item(k) for v in args[:2] for k in range(shape.count)]
+def _ext(shape: Shape, a: Address, b: Address, first: Any) -> Address:
+    n = integer_at(first)
+    return shape.listed(shape.both(a, b)[n : n + shape.count])
 
 
-def _ext(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
-    n = integer_at(args[2])
-    return lanes.listed(shape.elem, _both(lanes, shape, args)[n : n + shape.count])
+def _shuffle(picks: Picks, part: int, shape: Shape, a: Address, b: Address) -> Address:
+    listed = shape.both(a, b)
+    return shape.listed([listed[k] for k in picks(shape.count, part)])
 
 
-def _shuffle(picks: Picks, part: int, lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
-    listed = _both(lanes, shape, args)
-    return shape.same(lanes.listed(shape.elem, [listed[k] for k in picks(shape.count, part)]))
-
-
-def _shuffle_pair(picks: Picks, lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
-    listed = _both(lanes, shape, args)
-    shape.group = 2
+def _shuffle_pair(picks: Picks, shape: Shape, a: Address, b: Address) -> Made:
+    listed = shape.both(a, b)
     picked = [listed[k] for part in (0, 1) for k in picks(shape.count, part)]
-    return shape.grouped(), lanes.listed(shape.elem, picked)
+    return shape.grouped(2), shape.listed(picked)
 
 
 SHUFFLES: dict[str, Picks] = {
@@ -137,19 +114,19 @@ SHUFFLES: dict[str, Picks] = {
 }
 
 
-def _reverse(block: int, lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
-    a, size = args[0].read_as(shape.elem), block // 8 // SIZES[shape.elem]
-    picked = [a.item(k // size * size + size - 1 - k % size) for k in range(shape.count)]
-    return lanes.listed(shape.elem, picked)
+def _reverse(block: int, shape: Shape, a: Address) -> Address:
+    listed, size = shape.both(a), block // 8 // SIZES[shape.elem]
+    picked = [listed[k // size * size + size - 1 - k % size] for k in range(shape.count)]
+    return shape.listed(picked)
 
 
-def _table(size: int, lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
-    a, at = args[0].read_as(shape.elem), args[1].read_as("u8")
+def _table(size: int, shape: Shape, table: Address, at: Address) -> Address:
+    a = table.read_as(shape.elem)
 
     def lane(j: Expr) -> Expr:
         return pick(less(j, size), a.item(cast("i64", j)), cast("i32", num(0)))
 
-    return lanes.map(shape.elem, shape.count, lane, at)
+    return shape.map(lane, at.read_as("u8"))
 
 
 MOVES: dict[str, Handler] = {
@@ -157,14 +134,14 @@ MOVES: dict[str, Handler] = {
     **{f"ld{ways}": partial(_load_apart, ways) for ways in (2, 3, 4)},
     "st1": _store,
     **{f"st{ways}": partial(_store_apart, ways) for ways in (2, 3, 4)},
-    **dict.fromkeys(("dup", "mov"), _dup),
+    **dict.fromkeys(("dup", "mov"), lambda shape, *value: shape.spread(shape.operands(*value)[0])),
     "get_low": partial(_half, 0),
     "get_high": partial(_half, 1),
     "get": _get_lane,
     "set": _set_lane,
     "combine": _combine,
-    "create": _create,
-    "reinterpret": _reinterpret,
+    "create": lambda shape, bits: shape.lanes.listed("i64", [bits]).read_as(shape.elem),
+    "reinterpret": lambda shape, a: a.read_as(shape.elem),
     "ext": _ext,
     **{name: partial(_shuffle_pair, picks) for name, picks in SHUFFLES.items()},
     **{

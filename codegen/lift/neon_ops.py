@@ -14,6 +14,7 @@ from dovetail.codegen.lift.emit import Address, call, cast, num, op, pick, zero_
 from dovetail.codegen.lift.lanes import (
     BINARY,
     COMPARED,
+    Handler,
     Lanes,
     Made,
     Rule,
@@ -26,15 +27,7 @@ from dovetail.codegen.lift.lanes import (
     wide,
 )
 from dovetail.codegen.lift.neon_moves import MOVES
-from dovetail.codegen.lift.neon_shape import (
-    ELEMENTS,
-    NAME,
-    Handler,
-    Shape,
-    operands,
-    scalar_type,
-    vec,
-)
+from dovetail.codegen.lift.neon_shape import ELEMENTS, NAME, Shape, scalar_type, vec
 from dovetail.codegen.lift.types import SIZES, VOID, WORKS_IN, refuse
 from dovetail.codegen.lift.x86_lanes import round_lanes
 from dovetail.ir.expr import Expr, Float
@@ -55,11 +48,13 @@ def neon_rule(name: str) -> Rule | None:
     if handler is None or listed[0] not in ELEMENTS:
         return None
     other = listed[1] if len(listed) > 1 else ""
-    shape = Shape(listed[0], bool(wide), bool(high), form, other, int(group or 1))
+    told = 128 if wide else 64, bool(high), form, other, int(group or 1)
 
     def rule(lanes: Lanes, args: list[Any]) -> Made:
-        made = handler(lanes, shape, args)
-        return shape.same(made) if isinstance(made, Address) else made or (VOID, None)
+        shape = Shape(lanes, listed[0], *told)
+        made = handler(shape, *args)
+        same = isinstance(made, Address)
+        return (vec(shape.kind, shape.count), made) if same else made or (VOID, None)
 
     return rule
 
@@ -67,13 +62,13 @@ def neon_rule(name: str) -> Rule | None:
 # ---- lane by lane ----
 
 
-def _elementwise(lane: Lane, builtin: str, lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
+def _elementwise(lane: Lane, builtin: str, shape: Shape, *operands: Any) -> Address:
     """Return `lane` of all operands; builtin: what does it with f32 vectors, if anything does."""
-    held = read_all(operands(lanes, shape, args), shape.elem)
+    held = read_all(shape.operands(*operands), shape.elem)
     if shape.elem != "f32" or not builtin:
-        return lanes.map(shape.elem, shape.count, partial(lane, shape), *held)
+        return shape.map(partial(lane, shape), *held)
     held = [*held[1:], held[0]] if builtin in ("vfma", "vfnma") else held
-    return lanes.floats(
+    return shape.lanes.floats(
         shape.count,
         lambda load: call(
             builtin,
@@ -98,22 +93,20 @@ def _each_widened(lane: Lane) -> Handler:
     return _each(wider)
 
 
-def _mask(
-    sign: str, side: Callable[[Expr], Expr], lanes: Lanes, shape: Shape, args: list[Any]
-) -> Made:
+def _mask(sign: str, side: Lane, shape: Shape, *operands: Any) -> Made:
     """Return where a comparison holds, with 0 if there is nothing else."""
-    sides = [*read_all(args, shape.elem), zero_of(shape.elem)][:2]
+    sides = [*read_all(operands, shape.elem), zero_of(shape.elem)][:2]
     kind = "u" + shape.kind[1:]
 
     def lane(x: Expr, y: Expr) -> Expr:
         return pick(less(side(x), side(y), sign), num(-1), num(0))
 
-    return vec(kind, shape.count), lanes.map(ELEMENTS[kind], shape.count, lane, *sides)
+    return vec(kind, shape.count), shape.lanes.map(ELEMENTS[kind], shape.count, lane, *sides)
 
 
-def _bitwise(make: Lane, lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
-    made = lanes.map("u32", shape.bits // 32, make, *(a.read_as("u32") for a in args))
-    return made.read_as(shape.elem)
+def _bitwise(make: Lane, shape: Shape, *operands: Address) -> Address:
+    held = [a.read_as("u32") for a in operands]
+    return shape.lanes.map("u32", shape.bits // 32, make, *held).read_as(shape.elem)
 
 
 def _nan_or(shape: Shape, a: Expr, b: Expr, made: Expr) -> Expr:
@@ -132,10 +125,10 @@ def _doubling_high(more: int, shape: Shape, a: Expr, b: Expr) -> Expr:
 # ---- other widths ----
 
 
-def _widening(kept: int, lane: Lane, lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
+def _widening(kept: int, lane: Lane, shape: Shape, *operands: Any) -> Made:
     """Return results twice as wide; the first `kept` operands already are."""
     elem, count = ELEMENTS[shape.wider], 8 // SIZES[shape.elem]
-    given = operands(lanes, shape, args)
+    given = shape.operands(*operands)
     held = read_all(given[:kept], elem)
     for a in read_all(given[kept:], shape.elem):
         held.append(shape.upper(a) if isinstance(a, Address) else a)
@@ -143,63 +136,59 @@ def _widening(kept: int, lane: Lane, lanes: Lanes, shape: Shape, args: list[Any]
     def widened(*items: Expr) -> Expr:
         return lane(*(cast(elem, item) if SIZES[elem] == 8 else item for item in items))
 
-    return vec(shape.wider, count), lanes.map(elem, count, widened, *held)
+    return vec(shape.wider, count), shape.lanes.map(elem, count, widened, *held)
 
 
-def _left_wide(lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
-    n = integer_at(args[1])
-    return _widening(0, lambda a: op("<<", a, num(n)), lanes, shape, args[:1])
+def _left_wide(shape: Shape, a: Address, by: Any) -> Made:
+    n = integer_at(by)
+    return _widening(0, lambda x: op("<<", x, num(n)), shape, a)
 
 
-def _narrowing(
-    sign: str, make: Callable[[Expr, str], Expr], lanes: Lanes, shape: Shape, args: list[Any]
-) -> Made:
+def _narrowing(sign: str, make: Lane, shape: Shape, *operands: Any) -> Made:
     """Return results half as wide; sign: of their kind, if not the operand's."""
     to = (sign or shape.kind[0]) + shape.narrower[1:]
     elem, count = ELEMENTS[to], 16 // SIZES[shape.elem]
-    a = args[shape.high].read_as(shape.elem)
-    shift = integer_at(args[-1]) if shape.form == "_n" else 0
-    made = lanes.map(elem, count, lambda x: make(op(">>", x, num(shift)), elem), a)
+    a = operands[shape.high].read_as(shape.elem)
+    shift = integer_at(operands[-1]) if shape.form == "_n" else 0
+    made = shape.lanes.map(elem, count, lambda x: make(op(">>", x, num(shift)), elem), a)
     if not shape.high:
         return vec(to, count), made
-    return vec(to, 2 * count), lanes.joined(args[0].read_as(elem), made, count)
+    return vec(to, 2 * count), shape.lanes.joined(operands[0].read_as(elem), made, count)
 
 
-def _convert(lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
-    elem, count, a = shape.elem, shape.count, args[0].read_as(ELEMENTS[shape.other])
+def _convert(shape: Shape, operand: Address, bits: Any = None) -> Made | Address:
+    elem, a = shape.elem, operand.read_as(ELEMENTS[shape.other])
     if elem == "f16":
-        return vec("f16", 4), lanes.each("f16", 4, a.item)
+        return vec("f16", 4), shape.lanes.each("f16", 4, a.item)
     if a.elem == "f16":
         a = shape.upper(a)
-        return vec("f32", 4), lanes.floats(4, lambda load: load(a))
+        return vec("f32", 4), shape.lanes.floats(4, lambda load: load(a))
     if shape.form != "_n":
-        return shape.same(lanes.map(elem, count, partial(cast, elem), a))
-    times = Float(value=2.0 ** (integer_at(args[1]) * (-1 if elem[0] == "f" else 1)))
+        return shape.map(partial(cast, elem), a)
+    times = Float(value=2.0 ** (integer_at(bits) * (-1 if elem[0] == "f" else 1)))
 
     def fixed(x: Expr) -> Expr:
         return op("*", cast(elem, x), times) if elem[0] == "f" else cast(elem, op("*", x, times))
 
-    return shape.same(lanes.map(elem, count, fixed, a))
+    return shape.map(fixed, a)
 
 
-def _round_to_int(lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
-    return vec("s32", shape.count), round_lanes(lanes, shape.count, args[0].read_as("f32"))
+def _round_to_int(shape: Shape, a: Address) -> Made:
+    return vec("s32", shape.count), round_lanes(shape.lanes, shape.count, a.read_as("f32"))
 
 
 # ---- sums ----
 
 
-def _pairwise(join: Lane, lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
-    a, b = (v.read_as(shape.elem) for v in args)
-    both = [s.item(k) for s in (a, b) for k in range(shape.count)]
-    pairs = [join(both[2 * k], both[2 * k + 1]) for k in range(shape.count)]
-    return lanes.listed(shape.elem, pairs)
+def _pairwise(join: Lane, shape: Shape, a: Address, b: Address) -> Address:
+    both = shape.both(a, b)
+    return shape.listed([join(both[2 * k], both[2 * k + 1]) for k in range(shape.count)])
 
 
-def _pair_sums(lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
+def _pair_sums(shape: Shape, *operands: Address) -> Made:
     """Return sums of neighbours, added to what stands before them if there is something."""
-    elem, a = ELEMENTS[shape.wider], args[-1].read_as(shape.elem)
-    acc = args[0].read_as(elem) if len(args) > 1 else None
+    elem, a = ELEMENTS[shape.wider], operands[-1].read_as(shape.elem)
+    acc = operands[0].read_as(elem) if len(operands) > 1 else None
 
     def lane(i: Expr) -> Expr:
         j = op("*", i, 2)
@@ -207,55 +196,54 @@ def _pair_sums(lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
         return op("+", acc.item(i), made) if acc else made
 
     count = shape.count // 2
-    return vec(shape.wider, count), lanes.each(elem, count, lane)
+    return vec(shape.wider, count), shape.lanes.each(elem, count, lane)
 
 
-def _across(join: Lane, wide: bool, lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
-    total = lanes.total(shape.elem, shape.count, args[0].read_as(shape.elem), join)
+def _across(join: Lane, wide: bool, shape: Shape, a: Address) -> Made:
+    total = shape.lanes.total(shape.elem, shape.count, a.read_as(shape.elem), join)
     kind = shape.wider if wide else shape.kind
     if shape.elem in WORKS_IN:
         total = cast("i32", cast(ELEMENTS[kind], total))
     return scalar_type(kind), total
 
 
-def _dot(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
-    acc, a, b = _bytes(shape, args)
-    fixed = 4 * integer_at(args[3]) if shape.form else None
+def _dot(shape: Shape, acc: Address, a: Address, b: Address, lane: Any = None) -> Address:
+    fixed = 4 * integer_at(lane) if shape.form else None
     at = None if fixed is None else lambda i: (op("*", i, 4), num(fixed))
-    return lanes.dots(acc, a, b, shape.count, 4, at)
+    return shape.lanes.dots(*_bytes(shape, acc, a, b), shape.count, 4, at)
 
 
-def _mmla(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
+def _mmla(shape: Shape, acc: Address, a: Address, b: Address) -> Address:
     def rows(i: Expr) -> tuple[Expr, Expr]:
         return op("*", op(">>", i, num(1)), 8), op("*", op("&", i, num(1)), 8)
 
-    return lanes.dots(*_bytes(shape, args), 4, 8, rows)
+    return shape.lanes.dots(*_bytes(shape, acc, a, b), 4, 8, rows)
 
 
-def _bytes(shape: Shape, args: list[Any]) -> tuple[Address, Address, Address]:
-    side = ELEMENTS[shape.kind[0] + "8"]
-    return args[0].read_as(shape.elem), args[1].read_as(side), args[2].read_as(side)
+def _bytes(shape: Shape, acc: Address, *sides: Address) -> tuple[Address, Address, Address]:
+    a, b = read_all(sides, ELEMENTS[shape.kind[0] + "8"])
+    return acc.read_as(shape.elem), a, b
 
 
 # ---- shifts ----
 
 
-def _shift_each(lane: Lane, lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
+def _shift_each(lane: Lane, shape: Shape, operand: Address, n: Any) -> Address:
     """Return lanes shifted by a number, or by the low bytes of lanes, which are signed."""
-    a, n = args[0].read_as(shape.elem), args[1]
+    a = operand.read_as(shape.elem)
     if not isinstance(n, Address):
-        return lanes.map(shape.elem, shape.count, partial(lane, shape), a, n)
+        return shape.map(partial(lane, shape), a, n)
 
     def one(x: Expr, by: Expr) -> Expr:
         return lane(shape, x, cast("i32", cast("i8", by)))
 
-    return lanes.map(shape.elem, shape.count, one, a, n.read_as("i" + shape.elem[1:]))
+    return shape.map(one, a, n.read_as("i" + shape.elem[1:]))
 
 
-def _shift_exact(lane: Lane, lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
+def _shift_exact(lane: Lane, shape: Shape, a: Address, n: Any) -> Address:
     if SIZES[shape.elem] == 8:
         raise refuse("a rounded or saturated shift of 64-bit lanes")
-    return _shift_each(lane, lanes, shape, args)
+    return _shift_each(lane, shape, a, n)
 
 
 def _shift(shape: Shape, a: Expr, n: Expr) -> Expr:
@@ -269,18 +257,17 @@ def _shift(shape: Shape, a: Expr, n: Expr) -> Expr:
     return pick(less(n, 0), right, left)
 
 
-def _shift_fixed(sign: str, lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
-    a, n = args[0].read_as(shape.elem), integer_at(args[1])
-    top = 8 * SIZES[shape.elem] - 1
+def _shift_fixed(sign: str, shape: Shape, a: Address, by: Any) -> Address:
+    n, top = integer_at(by), 8 * SIZES[shape.elem] - 1
     if n > top and shape.elem[0] == "u":
-        return lanes.spread(num(0), shape.elem, shape.count)
-    return lanes.map(shape.elem, shape.count, lambda x: op(sign, x, num(min(n, top))), a)
+        return shape.spread(num(0))
+    return shape.map(lambda x: op(sign, x, num(min(n, top))), a.read_as(shape.elem))
 
 
-def _shift_left(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
+def _shift_left(shape: Shape, a: Address, n: Any) -> Address:
     if shape.form == "_n":
-        return _shift_fixed("<<", lanes, shape, args)
-    return _shift_each(_shift, lanes, shape, args)
+        return _shift_fixed("<<", shape, a, n)
+    return _shift_each(_shift, shape, a, n)
 
 
 def _rounded_shift(shape: Shape, a: Expr, n: Expr) -> Expr:
@@ -297,9 +284,9 @@ def _saturated_shift(shape: Shape, a: Expr, n: Expr) -> Expr:
     return pick(less(n, 0), right, left)
 
 
-def _shift_and_add(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
-    made = _shift_fixed(">>", lanes, shape, args[1:])
-    return lanes.map(shape.elem, shape.count, _ADD, args[0].read_as(shape.elem), made)
+def _shift_and_add(shape: Shape, acc: Address, a: Address, by: Any) -> Address:
+    made = _shift_fixed(">>", shape, a, by)
+    return shape.map(_ADD, acc.read_as(shape.elem), made)
 
 
 _ADD, _SUB, _MUL, _MAX, _MIN = (BINARY[n] for n in ("add", "sub", "mul", "max", "min"))

@@ -6,13 +6,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 from dovetail.codegen.lift.emit import Address
-from dovetail.codegen.lift.lanes import Lanes, Made, integer_at
+from dovetail.codegen.lift.lanes import Lanes, Register, integer_at, read_all
 from dovetail.codegen.lift.types import SIZES
-from dovetail.ir.expr import NamedType
+from dovetail.ir.expr import Expr, NamedType
 
 ELEMENTS = {
     **{f"{s}{b}": f"{'i' if s == 's' else 'u'}{b}" for s in "su" for b in (8, 16, 32, 64)},
@@ -34,16 +33,14 @@ def scalar_type(kind: str) -> NamedType:
     return NamedType(name=f"{KINDS[kind[0]]}{kind[1:]}_t")
 
 
-class Shape:
+class Shape(Register):
     """The element, and the lanes of the register that the name speaks of."""
 
     def __init__(
-        self, kind: str, wide: bool, high: bool, form: str, other: str, group: int
+        self, lanes: Lanes, kind: str, bits: int, high: bool, form: str, other: str, group: int
     ) -> None:
+        super().__init__(lanes, bits, ELEMENTS[kind])
         self.kind, self.high, self.form, self.other, self.group = kind, high, form, other, group
-        self.elem = ELEMENTS[kind]
-        self.bits = 128 if wide else 64
-        self.count = self.bits // 8 // SIZES[self.elem]
 
     @property
     def wider(self) -> str:
@@ -59,22 +56,18 @@ class Shape:
         """Return the upper half of a register for a `_high` form."""
         return at.moved(8 // SIZES[at.elem]) if self.high else at
 
-    def same(self, made: Address) -> Made:
-        """Return a vector of the register that the name speaks of."""
-        return vec(self.kind, self.count), made
-
-    def grouped(self) -> NamedType:
-        """Return the C type of as many such registers as the name says."""
+    def grouped(self, group: int) -> NamedType:
+        """Return the C type of so many such registers."""
         one = vec(self.kind, self.count)
-        return one if self.group == 1 else NamedType(name=f"{one.name[:-2]}x{self.group}_t")
+        return one if group == 1 else NamedType(name=f"{one.name[:-2]}x{group}_t")
 
+    def operands(self, *given: Any) -> list[Any]:
+        """Return operands; the lane that a `_lane` form names stands for all lanes."""
+        if self.form in ("_lane", "_laneq"):
+            lane = given[-2].read_as(self.elem).item(integer_at(given[-1]))
+            return [*given[:-2], self.lanes.held(lane, self.elem, "lane")]
+        return list(given)
 
-Handler = Callable[[Lanes, Shape, list[Any]], Any]
-
-
-def operands(lanes: Lanes, shape: Shape, args: list[Any]) -> list[Any]:
-    """Return the operands; the lane that a `_lane` form names stands for all lanes."""
-    if shape.form in ("_lane", "_laneq"):
-        lane = args[-2].read_as(shape.elem).item(integer_at(args[-1]))
-        return [*args[:-2], lanes.held(lane, shape.elem, "lane")]
-    return args
+    def both(self, *vectors: Address) -> list[Expr]:
+        """Return the lanes of vectors, one behind the other."""
+        return [v.item(k) for v in read_all(vectors, self.elem) for k in range(self.count)]

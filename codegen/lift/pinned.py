@@ -17,7 +17,7 @@ import numpy as np
 from dovetail.codegen.lift.emit import VL, call, num, op
 from dovetail.codegen.lift.loops import assigned_names, read_names
 from dovetail.codegen.lift.statements import Body, Statements
-from dovetail.codegen.lift.symbolic import Lane, SymbolicPointer, Traffic, as_lane, vector_of
+from dovetail.codegen.lift.symbolic import Lane, Stores, SymbolicPointer, as_lane, vector_of
 from dovetail.codegen.lift.types import Unliftable
 from dovetail.codegen.lift.vectorise import ALIAS_NOTE
 from dovetail.ir.errors import SpecError
@@ -112,7 +112,7 @@ class Pinned(Statements):
         """Return assignments of scalars for the lanes of a loaded vector."""
         out: list[high.Stmt] = []
         held: list[Any] = []
-        for i, lane in enumerate(self.evaluate(value, Traffic({}))):
+        for i, lane in enumerate(self.evaluate(value, {})):
             if lane.op not in ("load", "scalar"):
                 raise Unliftable("lanes that are computed one by one")
             name = Name(id=self.scalars.names.fresh(f"{target}_{i}", "f32"))
@@ -136,7 +136,7 @@ class Pinned(Statements):
     def set_tile(self, target: str, value: Expr) -> Body:
         """Return the assignment of a vector expression to a tile."""
         name, lanes = self.tiles[target]
-        found = list(self.evaluate(value, Traffic({})))
+        found = list(self.evaluate(value, {}))
         if len(found) != lanes:
             raise Unliftable(f"`{target}` has {lanes} lanes, its value {len(found)}")
         return self.each(lanes, high.Assign(target=self.part(name), value=self.join(found)))
@@ -147,17 +147,17 @@ class Pinned(Statements):
 
     def store(self, expr: Call) -> Body:
         """Return a store of a whole vector, or nothing for a prefetch."""
-        traffic = Traffic({})
-        self.evaluate(expr, traffic)
-        if not traffic.stores:
+        stores = Stores()
+        self.evaluate(expr, stores)
+        if not stores:
             return Statements.effect(self, expr) if "prefetch" in expr.name else ()
-        arrays = {array for array, _ in traffic.stores}
-        offsets = sorted(offset for _, offset in traffic.stores)
+        arrays = {array for array, _ in stores}
+        offsets = sorted(offset for _, offset in stores)
         first, lanes = offsets[0], len(offsets)
         if len(arrays) != 1 or offsets != list(range(first, first + 4 * lanes, 4)):
             raise Unliftable("a store that is not whole")
         array = arrays.pop()
-        value = self.join([traffic.stores[array, offset] for offset in offsets])
+        value = self.join([stores[array, offset] for offset in offsets])
         made = call("vstore", self.address(array, first // 4), value, used_lanes(lanes))
         return self.each(lanes, high.ExprStmt(expr=made))
 
@@ -176,15 +176,15 @@ class Pinned(Statements):
 
     # ---- lanes ----
 
-    def environment(self, traffic: Traffic) -> dict[str, Any]:
+    def environment(self, stores: Stores) -> dict[str, Any]:
         """Return what is known: pointers, and tiles as their own lanes."""
         tiles = {name: vector_of(row_of(name, lanes)) for name, (_, lanes) in self.tiles.items()}
-        return {**self.strips.environment(traffic), **tiles}
+        return {**self.strips.environment(stores), **tiles}
 
-    def evaluate(self, expr: Expr, traffic: Traffic) -> Any:
+    def evaluate(self, expr: Expr, stores: Stores) -> Any:
         """Return the lanes of a vector expression."""
-        executor = self.strips.executor(self.environment(traffic), frozenset())
-        executor.address = lambda place: self.place(place, traffic)
+        executor = self.strips.executor(self.environment(stores), frozenset())
+        executor.address = lambda place: self.place(place, stores)
         made = executor.expr(expr)
         return [as_lane(v) for v in made] if isinstance(made, np.ndarray) else made
 
@@ -224,7 +224,7 @@ class Pinned(Statements):
             return Index(base=base.left, indices=(op("+", base.right, at),))
         return Index(base=base, indices=(num(at),))
 
-    def place(self, expr: Expr, traffic: Traffic) -> SymbolicPointer | None:
+    def place(self, expr: Expr, stores: Stores) -> SymbolicPointer | None:
         """Return a computed address: what moves names an array, the constant part is its offset."""
         if not isinstance(expr, Binary | Unary | Cast):
             return None
@@ -237,7 +237,7 @@ class Pinned(Statements):
         base, offset = split_offset(made)
         key = print_high(base)
         self.bases[key] = base
-        return SymbolicPointer(key, 4 * offset, traffic)
+        return SymbolicPointer(key, 4 * offset, stores)
 
     def base(self, array: str) -> Expr:
         """Return the high form of a C pointer, or of an address that `place` named."""
@@ -295,13 +295,13 @@ class Pinned(Statements):
 
     def leftover(self, counter: str, count: int, block: low.Block) -> dict[tuple[str, int], Lane]:
         """Return what a remainder block stores with `count` elements left."""
-        traffic = Traffic({})
-        env = {**self.environment(traffic), counter: count}
+        stores = Stores()
+        env = {**self.environment(stores), counter: count}
         executor = self.strips.executor(env, frozenset())
         executor.run([block])
         if executor.env[counter] != 0:
             raise Unliftable("a remainder that leaves its counter")
-        return traffic.stores
+        return stores
 
     def partial(self, array: str, lanes: list[Lane], left: str) -> list[high.Stmt]:
         """Return stores of the first `left` of `lanes`, which are those of whole tiles in a row."""

@@ -146,10 +146,10 @@ class _Reducer:
         self, strip: Strip, accumulators: dict[str, int], at: int
     ) -> tuple[list[tuple[str, sym.Lane]], frozenset[str]]:
         """Return (join, term) for each accumulator lane, and the pointers that moved."""
-        traffic, steps, env = self.strips.run(
+        stores, steps, env = self.strips.run(
             strip, frozenset(assigned_names(strip.body)), at, _fresh(accumulators)
         )
-        if traffic.stores:
+        if stores:
             raise Unliftable("it stores and reduces in one loop")
         joins: list[tuple[str, sym.Lane]] = []
         for name, lanes in accumulators.items():
@@ -172,8 +172,8 @@ class _Reducer:
 
         Returns the statements used, the float's name and what else is joined to it.
         """
-        traffic = sym.Traffic({})
-        env = {**self.strips.environment(traffic), **_fresh(accumulators)}
+        stores = sym.Stores()
+        env = {**self.strips.environment(stores), **_fresh(accumulators)}
         executor = self.strips.executor(env, frozenset())
         name: str | None = None
         wanted = {
@@ -183,7 +183,7 @@ class _Reducer:
             if not isinstance(stmt, low.Declare | low.ExprStmt | low.For):
                 break
             executor.run([stmt])
-            if traffic.stores:
+            if stores:
                 break
             made = _target(stmt)
             name = made if made is not None else name

@@ -15,7 +15,7 @@ from dovetail.codegen.lift.reductions import match_chain
 from dovetail.codegen.lift.scalar import Scalars, common, convert
 from dovetail.codegen.lift.strips import Strips
 from dovetail.codegen.lift.types import Unliftable, element_type, refuse, value_type
-from dovetail.codegen.lift.vectorise import loop_name, vectorise
+from dovetail.codegen.lift.vectorise import vectorise
 from dovetail.ir import expr as ex
 from dovetail.ir.high import nodes as high
 from dovetail.ir.high.rules import is_pointer
@@ -41,11 +41,10 @@ class Statements:
 
     def block(self, body: Sequence[low.Stmt]) -> Body:
         """Translate the statements of a C block, in a scope of its own."""
-        self.scalars.names.scopes.append({})
         own = {s.name for s in body if isinstance(s, low.Declare)}
         outer, self.later = self.later, self.later - own
-        out = self.body(body)
-        self.scalars.names.scopes.pop()
+        with self.scalars.names.scope():
+            out = self.body(body)
         self.later = outer
         return out
 
@@ -164,22 +163,20 @@ class Statements:
         if found is None or (not found.owned and found.var in self.read_outside(found.var)):
             return self.general_loop(stmt)
         # C's scope of the loop variable is the loop; the high IR's is the function
-        self.scalars.names.scopes.append({})
-        try:
+        with self.scalars.names.scope():
+            bounds = self.scalars.integer(found.start), self.scalars.integer(found.stop)
+            step = self.scalars.integer(found.step)
+            outer = None if found.owned else self.scalars.names.find(found.var)
+            var = outer or self.scalars.names.declare(found.var, "i64", loop=True)
             loops = (n for n in stmt.body.walk() if isinstance(n, low.For | low.While))
             if found.step == num(1) and not any(loops):
                 try:
-                    return vectorise(found, self.scalars)
+                    return vectorise(found, self.scalars, var, bounds)
                 except Unliftable as reason:
                     line = f" at line {stmt.span.line}" if stmt.span.line else ""
                     self.scalars.note(f"the loop over `{found.var}`{line} stays scalar: {reason}")
-            start = self.scalars.integer(found.start)
-            stop, step = self.scalars.integer(found.stop), self.scalars.integer(found.step)
-            var = loop_name(found, self.scalars)
-            body = self.block(found.body.body)
+            (start, stop), body = bounds, self.block(found.body.body)
             return (high.For(kind="range", var=var, start=start, stop=stop, step=step, body=body),)
-        finally:
-            self.scalars.names.scopes.pop()
 
     def read_outside(self, begun: str) -> set[str]:
         """Return names that occur in the function outside loops that set `begun` first."""
@@ -195,16 +192,14 @@ class Statements:
 
     def general_loop(self, stmt: low.For) -> Body:
         """Translate a `for` whose count is not known on entry."""
-        self.scalars.names.scopes.append({})
-        init = tuple(s for part in stmt.init for s in self.statement(part))
-        cond = self.scalars.expr(stmt.cond)[0] if stmt.cond is not None else num(1)
-        body = list(stmt.body.body)
-        if stmt.step is not None:
-            step = low.ExprStmt(expr=stmt.step)
-            body = [*(_before_continue(s, step) for s in body), step]
-        made = high.While(cond=cond, body=self.block(body))
-        self.scalars.names.scopes.pop()
-        return (*init, made)
+        with self.scalars.names.scope():
+            init = tuple(s for part in stmt.init for s in self.statement(part))
+            cond = self.scalars.expr(stmt.cond)[0] if stmt.cond is not None else num(1)
+            body = list(stmt.body.body)
+            if stmt.step is not None:
+                step = low.ExprStmt(expr=stmt.step)
+                body = [*(_before_continue(s, step) for s in body), step]
+            return (*init, high.While(cond=cond, body=self.block(body)))
 
     def while_loop(self, stmt: low.While) -> Body:
         """Translate `while` and `do`."""

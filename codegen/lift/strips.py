@@ -66,9 +66,9 @@ class Strips:
         if vector(stmt.type) is None or stmt.init is None:
             return False
         try:
-            executor = self.executor(self.environment(sym.Traffic({})), frozenset())
+            executor = self.executor(self.environment({}), frozenset())
             value = [self.settled(v) for v in executor.expr(stmt.init)]
-        except (Unliftable, SpecError) as reason:
+        except SpecError as reason:
             self.reason = self.reason or str(reason)
             return False
         if any(lane != value[0] for lane in value):
@@ -121,7 +121,7 @@ class Strips:
         moving = frozenset(steps)
         if strip.limit is not None:
             moving = self.followers(near, self.run(strip, changed, sym.FAR)[0])
-        counts = Counter(array for array, _ in near.stores)
+        counts = Counter(array for array, _ in near)
         if len(set(counts.values())) != 1:
             raise Unliftable("it stores nothing, or arrays of different lengths")
         count = next(iter(counts.values()))
@@ -129,47 +129,44 @@ class Strips:
             raise Unliftable("pointers do not move by the elements stored")
         return self.mapped(near, moving, count)
 
-    def followers(self, near: sym.Traffic, far: sym.Traffic) -> frozenset[str]:
+    def followers(self, near: sym.Stores, far: sym.Stores) -> frozenset[str]:
         """Return the arrays whose addresses follow the index, all by its full distance."""
         pairs: list[tuple[sym.Lane, sym.Lane]] = []
-        for (array, offset), lane in near.stores.items():
+        for (array, offset), lane in near.items():
             there = array, offset + 4 * sym.FAR
-            if there not in far.stores:
+            if there not in far:
                 raise Unliftable("stores do not follow the index")
             place = sym.Lane("load", (array, offset))
-            pairs += [(lane, far.stores[there]), (place, sym.Lane("load", there))]
+            pairs += [(lane, far[there]), (place, sym.Lane("load", there))]
         return sym.moved_arrays(pairs)
 
     def run(
         self, strip: Strip, changed: frozenset[str], at: int, known: Mapping[str, Any] | None = None
-    ) -> tuple[sym.Traffic, dict[str, int], Mapping[str, Any]]:
+    ) -> tuple[sym.Stores, dict[str, int], Mapping[str, Any]]:
         """Run one iteration with the counter at `at`; `known`: values of other variables.
 
         Returns what it reads and writes, by how many bytes pointers moved, and all values.
         """
-        traffic = sym.Traffic({})
-        env = {**self.environment(traffic), **(known or {})}
+        stores = sym.Stores()
+        env = {**self.environment(stores), **(known or {})}
         if strip.limit is not None:
             env[strip.counter] = at
         executor = self.executor(env, changed)
         executor.run(strip.body)
-        steps = sym.steps_of(executor.env, self.pointers(traffic))
+        steps = sym.steps_of(executor.env, self.pointers(stores))
         if steps and strip.limit is not None:
             raise Unliftable("pointers and an index move together")
-        return traffic, steps, executor.env
+        return stores, steps, executor.env
 
-    def environment(self, traffic: sym.Traffic) -> dict[str, Any]:
+    def environment(self, stores: sym.Stores) -> dict[str, Any]:
         """Return what is known before a statement runs: constant vectors, and pointers."""
-        return {**self.vectors, **self.pointers(traffic)}
+        return {**self.vectors, **self.pointers(stores)}
 
-    def pointers(self, traffic: sym.Traffic) -> dict[str, Any]:
+    def pointers(self, stores: sym.Stores) -> dict[str, Any]:
         """Return symbolic arrays for all visible float pointers."""
-        found: dict[str, Any] = {}
-        for scope in self.scalars.names.scopes:
-            for name, made in scope.items():
-                if self.scalars.names.used[made] == "ptr[f32]":
-                    found[name] = sym.SymbolicPointer(name, 0, traffic)
-        return found
+        names = self.scalars.names
+        floats = [name for name, made in names.scopes.items() if names.used[made] == "ptr[f32]"]
+        return {name: sym.SymbolicPointer(name, 0, stores) for name in floats}
 
     def executor(self, env: dict[str, Any], changed: frozenset[str]) -> Executor:
         """Return an executor that sees outer scalars, but not the names `changed`."""
@@ -191,22 +188,22 @@ class Strips:
 
         return Executor(self.intrinsics, env, dict(self.types), outer, self.functions)
 
-    def mapped(self, traffic: sym.Traffic, moving: frozenset[str], count: int) -> Map:
+    def mapped(self, stores: sym.Stores, moving: frozenset[str], count: int) -> Map:
         """Check that each element is element 0 moved along, and return element 0."""
-        arrays = sorted({array for array, _ in traffic.stores})
-        stores: list[tuple[str, sym.Lane]] = []
+        arrays = sorted({array for array, _ in stores})
+        bases: list[tuple[str, sym.Lane]] = []
         for array in arrays:
-            base = traffic.stores.get((array, 0))
+            base = stores.get((array, 0))
             if base is None:
                 raise Unliftable(f"`{array}` is not stored from its start")
             if any(a in moving and offset != 0 for a, offset in sym.loads_of(base)):
                 raise Unliftable("an element depends on its neighbours")
             for i in range(count):
-                made = traffic.stores.get((array, 4 * i))
+                made = stores.get((array, 4 * i))
                 if made != sym.shifted(base, dict.fromkeys(moving, 4 * i)):
                     raise Unliftable("the elements of a step are computed differently")
-            stores.append((array, base))
-        return Map(tuple(stores), count, moving)
+            bases.append((array, base))
+        return Map(tuple(bases), count, moving)
 
     def same(self, wanted: Map, found: Map, count: int) -> None:
         """Check that another strip computes the same function."""
@@ -237,8 +234,8 @@ class Strips:
         changed: frozenset[str],
     ) -> None:
         """Run the tail with `count` elements left, of `unit`s: it must do exactly those."""
-        traffic, left = sym.Traffic({}), count * unit
-        env = self.environment(traffic)
+        stores, left = sym.Stores(), count * unit
+        env = self.environment(stores)
         if strip.limit is None:
             env[strip.counter] = left
         else:
@@ -249,10 +246,10 @@ class Strips:
         self.executor(env, changed - {strip.counter}).run([tail])
         arrays = {array for array, _ in wanted.stores}
         expected = {(array, 4 * i) for array in arrays for i in range(count)}
-        if set(traffic.stores) != expected:
+        if set(stores) != expected:
             raise Unliftable(f"with {count} elements left, the tail stores others")
         if count:
-            found = self.mapped(traffic, wanted.moving, count)
+            found = self.mapped(stores, wanted.moving, count)
             if not self.equal(found, wanted):
                 raise Unliftable(f"with {count} elements left, the tail computes something else")
 

@@ -6,10 +6,9 @@ loads and stores in the ISA tables move them like numbers; arithmetic comes from
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, partial, reduce
+from functools import cache, reduce
 from typing import Any
 
 import numpy as np
@@ -88,16 +87,8 @@ def vector_of(lanes: list[Any]) -> Array:
     return out
 
 
-@dataclass(slots=True, eq=False)
-class Traffic:
-    """What one run reads and writes: (array, byte offset) to the lane stored there."""
-
-    stores: dict[tuple[str, int], Lane]
-
-    def read(self, array: str, offset: int) -> Lane:
-        """Return the lane at an address: what was stored, else what the memory held."""
-        stored = self.stores.get((array, offset))
-        return Lane("load", (array, offset)) if stored is None else stored
+Stores = dict[tuple[str, int], Lane]
+"""What one run writes: (array, byte offset) to the lane that is stored there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +97,7 @@ class SymbolicPointer:
 
     array: str
     offset: int
-    traffic: Traffic
+    stores: Stores
 
     def advance(self, count: int) -> SymbolicPointer:
         """Return the pointer `count` bytes further."""
@@ -120,8 +111,11 @@ class SymbolicPointer:
         """Return floats, 0 where the mask is false."""
         if np.dtype(dtype) != np.float32:
             raise Unliftable(f"it loads {np.dtype(dtype)} from an array of floats")
-        zero, read = as_lane(0.0), partial(self.traffic.read, self.array)
-        return vector_of([read(self.offset + 4 * i) if on else zero for i, on in enumerate(mask)])
+        places = [(self.array, self.offset + 4 * i) for i in range(len(mask))]
+        found = [self.stores.get(place, Lane("load", place)) for place in places]
+        return vector_of(
+            [lane if on else as_lane(0.0) for lane, on in zip(found, mask, strict=True)]
+        )
 
     def store(self, values: Array) -> None:
         """Write all lanes."""
@@ -131,7 +125,7 @@ class SymbolicPointer:
         """Write the lanes whose mask is true."""
         for i, (value, on) in enumerate(zip(values, mask, strict=True)):
             if on:
-                self.traffic.stores[self.array, self.offset + 4 * i] = as_lane(value)
+                self.stores[self.array, self.offset + 4 * i] = as_lane(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,18 +158,7 @@ class Table:
 
 POINTWISE = frozenset("vadd vsub vmul vdiv vmin vmax vfma vfnma vabs vneg vsqrt vround".split())
 
-
 REDUCTIONS = {"vreduce_add": "vadd", "vreduce_max": "vmax", "vreduce_min": "vmin"}
-_LANE = re.compile(r"q?_laneq?(?=_f32)")
-LANE_OPS = {
-    "vfma_f32": "vfma({1}, {2}, {0})",
-    "vfms_f32": "vfnma({1}, {2}, {0})",
-    "vmla_f32": "vadd({0}, vmul({1}, {2}))",
-    "vmls_f32": "vsub({0}, vmul({1}, {2}))",
-    "vmul_f32": "vmul({0}, {1})",
-    "vdup_f32": "{0}",
-}
-"""NEON operations with one lane of their last vector, once that lane is spread."""
 
 
 @cache
@@ -190,11 +173,6 @@ def apply(row: Intrinsic, args: list[Any]) -> Any:
     args = [np.ndarray.view(a, Lanes) if _is_vector(a) else a for a in args]
     if row.op and (row.meaning is None or any(_symbolic(a) for a in args)):
         return _value(op_tree(row.op), args, row.lanes)
-    by_lane = LANE_OPS.get(_LANE.sub("", row.name)) if _LANE.search(row.name) else None
-    if by_lane is not None:
-        *vectors, source, lane = args
-        spread = vector_of([as_lane(source[lane])] * row.lanes)
-        return _value(op_tree(by_lane), [*vectors, spread], row.lanes)
     if row.meaning is None:
         raise Unliftable(f"`{row.name}` is not followed")
     return row.meaning(*args)
@@ -215,7 +193,9 @@ def _value(expr: Expr, given: list[Any], lanes: int) -> Any:
     if isinstance(expr, Int):
         return expr.value
     if isinstance(expr, Index):
-        return _value(expr.base, given, lanes).load(np.float32, 1)[0]
+        base = _value(expr.base, given, lanes)
+        at = _value(expr.indices[0], given, lanes)
+        return base[at] if _is_vector(base) else base.load(np.float32, 1)[at]
     assert isinstance(expr, Call)
     args = [_value(a, given, lanes) for a in expr.args]
     if expr.name in POINTWISE:

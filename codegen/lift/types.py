@@ -6,7 +6,9 @@ All integer variables become i64: kernels index memory with them and C leaves ov
 from __future__ import annotations
 
 import keyword
+from collections import ChainMap
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, count
 
@@ -110,11 +112,20 @@ class Names:
 
     used: dict[str, str] = field(default_factory=dict)  # high name -> type
     loops: set[str] = field(default_factory=set)
-    scopes: list[dict[str, str]] = field(default_factory=lambda: [{}])
+    scopes: ChainMap[str, str] = field(default_factory=ChainMap)
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """Open a scope: what is declared in it ends with it."""
+        outer, self.scopes = self.scopes, self.scopes.new_child()
+        try:
+            yield
+        finally:
+            self.scopes = outer
 
     def declare(self, name: str, type_: str, *, loop: bool = False) -> str:
         """Return the high name of a new C variable; loop variables share no name with others."""
-        shadows = any(name in scope for scope in self.scopes)
+        shadows = name in self.scopes
 
         def serves(made: str) -> bool:
             alike = self.used.get(made) == type_ and loop == (made in self.loops)
@@ -124,7 +135,7 @@ class Names:
         self.used[made] = type_
         if loop:
             self.loops.add(made)
-        self.scopes[-1][name] = made
+        self.scopes[name] = made
         return made
 
     def fresh(self, name: str, type_: str) -> str:
@@ -135,7 +146,7 @@ class Names:
 
     def find(self, name: str) -> str | None:
         """Return the high name of a visible C variable."""
-        return next((s[name] for s in reversed(self.scopes) if name in s), None)
+        return self.scopes.get(name)
 
 
 def _spellings(name: str) -> Iterator[str]:

@@ -54,10 +54,15 @@ class Reduction:
     acc: ex.Name
 
 
-def vectorise(loop: Counted, scalars: Scalars) -> tuple[high.Stmt, ...]:
-    """Return the loop as `vrange` with what goes before and after; Unliftable says why not."""
+def vectorise(
+    loop: Counted, scalars: Scalars, var: str, bounds: tuple[ex.Expr, ex.Expr]
+) -> tuple[high.Stmt, ...]:
+    """Return the loop as `vrange` with what goes before and after; Unliftable says why not.
+
+    var: the high name of its variable. bounds: where it starts and stops.
+    """
     try:
-        return _Vectoriser(loop, scalars).run()
+        return _Vectoriser(loop, scalars, var).run(*bounds)
     except SpecError as error:
         raise Unliftable(reason_of(error)) from None
 
@@ -66,6 +71,7 @@ def vectorise(loop: Counted, scalars: Scalars) -> tuple[high.Stmt, ...]:
 class _Vectoriser:
     loop: Counted
     scalars: Scalars
+    var: str
     changed: set[str] = field(default_factory=set)
     before: list[high.Stmt] = field(default_factory=list)
     after: list[high.Stmt] = field(default_factory=list)
@@ -74,21 +80,14 @@ class _Vectoriser:
     stored: dict[str, tuple[ex.Expr, ex.Expr]] = field(default_factory=dict)  # offset, value
     loaded: dict[str, set[ex.Expr]] = field(default_factory=dict)
     reductions: dict[str, Reduction] = field(default_factory=dict)
-    var: str = ""
 
     def __post_init__(self) -> None:
         self.hoisted = Broadcasts(self.scalars.names, self.before)
 
-    def run(self) -> tuple[high.Stmt, ...]:
+    def run(self, start: ex.Expr, stop: ex.Expr) -> tuple[high.Stmt, ...]:
         """Translate the body, then put the loop together."""
-        names = self.scalars.names
-        start = self.scalars.integer(self.loop.start)
-        stop = self.scalars.integer(self.loop.stop)
         self.changed = assigned_names([self.loop.body]) | {self.loop.var}
-        self.var = loop_name(self.loop, self.scalars)
-        names.scopes.append({})
         body = [s for stmt in self.loop.body.body for s in self.statement(stmt)]
-        names.scopes.pop()
         if not body:
             raise Unliftable("it has nothing to do in vectors")
         self.check_dependences()
@@ -337,9 +336,3 @@ class _Vectoriser:
         arrays = sorted(set(self.stored) | set(self.loaded))
         if self.stored and len(arrays) > 1:
             self.scalars.note(ALIAS_NOTE.format(", ".join(arrays)))
-
-
-def loop_name(loop: Counted, scalars: Scalars) -> str:
-    """Return the high name of a loop's variable: a new one where C declares it there."""
-    outer = None if loop.owned else scalars.names.find(loop.var)
-    return outer or scalars.names.declare(loop.var, "i64", loop=True)

@@ -1,11 +1,10 @@
 """x86 operations that treat lanes alike: arithmetic, shifts, comparisons, conversions.
 
-In: what tells operations of a kind apart, the shape and the arguments. Out: a new vector.
+In: what tells operations of a kind apart, the shape and the operands. Out: a new vector.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,6 +13,7 @@ from dovetail.codegen.lift.emit import Address, call, cast, num, op, pick
 from dovetail.codegen.lift.lanes import (
     BINARY,
     COMPARED,
+    Handler,
     Lanes,
     Made,
     integer_at,
@@ -24,71 +24,55 @@ from dovetail.codegen.lift.lanes import (
     saturate,
 )
 from dovetail.codegen.lift.types import SIZES, refuse
-from dovetail.codegen.lift.x86_shape import ELEMENTS, Shape, vec
+from dovetail.codegen.lift.x86_shape import ELEMENTS, PLAIN, Shape, vec
 from dovetail.ir.expr import Binary, Expr, NamedType, Unary
 
 Lane = Callable[..., Expr]
-FUSED: dict[str, tuple[Lane, Lane]] = {
-    "fmadd": (partial(call, "vfma"), lambda a, b, c: op("+", op("*", a, b), c)),
-    "fnmadd": (partial(call, "vfnma"), lambda a, b, c: op("-", c, op("*", a, b))),
-    "fmsub": (
-        lambda a, b, c: call("vneg", call("vfnma", a, b, c)),
-        lambda a, b, c: op("-", op("*", a, b), c),
-    ),
-}
-"""A product and a sum, of f32 vectors and of lanes."""
 SIGNS = {0: "==", 1: "<", 2: "<=", 4: "!=", 13: ">=", 14: ">"}
 NEGATED = {5: "<", 6: "<=", 9: ">=", 10: ">"}
 """Comparisons by their number in an instruction; the negated ones hold where one is no number."""
 
 
-def float_binary(operation: str, lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
-    """Return an operation on two vectors of floats."""
-    a, b = shape.read(args)
+def _floats(vectors: Lane, lane: Lane, shape: Shape, *operands: Address) -> Address:
+    """Return an operation on floats: of f32 vectors, or else of lanes."""
+    held = [operand.read_as(shape.elem) for operand in operands]
     if shape.elem == "f32":
-        return lanes.calls(f"v{operation}", shape.count, a, b)
-    return lanes.map(shape.elem, shape.count, BINARY[operation], a, b)
+        return shape.lanes.floats(shape.count, lambda load: vectors(*map(load, held)))
+    return shape.map(lane, *held)
 
 
-def fused_floats(operation: str, lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
-    """Return a product and a sum."""
-    held, (vectors, lane) = shape.read(args), FUSED[operation]
-    if shape.elem == "f32":
-        return lanes.floats(shape.count, lambda load: vectors(*map(load, held)))
-    return lanes.map(shape.elem, shape.count, lane, *held)
+def _float_binary(name: str, shape: Shape, a: Address, b: Address) -> Address:
+    return _floats(partial(call, f"v{name}"), BINARY[name], shape, a, b)
 
 
-def lanewise(operation: str, lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
-    """Return an operation on lanes; numbers among the arguments are the same for all."""
-    lane = partial(LANEWISE[operation], shape)
-    return lanes.map(shape.elem, shape.count, lane, *read_all(args, shape.elem))
+def _lanewise(lane: Lane, shape: Shape, *operands: Any) -> Address:
+    """Return an operation on lanes; numbers among the operands are the same for all."""
+    return shape.map(partial(lane, shape), *read_all(operands, shape.elem))
 
 
-def bitwise(operation: str, lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
-    """Return an operation on bits."""
-    made = lanes.map("u32", shape.bits // 32, BINARY[operation], *shape.read(args, "u32"))
+def _bitwise(name: str, shape: Shape, *operands: Address) -> Address:
+    held = shape.read(*operands, elem="u32")
+    made = shape.lanes.map("u32", shape.bits // 32, BINARY[name], *held)
     return made.read_as(shape.elem if shape.elem in ("f32", "f64") else "u8")
 
 
-def conversion(
-    operation: str, suffix: str, lanes: Lanes, shape: Shape, args: list[Any]
-) -> Address | Made:
-    """Return a conversion between element types."""
-    source = ELEMENTS[re.sub("^cvtt?", "", operation)]
-    a, count = args[0].read_as(source), shape.count
-    if suffix == "ps" and source == "i32":
+def _convert(source: str, rounds: bool, shape: Shape, operand: Address) -> Address | Made:
+    """Return lanes of one element as those of another, rounded to the nearest or to zero."""
+    a, count, lanes = operand.read_as(source), shape.count, shape.lanes
+    if shape.suffix == "ps" and source == "i32":
         return lanes.floats(count, lambda load: call("vcvt_f32", load(a)))
-    rounds = source[0] == "f" and shape.elem[0] in "iu" and "cvtt" not in operation
+    rounds = rounds and source[0] == "f" and shape.elem[0] in "iu"
     if rounds and (source, shape.elem) == ("f32", "i32"):
         return round_lanes(lanes, count, a)
 
     def to(lane: Expr) -> Expr:
-        return cast_to(shape.elem, call("rint", lane) if rounds else lane)
+        lane = call("rint", lane) if rounds else lane
+        return lane if shape.elem == "f16" else cast(shape.elem, lane)
 
     if SIZES[source] > SIZES[shape.elem]:  # narrowing: the width named is the source's
         count = shape.counted(source)
         return padded_register(lanes, lanes.map(shape.elem, count, to, a), count)
-    return lanes.map(shape.elem, count, to, a)
+    return shape.map(to, a)
 
 
 def round_lanes(lanes: Lanes, count: int, a: Address) -> Address:
@@ -96,47 +80,31 @@ def round_lanes(lanes: Lanes, count: int, a: Address) -> Address:
     return lanes.floats(count, lambda load: call("vcvt_i32", load(a)), "i32")
 
 
-def cast_to(elem: str, value: Expr) -> Expr:
-    """Return a lane as another element."""
-    return value if elem == "f16" else cast(elem, value)
-
-
 def padded_register(lanes: Lanes, made: Address, count: int) -> Made:
     """Return a register of 128 bits or more: zeros follow narrower lanes."""
-    size = count * SIZES[made.elem]
-    if size < 16:
-        total = 16 // SIZES[made.elem]
-        out = lanes.new(made.elem, total)
-        lanes.clear(out, total)
-        lanes.move(out.read_as("u8"), made.read_as("u8"), size)
-        made = out
-    return vec(8 * max(16, size), made.elem), made
-
-
-def cast_register(lanes: Lanes, shape: Shape, args: list[Any]) -> Any:
-    """Return a register read as another type."""
-    return args[0].read_as(shape.elem)
+    bits = 8 * max(16, count * SIZES[made.elem])
+    return vec(bits, made.elem), lanes.padded(made, count)
 
 
 MASKS = ("cmp", "test", "testn", "mov", *(f"cmp{name}" for name in COMPARED))
 """Operations whose result is a mask in a number."""
 
 
-def mask_of(operation: str, lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
+def mask_of(operation: str, shape: Shape, *operands: Any) -> Made:
     """Return a comparison whose result is a mask in a number."""
-    a = args[0].read_as(shape.elem)
-    b = args[1].read_as(shape.elem) if len(args) > 1 else a
+    a = operands[0].read_as(shape.elem)
+    b = operands[1].read_as(shape.elem) if len(operands) > 1 else a
 
     def holds(i: Expr) -> Expr:
         if operation == "cmp":
-            return compared(integer_at(args[2]), a.item(i), b.item(i))
+            return compared(integer_at(operands[2]), a.item(i), b.item(i))
         if operation[3:] in COMPARED:
             return less(a.item(i), b.item(i), COMPARED[operation[3:]])
         if operation in ("test", "testn"):
             return less(op("&", a.item(i), b.item(i)), 0, "!=" if operation == "test" else "==")
         return less(a.item(i), 0)
 
-    mask = bits_of(lanes, shape.count, holds)
+    mask = bits_of(shape.lanes, shape.count, holds)
     if shape.count <= 32:
         mask = cast("u32" if shape.count == 32 else "i32", mask)
     return NamedType(name=f"__mmask{max(8, shape.count)}"), mask
@@ -187,7 +155,7 @@ def _compares(sign: str) -> Lane:
 
 
 _NOTHING = cast("i32", num(0))
-LANEWISE: dict[str, Lane] = {
+_LANES: dict[str, Lane] = {
     **{name: _shapeless(f) for name, f in BINARY.items() if name != "mul"},
     "mullo": lambda s, a, b: op("*", a, b),
     "adds": lambda s, a, b: saturate(op("+", a, b), s.elem),
@@ -200,5 +168,33 @@ LANEWISE: dict[str, Lane] = {
     **{f"cmp{n}": _compares(sign) for n, sign in COMPARED.items()},
     **{f"{n}{form}": partial(shifted, n) for n in ("sll", "srl", "sra") for form in ("i", "v")},
 }
-"""Operation to what it makes of lanes; the shape comes first."""
-BITS = ("and", "or", "xor", "andnot")
+"""Operations on integers to what they make of lanes; the shape comes first."""
+FUSED: dict[str, Handler] = {
+    "fmadd": partial(_floats, partial(call, "vfma"), lambda a, b, c: op("+", op("*", a, b), c)),
+    "fnmadd": partial(_floats, partial(call, "vfnma"), lambda a, b, c: op("-", c, op("*", a, b))),
+    "fmsub": partial(
+        _floats,
+        lambda a, b, c: call("vneg", call("vfnma", a, b, c)),
+        lambda a, b, c: op("-", op("*", a, b), c),
+    ),
+}
+"""A product and a sum, of f32 vectors and of lanes."""
+_INTEGERS = [suffix for suffix in ELEMENTS if suffix.startswith("ep")]
+LANEWISE: dict[str, Handler] = {
+    **{f"{n}_{s}": partial(_lanewise, lane) for n, lane in _LANES.items() for s in _INTEGERS},
+    **{f"{n}_{s}": partial(_float_binary, n) for n in PLAIN for s in ("ps", "pd")},
+    "sqrt": lambda shape, a: _floats(partial(call, "vsqrt"), partial(call, "sqrt"), shape, a),
+    **FUSED,
+    **{
+        f"{name}_{s}": partial(_bitwise, name)
+        for name in ("and", "or", "xor", "andnot")
+        for s in ("ps", "pd", *(s for s in ELEMENTS if s.startswith("si")))
+    },
+    **{f"cvt{s}": partial(_convert, ELEMENTS[s], True) for s in (*_INTEGERS, "ps", "pd", "ph")},
+    **{f"cvtt{s}": partial(_convert, ELEMENTS[s], False) for s in ("ps", "pd", "ph")},
+    **dict.fromkeys(
+        ("castps", "castpd", "castsi128", "castsi256", "castsi512"),
+        lambda shape, a: a.read_as(shape.elem),
+    ),
+}
+"""Operations by their names, those of an element alone before it."""

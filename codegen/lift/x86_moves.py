@@ -1,7 +1,7 @@
 """x86 operations that move lanes: loads, stores, shuffles, parts of registers.
 
-In: what tells operations of a kind apart, the shape and the arguments. Out: a new vector, or
-nothing for stores.
+In: what tells operations of a kind apart, the shape and the operands. Out: a new vector, or nothing
+for stores.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from dovetail.codegen.lift.emit import Address, cast, num, op, pick, zero_of
-from dovetail.codegen.lift.lanes import Lanes, Made, integer_at, less, saturate
+from dovetail.codegen.lift.emit import NOTHING, Address, cast, num, op, pick, zero_of
+from dovetail.codegen.lift.lanes import Handler, Made, Register, integer_at, less, saturate
 from dovetail.codegen.lift.types import INT, SIZES
 from dovetail.codegen.lift.x86_lanes import padded_register
-from dovetail.codegen.lift.x86_shape import Handler, Shape, vec
+from dovetail.codegen.lift.x86_shape import Shape, vec
 from dovetail.ir.expr import Expr, NamedType
 
 Source = Callable[[int, int, int], tuple[int, int]]
@@ -25,78 +25,54 @@ NONE = -1
 # ---- memory, and vectors of given lanes ----
 
 
-def _store(lanes: Lanes, shape: Shape, args: list[Any]) -> None:
+def _store(shape: Shape, to: Address, source: Address) -> None:
     bits = {"si16": 16, "si32": 32, "si64": 64, "ss": 32, "sd": 64}.get(shape.suffix, shape.bits)
-    to, source = shape.read(args)
-    lanes.move(to, source, bits // 8 // SIZES[shape.elem])
+    to, source = shape.read(to, source)
+    shape.lanes.move(to, source, bits // 8 // SIZES[shape.elem])
 
 
-def _store_half(first: int, lanes: Lanes, shape: Shape, args: list[Any]) -> None:
-    lanes.move(args[0].read_as("u8"), args[1].read_as("u8").moved(first), 8)
+def _store_half(first: int, shape: Shape, to: Address, source: Address) -> None:
+    shape.lanes.move(to.read_as("u8"), source.read_as("u8").moved(first), 8)
 
 
-def _load(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
-    out = lanes.new(shape.elem, shape.count)
-    lanes.move(out, args[0].read_as(shape.elem), shape.count)
-    return out
+def _mask_load(shape: Shape, at: Address, mask: Address) -> Address:
+    zero, held = zero_of(shape.elem), (at.read_as(shape.elem), mask.read_as(shape.integer))
+    return shape.map(lambda x, m: pick(less(m, 0), x, zero), *held)
 
 
-def _mask_load(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
-    source, mask = args[0].read_as(shape.elem), args[1].read_as(shape.integer)
-    zero = zero_of(shape.elem)
-    return lanes.map(shape.elem, shape.count, lambda x, m: pick(less(m, 0), x, zero), source, mask)
+def _mask_store(shape: Shape, at: Address, given: Address, source: Address) -> None:
+    mask = given.read_as(shape.integer)
+    to = shape.read(at, source)
+    shape.lanes.store_where(shape.count, lambda i: less(mask.item(i), 0), *to)
 
 
-def _mask_store(lanes: Lanes, shape: Shape, args: list[Any]) -> None:
-    (to, source), mask = shape.read([args[0], args[2]]), args[1].read_as(shape.integer)
-    lanes.store_where(shape.count, lambda i: less(mask.item(i), 0), to, source)
-
-
-def _load_half(first: int, lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
-    out = _load(lanes, Shape(128, "f32", "ps"), args)
-    lanes.move(out.moved(first), args[1].read_as("f32"), 2)
+def _load_half(first: int, shape: Shape, kept: Address, at: Address) -> Made:
+    out = Register(shape.lanes, 128, "f32").copy(kept)
+    shape.lanes.move(out.moved(first), at.read_as("f32"), 2)
     return vec(128, "f64" if shape.suffix == "pd" else "f32"), out
 
 
-def _load_part(size: int, lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
-    out = lanes.new("u8", 16)
-    lanes.clear(out, 16)
-    lanes.move(out, args[0].read_as("u8"), size)
-    return out.read_as(shape.elem)
+def _load_part(size: int, shape: Shape, at: Address) -> Address:
+    return shape.lanes.padded(at.read_as("u8"), size).read_as(shape.elem)
 
 
-def _set1(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
-    return lanes.spread(args[0], shape.elem, shape.count)
-
-
-def _zero(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
-    return lanes.spread(zero_of(shape.elem), shape.elem, shape.count)
-
-
-def _set(order: int, lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
-    return lanes.listed(shape.elem, args[::order])
-
-
-def _first_lane(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
-    held = lanes.held(args[0].read_as(shape.elem).item(), shape.elem)
-    return lanes.spread(held, shape.elem, shape.count)
+def _first_lane(shape: Shape, a: Address) -> Address:
+    return shape.spread(shape.lanes.held(a.read_as(shape.elem).item(), shape.elem))
 
 
 # ---- shuffles ----
 
 
-def _permuted(
-    elem: str | None, source: Source, lanes: Lanes, shape: Shape, args: list[Any]
-) -> Address:
-    kind = elem or shape.elem
-    vectors = shape.read(args, kind)
+def _permuted(elem: str, source: Source, shape: Shape, *operands: Any) -> Address:
+    kind, last = elem or shape.elem, operands[-1]
+    vectors = shape.read(*operands, elem=kind)
     if not vectors:
         raise ValueError("no vector among the operands")
-    control = integer_at(args[-1]) if not isinstance(args[-1], Address) else 0
+    control = integer_at(last) if not isinstance(last, Address) else 0
     count = shape.counted(kind)
     picked = [source(i, count, control) for i in range(count)]
     values = [num(0) if v == NONE else vectors[v % len(vectors)].item(j) for v, j in picked]
-    return lanes.listed(kind, values).read_as(shape.elem)
+    return shape.lanes.listed(kind, values).read_as(shape.elem)
 
 
 def _fields(i: int, n: int, control: int) -> tuple[int, int]:
@@ -128,169 +104,162 @@ def _byte_shift(sign: int, i: int, n: int, control: int) -> tuple[int, int]:
     return (0, (i & ~15) + at) if 0 <= at < 16 else (NONE, 0)
 
 
-def _shuffle_bytes(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
-    a, b = shape.read(args, "u8")
+def _shuffle_bytes(shape: Shape, *operands: Address) -> Address:
+    a, b = shape.read(*operands, elem="u8")
 
     def lane(i: Expr) -> Expr:
         moved = a.item(op("+", op("&", i, num(-16)), op("&", b.item(i), num(15))))
         return pick(less(op("&", b.item(i), num(128)), 0, "!="), cast("i32", num(0)), moved)
 
-    return lanes.each("u8", shape.count, lane)
+    return shape.lanes.each("u8", shape.count, lane)
 
 
-def _unpack(upper: int, lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
+def _unpack(upper: int, shape: Shape, *operands: Address) -> Address:
     n = 16 // SIZES[shape.elem]
 
     def source(i: int, count: int, control: int) -> tuple[int, int]:
         return i % 2, i // n * n + (upper * n + i % n) // 2
 
-    return _permuted(None, source, lanes, shape, args)
+    return _permuted("", source, shape, *operands)
 
 
-def _permutexvar(index: int, lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
-    at, a = args[index].read_as(shape.integer), args[1 - index].read_as(shape.elem)
-    last = num(shape.count - 1)
-    return lanes.map(shape.elem, shape.count, lambda j: a.item(op("&", j, last)), at)
+def _permute_all(shape: Shape, at: Address, source: Address) -> Address:
+    a, last = source.read_as(shape.elem), num(shape.count - 1)
+    return shape.map(lambda j: a.item(op("&", j, last)), at.read_as(shape.integer))
 
 
-def _permute_in_blocks(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
-    a: Address = args[0].read_as("f32")
-    (at,) = shape.read(args[1:], "i32")
+def _permute_in_blocks(shape: Shape, source: Address, by: Address) -> Address:
+    a, at = source.read_as("f32"), by.read_as("i32")
 
     def lane(i: Expr) -> Expr:
         return a.item(op("|", op("&", i, num(-4)), op("&", at.item(i), num(3))))
 
-    return lanes.each("f32", shape.count, lane)
+    return shape.lanes.each("f32", shape.count, lane)
 
 
-def _permute_two(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
-    (a, b), at = shape.read([args[0], args[2]]), args[1].read_as(shape.integer)
+def _permute_two(shape: Shape, first: Address, at: Address, second: Address) -> Address:
+    a, b = shape.read(first, second)
 
     def lane(j: Expr) -> Expr:
         index = op("&", j, num(shape.count - 1))
         return pick(less(op("&", j, num(shape.count)), 0, "!="), b.item(index), a.item(index))
 
-    return lanes.map(shape.elem, shape.count, lane, at)
+    return shape.map(lane, at.read_as(shape.integer))
 
 
 # ---- narrower lanes ----
 
 
-def _pack(narrower: dict[str, str], lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
+def _pack(narrower: dict[str, str], shape: Shape, *operands: Address) -> Made:
     wide = "i" + shape.elem[1:]
     narrow, block = narrower[wide], 16 // SIZES[wide]
-    a, b = shape.read(args, wide)
-    out = lanes.new(narrow, shape.counted(narrow))
+    a, b = shape.read(*operands, elem=wide)
+    out = shape.lanes.new(narrow, shape.counted(narrow))
     for base in range(0, shape.count, block):
         for half, source in enumerate((a, b)):
             to = out.moved(2 * base + half * block)
-            lanes.saturate(to, source.moved(base), block)
+            shape.lanes.saturate(to, source.moved(base), block)
     return vec(shape.bits, narrow), out
 
 
-def _narrowed_lanes(source: str, lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
-    a, count = args[0].read_as(source), shape.counted(source)
-    made = lanes.map(shape.elem, count, lambda x: saturate(x, shape.elem), a)
+def _narrowed_lanes(source: str, shape: Shape, a: Address) -> Made:
+    count, lanes = shape.counted(source), shape.lanes
+    made = lanes.map(shape.elem, count, lambda x: saturate(x, shape.elem), a.read_as(source))
     return padded_register(lanes, made, count)
 
 
-def _halves_to(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
-    a = args[0].read_as("f16")
-    return lanes.floats(shape.count, lambda load: load(a))
+def _halves_to(shape: Shape, a: Address) -> Address:
+    return shape.lanes.floats(shape.count, lambda load: load(a.read_as("f16")))
 
 
-def _to_halves(lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
+def _to_halves(shape: Shape, a: Address, rounding: Any = None) -> Made:
     count = shape.counted("f32")
-    made = lanes.each("f16", count, args[0].read_as("f32").item)
-    return padded_register(lanes, made.read_as("u16"), count)
+    made = shape.lanes.each("f16", count, a.read_as("f32").item)
+    return padded_register(shape.lanes, made.read_as("u16"), count)
 
 
 # ---- parts of registers ----
 
 
-def _extract(lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
+def _extract(shape: Shape, a: Address, at: Any) -> Made:
     elem = {"i8": "u8", "i16": "u16", "f32": "i32"}.get(shape.elem, shape.elem)
-    made = args[0].read_as(elem).item(integer_at(args[1]))
+    made = a.read_as(elem).item(integer_at(at))
     if elem == "i64":
         return NamedType(name="long long"), cast("i64", made)
     return INT, cast("i32", made)
 
 
-def _insert(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
-    out = _load(lanes, shape, args)
-    lanes.put(out, num(integer_at(args[2]) % shape.count), args[1])
+def _insert(shape: Shape, a: Address, value: Expr, at: Any) -> Address:
+    out = shape.copy(a)
+    shape.lanes.put(out, num(integer_at(at) % shape.count), value)
     return out
 
 
-def _part(bits: int, lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
+def _part(bits: int, shape: Shape, a: Address, at: Any = NOTHING) -> Made:
     """Return 128 or 256 bits."""
     size = bits // 8 // SIZES[shape.plain]
-    at = integer_at(args[1]) if len(args) > 1 else 0
-    return vec(bits, shape.plain), args[0].read_as(shape.plain).moved(at * size)
+    return vec(bits, shape.plain), a.read_as(shape.plain).moved(integer_at(at) * size)
 
 
-def _insert_part(bits: int, lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
-    elem = shape.plain
-    total, size = shape.counted(elem), bits // 8 // SIZES[elem]
-    out = lanes.new(elem, total)
-    lanes.move(out, args[0].read_as(elem), total)
-    lanes.move(out.moved(integer_at(args[2]) * size), args[1].read_as(elem), size)
+def _insert_part(bits: int, shape: Shape, a: Address, part: Address, at: Any) -> Made:
+    elem, size = shape.plain, bits // 8 // SIZES[shape.plain]
+    out = Register(shape.lanes, shape.bits, elem).copy(a)
+    shape.lanes.move(out.moved(integer_at(at) * size), part.read_as(elem), size)
     return vec(shape.bits, elem), out
 
 
-def _repeat(bits: int, lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
+def _repeat(bits: int, shape: Shape, a: Address) -> Made:
     """Return 128 or 256 bits repeated, from a register or from memory."""
     elem = shape.plain
-    size, source = bits // 8 // SIZES[elem], args[0].read_as(elem)
-    out = lanes.new(elem, shape.counted(elem))
+    size, source = bits // 8 // SIZES[elem], a.read_as(elem)
+    out = shape.lanes.new(elem, shape.counted(elem))
     for i in range(shape.bits // bits):
-        lanes.move(out.moved(i * size), source, size)
+        shape.lanes.move(out.moved(i * size), source, size)
     return vec(shape.bits, elem), out
 
 
-def _joined(order: int, lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
-    top, low = args[::order]
-    out = lanes.joined(low, top.read_as(low.elem), shape.bits // 16 // SIZES[low.elem])
+def _joined(shape: Shape, top: Address, low: Address) -> Made:
+    out = shape.lanes.joined(low, top.read_as(low.elem), shape.bits // 16 // SIZES[low.elem])
     return vec(shape.bits, low.elem if low.elem in ("f32", "f64") else "u8"), out
 
 
-def _permute2(lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
+def _permute_halves(shape: Shape, a: Address, b: Address, at: Any) -> Made:
     elem = "f32" if shape.suffix == "ps" else "u8"
-    half, control = 16 // SIZES[elem], integer_at(args[2])
-    out = lanes.new(elem, 2 * half)
+    half, control = 16 // SIZES[elem], integer_at(at)
+    out = shape.lanes.new(elem, 2 * half)
     for i in range(2):
         field = control >> (4 * i) & 15
         if field & 8:
-            lanes.clear(out.moved(i * half), half)
+            shape.lanes.clear(out.moved(i * half), half)
         else:
-            source = args[field >> 1 & 1].read_as(elem).moved((field & 1) * half)
-            lanes.move(out.moved(i * half), source, half)
+            source = (b if field & 2 else a).read_as(elem).moved((field & 1) * half)
+            shape.lanes.move(out.moved(i * half), source, half)
     return vec(shape.bits, elem), out
 
 
 _BYTES_DOWN, _BYTES_UP = (partial(_permuted, "u8", partial(_byte_shift, sign)) for sign in (1, -1))
 _QUARTERS, _HALVES = ("32x4", "64x2"), ("64x4", "32x8")
 MOVES: dict[str, Handler] = {
-    **dict.fromkeys(("loadu", "load", "lddqu", "stream_load"), _load),
+    **dict.fromkeys(("loadu", "load", "lddqu", "stream_load"), Shape.copy),
     "maskload": _mask_load,
     "maskstore": _mask_store,
     **dict.fromkeys(("loadl_pi", "loadl_pd"), partial(_load_half, 0)),
     **dict.fromkeys(("loadh_pi", "loadh_pd"), partial(_load_half, 2)),
-    "mov": lambda lanes, shape, args: args[0],  # under a mask
+    "mov": lambda shape, a: a,  # under a mask
     **dict.fromkeys(("storeu", "store", "stream"), _store),
     **dict.fromkeys(("storel", "storel_pi"), partial(_store_half, 0)),
     **dict.fromkeys(("storeh", "storeh_pi"), partial(_store_half, 8)),
     **dict.fromkeys(("loadl_epi64", "load_sd", "loadu_si64"), partial(_load_part, 8)),
     **dict.fromkeys(("load_ss", "loadu_si32"), partial(_load_part, 4)),
     "loadu_si16": partial(_load_part, 2),
-    "set1": _set1,
-    **dict.fromkeys(("setzero", "undefined"), _zero),
-    "set4": lambda lanes, shape, args: lanes.listed(shape.elem, args[::-1] * (shape.count // 4)),
-    "setr": partial(_set, 1),
-    "set": partial(_set, -1),
-    "permute_ps": partial(_permuted, None, _fields),
-    **dict.fromkeys(("permute_pd", "shuffle_pd"), partial(_permuted, None, _bits)),
-    "shuffle_ps": partial(_permuted, None, _fields_of_two),
+    "set1": Shape.spread,
+    **dict.fromkeys(("setzero", "undefined"), lambda shape: shape.spread(zero_of(shape.elem))),
+    "set4": lambda shape, *values: shape.listed(values[::-1] * (shape.count // 4)),
+    "setr": lambda shape, *values: shape.listed(values),
+    "set": lambda shape, *values: shape.listed(values[::-1]),
+    "permute_ps": partial(_permuted, "", _fields),
+    **dict.fromkeys(("permute_pd", "shuffle_pd"), partial(_permuted, "", _bits)),
+    "shuffle_ps": partial(_permuted, "", _fields_of_two),
     "shuffle_epi8": _shuffle_bytes,
     "permute4x64": partial(_permuted, "i64", _fields),
     "shuffle_epi32": partial(_permuted, "i32", _fields),
@@ -299,7 +268,7 @@ MOVES: dict[str, Handler] = {
     "moveldup": partial(_permuted, "f32", lambda i, n, c: (0, i & ~1)),
     "movehl": partial(_permuted, "f32", lambda i, n, c: (1, i + 2) if i < 2 else (0, i)),
     "movelh": partial(_permuted, "f32", lambda i, n, c: (0, i) if i < 2 else (1, i - 2)),
-    "move_ss": partial(_permuted, None, lambda i, n, c: (int(i == 0), i)),
+    "move_ss": partial(_permuted, "", lambda i, n, c: (int(i == 0), i)),
     "shufflelo": partial(
         _permuted, "i16", lambda i, n, c: _fields(i, n, c) if i & 4 == 0 else (0, i)
     ),
@@ -307,21 +276,21 @@ MOVES: dict[str, Handler] = {
     "unpacklo": partial(_unpack, 0),
     "unpackhi": partial(_unpack, 1),
     "permutex2var": _permute_two,
-    "permutexvar": partial(_permutexvar, 0),
-    "permutevar8x32": partial(_permutexvar, 1),
+    "permutexvar": _permute_all,
+    "permutevar8x32": lambda shape, a, at: _permute_all(shape, at, a),
     "permutevar_ps": _permute_in_blocks,
     "alignr_epi8": partial(_permuted, "u8", _bytes_after),
     **dict.fromkeys(("srli_si128", "bsrli_si128", "bsrli_epi128"), _BYTES_DOWN),
     **dict.fromkeys(("slli_si128", "bslli_si128", "bslli_epi128"), _BYTES_UP),
-    "blend": partial(_permuted, None, lambda i, n, c: (c >> (i % 8) & 1, i)),
+    "blend": partial(_permuted, "", lambda i, n, c: (c >> (i % 8) & 1, i)),
     "packs": partial(_pack, {"i16": "i8", "i32": "i16"}),
     "packus": partial(_pack, {"i16": "u8", "i32": "u16"}),
     "cvtsepi32": partial(_narrowed_lanes, "i32"),
     "cvtsepi16": partial(_narrowed_lanes, "i16"),
     "cvtph_ps": _halves_to,
     "cvtps_ph": _to_halves,
-    **{f"set_m128{k}": partial(_joined, 1) for k in ("", "i", "d")},
-    **{f"setr_m128{k}": partial(_joined, -1) for k in ("", "i", "d")},
+    **{f"set_m128{k}": _joined for k in ("", "i", "d")},
+    **{f"setr_m128{k}": lambda shape, low, top: _joined(shape, top, low) for k in ("", "i", "d")},
     "extract": _extract,
     **{f"insert_epi{bits}": _insert for bits in (8, 16, 32, 64)},
     **{f"extract{k}{s}": partial(_part, 128) for k in "fi" for s in ("128", *_QUARTERS)},
@@ -333,6 +302,6 @@ MOVES: dict[str, Handler] = {
     **{f"broadcast_{k}{s}": partial(_repeat, 256) for k in "fi" for s in _HALVES},
     **dict.fromkeys(("broadcastsi128", "broadcast_ps", "broadcast_pd"), partial(_repeat, 128)),
     **{f"broadcast{of}": _first_lane for of in ("b", "w", "d", "q", "ss", "sd", "_ss", "_sd")},
-    **dict.fromkeys(("permute2f128", "permute2x128"), _permute2),
+    **dict.fromkeys(("permute2f128", "permute2x128"), _permute_halves),
 }
 """Operations by their names, those of an element alone before it."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from dovetail.codegen.lift.emit import Address
-from dovetail.codegen.lift.lanes import Lanes
+from dovetail.codegen.lift.lanes import Lanes, Register
 from dovetail.codegen.lift.types import SIZES
 from dovetail.ir.expr import NamedType
 
@@ -31,24 +30,21 @@ def vec(bits: int, elem: str) -> NamedType:
     return NamedType(name=f"__m{bits}" + {"f32": "", "f64": "d"}.get(elem, "i"))
 
 
-Handler = Callable[[Lanes, "Shape", list[Any]], Any]
-
-
-class Shape:
+class Shape(Register):
     """Width and element of an instruction, and how many lanes that makes.
 
     integer: the element, its bits as an integer if it is a float. plain: bytes, unless of floats.
     """
 
-    def __init__(self, bits: int, elem: str, suffix: str) -> None:
-        self.bits, self.elem, self.suffix = bits, elem, suffix
-        self.count = bits // 8 // SIZES[elem]
+    def __init__(self, lanes: Lanes, bits: int, elem: str, suffix: str) -> None:
+        super().__init__(lanes, bits, elem)
+        self.suffix = suffix
         self.integer = {"f32": "i32", "f64": "i64"}.get(elem, elem)
         self.plain = {"ps": "f32", "pd": "f64"}.get(suffix, "u8")
 
-    def read(self, args: list[Any], elem: str | None = None) -> list[Address]:
-        """Return the vectors among the arguments, counted in an element."""
-        return [a.read_as(elem or self.elem) for a in args if isinstance(a, Address)]
+    def read(self, *operands: Any, elem: str = "") -> list[Address]:
+        """Return the vectors among operands, counted in an element."""
+        return [a.read_as(elem or self.elem) for a in operands if isinstance(a, Address)]
 
     def counted(self, elem: str) -> int:
         """Return how many of an element a register has."""

@@ -1,6 +1,6 @@
 """x86 operations that compute on vectors as a whole: comparisons, dot products, sums, masks.
 
-In: what tells operations of a kind apart, the shape and the arguments. Out: a new vector, or a
+In: what tells operations of a kind apart, the shape and the operands. Out: a new vector, or a
 number.
 """
 
@@ -13,7 +13,7 @@ from dovetail.codegen.lift.emit import Address, call, cast, num, op, pick
 from dovetail.codegen.lift.lanes import (
     BINARY,
     COMPARED,
-    Lanes,
+    Handler,
     Made,
     integer_at,
     inverted,
@@ -23,10 +23,11 @@ from dovetail.codegen.lift.lanes import (
     wide,
 )
 from dovetail.codegen.lift.types import INT, SIZES, refuse
-from dovetail.codegen.lift.x86_lanes import Lane, bits_of, compared, float_binary, shifted
-from dovetail.codegen.lift.x86_shape import Handler, Shape
+from dovetail.codegen.lift.x86_lanes import Lane, bits_of, compared, shifted
+from dovetail.codegen.lift.x86_shape import Shape
 from dovetail.ir.expr import Expr, Float, NamedType
 
+DOWN = num(1)
 _down: Lane = partial(call, "floor")
 
 
@@ -42,44 +43,36 @@ ROUNDED: dict[int, Lane] = {
 """Ways to round a lane by their number in an instruction; the others are to the nearest."""
 
 
-def _round(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
-    a, mode = args[0].read_as("f32"), integer_at(args[1]) if len(args) > 1 else 1
+def _round(shape: Shape, operand: Address, way: Any = DOWN) -> Address:
+    a, mode = operand.read_as("f32"), integer_at(way)
     if mode & 0xF0:
         raise refuse("rounding to other than whole numbers")
     if mode & 4 or not mode & 3:  # by the state of the CPU, or to the nearest
-        return lanes.calls("vround", shape.count, a)
-    return lanes.map("f32", shape.count, ROUNDED[mode & 3], a)
+        return shape.lanes.calls("vround", shape.count, a)
+    return shape.lanes.map("f32", shape.count, ROUNDED[mode & 3], a)
 
 
-def _sqrt(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
-    a = args[0].read_as(shape.elem)
-    if shape.elem == "f32":
-        return lanes.calls("vsqrt", shape.count, a)
-    return lanes.map(shape.elem, shape.count, partial(call, "sqrt"), a)
-
-
-def _compare(sign: str, lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
+def _compare(sign: str, shape: Shape, *operands: Any) -> Address:
     """Return masks of lanes; an immediate tells the sign where the name does not."""
-    a, b = shape.read(args[:2])
 
     def lane(x: Expr, y: Expr) -> Expr:
-        holds = less(x, y, sign) if sign else compared(integer_at(args[2]), x, y)
+        holds = less(x, y, sign) if sign else compared(integer_at(operands[2]), x, y)
         return pick(holds, num(-1), num(0))
 
-    return lanes.map(shape.integer, shape.count, lane, a, b).read_as(shape.elem)
+    held = shape.read(*operands[:2])
+    return shape.lanes.map(shape.integer, shape.count, lane, *held).read_as(shape.elem)
 
 
-def _inverse(of: Lane, lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
-    a = args[0].read_as(shape.elem)
-    return lanes.map(shape.elem, shape.count, lambda x: op("/", Float(value=1.0), of(x)), a)
+def _inverse(of: Lane, shape: Shape, a: Address) -> Address:
+    return shape.map(lambda x: op("/", Float(value=1.0), of(x)), a.read_as(shape.elem))
 
 
-def _scalef(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
+def _scalef(shape: Shape, a: Address, power: Address) -> Address:
     """Return a * 2 ** floor(b), by three factors: what one or two can hold is too little.
 
     The last factor takes all it can, so that a product before it is rounded only if it ends as 0.
     """
-    made, b = shape.read(args)
+    made, b = shape.read(a, power)
 
     def held(x: Expr, most: float) -> Expr:
         return call("max", call("min", x, Float(value=most)), Float(value=-most))
@@ -91,19 +84,20 @@ def _scalef(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
             power = held(op("-", power, held(power, before)) if before else power, 126.0)
             return op("<<", op("+", cast("i32", power), 127), num(23))
 
-        made = lanes.calls("vmul", shape.count, made, lanes.each("i32", shape.count, bits))
+        times = shape.lanes.each("i32", shape.count, bits)
+        made = shape.lanes.calls("vmul", shape.count, made, times)
     return made
 
 
-def _blendv(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
-    a, b, mask = shape.read(args, shape.integer)
-    made = lanes.map(shape.integer, shape.count, lambda x, y, m: pick(less(m, 0), y, x), a, b, mask)
+def _blendv(shape: Shape, *operands: Address) -> Address:
+    held, kind = shape.read(*operands, elem=shape.integer), shape.integer
+    made = shape.lanes.map(kind, shape.count, lambda x, y, m: pick(less(m, 0), y, x), *held)
     return made.read_as(shape.elem)
 
 
-def _pairs(left: str, right: str, to: str, lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
+def _pairs(left: str, right: str, to: str, shape: Shape, x: Address, y: Address) -> Address:
     """Return sums of products of neighbours; those of bytes saturate."""
-    a, b = args[0].read_as(left), args[1].read_as(right)
+    a, b = x.read_as(left), y.read_as(right)
 
     def lane(i: Expr) -> Expr:
         j = op("*", i, 2)
@@ -111,17 +105,17 @@ def _pairs(left: str, right: str, to: str, lanes: Lanes, shape: Shape, args: lis
         made = op("+", first, op("*", a.item(op("+", j, 1)), b.item(op("+", j, 1))))
         return saturate(made, to) if SIZES[left] == 1 else made
 
-    return lanes.each(to, shape.counted(to), lane)
+    return shape.lanes.each(to, shape.counted(to), lane)
 
 
-def _dots(left: str, right: str, lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
+def _dots(left: str, right: str, shape: Shape, acc: Address, a: Address, b: Address) -> Address:
     """Return acc + dot products of the neighbours that fill an i32."""
-    acc, a, b = args[0].read_as("i32"), args[1].read_as(left), args[2].read_as(right)
-    return lanes.dots(acc, a, b, shape.bits // 32, 4 // SIZES[left])
+    held = acc.read_as("i32"), a.read_as(left), b.read_as(right)
+    return shape.lanes.dots(*held, shape.bits // 32, 4 // SIZES[left])
 
 
-def _hadd(sign: str, lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
-    a, b = shape.read(args)
+def _hadd(sign: str, shape: Shape, *operands: Address) -> Address:
+    a, b = shape.read(*operands)
     block = 16 // SIZES[shape.elem]
     values = []
     for i in range(shape.count):
@@ -129,11 +123,11 @@ def _hadd(sign: str, lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
         source = a if j < block // 2 else b
         at = base + j % (block // 2) * 2
         values.append(op(sign, source.item(at), source.item(at + 1)))
-    return lanes.listed(shape.elem, values)
+    return shape.listed(values)
 
 
-def _sad(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
-    a, b = shape.read(args, "u8")
+def _sad(shape: Shape, *operands: Address) -> Address:
+    a, b = shape.read(*operands, elem="u8")
     sums = []
     for i in range(shape.bits // 64):
         made: Expr = cast("i64", num(0))
@@ -141,57 +135,55 @@ def _sad(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
             gap = op("-", a.item(8 * i + k), b.item(8 * i + k))
             made = op("+", made, call("max", gap, minus(gap)))
         sums.append(made)
-    return lanes.listed("i64", sums).read_as("u8")
+    return shape.lanes.listed("i64", sums).read_as("u8")
 
 
-def _shift_count(sign: str, lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
+def _shift_count(sign: str, shape: Shape, a: Address, n: Address) -> Address:
     """Return lanes shifted by the low lane of a vector."""
-    a, n = args[0].read_as(shape.elem), cast("i32", args[1].read_as("i64").item())
-    held = lanes.w.temporary(n, "i32", "count")
-    return lanes.map(shape.elem, shape.count, partial(shifted, sign, shape), a, held)
+    held = shape.lanes.w.temporary(cast("i32", n.read_as("i64").item()), "i32", "count")
+    return shape.map(partial(shifted, sign, shape), a.read_as(shape.elem), held)
 
 
-def _mul_wide(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
-    if shape.elem in ("f32", "f64"):
-        return float_binary("mul", lanes, shape, args)
-    a, b = shape.read(args)
-    return lanes.each(
+def _mul_wide(shape: Shape, *operands: Address) -> Address:
+    a, b = shape.read(*operands)
+    return shape.lanes.each(
         "i64",
         shape.bits // 64,
         lambda i: op("*", wide(a.item(op("*", i, 2))), wide(b.item(op("*", i, 2)))),
     ).read_as("u8")
 
 
-def _reduce(name: str, lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
+def _reduce(name: str, shape: Shape, a: Address) -> Made:
     type_ = {"f32": "float", "f64": "double", "i64": "long long"}.get(shape.elem, "int")
-    made = lanes.total(shape.elem, shape.count, args[0].read_as(shape.elem), BINARY[name])
+    made = shape.lanes.total(shape.elem, shape.count, a.read_as(shape.elem), BINARY[name])
     return NamedType(name=type_), made
 
 
-def _movemask(lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
-    a = args[0].read_as(shape.integer)
-    return INT, cast("i32", bits_of(lanes, shape.count, lambda i: less(a.item(i), 0)))
+def _movemask(shape: Shape, operand: Address) -> Made:
+    a = operand.read_as(shape.integer)
+    return INT, cast("i32", bits_of(shape.lanes, shape.count, lambda i: less(a.item(i), 0)))
 
 
-def _ternary_logic(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
-    table = integer_at(args[3])
+def _ternary_logic(shape: Shape, a: Address, b: Address, c: Address, by: Any) -> Address:
+    table = integer_at(by)
 
     def lane(*operands: Expr) -> Expr:
         made: Expr = cast("u32", num(0))
         for row in range(8):
             if table >> row & 1:
-                a, b, c = (
+                x, y, z = (
                     v if row >> k & 1 else inverted(v)
                     for v, k in zip(operands, (2, 1, 0), strict=True)
                 )
-                made = op("|", made, op("&", op("&", a, b), c))
+                made = op("|", made, op("&", op("&", x, y), z))
         return made
 
-    return lanes.map("u32", shape.bits // 32, lane, *shape.read(args[:3], "u32")).read_as("u8")
+    held = shape.read(a, b, c, elem="u32")
+    return shape.lanes.map("u32", shape.bits // 32, lane, *held).read_as("u8")
 
 
-def _affine(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
-    x, rows, added = args[0].read_as("u8"), args[1].read_as("u8"), integer_at(args[2])
+def _affine(shape: Shape, a: Address, matrix: Address, by: Any) -> Address:
+    x, rows, added = a.read_as("u8"), matrix.read_as("u8"), integer_at(by)
 
     def lane(i: Expr) -> Expr:
         made: Expr = cast("i32", num(added & 255))
@@ -203,28 +195,26 @@ def _affine(lanes: Lanes, shape: Shape, args: list[Any]) -> Address:
             made = op("^", made, op("<<", op("&", held, num(1)), num(bit)))
         return made
 
-    return lanes.each("u8", shape.bits // 8, lane)
+    return shape.lanes.each("u8", shape.bits // 8, lane)
 
 
-def _test_zero(lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
-    count = shape.bits // 32
-    both = lanes.map("u32", count, BINARY["and"], *shape.read(args, "u32"))
+def _test_zero(shape: Shape, *operands: Address) -> Made:
+    count, lanes = shape.bits // 32, shape.lanes
+    both = lanes.map("u32", count, BINARY["and"], *shape.read(*operands, elem="u32"))
     return INT, cast("i32", less(lanes.total("u32", count, both, BINARY["or"]), 0, "=="))
 
 
-def _test_masks(lanes: Lanes, shape: Shape, args: list[Any]) -> Made:
-    both = op("|", cast("i64", args[0]), cast("i64", args[1]))
-    return INT, cast("i32", less(both, 0, "=="))
+def _test_masks(shape: Shape, a: Expr, b: Expr) -> Made:
+    return INT, cast("i32", less(op("|", wide(a), wide(b)), 0, "=="))
 
 
 FLOATS = ("ps", "pd")
 WHOLE: dict[str, Handler] = {
     **dict.fromkeys(("round_ps", "roundscale_ps", "floor_ps"), _round),
-    "ceil_ps": lambda lanes, shape, args: _round(lanes, shape, [args[0], num(2)]),
-    "sqrt": _sqrt,
+    "ceil_ps": lambda shape, a: _round(shape, a, num(2)),
     "cmp": partial(_compare, ""),
     **{f"cmp{n}_{s}": partial(_compare, sign) for n, sign in COMPARED.items() for s in FLOATS},
-    "abs_ps": lambda lanes, shape, args: lanes.calls("vabs", shape.count, args[0]),
+    "abs_ps": lambda shape, a: shape.lanes.calls("vabs", shape.count, a),
     "scalef_ps": _scalef,
     # estimates: the exact value is what the steps after them move towards
     **dict.fromkeys(("rcp", "rcp14"), partial(_inverse, lambda x: x)),

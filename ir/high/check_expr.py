@@ -110,17 +110,6 @@ class ExprChecker:
         self.fault("high-unknown-name", f"`{expr.id}` is not known here", expr, hint)
         return rules.UNKNOWN
 
-    def _unary(self, expr: Unary) -> str:
-        return rules.unary_type(expr.op, self.value(expr.operand))
-
-    def _binary(self, expr: Binary) -> str:
-        return rules.binary_type(expr.op, self.value(expr.left), self.value(expr.right))
-
-    def _ternary(self, expr: Ternary) -> str:
-        return rules.ternary_type(
-            self.value(expr.cond), self.value(expr.then), self.value(expr.other)
-        )
-
     def _index(self, expr: Index) -> str:
         base = self.type_of(expr.base)
         if base.startswith("tile["):
@@ -214,9 +203,13 @@ _TYPE_OF: dict[type[Expr], Callable[[ExprChecker, Any], str]] = {
     Float: lambda checker, expr: "float",
     Text: lambda checker, expr: "text",
     Name: ExprChecker._name,
-    Unary: ExprChecker._unary,
-    Binary: ExprChecker._binary,
-    Ternary: ExprChecker._ternary,
+    Unary: lambda checker, expr: rules.unary_type(expr.op, checker.value(expr.operand)),
+    Binary: lambda checker, expr: rules.binary_type(
+        expr.op, checker.value(expr.left), checker.value(expr.right)
+    ),
+    Ternary: lambda checker, expr: rules.ternary_type(
+        *map(checker.value, (expr.cond, expr.then, expr.other))
+    ),
     Index: ExprChecker._index,
     Cast: ExprChecker._cast,
     Call: ExprChecker._call,

@@ -24,6 +24,8 @@ MOST_CHOICES = 1 << 16
 """Of a tunable: each is a kernel of its own."""
 LOOP_KINDS = ("range", "unroll", "vrange")
 KINDS = ("kernel", "inline")
+FORMS = {"regs": "regs((rows, columns), f32)", "local": "local(size, f32)"}
+"""What makes variables that are memory, as it is written."""
 NOTE = re.compile(r"^# note: (.*)$", re.MULTILINE)
 STATEMENT_HINTS: dict[type[ast.AST], str] = {
     ast.ClassDef: "kernels are plain functions",
@@ -254,11 +256,15 @@ class _ModuleParser:
         if len(node.targets) > 1:
             self.report.add("high-bad-target", "assign one target at a time", node)
         target = node.targets[0]
-        match node.value:
-            case ast.Call(func=ast.Name(id="regs")) as call:
-                return self._regs(target, call, span)
-            case ast.Call(func=ast.Name(id="local")) as call:
-                return self._local(target, call, span)
+        match target, node.value:
+            case ast.Name(name), ast.Call(ast.Name("regs"), [ast.Tuple(elts), ast.Name(elem)], []):
+                shape = tuple(map(self.parser.expr, elts))
+                return high.Regs(name=name, shape=shape, elem=elem, span=span)
+            case ast.Name(name), ast.Call(ast.Name("local"), [size, ast.Name(elem)], []):
+                return high.Local(name=name, size=self.parser.expr(size), elem=elem, span=span)
+            case _, ast.Call(ast.Name("regs" | "local" as form)):
+                self.report.add(f"high-bad-{form}", f"write `name = {FORMS[form]}`", node.value)
+                return None
         place = self._target(target)
         return high.Assign(target=place, value=self.parser.expr(node.value), span=span)
 
@@ -281,21 +287,6 @@ class _ModuleParser:
             return self._unsupported(node, "in a kernel")
         target, value = self._target(node.target), self.parser.expr(node.value)
         return high.Assign(target=target, value=value, op=f"{op}=", span=span)
-
-    def _regs(self, target: ast.expr, call: ast.Call, span: Span) -> high.Stmt | None:
-        match target, call:
-            case ast.Name(id=name), ast.Call(args=[ast.Tuple(elts), ast.Name(elem)], keywords=[]):
-                shape = tuple(map(self.parser.expr, elts))
-                return high.Regs(name=name, shape=shape, elem=elem, span=span)
-        self.report.add("high-bad-regs", "write `name = regs((rows, columns), f32)`", call)
-        return None
-
-    def _local(self, target: ast.expr, call: ast.Call, span: Span) -> high.Stmt | None:
-        match target, call:
-            case ast.Name(id=name), ast.Call(args=[size, ast.Name(id=elem)], keywords=[]):
-                return high.Local(name=name, size=self.parser.expr(size), elem=elem, span=span)
-        self.report.add("high-bad-local", "write `name = local(size, f32)`", call)
-        return None
 
     def _expression(self, node: ast.Expr, span: Span) -> high.Stmt | None:
         if not isinstance(node.value, ast.Call):

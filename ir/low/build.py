@@ -180,34 +180,9 @@ class Builder(Transformer[Token, Any]):
 
     # ---- declarators ----
 
-    def init_declarator(self, c: list[Any]) -> tuple[decl.Declarator, ex.Expr | None]:
-        return (c[0], c[2] if len(c) > 1 else None)
-
-    def group_declarator(self, c: list[Any]) -> decl.Declarator:
-        return decl.wrapped(c[1])
-
-    def pointer_declarator(self, c: list[Any]) -> decl.Declarator:
-        return decl.wrapped(c[-1], decl.pointer_layer(c[1:-1]))
-
-    def array_declarator(self, c: list[Any]) -> decl.Declarator:
-        return decl.wrapped(c[0], decl.array_layer(c))
-
     def function_declarator(self, c: list[Any]) -> decl.Declarator:
         params = c[2].nodes if isinstance(c[2], decl.Items) else ()
         return decl.wrapped(c[0], decl.Parameters(params))
-
-    def abstract_pointer(self, c: list[Any]) -> decl.Declarator:
-        inner = c[-1].layers if isinstance(c[-1], decl.Declarator) else ()
-        return decl.Declarator("", (*inner, decl.pointer_layer(c[1:])), span_of(c))
-
-    def abstract_arrays(self, c: list[Any]) -> decl.Declarator:
-        return decl.Declarator("", tuple(c))
-
-    def abstract_array(self, c: list[Any]) -> decl.Layer:
-        return decl.array_layer(c)
-
-    def abstract_group(self, c: list[Any]) -> decl.Declarator:
-        return decl.wrapped(c[1], *c[3:])
 
     def parameters(self, c: list[Any]) -> decl.Items:
         params = _nodes(c)
@@ -228,10 +203,6 @@ class Builder(Transformer[Token, Any]):
 
     # ---- statements ----
 
-    def if_statement(self, c: list[Any]) -> low.If:
-        other = as_block(c[6]) if len(c) > 5 else None
-        return low.If(cond=c[2], then=as_block(c[4]), other=other, span=span_of(c))
-
     def for_statement(self, c: list[Any]) -> low.For:
         cond = c[3] if isinstance(c[3], ex.Expr) else None
         step = c[-2].nodes[0] if c[-2].nodes else None
@@ -248,10 +219,6 @@ class Builder(Transformer[Token, Any]):
             )
             return ex.Call(name="", args=args, span=span_of(c))
         return ex.Call(name=c[0].id, args=args, span=span_of(c))
-
-    def group(self, c: list[Any]) -> ex.Expr:
-        inner: ex.Expr = c[1]
-        return replace(inner, span=span_of(c))
 
     def text(self, c: list[Any]) -> ex.Expr:
         kind = "strings" if c[0].type == "STRING" else "characters"
@@ -283,11 +250,22 @@ _PLAIN: dict[str, Callable[[list[Any], Span], Any]] = {
     "empty": lambda c, span: decl.Items((), span),
     "bare_declaration": lambda c, span: decl.Items(c[0].structs, span),
     "struct_reference": lambda c, span: decl.Struct(f"{c[0]} {c[1]}", (), span),
+    "init_declarator": lambda c, span: (c[0], c[2] if len(c) > 1 else None),
     "init_declarators": lambda c, span: decl.Items(_nodes(c), span),
     "initialiser_list": lambda c, span: low.InitList(items=_nodes(c), span=span),
     "name_declarator": lambda c, span: decl.Declarator(str(c[0]), (), span),
+    "group_declarator": lambda c, span: c[1],
+    "pointer_declarator": decl.pointer,
+    "array_declarator": lambda c, span: decl.wrapped(c[0], decl.array_layer(c)),
+    "abstract_pointer": decl.pointer,
+    "abstract_arrays": lambda c, span: decl.Declarator("", tuple(c)),
+    "abstract_array": lambda c, span: decl.array_layer(c),
+    "abstract_group": lambda c, span: decl.wrapped(c[1], *c[3:]),
     "block": lambda c, span: low.Block(body=_nodes(c), span=span),
     "expression_statement": lambda c, span: low.ExprStmt(expr=c[0], span=span),
+    "if_statement": lambda c, span: low.If(
+        cond=c[2], then=as_block(c[4]), other=as_block(c[6]) if len(c) > 5 else None, span=span
+    ),
     "return_statement": lambda c, span: low.Return(value=c[1] if len(c) > 2 else None, span=span),
     "break_statement": lambda c, span: low.Break(span=span),
     "continue_statement": lambda c, span: low.Continue(span=span),
@@ -306,6 +284,7 @@ _PLAIN: dict[str, Callable[[list[Any], Span], Any]] = {
     "index": lambda c, span: ex.Index(base=c[0], indices=(c[2],), span=span),
     "arguments": lambda c, span: decl.Items(_nodes(c), span),
     "member": lambda c, span: low.Member(base=c[0], field=str(c[2]), arrow=c[1] == "->", span=span),
+    "group": lambda c, span: replace(c[1], span=span),
     "name": lambda c, span: ex.Name(id=str(c[0]), span=span),
 }
 """Rules that need nothing but their children: what each becomes."""

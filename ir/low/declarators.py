@@ -25,7 +25,7 @@ class Parameters:
 Layer = Callable[..., Type] | Parameters
 """What stands around a name: it makes a type of a type `of` and a `span`, or is outside C's types.
 
-`pointer_layer` and `array_layer` make the former.
+`pointer` and `array_layer` make the former.
 """
 
 
@@ -71,10 +71,12 @@ def wrapped(declarator: Declarator, *layers: Layer) -> Declarator:
     return replace(declarator, layers=(*declarator.layers, *layers))
 
 
-def pointer_layer(qualifiers: Sequence[Any]) -> Layer:
-    """Return the layer of a `*`."""
-    kinds = {getattr(q, "type", None) for q in qualifiers}
-    return partial(PointerType, const="CONST" in kinds, restrict="RESTRICT" in kinds)
+def pointer(children: Sequence[Any], span: Span) -> Declarator:
+    """Return the declarator of `*`, qualifiers and what may stand behind them."""
+    inner, kinds = children[-1], {getattr(child, "type", None) for child in children}
+    declared = inner if isinstance(inner, Declarator) else Declarator("", (), span)
+    layer = partial(PointerType, const="CONST" in kinds, restrict="RESTRICT" in kinds)
+    return wrapped(declared, layer)
 
 
 def array_layer(children: Sequence[Any]) -> Layer:

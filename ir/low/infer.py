@@ -5,6 +5,7 @@ A type that is not known, of a fault already reported, is None and fits everythi
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -19,21 +20,8 @@ from dovetail.ir.low.print import print_low
 SIZE = ex.NamedType(name="size_t")
 
 
-@dataclass(slots=True)
-class Scope:
-    """Variables of one block; looks outwards."""
-
-    outer: Scope | None = None
-    types: dict[str, ex.Type] = field(default_factory=dict)
-
-    def find(self, name: str) -> ex.Type | None:
-        """Return the type of a variable, or None."""
-        found = self.types.get(name)
-        return found if found or self.outer is None else self.outer.find(name)
-
-    def names(self) -> set[str]:
-        """Return all visible names."""
-        return set(self.types) | (self.outer.names() if self.outer else set())
+Scope = ChainMap[str, ex.Type]
+"""Variables of a block, and of the blocks around it."""
 
 
 @dataclass(slots=True)
@@ -108,7 +96,7 @@ class Inference:
         place = isinstance(expr, ex.Name | ex.Index | low.Member) or (
             isinstance(expr, ex.Unary) and expr.op == "*"
         )
-        if not place or (isinstance(expr, ex.Name) and scope.find(expr.id) is None):
+        if not place or (isinstance(expr, ex.Name) and expr.id not in scope):
             if place and found is None:
                 return None  # the name itself was reported
             self.report("low-not-assignable", f"this cannot be {verb}", expr.span)
@@ -166,10 +154,10 @@ def _float(self: Inference, expr: ex.Float, scope: Scope) -> ex.Type | None:
 
 
 def _name(self: Inference, expr: ex.Name, scope: Scope) -> ex.Type | None:
-    found = scope.find(expr.id) or types.CONSTANTS.get(expr.id)
+    found = scope.get(expr.id) or types.CONSTANTS.get(expr.id)
     if found is not None or expr.id in self.known_constants:
         return found or INT
-    hint = did_you_mean(expr.id, scope.names())
+    hint = did_you_mean(expr.id, set(scope))
     self.report("low-unknown-name", f"`{expr.id}` is not declared", expr.span, hint)
     return None
 

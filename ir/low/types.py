@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from dovetail.ir import expr as ex
-from dovetail.ir.low.nodes import SizeOf
+from dovetail.ir.low.nodes import InitList, SizeOf
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +136,14 @@ def unqualified(type_: ex.Type) -> ex.Type:
     if isinstance(type_, ex.ArrayType | ex.PointerType):
         return ex.PointerType(of=type_.of)
     return ex.NamedType(name=type_.name) if isinstance(type_, ex.NamedType) else type_
+
+
+def sized(type_: ex.Type, init: ex.Expr | None) -> ex.Type:
+    """Return `type_`; an array without a size, `x[]`, with that of its initialiser."""
+    if not isinstance(type_, ex.ArrayType) or type_.size is not None:
+        return type_
+    count = len(init.items) if isinstance(init, InitList) else 0
+    return ex.ArrayType(of=type_.of, size=ex.Int(value=count))
 
 
 def size_of(type_: ex.Type, constants: Mapping[str, int]) -> int | None:

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from dovetail.ir.diagnostics import Source
-from dovetail.ir.expr import ArrayType, Int, NamedType, Type
+from dovetail.ir.expr import ArrayType, NamedType, Type
 from dovetail.ir.low import nodes as low
 from dovetail.ir.low.conversions import VOID
 from dovetail.ir.low.infer import Inference, Scope
 from dovetail.ir.low.lex import Reporter
 from dovetail.ir.low.preprocess import TUNE
-from dovetail.ir.low.types import Signature, constant, is_integer, unqualified
+from dovetail.ir.low.types import Signature, constant, is_integer, sized, unqualified
 from dovetail.ir.node import Node
 
 
@@ -65,15 +65,15 @@ def _register(unit: low.Unit, infer: Inference) -> None:
 
 
 def _check_function(function: low.Function, infer: Inference, outer: Scope) -> None:
-    scope = Scope(outer)
+    scope = outer.new_child()
     body = _Body(infer, function, 0)
     for param in function.params:
-        if param.name in scope.types:
+        if param.name in scope.maps[0]:
             message = f"parameter `{param.name}` is declared twice"
             infer.report("low-duplicate", message, param.span)
         body.complete(param.type, param.name, param)
         array = isinstance(param.type, ArrayType)
-        scope.types[param.name] = unqualified(param.type) if array else param.type
+        scope[param.name] = unqualified(param.type) if array else param.type
     body.block(function.body, scope)
     if unqualified(function.returns) != VOID and not _always_returns(function.body):
         message = f"`{function.name}` may end without returning a value"
@@ -99,7 +99,6 @@ class _Body:
     loops: int
 
     def check(self, statement: Node, scope: Scope) -> None:
-        """Check one statement."""
         _CHECKS[type(statement)](self, statement, scope)
 
     def block(self, block: low.Block, scope: Scope) -> None:
@@ -108,11 +107,9 @@ class _Body:
             self.check(statement, scope)
 
     def nested(self, block: low.Block, scope: Scope) -> None:
-        """Check a block that opens a scope of its own."""
-        self.block(block, Scope(scope))
+        self.block(block, scope.new_child())
 
     def loop(self, block: low.Block, scope: Scope) -> None:
-        """Check a loop body."""
         self.loops += 1
         self.nested(block, scope)
         self.loops -= 1
@@ -138,8 +135,7 @@ class _Body:
             self.infer.report("low-array-size", message, type_.size.span)
 
     def declare(self, node: low.Declare, scope: Scope) -> None:
-        """Check a declaration and add its name."""
-        if node.name in scope.types:
+        if node.name in scope.maps[0]:
             self.infer.report("low-duplicate", f"`{node.name}` is declared twice", node.span)
         if isinstance(node.type, ArrayType) and node.type.size is not None:
             self.infer.value_of(node.type.size, scope)
@@ -148,7 +144,7 @@ class _Body:
             self.infer.report("low-array-size", f"`{node.name}` needs a size", node.span)
         if node.init is not None:
             self.infer.fits(node.type, node.init, scope, f"`{node.name}`")
-        scope.types[node.name] = _sized(node)
+        scope[node.name] = sized(node.type, node.init)
         constant_integer = is_integer(node.type) and getattr(node.type, "const", False)
         value = constant(node.init, self.infer.constants) if node.init is not None else None
         if constant_integer and value is not None:
@@ -157,7 +153,6 @@ class _Body:
             self.infer.constants.pop(node.name, None)
 
     def returns(self, node: low.Return, scope: Scope) -> None:
-        """Check a return against the function's result."""
         assert self.function is not None
         wanted = unqualified(self.function.returns)
         name = self.function.name
@@ -170,13 +165,6 @@ class _Body:
             self.infer.fits(wanted, node.value, scope, "the result")
 
 
-def _sized(node: low.Declare) -> Type:
-    if isinstance(node.type, ArrayType) and node.type.size is None:
-        count = len(node.init.items) if isinstance(node.init, low.InitList) else 0
-        return ArrayType(of=node.type.of, size=Int(value=count))
-    return node.type
-
-
 def _if(body: _Body, node: low.If, scope: Scope) -> None:
     body.infer.condition(node.cond, scope)
     body.nested(node.then, scope)
@@ -185,7 +173,7 @@ def _if(body: _Body, node: low.If, scope: Scope) -> None:
 
 
 def _for(body: _Body, node: low.For, scope: Scope) -> None:
-    inner = Scope(scope)
+    inner = scope.new_child()
     for init in node.init:
         body.check(init, inner)
     if node.cond is not None:

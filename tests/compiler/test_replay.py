@@ -27,7 +27,6 @@ from dovetail.compiler.replay import (
 from dovetail.compiler.replay_child import SETTINGS, Round
 from dovetail.compiler.service import choose_plans, service_plan
 from dovetail.ir.artifact import ServicePlan
-from dovetail.ir.graph import read_graph
 from dovetail.ir.model import ModelFile
 from dovetail.ir.place import read_plan
 from dovetail.ir.plans import MEASURED, SIMULATED, PairChoice, PlanCandidate, PlanChoice
@@ -36,6 +35,7 @@ from dovetail.runtime.native.step import StepShape
 from dovetail.topology.hardware import read_hardware
 from dovetail.topology.replay import Trace
 from tests.compiler.virtual import use_virtual_meters
+from tests.ir.live import read_graph
 from tests.models import save_model
 
 TRACE = Trace("test", ((100, 10), (300, 30)), (1, 4))

@@ -1,8 +1,10 @@
-"""A live graph with all nodes of a plain one, none of which has begun."""
+"""Graphs for tests: a live one of which no node has begun, and one that was written as JSON."""
 
 from __future__ import annotations
 
-from dovetail.ir.graph import ExecutionGraph
+import msgspec
+
+from dovetail.ir.graph import ExecutionGraph, GraphFile, make_graph
 from dovetail.ir.live_graph import LiveGraph, LiveNode
 
 
@@ -14,3 +16,7 @@ def live_of(plain: ExecutionGraph) -> LiveGraph:
     for edge in plain.edges:
         found.link(nodes[edge.source], nodes[edge.target], edge.kind)
     return found
+
+
+def read_graph(data: bytes) -> ExecutionGraph:
+    return make_graph(msgspec.json.decode(data, type=GraphFile))

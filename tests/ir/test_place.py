@@ -21,7 +21,6 @@ from dovetail.ir.graph import (
     GraphNode,
     Placement,
     contract,
-    read_graph,
 )
 from dovetail.ir.place import (
     PHASES,
@@ -32,6 +31,7 @@ from dovetail.ir.place import (
     serving_graph,
     share_out,
 )
+from tests.ir.live import read_graph
 
 
 def make_plan(

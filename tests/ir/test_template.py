@@ -15,13 +15,13 @@ from dovetail.ir.graph import (
     ExecutionGraph,
     GraphEdge,
     GraphNode,
-    read_graph,
 )
 from dovetail.ir.ragraph import RAGraph
 from dovetail.ir.template import describe_workflow, lower, raise_file
 from dovetail.ir.workflow import END, START, Branch, label
 from dovetail.ir.workflow_file import make_graph, read_workflow
 from dovetail.workflows import BUNDLED
+from tests.ir.live import read_graph
 from tests.ir.test_workflow_file import FUNCTIONS, NAMES, TEXT
 
 

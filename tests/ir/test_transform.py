@@ -22,11 +22,10 @@ from dovetail.ir.graph import (
     GraphEdge,
     GraphNode,
     contract,
-    read_graph,
 )
 from dovetail.ir.live_graph import LiveGraph, LiveNode, State
 from tests.ir.fake_engine import outputs
-from tests.ir.live import live_of
+from tests.ir.live import live_of, read_graph
 
 CLUSTERS = (7, 3, 9, 1, 4)
 

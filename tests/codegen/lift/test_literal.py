@@ -444,6 +444,16 @@ def test_powers_of_two_scale_the_smallest_and_the_largest():
         assert np.array_equal(y, whole.astype(np.float32))
 
 
+def test_a_pointer_parameter_has_an_address():
+    text = """void f(const float *x, const unsigned char *u, float *y, int *z) {
+        const float **at = &x;
+        *at += 2;
+        y[0] = x[1];
+    }"""
+    y, _ = called(lifted_library(text, "generic"), 0)
+    assert y[0] == arguments(0)[0][3]
+
+
 def test_what_returns_a_value_stores_it():
     pieces = Pieces()
     pieces.add(Source("k.c", "float f(const float *x, int n) { return x[n] + 1.0f; }"))

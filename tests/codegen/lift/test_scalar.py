@@ -133,3 +133,9 @@ def test_the_text_reads_like_a_hand_written_kernel():
         "        sum += vreduce_add(sum_v)",
         "        out[i] = sum",
     ]
+
+
+def test_loops_that_stay_scalar_keep_the_names_of_their_variables():
+    loop = "for (int i = 0; i < n; i++) y[i] += i;"
+    unit = lift(parse_low(Source("k.c", f"void f(float *y, int n) {{ {loop} {loop} }}")), "f")
+    assert [stmt.var for stmt in unit.function("f").body] == ["i", "i"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import cast
 
 import msgspec
@@ -156,10 +157,8 @@ def schedule(
     if not ((rate is None or rate > 0) and speed > 0):  # NaN is not
         raise SpecError("the rate and the speed of arrivals must be positive")
     if rate is not None:
-        draw, at, times = random.Random(seed + 1), 0.0, []
-        for _ in lengths:
-            at += draw.expovariate(rate)
-            times.append(at)
+        draw = random.Random(seed + 1)
+        times = list(accumulate(draw.expovariate(rate) for _ in lengths))
     first = times[0] if times else 0.0
     return [
         Arrival((times[i] - first) / speed if times else 0.0, prompt, max(1, output))

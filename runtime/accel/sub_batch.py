@@ -163,10 +163,6 @@ class SubBatch:
         spans = (own.segment(f"attn({i})") for i in range(model.cpu.spec.n_layers))
         self._orders = [self._cpu.order(span, self._begun, block) for span in spans]
 
-    def join(self, collective: Any) -> None:
-        """Sum over the ranks of `collective` from now on."""
-        self.forward.collective = collective
-
     # ---- arguments ----
 
     def fill(

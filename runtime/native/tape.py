@@ -401,14 +401,10 @@ class BoundTape:
         names = self._library.slots(first) if first else ()
         values = dict(zip(names, entry.slots, strict=False))
         n, k = (slot.value if isinstance(slot, IntConst) else 0 for slot in map(values.get, "NK"))
-        stored = self._stored(values.get("B"))
-        return nearest_table([t for t in tables if t.dtype == stored] or tables, n, k)
-
-    def _stored(self, weight: Slot | None) -> str:
-        """Return the format of the weight of a product."""
-        named = isinstance(weight, WeightRef) and weight.name
-        entry = self._operands.weights.entries.get(named) if named else None
-        return entry.dtype if entry else ""
+        ref, known = values.get("B"), self._operands.weights.entries
+        weight = known.get(ref.name or "") if isinstance(ref, WeightRef) else None
+        alike = [t for t in tables if t.dtype == (weight.dtype if weight else "")]
+        return nearest_table(alike or tables, n, k)
 
     def _check_operands(self, entry: Entry, row: Row) -> None:
         for kernel in (row.kernel, row.reduce_kernel):

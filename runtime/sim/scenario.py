@@ -54,13 +54,8 @@ class Scenario:
         )
         told = {name: rows for name, rows in profile.tables.items() if name != "launch"}
         tables = TablePredictor(msgspec.structs.replace(profile, tables=told))
-        blocks = self.machine.gpu_blocks, self.machine.cpu_blocks
-        limits, settings = self._limits(), self.settings
-        return serve(tables, truth, limits, blocks, settings, arrivals, timeline=timeline)
-
-    def _limits(self) -> Limits:
-        spec = self.spec
-        return Limits(
+        blocks, spec = (self.machine.gpu_blocks, self.machine.cpu_blocks), self.spec
+        limits = Limits(
             max_step_tokens=self.machine.step_tokens,
             max_step_sequences=MAX_SEQUENCES,
             max_context=spec.max_context,
@@ -68,6 +63,7 @@ class Scenario:
             n_layers=spec.n_layers,
             block_bytes=KV_BLOCK * kv_token_bytes(spec) * spec.n_layers,
         )
+        return serve(tables, truth, limits, blocks, self.settings, arrivals, timeline=timeline)
 
 
 def serve(

@@ -64,23 +64,23 @@ LINES = {
     "compiler": 16_950,
     "codegen": 18_120,
     "topology": 4_060,
-    "ir": 10_240,
-    "runtime": 39_130,
+    "ir": 10_260,
+    "runtime": 39_010,
     "runtime/machine": 1_220,
-    "runtime/schedule": 3_900,
-    "runtime/child": 900,
+    "runtime/schedule": 3_865,
+    "runtime/child": 895,
     "runtime/text": 2_805,
-    "runtime/native": 2_600,
-    "runtime/group": 550,
+    "runtime/native": 2_580,
+    "runtime/group": 540,
     "runtime/engine": 1_800,
-    "runtime/index": 1_580,
-    "runtime/embed": 2_840,
-    "runtime/accel": 4_755,
+    "runtime/index": 1_565,
+    "runtime/embed": 2_830,
+    "runtime/accel": 4_720,
     "runtime/hosting": 1_750,
-    "runtime/retrieval": 1_650,
+    "runtime/retrieval": 1_645,
     "runtime/flows": 5_370,
     "runtime/server": 4_870,
-    "runtime/sim": 1_330,
+    "runtime/sim": 1_300,
 }
 """Most lines of source in each folder and room: what grows beyond has to say why, here."""
 SOURCE = (".py", ".dk", ".j2", ".c", ".h", ".cuh", ".lark")
@@ -187,7 +187,7 @@ def test_the_core_is_thin() -> None:
     """The aim is 12,000 lines: attention's tables, recorded steps, masks, drafts and the model
     that makes some of these came on top."""
     assert {f"runtime/{room}" for room in ROOMS if (ROOT / "runtime" / room).is_dir()} < set(LINES)
-    assert sum(count_lines(f"runtime/{room}") for room in CORE) <= 14_470
+    assert sum(count_lines(f"runtime/{room}") for room in CORE) <= 14_380
 
 
 def test_no_class_of_the_runtime_is_named_as_another() -> None:

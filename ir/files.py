@@ -10,7 +10,14 @@ import stat
 from contextlib import ExitStack, suppress
 from io import BufferedReader
 from pathlib import Path
+from typing import TypeVar
 from uuid import uuid4
+
+import msgspec
+
+MAX_JSON_BYTES = 64 << 20
+
+T = TypeVar("T")
 
 
 def open_regular(path: str | os.PathLike[str]) -> BufferedReader:
@@ -23,6 +30,25 @@ def open_regular(path: str | os.PathLike[str]) -> BufferedReader:
     except BaseException:
         os.close(descriptor)
         raise
+
+
+def read_json(path: Path, kind: type[T], most: int = MAX_JSON_BYTES) -> T:
+    """Return a file of JSON as `kind`; ValueError says what is wrong with it, to follow its name.
+
+    most: bytes that it may have. Raises FileNotFoundError where there is none.
+    """
+    try:
+        with open_regular(path) as file:
+            data = file.read(most + 1)
+        if len(data) > most:
+            raise ValueError(f"is larger than {most >> 20} MiB")
+        return msgspec.json.decode(data, type=kind)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ValueError(f"cannot be read ({error.strerror})") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"cannot be decoded ({error})") from None
 
 
 def write_whole(path: str | os.PathLike[str], data: bytes) -> None:

@@ -20,7 +20,7 @@ from dovetail.ir.artifact import FORMAT_MAJOR, SERVE, FileEntry, KernelIndex, Ma
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.encoder import EncoderFile, encoder_shapes
 from dovetail.ir.errors import ArtifactError, WorkflowError
-from dovetail.ir.files import open_regular
+from dovetail.ir.files import open_regular, read_json
 from dovetail.ir.formats import FORMATS
 from dovetail.ir.graph import ExecutionGraph, GraphFile, make_graph
 from dovetail.ir.model import PANEL, ModelFile, WeightChunks, WeightEntry, weight_shapes
@@ -33,7 +33,6 @@ from dovetail.runtime.machine.isa import choose_target
 from dovetail.runtime.machine.library import KernelLibrary
 from dovetail.topology.hardware import HardwareSpec
 
-MAX_JSON_BYTES = 64 << 20
 MAX_FILES = 4096
 HASH_STEP = 1 << 20
 
@@ -178,7 +177,7 @@ class ArtifactReader:
 
     def json(self, name: str, kind: type[T]) -> T:
         """Return a listed JSON file as `kind`."""
-        return self._decode(name, self._bytes(name, self.file(name)), kind)
+        return self._read(name, self.file(name), kind)
 
     def graph(self, name: str) -> ExecutionGraph:
         """Return a listed execution graph."""
@@ -204,8 +203,7 @@ class ArtifactReader:
                 f"{self.path / 'manifest.json'} is missing: {self.path} is not an artifact; "
                 "give a directory that `dovetail compile` wrote"
             )
-        data = self._bytes("manifest.json", self.path / "manifest.json")
-        version = self._decode("manifest.json", data, _Version)
+        version = self._read("manifest.json", self.path / "manifest.json", _Version)
         if version.kind == "index":
             raise ArtifactError(f"{self.path} is an index, not an artifact; give it by --index")
         if version.format_major != FORMAT_MAJOR:
@@ -215,26 +213,16 @@ class ArtifactReader:
                 f"this version reads format {FORMAT_MAJOR}; install a matching version or run "
                 f"`{command}`"
             )
-        manifest = self._decode("manifest.json", data, Manifest)
+        manifest = self._read("manifest.json", self.path / "manifest.json", Manifest)
         if len(manifest.files) > MAX_FILES:
             raise damaged(self.path, "manifest.json", f"lists more than {MAX_FILES} files")
         return manifest
 
-    def _bytes(self, name: str, found: Path) -> bytes:
+    def _read(self, name: str, found: Path, kind: type[T]) -> T:
         try:
-            with open_regular(found) as file:
-                data = file.read(MAX_JSON_BYTES + 1)
-        except OSError as error:
-            raise damaged(self.path, name, f"cannot be read ({error.strerror})") from None
-        if len(data) > MAX_JSON_BYTES:
-            raise damaged(self.path, name, f"is larger than {MAX_JSON_BYTES >> 20} MiB")
-        return data
-
-    def _decode(self, name: str, data: bytes, kind: type[T]) -> T:
-        try:
-            return msgspec.json.decode(data, type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise damaged(self.path, name, f"cannot be decoded ({error})") from None
+            return read_json(found, kind)
+        except (FileNotFoundError, ValueError) as error:
+            raise damaged(self.path, name, str(error)) from None
 
 
 def find_damage(path: Path, entry: FileEntry, *, contents: bool) -> str:

@@ -91,26 +91,22 @@ class FlashInferAttention(PagedAttention):
         counts, host = step.counts, step.host
         prompts, decodes = counts["n_prefill"], counts["n_decode"]
         tables, lengths = host["block_tables"], host["seq_lengths"]
+        rows = decodes if step.recorded else 0
+        if rows and not len(self._indices):
+            self._indices = torch.zeros(tables.size, dtype=torch.int32, device=self.device)
         for over in self.kinds.values():
+            heads = (over.n_q, over.n_kv, over.size, KV_BLOCK)
             if decodes:
                 some = slice(prompts, prompts + decodes)
-                self._plan_decodes(step, over, list_pages(tables[some], lengths[some]))
+                pages = list_pages(tables[some], lengths[some])
+                wrapper = self._wrapper("decodes", over, rows)
+                wrapper.plan(*pages.tensors(), *heads, **_kind(over))
+                step.shared["decodes", over.window] = wrapper
             if prompts:
                 pages = list_pages(tables[:prompts], lengths[:prompts])
                 starts = torch.from_numpy(host["seq_starts"][: prompts + 1].astype(np.int32))
                 wrapper = self._wrapper("prompts", over, 0)
-                heads = (over.n_q, over.n_kv, over.size, KV_BLOCK)
                 wrapper.plan(starts, *pages.tensors(), *heads, causal=True, **_kind(over))
-
-    def _plan_decodes(self, step: Step, over: Attended, pages: Pages) -> None:
-        rows = len(pages.last) if step.recorded else 0
-        if rows and not len(self._indices):
-            most = step.host["block_tables"].size
-            self._indices = torch.zeros(most, dtype=torch.int32, device=self.device)
-        wrapper = self._wrapper("decodes", over, rows)
-        heads = (over.n_q, over.n_kv, over.size, KV_BLOCK)
-        wrapper.plan(*pages.tensors(), *heads, **_kind(over))
-        step.shared["decodes", over.window] = wrapper
 
     def _wrapper(self, phase: str, over: Attended, rows: int) -> Any:
         """Return what attends; rows: of a recorded step, whose addresses never change, else 0."""

@@ -15,6 +15,8 @@ from uuid import uuid4
 
 import msgspec
 
+from dovetail.ir.files import read_json
+
 Shape: TypeAlias = tuple[int, int, str]
 """Columns of C, steps of K, and the format of the weights."""
 Key: TypeAlias = tuple[Shape, int]
@@ -33,12 +35,11 @@ def choices_path(folder: Path, *compared: object) -> Path:
 def read_choices(path: Path) -> set[Key] | None:
     """Return what an earlier load chose; None where none did, or its file is damaged."""
     try:
-        with path.open("rb") as file:
-            return msgspec.json.decode(file.read(MAX_BYTES), type=set[Key])
+        return read_json(path, set[Key], MAX_BYTES)
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        log.warning("%s: cannot be read (%s); products are compared again", path, error)
+    except ValueError as error:
+        log.warning("%s: %s; products are compared again", path, error)
         return None
 
 

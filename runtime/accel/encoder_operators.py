@@ -23,12 +23,7 @@ from dovetail.runtime.accel.operators import (
     bind_turns,
     turn_pairs,
 )
-from dovetail.runtime.accel.packed_attention import (
-    Heads,
-    attend_groups,
-    attend_varlen,
-    find_varlen,
-)
+from dovetail.runtime.accel.packed_attention import Heads, attend_groups, attend_varlen, find_varlen
 from dovetail.runtime.accel.step import Step
 from dovetail.runtime.accel.tape import Bind, TorchTape, Work, array, integer, number
 

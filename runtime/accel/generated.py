@@ -21,20 +21,8 @@ import torch
 
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.formats import FORMATS, is_quantised
-from dovetail.runtime.accel.choices import (
-    Key,
-    Shape,
-    choices_path,
-    keep_choices,
-    read_choices,
-)
-from dovetail.runtime.accel.skinny import (
-    NAMES,
-    GpuModule,
-    Tensor,
-    gemm_skinny,
-    register_module,
-)
+from dovetail.runtime.accel.choices import Key, Shape, choices_path, keep_choices, read_choices
+from dovetail.runtime.accel.skinny import NAMES, GpuModule, Tensor, gemm_skinny, register_module
 from dovetail.runtime.artifact import Artifact, ModelPart, device_module
 from dovetail.runtime.native.polymerize import (
     RESIDENT_WARPS,
@@ -170,15 +158,13 @@ class GeneratedProducts:
         if not (self._rates.clock and self._rates.bandwidth):
             return {}
         wanted = {operand.shape: operand for operand in self._operands.values()}
-        wanted = {s: o for s, o in wanted.items() if self._kernel(o) in self._module.kernels}
+        kernels, rows_of = self._module.kernels, NAMES[self._dtype]
+        wanted = {s: o for s, o in wanted.items() if f"gemm_skinny_{o.form}_{rows_of}" in kernels}
         return {
             (shape, m): plan_skinny(m, o.n // o.halves, o.k, self._costs(o))
             for shape, o in wanted.items()
             for m in sorted(rows)
         }
-
-    def _kernel(self, operand: Operand) -> str:
-        return f"gemm_skinny_{operand.form}_{NAMES[self._dtype]}"
 
     def _costs(self, operand: Operand) -> CostTable:
         if is_quantised(operand.form):

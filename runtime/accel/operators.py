@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -281,21 +281,23 @@ def bind_sum(tape: TorchTape, entry: Entry) -> Work:
     """Replace x by its sum over all ranks, made in float32."""
     _, _, columns, x, _ = entry.slots
     rows = tape.rows(x, integer(columns), entry.m)
-    return _bind_collective(rows, lambda whole: tape.group().all_reduce(whole))
+    return _bind_collective(tape, rows, lambda group, whole: group.all_reduce(whole))
 
 
 def bind_gather_columns(tape: TorchTape, entry: Entry) -> Work:
     """Give every rank all columns of x, dealt in units of so many columns."""
     _, _, columns, x, _, units, size = entry.slots
     rows, parts = tape.rows(x, integer(columns), entry.m), (integer(units), integer(size))
-    return _bind_collective(rows, lambda whole: tape.group().all_gather(whole, *parts))
+    return _bind_collective(tape, rows, lambda group, whole: group.all_gather(whole, *parts))
 
 
-def _bind_collective(rows: Callable[[Step], Tensor], share: Callable[[Tensor], object]) -> Work:
+def _bind_collective(
+    tape: TorchTape, rows: Callable[[Step], Tensor], share: Callable[[Any, Tensor], object]
+) -> Work:
     def run(step: Step) -> None:
         part = rows(step)
         whole = part.float()
-        share(whole)
+        share(tape.collective, whole)
         part.copy_(whole)
 
     return run

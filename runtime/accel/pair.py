@@ -90,7 +90,7 @@ class DevicePair:
         """Sum over the ranks of `collective` from now on."""
         self._collective = collective
         for sub_batch in self.sub_batches:
-            sub_batch.join(collective)
+            sub_batch.forward.collective = collective
 
     def record(self, pen: Pen) -> None:
         """Draw what devices and link do from now on."""

@@ -163,10 +163,6 @@ class SubBatch:
         spans = (own.segment(f"attn({i})") for i in range(model.cpu.spec.n_layers))
         self._orders = [self._cpu.order(span, self._begun, block) for span in spans]
 
-    def join(self, collective: Any) -> None:
-        """Sum over the ranks of `collective` from now on."""
-        self.forward.collective = collective
-
     # ---- arguments ----
 
     def fill(
@@ -182,9 +178,6 @@ class SubBatch:
 
         shape = self._shape = self.buffers.fill(batch, requests, table)
         self.buffers.sample_args(shape)
-        count = len(batch.cpu_decode)
-        last = shape.n_tokens
-        self._cpu_slots[:count] = self.buffers.arrays["kv_slots"][last - count : last]
         self._samples = True
         return shape
 
@@ -258,6 +251,7 @@ class SubBatch:
         args |= {"n_prefill": 0, "n_decode": sizes.cpu_decode}
         self._cpu.prepare(self._model.cpu.team, self.buffers.addresses | args, usable)
         slots = self._cpu_slots[: sizes.cpu_decode]
+        slots[:] = arrays["kv_slots"][sizes.n_tokens - sizes.cpu_decode : sizes.n_tokens]
         begun = slots[slots % KV_BLOCK == 0] // KV_BLOCK
         self._begun[: len(begun) + 1] = [len(begun), *begun]
 
@@ -265,13 +259,11 @@ class SubBatch:
         """Return what makes a sub-batch of another rank run the same batch."""
         sizes, arrays = self._sizes, self.buffers.arrays
         width = blocks_for(int(arrays["seq_lengths"][: sizes.sequences].max(initial=0)))
-        kv: dict[str, npt.NDArray[Any]] = {"brought": self._brought, "sent": self._sent}
-        kv["appended"] = self._cpu_slots[: sizes.cpu_decode]
         return BatchOrder(
             sizes=sizes,
             arrays=pack_arrays(arrays, sizes, width),
             table_width=width,
-            kv={name: moved.tobytes() for name, moved in kv.items()},
+            kv={"brought": self._brought.tobytes(), "sent": self._sent.tobytes()},
         )
 
     def obey(self, order: BatchOrder) -> None:
@@ -280,8 +272,6 @@ class SubBatch:
         self._brought, self._sent = (
             np.frombuffer(order.kv[name], np.int32).reshape(2, -1) for name in ("brought", "sent")
         )
-        slots = np.frombuffer(order.kv["appended"], np.int64)
-        self._cpu_slots[: len(slots)] = slots
         self._samples = False
         self.set_args(order.sizes)
 
@@ -323,7 +313,7 @@ class SubBatch:
         out = len(decodes) + on_cpu
         arrays["out_rows"][:out] = np.arange(rows - out, rows)
         self._brought = self._sent = np.zeros((2, 0), np.int32)
-        self._cpu_slots[:on_cpu], self._samples = 1, True
+        arrays["kv_slots"][rows - on_cpu : rows], self._samples = 1, True
         arrays["temperature"][:out] = 0.0
         self.set_args(
             BatchSizes(

@@ -99,7 +99,7 @@ class TorchTape:
     def __init__(self, model: PlacedModel, operators: Mapping[str, Bind]) -> None:
         """Bind every entry by its operator."""
         self.model = model
-        self.collective: Any = None
+        self.collective: Any = None  # sums over the ranks of a group, once it has been joined
         self.attention = model.attention(model.device.device) if model.attention else None
         self.buffers: dict[str, torch.Tensor] = {}
         self._held: dict[Hashable, Any] = {}
@@ -162,11 +162,6 @@ class TorchTape:
         found = self.weight(slot)
         assert found is not None
         return found
-
-    def group(self) -> Any:
-        """Return what sums over the ranks of the group, once it has been joined."""
-        assert self.collective is not None, "a tape of a group is run before it has been joined"
-        return self.collective
 
     def layer(self, slot: Slot) -> torch.Tensor:
         """Return K or V of a layer."""

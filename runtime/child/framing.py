@@ -115,18 +115,14 @@ class Outbox:
     def post(self, message: bytes) -> None:
         """Have a message sent; one to a process that has gone is lost, as those it had read."""
         try:
-            if self._begins(message):
+            with self._lock:
+                self._messages.append(message)
+                sending, self._sending = self._sending, True
+            if not sending:
                 self._send()
         except BaseException:  # part of a message may be out, and nobody sends what comes after
             self._hang_up()
             raise
-
-    def _begins(self, message: bytes) -> bool:
-        """Take a message; return whether nobody sends yet, and who gave it has to."""
-        with self._lock:
-            self._messages.append(message)
-            sending, self._sending = self._sending, True
-        return not sending
 
     def _send(self) -> None:
         """Send what there is, as far as the process has room for it."""

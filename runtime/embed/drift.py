@@ -118,20 +118,17 @@ class DriftKeeper:
 
     def _refit(self, device: str, model: str) -> None:
         try:
-            self._set_line(device, model)
+            with self._lock:
+                assert self._kept is not None and self.depths is not None
+                service, plan = self._kept
+                depths = self._watch.refit(device, self.depths, model)
+            (spec,) = (s for s in depths.queue_specs(plan) if s.name == device)
+            service.set_queue(spec)
+            self.depths = depths
+            where = f"{device} {model}".rstrip()
+            log.warning("%s: batches left their line; depths are now %s", where, spec.depths)
         except Exception:  # batches go on by the old line
             log.exception("%s: its line could not be fitted anew", device)
         finally:
             with self._lock:
                 self._busy = False
-
-    def _set_line(self, device: str, model: str) -> None:
-        with self._lock:
-            assert self._kept is not None and self.depths is not None
-            service, plan = self._kept
-            depths = self._watch.refit(device, self.depths, model)
-        (spec,) = (s for s in depths.queue_specs(plan) if s.name == device)
-        service.set_queue(spec)
-        self.depths = depths
-        where = f"{device} {model}".rstrip()
-        log.warning("%s: batches left their line; depths are now %s", where, spec.depths)

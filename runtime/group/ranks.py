@@ -100,7 +100,9 @@ def plan_ranks(
     fitted: dict[str, tuple[PhasePlan, ...]] = {}
     for name, plan in (("prefill", service.prefill), ("decode", service.decode)):
         ranks = service.processes_of(name)
-        count = _within_quota(plan, ranks, threads, hardware)
+        count = threads or plan.threads
+        if threads is None and hardware.cpu_quota is not None:
+            count = min(count, max(1, int(hardware.cpu_quota) // ranks))
         fitted[name] = fit_plans(plan, ranks, count, allowed)
         wanted, run = (threads or plan.threads) * ranks, fitted[name][0].threads * ranks
         if run < wanted:
@@ -132,13 +134,6 @@ def plan_ranks(
 def _plan_of(plans: Sequence[PhasePlan], rank: int) -> PhasePlan:
     """Return a rank's plan of a phase; of one that it has no part in, the threads of the others."""
     return plans[rank] if rank < len(plans) else PhasePlan(threads=plans[0].threads, cpus=())
-
-
-def _within_quota(plan: PhasePlan, ranks: int, threads: int | None, hardware: HardwareSpec) -> int:
-    """Return the threads wanted of each process, cut to the CPU quota unless asked for."""
-    if threads is not None or hardware.cpu_quota is None:
-        return threads or plan.threads
-    return min(plan.threads, max(1, int(hardware.cpu_quota) // ranks))
 
 
 def make_setups(

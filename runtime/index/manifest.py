@@ -7,19 +7,22 @@ names the file and the command that mends it.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from dovetail.ir.artifact import KernelIndex
 from dovetail.ir.errors import ArtifactError
-from dovetail.ir.files import open_regular
+from dovetail.ir.files import read_json
 from dovetail.ir.index_file import INDEX_MAJOR, IndexManifest
-from dovetail.runtime.artifact import MAX_JSON_BYTES, find_damage
+from dovetail.runtime.artifact import find_damage
 from dovetail.runtime.machine.isa import allowed_targets
 from dovetail.runtime.machine.library import KernelLibrary
 from dovetail.topology.hardware import read_hardware
 
 MANIFEST = "manifest.json"
+
+T = TypeVar("T")
 
 
 class _Kind(msgspec.Struct):
@@ -31,10 +34,8 @@ def read_manifest(folder: Path) -> IndexManifest:
     """Return the manifest of an index; ArtifactError where there is none that we read."""
     path = folder / MANIFEST
     try:
-        with open_regular(path) as file:
-            data = file.read(MAX_JSON_BYTES)
-        found = msgspec.json.decode(data, type=_Kind)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        found = read_json(path, _Kind)
+    except (FileNotFoundError, ValueError):
         raise ArtifactError(
             f"{folder} is not an index; run `dovetail index build CORPUS -o {folder}` to make one"
         ) from None
@@ -43,10 +44,7 @@ def read_manifest(folder: Path) -> IndexManifest:
             f"{path}: {found.kind} of format {found.format_major} is not the index format "
             f"{INDEX_MAJOR} this version reads; run `dovetail index build` again"
         )
-    try:
-        return msgspec.json.decode(data, type=IndexManifest)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise damaged(folder, MANIFEST, f"cannot be decoded ({error})") from None
+    return _read(folder, MANIFEST, IndexManifest)
 
 
 def check_file(folder: Path, manifest: IndexManifest, name: str, *, contents: bool) -> None:
@@ -72,13 +70,17 @@ def open_list_kernels(folder: Path) -> KernelLibrary | None:
         return None
     name = f"kernels/{target}/index.json"
     check_file(folder, manifest, name, contents=True)
-    try:
-        kernels = msgspec.json.decode((folder / name).read_bytes(), type=KernelIndex)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise damaged(folder, name, f"cannot be decoded ({error})") from None
+    kernels = _read(folder, name, KernelIndex)
     library = f"kernels/{target}/{kernels.library}"
     check_file(folder, manifest, library, contents=True)
     return KernelLibrary(folder / library, kernels)
+
+
+def _read(folder: Path, name: str, kind: type[T]) -> T:
+    try:
+        return read_json(folder / name, kind)
+    except (FileNotFoundError, ValueError) as error:
+        raise damaged(folder, name, str(error)) from None
 
 
 def damaged(folder: Path, file: str, problem: str) -> ArtifactError:

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.topology.hardware import HardwareSpec
+from dovetail.topology.textfile import show_ids
 
 BUSY = 0.5
 """Share of a CPU's time that others use from which it is taken for busy."""
@@ -124,8 +125,5 @@ def _show_busy(cpus: Collection[int]) -> str:
 
 def _show(cpus: Iterable[int]) -> str:
     """Return words such as `CPUs 0-2, 5`."""
-    numbers = sorted(cpus)
-    starts = [c for c in numbers if c - 1 not in numbers]
-    ends = [c for c in numbers if c + 1 not in numbers]
-    parts = [f"{a}-{b}" if b > a else f"{a}" for a, b in zip(starts, ends, strict=True)]
-    return f"CPU{'s' * (len(numbers) > 1)} {', '.join(parts)}"
+    numbers = set(cpus)
+    return f"CPU{'s' * (len(numbers) > 1)} {show_ids(numbers).replace(',', ', ')}"

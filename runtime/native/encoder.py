@@ -135,25 +135,24 @@ class Encoder(PackedEncoder):
 
 def check_ids(spec: EncoderSpec, ids: Sequence[Sequence[int] | Ids]) -> list[Ids]:
     """Return the token ids of each text as int32; RequestError for what `spec` does not take."""
-    return [_check_text(spec, number, text) for number, text in enumerate(ids)]
-
-
-def _check_text(spec: EncoderSpec, number: int, text: Sequence[int] | Ids) -> Ids:
-    try:
-        found = np.asarray(text)
-    except ValueError:  # lists of different lengths
-        found = np.empty(0)
-    if found.ndim != 1 or not found.size or not np.issubdtype(found.dtype, np.integer):
-        raise RequestError(f"text {number} must be a list of at least one token id")
-    if len(found) > spec.max_tokens:
-        raise RequestError(
-            f"text {number} has {len(found)} tokens; this encoder takes {spec.max_tokens}"
-        )
-    if found.min() < 0 or found.max() >= spec.vocab_size:
-        raise RequestError(
-            f"text {number} has a token id out of the vocabulary of {spec.vocab_size}"
-        )
-    return found.astype(np.int32, copy=False)
+    checked = []
+    for number, text in enumerate(ids):
+        try:
+            found = np.asarray(text)
+        except ValueError:  # lists of different lengths
+            found = np.empty(0)
+        if found.ndim != 1 or not found.size or not np.issubdtype(found.dtype, np.integer):
+            raise RequestError(f"text {number} must be a list of at least one token id")
+        if len(found) > spec.max_tokens:
+            raise RequestError(
+                f"text {number} has {len(found)} tokens; this encoder takes {spec.max_tokens}"
+            )
+        if found.min() < 0 or found.max() >= spec.vocab_size:
+            raise RequestError(
+                f"text {number} has a token id out of the vocabulary of {spec.vocab_size}"
+            )
+        checked.append(found.astype(np.int32, copy=False))
+    return checked
 
 
 def pack_texts(lengths: Sequence[int], tokens: int, texts: int) -> Iterator[range]:

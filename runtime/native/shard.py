@@ -149,6 +149,11 @@ def shard_tape(
     return replace(tape, args=(*tape.args, COMM), entries=(*edited, meet))
 
 
+def head_columns(spec: ModelSpec, shard: Shard) -> range:
+    """Return the columns of attention that a rank's heads give, and `o` reads."""
+    return range(shard.heads.start * spec.head_dim, shard.heads.stop * spec.head_dim)
+
+
 def matrix_ranges(
     tape: Tape, weights: Iterable[WeightEntry], slots: Slots
 ) -> Iterator[tuple[int, int]]:
@@ -346,15 +351,6 @@ def _cut_gate_up(place: _Place, **more: Slot) -> Iterator[Entry]:
     yield place.edit(N=len(inner), B=columns, bias=bias, **more)
 
 
-def _cut_o(place: _Place) -> Iterator[Entry]:
-    size, heads = place.spec.head_dim, place.shard.heads
-    yield from _cut_rows(place, range(heads.start * size, heads.stop * size))
-
-
-def _cut_down(place: _Place) -> Iterator[Entry]:
-    yield from _cut_rows(place, place.shard.inner)
-
-
 def _cut_rows(place: _Place, rows: range) -> Iterator[Entry]:
     """Yield a product over part of K, then the sum over ranks; rank 0 adds bias and residual.
 
@@ -382,9 +378,9 @@ _EDITS: dict[str, Callable[[_Place], Iterator[Entry]]] = {
     "rope_store": _store_heads,
     "prefill_attention": _cut_heads,
     "decode_attention": _cut_heads,
-    "o": _cut_o,
+    "o": lambda place: _cut_rows(place, head_columns(place.spec, place.shard)),
     "gate_up": _cut_gate_up,
-    "down": _cut_down,
+    "down": lambda place: _cut_rows(place, place.shard.inner),
     "combine_experts": _sum_experts,
     "head": _cut_head,
 }
@@ -397,11 +393,7 @@ _OF_HEADS = ("qkv", "rope_store", "prefill_attention", "decode_attention")
 
 def _place_heads(place: _Place) -> Iterator[Entry]:
     """Yield the attention of a rank's heads, written where one process would."""
-    yield from _cut_heads(place, place.shard.heads.start * place.spec.head_dim)
-
-
-def _place_gate_up(place: _Place) -> Iterator[Entry]:
-    yield from _cut_gate_up(place, C=_shift(place.slot("C"), place.shard.inner.start))
+    return _cut_heads(place, head_columns(place.spec, place.shard).start)
 
 
 def _gather_heads(place: _Place) -> Iterator[Entry]:
@@ -457,7 +449,7 @@ _WHOLE_EDITS = {
     "prefill_attention": _place_heads,
     "decode_attention": _place_heads,
     "o": _gather_heads,
-    "gate_up": _place_gate_up,
+    "gate_up": lambda p: _cut_gate_up(p, C=_shift(p.slot("C"), p.shard.inner.start)),
     "down": _gather_inner,
 }
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from dovetail.ir.model import ModelSpec
 from dovetail.ir.tape import Tape, WeightRef
-from dovetail.runtime.native.shard import Shard, Slots
+from dovetail.runtime.native.shard import Shard, Slots, head_columns
 
 Places: TypeAlias = npt.NDArray[np.int64]
 ALL = slice(None)
@@ -61,15 +61,14 @@ def _share_gate_up(spec: ModelSpec, shard: Shard) -> WeightShare:
     return WeightShare(np.concatenate([gate, gate + matrices * size]))
 
 
-def _share_o(spec: ModelSpec, shard: Shard) -> WeightShare:
-    first, last = (end * spec.head_dim for end in (shard.heads.start, shard.heads.stop))
-    return WeightShare(columns=slice(first, last))
+def _share_columns(columns: range) -> WeightShare:
+    return WeightShare(columns=slice(columns.start, columns.stop))
 
 
 _SHARES: dict[str, Callable[[ModelSpec, Shard], WeightShare]] = {
     "qkv": _share_qkv,
-    "o": _share_o,
+    "o": lambda spec, shard: _share_columns(head_columns(spec, shard)),
     "gate_up": _share_gate_up,
-    "down": lambda _, shard: WeightShare(columns=slice(shard.inner.start, shard.inner.stop)),
+    "down": lambda _, shard: _share_columns(shard.inner),
     "head": lambda _, shard: WeightShare(slice(shard.vocab.start, shard.vocab.stop)),
 }

@@ -199,7 +199,7 @@ class BoundTape:
         self._slots = (abi.Slot * max(1, len(slots)))()
         for i, slot in enumerate(slots):
             self._bind_slot(i, slot)
-        self._entries = self._bind_entries(tables)
+        self._entries = self._bind_entries()
         self._patch_array = (abi.Patch * max(1, len(self._patches)))(*self._patches)
         self._args = (abi.Slot * max(1, len(tape.args)))()
         self._known: dict[str, int] = {}  # arguments as they are set
@@ -284,8 +284,7 @@ class BoundTape:
 
     def kernel(self, entry: Entry, m: int) -> str:
         """Return the name of the kernel that computes an entry of m rows."""
-        rows = self._table(entry, self._tables.get(entry.op, ())).rows
-        return [row.kernel for row in rows if row.m_lo <= m][-1]
+        return [row.kernel for row in self._table(entry).rows if row.m_lo <= m][-1]
 
     def product_bytes(self, entry: Entry, m: int) -> int:
         """Return the bytes of weights that an entry of m rows reads; 0 where it is no product.
@@ -356,11 +355,11 @@ class BoundTape:
             raise self._error(f"there is no layer {slot.layer} in the {slot.pool!r} pool")
         return int(pool.ctypes.data) + slot.layer * kv.layer_bytes
 
-    def _bind_entries(self, tables: Tables) -> ctypes.Array[abi.Entry]:
+    def _bind_entries(self) -> ctypes.Array[abi.Entry]:
         entries = (abi.Entry * max(1, len(self.tape.entries)))()
         first = 0
         for i, entry in enumerate(self.tape.entries):
-            rows = self._bind_rows(entry, tables)
+            rows = self._bind_rows(entry)
             skip = -1 if entry.skip_if_zero is None else self._arg(entry.skip_if_zero)
             entries[i] = abi.Entry(
                 rows, len(rows), first, self._arg(entry.m), skip, int(entry.barrier)
@@ -379,8 +378,8 @@ class BoundTape:
             raise self._error(f"operator {entry.op!r} has {len(slots)} operands")
         return abi.Groups(groups.count, groups.bytes, starts, len(slots), *places)
 
-    def _bind_rows(self, entry: Entry, tables: Tables) -> ctypes.Array[abi.Row]:
-        table = self._table(entry, tables.get(entry.op, ()))
+    def _bind_rows(self, entry: Entry) -> ctypes.Array[abi.Row]:
+        table = self._table(entry)
         bounds = [row.m_lo for row in table.rows]
         if not bounds or bounds[0] > 1 or bounds != sorted(set(bounds)):
             raise self._error(f"the breakpoints of {entry.op!r} do not cover every M")
@@ -391,8 +390,9 @@ class BoundTape:
             self._rows[key] = (abi.Row * len(table.rows))(*map(self._bind_row, table.rows))
         return self._rows[key]
 
-    def _table(self, entry: Entry, tables: Sequence[ScheduleTable]) -> ScheduleTable:
+    def _table(self, entry: Entry) -> ScheduleTable:
         """Return the table for the shape of an entry, whose operands say N and K in a product."""
+        tables = self._tables.get(entry.op, ())
         if not tables:
             raise self._error(f"no schedule table for operator {entry.op!r}")
         if len(tables) == 1:
@@ -401,14 +401,10 @@ class BoundTape:
         names = self._library.slots(first) if first else ()
         values = dict(zip(names, entry.slots, strict=False))
         n, k = (slot.value if isinstance(slot, IntConst) else 0 for slot in map(values.get, "NK"))
-        stored = self._stored(values.get("B"))
-        return nearest_table([t for t in tables if t.dtype == stored] or tables, n, k)
-
-    def _stored(self, weight: Slot | None) -> str:
-        """Return the format of the weight of a product."""
-        named = isinstance(weight, WeightRef) and weight.name
-        entry = self._operands.weights.entries.get(named) if named else None
-        return entry.dtype if entry else ""
+        ref, known = values.get("B"), self._operands.weights.entries
+        weight = known.get(ref.name or "") if isinstance(ref, WeightRef) else None
+        alike = [t for t in tables if t.dtype == (weight.dtype if weight else "")]
+        return nearest_table(alike or tables, n, k)
 
     def _check_operands(self, entry: Entry, row: Row) -> None:
         for kernel in (row.kernel, row.reduce_kernel):

@@ -77,7 +77,11 @@ class Collection:
                 self._filtered, self._seen = {}, len(self.store)
             only = self._filtered.pop(key, None) or Only(self.store.match(filters))
             self._filtered[key] = only
-            self._drop_filters()
+            held = sum(each.nbytes for each in self._filtered.values())
+            for oldest in tuple(self._filtered)[:-1]:  # until the others fit
+                if len(self._filtered) <= KEPT_FILTERS and held <= KEPT_FILTER_BYTES:
+                    break
+                held -= self._filtered.pop(oldest).nbytes
             return only
 
     def find(
@@ -130,14 +134,6 @@ class Collection:
             self.store.forget(body.remove)
             self.now = body.version, index
             self._past, self._removed = {body.version: index}, deque()
-
-    def _drop_filters(self) -> None:
-        """Forget those not used for longest, until the others fit."""
-        held = sum(only.nbytes for only in self._filtered.values())
-        for key in tuple(self._filtered)[:-1]:
-            if len(self._filtered) <= KEPT_FILTERS and held <= KEPT_FILTER_BYTES:
-                return
-            held -= self._filtered.pop(key).nbytes
 
     def _keep(self, left: tuple[int, ...]) -> tuple[int, ...]:
         """Keep the new version, which lacks `left`; return ids that only forgotten ones had."""

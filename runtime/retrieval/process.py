@@ -68,8 +68,7 @@ class RetrievalProcess(Supervisor[wire.WorkerReply]):
         self._numbers = count()
         self._waiting: deque[_Ask] = deque()
         self._sent: dict[int, _Ask] = {}
-        self._opened: dict[str, wire.OpenIndex] = {}
-        self._changes: dict[str, ChangeLog] = {}  # since it was opened
+        self._opened: dict[str, tuple[wire.OpenIndex, ChangeLog]] = {}  # and the changes since
         self._suspects: set[int] = set()  # what a worker had that died
         self._answered, self._longest = 0, 0.0  # the seconds that a search took
 
@@ -145,16 +144,15 @@ class RetrievalProcess(Supervisor[wire.WorkerReply]):
         """Have it open all indexes as they are."""
         child.set_up(None, wire.WorkerReady, START_SECONDS)
         # Without the lock: this thread alone writes what is read here, one message at a time
-        for body in chain.from_iterable(
-            chain([first], self._changes[name].replay()) for name, first in self._opened.items()
-        ):
-            try:
-                reply = child.ask(wire.WorkerRequest(-1, body), wire.WorkerReply, START_SECONDS)
-            except ChildLost as lost:
-                why = f"{lost} on its start, as it opened {body.index!r}"
-                raise StartError(f"{child.name} {why}") from None
-            if reply.error is not None:
-                raise reply.error.make()
+        for first, changes in self._opened.values():
+            for body in chain([first], changes.replay()):
+                try:
+                    reply = child.ask(wire.WorkerRequest(-1, body), wire.WorkerReply, START_SECONDS)
+                except ChildLost as lost:
+                    why = f"{lost} on its start, as it opened {body.index!r}"
+                    raise StartError(f"{child.name} {why}") from None
+                if reply.error is not None:
+                    raise reply.error.make()
 
     def _send_waiting(self) -> None:
         """Send what waits, one at a time while there are suspects."""
@@ -175,10 +173,10 @@ class RetrievalProcess(Supervisor[wire.WorkerReply]):
             self._suspects.discard(reply.number)
             if isinstance(reply.body, wire.Opened) and isinstance(body, wire.OpenIndex):
                 # Later workers scan as this one does: a search may go on in one of them
-                self._opened[body.index] = replace(body, kernels=reply.body.kernels)
-                self._changes[body.index] = ChangeLog(body.index)
+                first = replace(body, kernels=reply.body.kernels)
+                self._opened[body.index] = first, ChangeLog(body.index)
             elif isinstance(reply.body, wire.Changed) and isinstance(body, wire.ChangeIndex):
-                self._changes[body.index].add(body, reply.body.removed)
+                self._opened[body.index][1].add(body, reply.body.removed)
             self._send_waiting()
         if reply.error is not None:
             asked.future.set_exception(reply.error.make())

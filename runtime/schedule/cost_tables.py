@@ -21,7 +21,7 @@ import msgspec
 from dovetail.ir.artifact import KernelEntry
 from dovetail.ir.cache import cache_directory
 from dovetail.ir.errors import ArtifactError
-from dovetail.ir.files import write_whole
+from dovetail.ir.files import read_json, write_whole
 from dovetail.ir.profile import CostRow, LatencyRow, ProfileFile, ProfileKey
 from dovetail.runtime.schedule.predictor import Predictor
 
@@ -156,18 +156,11 @@ def read_profile(folder: Path, key: ProfileKey) -> ProfileFile | None:
     """
     path = folder / PROFILE
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+        profile = read_json(path, ProfileFile, MAX_BYTES)
     except FileNotFoundError:
         return None
-    except OSError as error:
-        raise ArtifactError(f"{path}: cannot be read ({error.strerror})") from None
-    if len(data) > MAX_BYTES:
-        raise ArtifactError(f"{path}: is larger than {MAX_BYTES >> 20} MiB; {_MEND}")
-    try:
-        profile = msgspec.json.decode(data, type=ProfileFile)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ArtifactError(f"{path}: cannot be decoded ({error}); {_MEND}") from None
+    except ValueError as error:
+        raise ArtifactError(f"{path}: {error}; {_MEND}") from None
     check_tables(profile, str(path))
     check_key(profile, key, str(path))
     return profile
@@ -196,8 +189,8 @@ def kept_profiles(model: str) -> tuple[ProfileFile, ...]:
     """Return the profiles of devices that the cache has of the model with this fingerprint."""
     found = []
     for path in sorted((cache_directory() / DEVICE_PROFILES).glob(f"*/{PROFILE}")):
-        with suppress(OSError, ValueError):  # of no use: measured anew when it is wanted
-            profile = msgspec.json.decode(path.read_bytes(), type=ProfileFile)
+        with suppress(FileNotFoundError, ValueError):  # of no use: measured anew when it is wanted
+            profile = read_json(path, ProfileFile, MAX_BYTES)
             found += [profile] if profile.key.model == model else []
     return tuple(found)
 

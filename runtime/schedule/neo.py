@@ -9,13 +9,7 @@ from collections.abc import Callable, Sequence
 
 from dovetail.ir.model import KV_BLOCK
 from dovetail.runtime.schedule.kv_pool import KvPool, blocks_for
-from dovetail.runtime.schedule.offload import (
-    Demand,
-    Lateness,
-    OffloadVerdict,
-    Pace,
-    weigh_offload,
-)
+from dovetail.runtime.schedule.offload import Demand, Lateness, OffloadVerdict, Pace, weigh_offload
 from dovetail.runtime.schedule.pipeline import LayerTimes, Pipeline
 from dovetail.runtime.schedule.plan import Batch, Limits, SchedulerSettings, StepPlan
 from dovetail.runtime.schedule.predictor import Predictor

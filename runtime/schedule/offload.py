@@ -13,6 +13,7 @@ import statistics
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, TypeVar
 
 from dovetail.ir.model import KV_BLOCK
@@ -265,7 +266,8 @@ class _Steady:
         whole = max(1, round(demand.prompt))
         self.prompt = min(whole, limits.max_step_tokens)
         self.parts = max(1.0, demand.prompt / self.prompt)  # chunks of a prompt
-        self.step = MeanStep(times, self.prompt, stored, whole)
+        self._seconds = partial(MeanStep(times, self.prompt, stored, whole).seconds, on_gpu)
+        """The time of a layer by the CPU's decodes, split the best way, and chunks of prompts."""
         self.pieces = math.ceil(whole * FULL / limits.max_step_tokens)
         self.piecewise = MeanStep(times, math.ceil(whole / self.pieces), stored, whole)
 
@@ -292,7 +294,9 @@ class _Steady:
             return 0.0
         seconds = self._seconds(beside, chunks) + steps * self._seconds(between, 0)
         sent = (beside + steps * between) / max(1.0, prompts * self.answer)
-        return prompts / max(seconds, self._link(prompts * min(1.0, sent)), NO_TIME)
+        nbytes = blocks_for(round(self.demand.prompt)) * self.limits.block_bytes
+        link = prompts * min(1.0, sent) * self.times.swap(nbytes) / self.limits.n_layers
+        return prompts / max(seconds, link, NO_TIME)
 
     def finish(self, beside: int, between: int) -> float:
         """Return the seconds of a layer until all requests known now have ended.
@@ -346,12 +350,3 @@ class _Steady:
             max(self.answer, tokens / max(1, self.on_gpu + count)) * self._seconds(count, 0)
             for count in on_cpu
         )
-
-    def _seconds(self, on_cpu: int, chunks: int) -> float:
-        """Return the time of a layer with `chunks` of prompts, decodes split the best way."""
-        return self.step.seconds(self.on_gpu, on_cpu, chunks)
-
-    def _link(self, prompts: float) -> float:
-        """Return the time of a layer that KV of prompts bound for the CPU takes on its way."""
-        nbytes = blocks_for(round(self.demand.prompt)) * self.limits.block_bytes
-        return prompts * self.times.swap(nbytes) / self.limits.n_layers

@@ -437,9 +437,4 @@ MAX_PRIORITY = 100
 
 def check_priority(priority: int) -> None:
     """Raise RequestError where `priority` is no whole number within its bounds."""
-    number = isinstance(priority, int) and not isinstance(priority, bool)
-    if not number or abs(priority) > MAX_PRIORITY:
-        raise RequestError(
-            f"priority must be a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}, "
-            f"not {priority!r}"
-        )
+    _integer("priority", priority, -MAX_PRIORITY, MAX_PRIORITY)

@@ -259,10 +259,8 @@ class Scheduler(RequestQueues):
 
     def _predict(self, draft: Draft, rows: int) -> float:
         """Return the seconds of a step in one batch, whose parts follow each other."""
-        times, (gpu, cpu) = (
-            LayerTimes(self.predictor),
-            (draft.decodes[h] for h in (Home.GPU, Home.CPU)),
-        )
-        attention = times.prefill(draft.chunks) + times.gpu_decode(sum(len(r.tokens) for r in gpu))
-        attention += times.cpu_decode(len(cpu), sum(len(r.tokens) for r in cpu))
+        times, on_cpu = LayerTimes(self.predictor), len(draft.decodes[Home.CPU])
+        gpu, cpu = (sum(len(r.tokens) for r in draft.decodes[h]) for h in (Home.GPU, Home.CPU))
+        attention = times.prefill(draft.chunks) + times.gpu_decode(gpu)
+        attention += times.cpu_decode(on_cpu, cpu)
         return (attention + times.linear(rows) + times.launch) * self.limits.n_layers

@@ -21,6 +21,7 @@ ASSUMED_SPREAD = 0.2
 """Error that rows of the roofline may well have, relative."""
 SEQUENCE_SECONDS = 1e-6
 """Assumed cost of each sequence on the CPU: its task, its merge and its row of q and o."""
+_LAUNCH = Figure(50e-6, "assumed: event, copy of q, k and v, waking the threads")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,6 @@ class Machine:
 
     name: str
     model: str
-    accelerators: int
     gpu_blocks: int
     cpu_blocks: int
     step_tokens: int
@@ -43,7 +43,8 @@ class Machine:
     link: Figure
     cpu_bandwidth: Figure
     stage: Figure  # kernels of one layer that do no work: starts, reductions, all-reduce
-    launch: Figure  # host work before a stage of the CPU: events, copies, waking the threads
+    launch: Figure = _LAUNCH  # host work before a stage of the CPU
+    accelerators: int = 1
 
     def with_cpu(self, times: float) -> Machine:
         """Return the machine with a CPU of another bandwidth."""
@@ -63,13 +64,10 @@ class Machine:
         )
 
 
-_LAUNCH = Figure(50e-6, "assumed: event, copy of q, k and v, waking the threads")
-
 MACHINES: dict[str, Machine] = {
     "t4": Machine(
         name="t4",
         model="llama-2-7b",
-        accelerators=1,
         gpu_blocks=54,
         cpu_blocks=2500,
         step_tokens=832,
@@ -81,12 +79,10 @@ MACHINES: dict[str, Machine] = {
             60e9, "g4dn.4xlarge: 8 of 24 cores of a Xeon 8259CL, 6 channels DDR4-2933 = 141 GB/s"
         ),
         stage=Figure(30e-6, "assumed: eight kernels at 4 us"),
-        launch=_LAUNCH,
     ),
     "a10g": Machine(
         name="a10g",
         model="llama-3-8b",
-        accelerators=1,
         gpu_blocks=1650,
         cpu_blocks=20000,
         step_tokens=20480,
@@ -98,7 +94,6 @@ MACHINES: dict[str, Machine] = {
             47e9, "g5.4xlarge: 8 cores of an EPYC 7R32, one die's link of 32 B at 1467 MHz"
         ),
         stage=Figure(25e-6, "assumed: eight kernels at 3 us"),
-        launch=_LAUNCH,
     ),
     "h100": Machine(
         name="h100",
@@ -115,12 +110,10 @@ MACHINES: dict[str, Machine] = {
             115e9, "NEO §5.1: a quarter of two Xeon 8462Y+, 16 channels DDR5-4800 x 0.75"
         ),
         stage=Figure(40e-6, "assumed: eight kernels at 2 us and two all-reduces at 12 us"),
-        launch=_LAUNCH,
     ),
     "h200": Machine(
         name="h200",
         model="llama-3-8b",
-        accelerators=1,
         gpu_blocks=1650,
         cpu_blocks=20000,
         step_tokens=20480,
@@ -130,7 +123,6 @@ MACHINES: dict[str, Machine] = {
         link=Figure(50e9, "PCIe 5.0 x16: 63 GB/s each way x 0.79"),
         cpu_bandwidth=Figure(100e9, "assumed: 16 cores of a server with 8 channels DDR5-4800"),
         stage=Figure(16e-6, "assumed: eight kernels at 2 us"),
-        launch=_LAUNCH,
     ),
 }
 """Machine classes by name: the settings of NEO §5 and an H200 whose KV pool is cut."""

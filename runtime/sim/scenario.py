@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import cast
 
 import msgspec
@@ -53,13 +54,8 @@ class Scenario:
         )
         told = {name: rows for name, rows in profile.tables.items() if name != "launch"}
         tables = TablePredictor(msgspec.structs.replace(profile, tables=told))
-        blocks = self.machine.gpu_blocks, self.machine.cpu_blocks
-        limits, settings = self._limits(), self.settings
-        return serve(tables, truth, limits, blocks, settings, arrivals, timeline=timeline)
-
-    def _limits(self) -> Limits:
-        spec = self.spec
-        return Limits(
+        blocks, spec = (self.machine.gpu_blocks, self.machine.cpu_blocks), self.spec
+        limits = Limits(
             max_step_tokens=self.machine.step_tokens,
             max_step_sequences=MAX_SEQUENCES,
             max_context=spec.max_context,
@@ -67,6 +63,7 @@ class Scenario:
             n_layers=spec.n_layers,
             block_bytes=KV_BLOCK * kv_token_bytes(spec) * spec.n_layers,
         )
+        return serve(tables, truth, limits, blocks, self.settings, arrivals, timeline=timeline)
 
 
 def serve(
@@ -156,10 +153,8 @@ def schedule(
     if not ((rate is None or rate > 0) and speed > 0):  # NaN is not
         raise SpecError("the rate and the speed of arrivals must be positive")
     if rate is not None:
-        draw, at, times = random.Random(seed + 1), 0.0, []
-        for _ in lengths:
-            at += draw.expovariate(rate)
-            times.append(at)
+        draw = random.Random(seed + 1)
+        times = list(accumulate(draw.expovariate(rate) for _ in lengths))
     first = times[0] if times else 0.0
     return [
         Arrival((times[i] - first) / speed if times else 0.0, prompt, max(1, output))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.model import KV_BLOCK, ModelSpec
@@ -21,17 +22,11 @@ from dovetail.runtime.sim.machines import kv_token_bytes
 NOTHING = Batch()
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
+class Stage(NamedTuple):
     """One of the two stages of a layer: what runs at once on the GPU and on the CPU, in seconds."""
 
     gpu: float
     cpu: float
-
-    @property
-    def seconds(self) -> float:
-        """The longer of the two."""
-        return max(self.gpu, self.cpu)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +84,7 @@ class Truth:
         hidden: count these, and copies of q, k, v and of results beside those of KV.
         """
         self.tables, self.spec, self.noise, self.hidden = tables, spec, noise, hidden
-        self._logits = launch or hidden
-        self._layer = LayerTimes(tables)
-        self._launch = tables.launch() if launch or hidden else 0.0
+        self._layer, self._starts = LayerTimes(tables), launch or hidden
         self._random = random.Random(seed)
         size = DTYPES[spec.kv_dtype].size
         rows = spec.qkv_size + spec.n_heads * spec.head_dim
@@ -106,13 +99,12 @@ class Truth:
             self._disturb(self.tables.swap(tokens * self._token_bytes)) for tokens in (out, back)
         )
         layers = self.spec.n_layers
-        plain = self._stages(first, second, 0.0)
-        busy = layers * sum(stage.seconds for stage in plain)
+        busy = layers * sum(max(stage) for stage in self._stages(first, second, 0.0))
         share = min(1.0, max(link_out, link_in) / busy) if busy else 0.0
-        stages = self._stages(first, second, share) if self.hidden else plain
-        rows = [batch.sequences for batch in plan.batches] if self._logits else []
+        stages = self._stages(first, second, share)
+        rows = [batch.sequences for batch in plan.batches] if self._starts else []
         head = sum(map(self.tables.head, rows))
-        seconds = layers * sum(stage.seconds for stage in stages) + head
+        seconds = layers * sum(max(stage) for stage in stages) + head
         return StepTime(
             seconds=max(seconds, link_out, link_in),
             layers=layers,
@@ -132,22 +124,21 @@ class Truth:
         """Return the CPU's part of a stage; KV is on the link for `share` of the time."""
         if not parts.sequences:
             return 0.0
-        if not self.hidden:
-            return parts.decode + self._launch
-        rows = self.tables.swap(parts.sequences * self._row_bytes)
-        return parts.decode + self._launch + rows * (1 + share)
+        launch = self.tables.launch() if self._starts else 0.0
+        rows = self.tables.swap(parts.sequences * self._row_bytes) if self.hidden else 0.0
+        return parts.decode + launch + rows * (1 + share)
 
     def _measure(self, batch: Batch, requests: Mapping[int, Request]) -> _Parts:
-        tables, noisy = self.tables, self._disturb
-        stored = sum(len(requests[i].tokens) for i in batch.gpu_decode)
-        moved = sum(len(requests[i].tokens) for i in batch.cpu_decode)
-        decode = tables.cpu_decode(len(batch.cpu_decode), moved)
-        attention = noisy(self._layer.prefill(batch.prefill)) + noisy(tables.gpu_decode(stored))
-        return _Parts(
+        tables, noisy, count = self.tables, self._disturb, len(batch.cpu_decode)
+        stored, moved = (
+            sum(len(requests[i].tokens) for i in decodes)
+            for decodes in (batch.gpu_decode, batch.cpu_decode)
+        )
+        return _Parts(  # in this order, which is that of the noise
+            attention=noisy(self._layer.prefill(batch.prefill)) + noisy(tables.gpu_decode(stored)),
             linear=noisy(tables.linear(batch.tokens)),
-            attention=attention,
-            decode=noisy(decode),
-            sequences=len(batch.cpu_decode),
+            decode=noisy(tables.cpu_decode(count, moved)),
+            sequences=count,
         )
 
     def _copied_tokens(self, plan: StepPlan, requests: Mapping[int, Request]) -> tuple[int, int]:

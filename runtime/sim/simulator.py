@@ -255,7 +255,7 @@ class _Picture:
             for stage, (name, other) in zip(taken.stages, _STAGES, strict=True):
                 self._span("gpu", f"{name} ({layer})", at, stage.gpu)
                 self._span("cpu", f"{other} ({layer})", at, stage.cpu)
-                at += stage.seconds
+                at += max(stage)
         self._span("gpu", "logits", at, taken.head)
 
     def draw_requests(self, requests: Iterable[Request]) -> None:

@@ -78,7 +78,7 @@ LINES = {
     "runtime/accel": 4_755,
     "runtime/hosting": 1_750,
     "runtime/retrieval": 1_650,
-    "runtime/flows": 5_370,
+    "runtime/flows": 5_380,
     "runtime/server": 4_870,
     "runtime/sim": 1_330,
 }

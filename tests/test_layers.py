@@ -64,7 +64,7 @@ LINES = {
     "compiler": 16_950,
     "codegen": 18_120,
     "topology": 4_060,
-    "ir": 10_240,
+    "ir": 10_270,
     "runtime": 39_170,
     "runtime/machine": 1_220,
     "runtime/schedule": 3_900,

@@ -64,7 +64,7 @@ LINES = {
     "compiler": 16_960,
     "codegen": 18_120,
     "topology": 4_060,
-    "ir": 10_270,
+    "ir": 10_280,
     "runtime": 39_170,
     "runtime/machine": 1_220,
     "runtime/schedule": 3_900,

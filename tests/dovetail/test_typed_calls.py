@@ -149,3 +149,19 @@ def test_the_option_that_is_meant_is_named(artifact: Path) -> None:
 def test_values_of_a_wrong_type_are_errors_of_ours(options: dict[str, Any], said: str) -> None:
     with pytest.raises(dovetail.RequestError, match=said):
         dovetail.load(**{"path": "nowhere.dove", **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"model": None}, "model must be a text or a path, not None"),
+        ({"output": 3}, "output must be a text or a path, not 3"),
+        ({"budget": "soon"}, "budget must be a number or None, not 'soon'"),
+        ({"threads": "two"}, "threads must be a whole number or None, not 'two'"),
+        ({"beside": ["x"]}, r"beside must be a dictionary, not \['x'\]"),
+        ({"workflows": 3}, "workflows must be a list, not 3"),
+    ],
+)
+def test_so_are_those_of_a_compile(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(dovetail.SpecError, match=said):
+        dovetail.compile(**{"model": "nowhere", "output": "x.dove", **options})

@@ -199,13 +199,21 @@ def _lines(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _append_lines(path: Path, lines: Sequence[bytes]) -> None:
-    """Add each line in one write; a torn last line, of a process that died, is ended first."""
+    """Add all lines, or none where the disk is full.
+
+    A torn last line, of a process that died, is ended first.
+    """
     with path.open("a+b", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
         if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
             file.write(b"\n")
-        for line in lines:
-            file.write(line)
+        try:
+            left = b"".join(lines)
+            while left:  # a part may have been written
+                left = left[file.write(left) :]
+        except OSError:
+            file.truncate(size)
+            raise
 
 
 def _differ(ours: TuningRecord, theirs: TuningRecord) -> bool:

@@ -25,6 +25,7 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     "block_sparse_moe.input_linear.weight": ("gate_proj", "up_proj"),
     "block_sparse_moe.output_linear.weight": ("down_proj",),
     "mlp.experts.gate_up_proj": ("gate_proj", "up_proj"),
+    "mlp.experts.gate_up_proj.weight": ("gate_proj", "up_proj"),
     "mlp.experts.down_proj": ("down_proj",),
     **{f"mlp.experts.{part}_proj.weight": (f"{part}_proj",) for part in ("gate", "up", "down")},
 }

@@ -42,6 +42,7 @@ _OF_LAYER = {
     "ffn_gate_inp": "mlp.gate",
     "ffn_gate_exps": "mlp.experts.gate_proj",
     "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_gate_up_exps": "mlp.experts.gate_up_proj",
     "ffn_down_exps": "mlp.experts.down_proj",
 }
 _OF_ARCHITECTURE: Mapping[str, Mapping[str, str]] = {

@@ -151,7 +151,7 @@ class _Snapshot:
         root = self._get(CONFIG).parent
         self._get_all(name for name in self.sizes if _SMALL_FILE.fullmatch(name))
         if not is_encoder(root):
-            read_dimensions(root)  # what no compile would take ends here
+            read_dimensions(root / CONFIG)  # what no compile would take ends here
         self._get_all(_weights(root))
         return root
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from dovetail.compiler.checkpoint import Checkpoint, open_checkpoint
+from dovetail.compiler.checkpoint import INDEX_FILE, SINGLE_FILE, Checkpoint, open_checkpoint
 from dovetail.compiler.config import MAX_JSON_BYTES, Config, parse_json_object, read_bounded
 from dovetail.compiler.experts import expert_tensors
 from dovetail.compiler.packed import packed_tensors
@@ -69,6 +69,12 @@ def open_model(path: str | Path) -> ModelSource:
     if not path.is_dir():
         raise SpecError(f"{path} is neither a Hugging Face model directory nor a GGUF file")
     return ModelDirectory(path)
+
+
+def has_weights(path: Path) -> bool:
+    """Tell whether a GGUF file, or a directory of a model, has its weights with it."""
+    files = (path / SINGLE_FILE, path / INDEX_FILE)
+    return any(file.is_file() for file in files) or (path.is_file() and path.suffix != ".json")
 
 
 def read_json(source: ModelSource, name: str) -> Config | None:

@@ -16,7 +16,13 @@ from dovetail.compiler.checkpoint import Checkpoint
 from dovetail.compiler.config import Config
 from dovetail.compiler.experts import read_experts
 from dovetail.compiler.families import FAMILIES, Family
-from dovetail.compiler.model_source import GENERATION, ModelSource, open_model, read_json
+from dovetail.compiler.model_source import (
+    GENERATION,
+    ModelSource,
+    has_weights,
+    open_model,
+    read_json,
+)
 from dovetail.compiler.rope import MAX_POSITION, read_local_rope, read_rope, usable_positions
 from dovetail.compiler.tensors import check_tensors
 from dovetail.compiler.text_part import text_config
@@ -65,13 +71,13 @@ def read_model_spec(
 def read_dimensions(
     path: str | Path, *, weight_dtype: str | None = None, target: Target | None = None
 ) -> ModelSpec:
-    """Read a model's dimensions from config.json alone (that file, or a directory that has one).
+    """Read a model's dimensions: of what has its weights here as `read_model_spec` does.
 
-    For planning without weights; what the checkpoint has is what config.json names. A GGUF file
-    has its weights, and is read whole.
+    Else from config.json alone (that file, or a directory that has one), for planning: what the
+    checkpoint has is what config.json names then.
     """
     path = Path(path)
-    if path.is_file() and path.suffix != ".json":
+    if has_weights(path):
         return read_model_spec(path, weight_dtype=weight_dtype, target=target)
     config = text_config(Config.read(path)) if path.is_file() else open_model(path).config()
     name = config.text("dtype", config.text("torch_dtype", "float32"))
@@ -233,8 +239,13 @@ def _context(config: Config, asked: int | None, positions: int) -> int:
 
 
 def stored_dtype(checkpoint: Checkpoint) -> str:
-    """Return the dtype of the matrices: the one they share, else f32, which holds all of them."""
+    """Return the dtype of the matrices: the one they share, else f32, which holds all of them.
+
+    Beside packed matrices float16 counts as bfloat16, as in `keep_formats`.
+    """
     names = {info.dtype.name for info in checkpoint.tensors.values() if len(info.shape) > 1}
+    if any(info.packed for info in checkpoint.tensors.values()):
+        names = {"bf16" if name == "f16" else name for name in names}
     return names.pop() if len(names) == 1 else "f32"
 
 

@@ -102,11 +102,12 @@ def compile_model(
     compiled anew; or several by name, at most one of which generates, the others being encoders.
     options: the fields of CompileRequest.
     """
-    CompileRequest.check_options("compile", options)
-    if isinstance(model, str | Path):
-        named: dict[str, object] = {"model": find_model(model)}
-    else:
+    if isinstance(model, Mapping):
+        CompileRequest.check_options("compile", {"output": output, **options})
         named = _first_and_others(find_models(model))
+    else:
+        CompileRequest.check_options("compile", {"model": model, "output": output, **options})
+        named = {"model": find_model(model)}
     if isinstance(beside := options.get("beside"), Mapping):
         options["beside"] = find_models(beside)
     request = CompileRequest(output=output, **{**named, **options})  # type: ignore[arg-type]

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias, TypedDict
+from typing import Any, ClassVar, TypeAlias, TypedDict, get_type_hints
 
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.targets import DEVICE_TARGETS, get_target, runs_on, target_for
@@ -50,7 +50,7 @@ from dovetail.ir.artifact import PHASES, ServicePlan
 from dovetail.ir.encoder import Spec
 from dovetail.ir.errors import SpecError
 from dovetail.ir.model import ModelSpec
-from dovetail.ir.options import check_names
+from dovetail.ir.options import check_names, check_types
 from dovetail.ir.plans import PlanChoice
 from dovetail.ir.ragraph import RAGraph
 from dovetail.ir.workflow import Workflow
@@ -136,9 +136,10 @@ class ModelRequest:
     kernels: Sequence[str] = ()
 
     @classmethod
-    def check_options(cls, verb: str, options: Iterable[str]) -> None:
-        """Raise SpecError for a name that is no field."""
+    def check_options(cls, verb: str, options: Mapping[str, object]) -> None:
+        """Raise SpecError for a name that is no field, or a value of another type than its."""
         check_names(verb, options, [field.name for field in fields(cls)], SpecError)
+        check_types(options, get_type_hints(cls), SpecError)
 
     @property
     def step(self) -> tuple[int, int]:

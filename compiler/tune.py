@@ -125,7 +125,7 @@ def tune_model(
     trials. Raises SpecError for bad input. Interrupted, it leaves every finished trial in the
     database, and the next call like it goes on.
     """
-    TuneRequest.check_options("tune", options)
+    TuneRequest.check_options("tune", {"model": model, **options})
     if not can_fit():
         raise SpecError("tuning needs scikit-learn; install dovetail with the extra `tune`")
     request = TuneRequest(model=find_model(model), **options)

@@ -68,8 +68,8 @@ def compile_first(
 
 def _find(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
     """Return an artifact as it is; of a model, that of the cache, which is compiled first."""
-    if (Path(path) / "manifest.json").exists():
-        return path
+    if not isinstance(path, str | os.PathLike) or (Path(path) / "manifest.json").exists():
+        return path  # what is no path, `load` refuses
     from dovetail.cli.model_cache import find_artifact, is_model  # noqa: PLC0415 - compiles
 
     return find_artifact(path, {}) if is_model(path) else path

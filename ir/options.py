@@ -6,8 +6,11 @@ In: keyword options of a caller. Out: nothing, or an error that names the option
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, TypedDict
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, TypedDict, Union, get_args, get_origin
 
 from dovetail.ir.errors import DovetailError, RequestError
 
@@ -68,3 +71,45 @@ def check_names(
             near = difflib.get_close_matches(name, names, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else "."
             raise error(f"{what} has no option {name!r}{hint} The options are {', '.join(names)}")
+
+
+TYPES: dict[type, str] = {
+    bool: "True or False",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    **dict.fromkeys((dict, Mapping), "a dictionary"),
+    **dict.fromkeys((tuple, Sequence), "a list"),
+    **dict.fromkeys((os.PathLike, Path), "a path"),
+    NoneType: "None",
+}
+"""What values of a type are called; others by the type's name."""
+CHOICES = (Union, UnionType, Literal)
+"""Hints that name several types, or words."""
+METHODS = {int: "__index__", float: "__float__"}
+"""What numbers of whatever library have."""
+
+
+def check_types(
+    given: Mapping[str, object],
+    hints: Mapping[str, Any],
+    error: type[DovetailError] = RequestError,
+) -> None:
+    """Raise `error` for the first value of `given` that is of no type of its hint."""
+    for name, value in given.items():
+        hint = hints[name]
+        parts = get_args(hint) if get_origin(hint) in CHOICES else (hint,)
+        kinds = [_kind(part) for part in parts]
+        if not any(_is(value, kind) for kind in kinds):
+            wanted = " or ".join(dict.fromkeys(TYPES.get(kind, kind.__name__) for kind in kinds))
+            raise error(f"{name} must be {wanted}, not {value!r}")
+
+
+def _kind(part: Any) -> type:
+    """Return the type of a part of a hint: a Literal has words, and a tuple may be any list."""
+    kind = str if isinstance(part, str) else get_origin(part) or part
+    return Sequence if kind is tuple else kind
+
+
+def _is(value: object, kind: type) -> bool:
+    return hasattr(value, METHODS[kind]) if kind in METHODS else isinstance(value, kind)

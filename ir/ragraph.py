@@ -16,7 +16,7 @@ import networkx as nx  # type: ignore[import-untyped]
 from dovetail.ir import workflow as wf
 from dovetail.ir.errors import WorkflowError
 from dovetail.ir.graph import ExecutionGraph
-from dovetail.ir.options import SamplingOptions, check_names
+from dovetail.ir.options import SamplingOptions, check_names, check_types
 from dovetail.ir.template import MAX_STEPS, lower
 from dovetail.ir.workflow import END, START, targets
 from dovetail.ir.workflow_draw import draw_mermaid, draw_svg
@@ -42,6 +42,7 @@ class RAGraph:
             inputs: the names that a run is given.
             max_steps: how often one node may run for one request; a loop ends there with an error.
         """
+        check_types({"max_steps": max_steps}, {"max_steps": int}, WorkflowError)
         if max_steps < 1:
             raise WorkflowError(f"workflow {name!r}: max_steps must be at least 1, not {max_steps}")
         if isinstance(inputs, str):
@@ -94,6 +95,7 @@ class RAGraph:
                 shares the longest beginning with those before it, whose KV need not be computed
                 again. The timeline has the prompts that were sent.
         """
+        check_types({"filters": filters}, {"filters": Mapping | None}, WorkflowError)
         found = wf.Retrieval(node, query, output, topk, dict(filters or {}), index, order)
         self.add_node(found)
 

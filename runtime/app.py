@@ -13,11 +13,11 @@ import weakref
 from collections import abc
 from contextlib import ExitStack, aclosing, asynccontextmanager, contextmanager
 from functools import cached_property, partial
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Self, TypeVar, Unpack, get_type_hints
 
 from dovetail.ir.errors import RequestError
 from dovetail.ir.files import hold
-from dovetail.ir.options import ChatOptions, GenerateOptions, check_names
+from dovetail.ir.options import ChatOptions, GenerateOptions, check_names, check_types
 from dovetail.ir.ragraph import RAGraph
 from dovetail.ir.workflow import Workflow
 from dovetail.runtime.artifact import Artifact, open_artifact
@@ -120,6 +120,10 @@ def load(
         RankError: a process could not be started.
     """
     check_names("load", engine, LOAD_OPTIONS)
+    check_types(
+        {"path": path, "embedding": embedding, "workflows": workflows, "apart": apart, **engine},
+        get_type_hints(load) | get_type_hints(EngineKeywords),
+    )
     hardware = read_hardware()
     options = EngineOptions(**engine).settle(hardware)
     artifact = open_artifact(path, hardware, check_weights=check_weights)

@@ -39,6 +39,6 @@ def test_loading_an_artifact_needs_neither_torch_nor_the_compiler() -> None:
 
 
 def test_import_takes_less_than_150_ms() -> None:
-    script = "import time; a = time.perf_counter(); import dovetail; print(time.perf_counter() - a)"
-    # the smallest of several runs: a busy neighbour only ever adds time
+    script = "import time; a = time.process_time(); import dovetail; print(time.process_time() - a)"
+    # of the CPU, and the smallest of several runs: a busy neighbour only ever adds time
     assert min(float(run(script)) for _ in range(RUNS)) < LIMIT_SECONDS

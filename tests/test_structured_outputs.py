@@ -8,7 +8,8 @@ import math
 import re
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -243,7 +244,7 @@ def test_a_form_that_cannot_be_followed_fails_alone(
 ) -> None:
     """The thread that follows grammars hangs in one of them: others go on with a new thread."""
     gate, find, open_mask = threading.Event(), TokenMask.find, masks.Grammars.open
-    opened: list[TokenMask] = []
+    opened, stuck = list[TokenMask](), Future[None]()
 
     def mark(self: masks.Grammars, grammar: str, left: int, tries: int | None) -> TokenMask:
         opened.append(open_mask(self, grammar, left, tries))
@@ -251,10 +252,25 @@ def test_a_form_that_cannot_be_followed_fails_alone(
 
     def hang(self: TokenMask) -> None:
         if self.left < 190 and self is opened[2]:
+            stuck.set_result(None)
             gate.wait()
         find(self)
 
-    monkeypatch.setattr(masks, "PATIENCE", 0.05)
+    class Patient(masks._Batch):
+        """Is given up once its thread hangs, never for what a busy machine takes."""
+
+        def __init__(self, found: Sequence[TokenMask], thread: ThreadPoolExecutor) -> None:
+            super().__init__(found, thread)
+            self.whole = self.done
+            self.done = self  # type: ignore[assignment]
+
+        def result(self, _patience: float) -> None:
+            wait((self.whole, stuck), return_when=FIRST_COMPLETED)
+            if stuck.done() and opened[2].batch is self and not self.whole.done():
+                raise TimeoutError
+            self.whole.result()
+
+    monkeypatch.setattr(masks, "_Batch", Patient)
     monkeypatch.setattr(masks.Grammars, "open", mark)
     monkeypatch.setattr(TokenMask, "find", hang)
     try:

@@ -114,7 +114,12 @@ class DriftKeeper:
             if self._kept is None or not self._watch.observe(batch, seconds) or self._busy:
                 return
             self._busy = True
-        threading.Thread(target=self._refit, args=(batch.device, batch.model), daemon=True).start()
+        args = batch.device, batch.model
+        try:
+            threading.Thread(target=self._refit, args=args, daemon=True).start()
+        except RuntimeError as error:  # a later batch tries again
+            log.warning("%s: its line could not be fitted anew (%s)", batch.device, error)
+            self._busy = False
 
     def _refit(self, device: str, model: str) -> None:
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any, TypeAlias
@@ -87,6 +88,10 @@ class Indexes:
         """Add an index, or put it in the place of the one of that name."""
         self._bound[index.name] = index
 
+    def hold(self, name: str) -> AbstractContextManager[object]:
+        """Return what keeps the index of a name from being changed, if there is one."""
+        return self._bound[name].changing if name in self._bound else nullcontext()
+
     def find(self, name: str | None) -> BoundIndex:
         """Return the index of a name; None means the only one there is.
 
@@ -149,21 +154,24 @@ class AppIndex:
         Raises:
             RequestError: a document is none, two have one key, or it is too much for one change.
             SpecError: the vectors do not fit the index.
-            WorkflowError: there is no such index any more.
+            WorkflowError: there is no such index any more, or another in its place meanwhile.
             DeviceError: the worker could not make the change; nothing has changed.
         """
         passages, gone = tuple(map(_read, documents)), _read_keys(remove)
         if len({passage.key for passage in passages}) < len(passages):
             raise RequestError("two of the documents to add have the same key")
-        if vectors is None and (cut := self._find().cut) is not None:
-            before = self._find().opened.passage_prompt
+        found = self._find()
+        if vectors is None and (cut := found.cut) is not None:
+            before = found.opened.passage_prompt
             parts, long = divide(passages, lambda text, head: cut(text, before + head))
             passages = tuple(parts)
             if long:
                 log.warning("%d documents are longer than the encoder reads: each was cut up", long)
-        rows = self._embed(passages, vectors)
-        with self._find().changing:
+        rows = self._embed(found, passages, vectors)
+        with found.changing:
             index = self._find()  # another change may have come before
+            if index.changing is not found.changing:
+                raise WorkflowError(f"index {self.name!r} was replaced; make the change again")
             first = len(index.documents)
             body = wire.ChangeIndex(self.name, first, passages, rows.tobytes(), gone)
             _check(body)
@@ -181,9 +189,9 @@ class AppIndex:
     def _find(self) -> BoundIndex:
         return self._indexes.find(self.name)
 
-    def _embed(self, passages: Sequence[Passage], vectors: Rows | None) -> Rows:
+    @staticmethod
+    def _embed(index: BoundIndex, passages: Sequence[Passage], vectors: Rows | None) -> Rows:
         """Return the vectors of passages, as they are given or by the encoder."""
-        index = self._find()
         if not passages and vectors is None:
             return np.empty((0, index.opened.dim), np.float32)
         if vectors is None:

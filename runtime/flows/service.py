@@ -250,10 +250,11 @@ class FlowService:
         def told(opened: Opened) -> None:
             self._driver.exchange(called, partial(bind, opened))
 
-        opened = self.worker.open(
-            called, folder, room=room, first=first, same=embed is None, told=told
-        )
-        bound.wait()
+        with self._open.hold(called):
+            opened = self.worker.open(
+                called, folder, room=room, first=first, same=embed is None, told=told
+            )
+            bound.wait()
         if opened.why_cold:
             log.warning("index %r has no hot clusters on the GPU: %s", called, opened.why_cold)
         self._unopened.pop(called, None)

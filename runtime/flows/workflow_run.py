@@ -60,13 +60,18 @@ class WorkflowRun:
     """The state of one request. Not for several threads at once."""
 
     def __init__(self, workflow: Workflow, inputs: Mapping[str, object]) -> None:
-        """Raises WorkflowError where an input is missing or unknown."""
+        """Raises WorkflowError where an input is missing, unknown, or null and read as a text."""
         for name in sorted(set(workflow.inputs) ^ set(inputs), key=str):
             fault = "missing" if name in workflow.inputs else "no input of it"
             known = ", ".join(map(repr, workflow.inputs))
             raise WorkflowError(
                 f"workflow {workflow.name!r}: {name!r} is {fault}; its inputs are {known}"
             )
+        for name in dict.fromkeys(name for node in workflow.nodes.values() for name in node.reads):
+            if inputs.get(name, "") is None:
+                raise WorkflowError(
+                    f"workflow {workflow.name!r}: the input {name!r} is null; give a text"
+                )
         self.workflow, self.inputs = workflow, inputs
         self._waiting: dict[Key, list[Stamped]] = defaultdict(list)
         self._awaits: dict[Key, set[Key]] = {}  # who may still bring more to a place that waits

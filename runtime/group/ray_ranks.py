@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import runpy
 import signal
+import socket
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
+from urllib.parse import urlsplit
 
 import ray
 import ray.exceptions
@@ -20,6 +22,9 @@ import ray.util
 
 from dovetail.ir.errors import SpecError
 from dovetail.runtime.child.launch import Member
+
+KNOCK_SECONDS = 5.0
+"""For a machine to take a connection; Ray itself asks for more than a minute."""
 
 
 def connect(address: str) -> bool:
@@ -31,8 +36,9 @@ def connect(address: str) -> bool:
         return False
     handler = signal.getsignal(signal.SIGTERM)
     try:
+        _knock(address)
         ray.init(address=address, log_to_driver=False, configure_logging=False)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         raise SpecError(
             f"no Ray cluster answers at {address} ({str(error).splitlines()[0]}); "
             "start one with `ray start --head`"
@@ -40,6 +46,13 @@ def connect(address: str) -> bool:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)  # Ray puts its own there
     return True
+
+
+def _knock(address: str) -> None:
+    """Raise OSError where nobody listens at `address`, if it has a host and a port."""
+    place = urlsplit(address if "//" in address else f"//{address}")
+    if place.hostname and place.port:
+        socket.create_connection((place.hostname, place.port), KNOCK_SECONDS).close()
 
 
 class RayLauncher:

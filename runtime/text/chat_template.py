@@ -67,12 +67,12 @@ class ChatTemplate:
         """
         if not self._end.alive:
             raise RequestError(CLOSED)
-        conversation = {
-            "messages": [msgspec.to_builtins(message) for message in messages],
-            "add_generation_prompt": add_generation_prompt,
-            "options": dict(options or {}),
-        }
         try:
+            conversation = {
+                "messages": [msgspec.to_builtins(message) for message in messages],
+                "add_generation_prompt": add_generation_prompt,
+                "options": dict(options or {}),
+            }
             data = json.dumps(conversation).encode()
         except (TypeError, ValueError, RecursionError) as error:
             raise RequestError(

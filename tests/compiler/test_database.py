@@ -20,6 +20,7 @@ from dovetail.compiler.database import TuningDatabase, default_path
 from dovetail.ir.errors import SpecError
 from dovetail.ir.tuning import Reference, encode_record
 from tests.compiler.records import WHEN, make_record
+from tests.full_disk import files_of_at_most
 from tests.ir.test_tuning import FEW, MANY, edits, valid_records
 
 WRITER = """
@@ -116,6 +117,21 @@ def test_a_torn_last_line_does_not_spoil_the_next_record(path):
     TuningDatabase(path).append([second])
     database = TuningDatabase(path)
     assert list(database) == [second] and database.skipped.total() == 1
+
+
+def test_what_a_full_disk_has_no_room_for_leaves_the_file_as_it_was(path):
+    """Of a batch, and of a merge, some records fit whole and one in part."""
+    database, other = TuningDatabase(path), TuningDatabase(path.with_name("other"))
+    database.append([make_record()])
+    before, more = path.read_bytes(), [make_record(kernel=name) for name in "abc"]
+    other.append(more)
+    with files_of_at_most(len(before) * 5 // 2):
+        for write in (lambda: database.append(more), lambda: database.merge(other)):
+            with pytest.raises(SpecError, match="cannot write the tuning database"):
+                write()
+            assert path.read_bytes() == before
+    assert len(database) == 1 and database.merge(other) == 3
+    assert len(TuningDatabase(path)) == 4
 
 
 def test_a_file_of_something_else_is_refused_and_left_alone(path):

@@ -113,7 +113,7 @@ def test_tensors_of_a_split_model(tmp_path):
         open_model(parts[0])
 
 
-def test_an_older_file_has_a_tensor_for_each_expert(tmp_path):
+def test_experts_stand_one_by_one_or_gate_and_up_in_one_tensor(tmp_path):
     folder = save_model(tmp_path / "m", "mixtral")
 
     def part(writer):
@@ -122,13 +122,21 @@ def test_an_older_file_has_a_tensor_for_each_expert(tmp_path):
             for number, matrix in enumerate(tensors.pop(name).tensor):
                 writer.add_tensor(name.replace("_exps", f".{number}"), matrix)
 
-    older, newer = (
+    def fuse(writer):
+        (tensors,) = writer.tensors
+        for name in [name for name in tensors if "ffn_gate_exps" in name]:
+            up = tensors.pop(name.replace("gate", "up")).tensor
+            both = np.concatenate((tensors.pop(name).tensor, up), axis=1)
+            writer.add_tensor(name.replace("gate", "gate_up"), both)
+
+    usual, *others = (
         open_model(save_gguf(tmp_path / f"{i}.gguf", folder, change=change)).checkpoint()
-        for i, change in enumerate((part, None))
+        for i, change in enumerate((None, part, fuse))
     )
-    assert set(older.tensors) == set(newer.tensors)
-    for name in newer.tensors:
-        np.testing.assert_array_equal(older.load(name), newer.load(name))
+    for other in others:
+        assert set(other.tensors) == set(usual.tensors)
+        for name in usual.tensors:
+            np.testing.assert_array_equal(other.load(name), usual.load(name))
 
 
 def test_tensors_of_other_models_are_found(tmp_path):

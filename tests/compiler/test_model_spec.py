@@ -89,7 +89,7 @@ def test_a_window_of_qwens_mixtures_is_of_all_layers(tmp_path):
 def test_mixtures_that_tell_no_kv_heads_have_those_of_their_code(family, kv_heads, tmp_path):
     path = save_model(tmp_path / "m", family, num_attention_heads=8, head_dim=16)
     older = edited(path, tmp_path / "a", drop=("num_key_value_heads",))
-    assert read_dimensions(older).n_kv_heads == kv_heads
+    assert read_dimensions(older / "config.json").n_kv_heads == kv_heads
 
 
 def test_older_rope_keys_mean_the_same(tmp_path):

@@ -9,8 +9,9 @@ pytest.importorskip("torch")
 import torch
 from safetensors.torch import load_file, save_file
 
+from dovetail.codegen.targets import get_target
 from dovetail.compiler.model_source import open_model
-from dovetail.compiler.model_spec import read_model_spec
+from dovetail.compiler.model_spec import read_dimensions, read_model_spec
 from dovetail.compiler.pipeline import compile_model
 from dovetail.ir.dtypes import F8
 from dovetail.ir.errors import SpecError
@@ -67,6 +68,21 @@ def test_every_value_of_integers_is_kept(name, plain, tmp_path):
     assert spec.weight_format("layers.0.gate_up") == wanted
     assert spec.weight_format("layers.1.qkv") == wanted
     assert spec.weight_format("head") == "bf16"
+
+
+def test_plans_are_made_for_the_weights_as_they_are_stored(plain, tmp_path):
+    save_packed(plain, tmp_path / "q", "gptq")
+    assert read_dimensions(tmp_path / "q").weight_format("layers.0.gate_up") == "q4_32"
+    assert read_dimensions(tmp_path / "q" / "config.json").weight_format("head") == "f32"
+
+
+def test_float16_beside_fp8_counts_as_bfloat16_on_any_target(plain, tmp_path):
+    save_packed(plain, tmp_path / "q", "fp8-blocks")
+    file = tmp_path / "q" / "model.safetensors"
+    half = {k: v.half() if v.dtype == torch.bfloat16 else v for k, v in load_file(file).items()}
+    save_file(half, file, metadata={"format": "pt"})
+    spec = read_model_spec(tmp_path / "q", target=get_target("generic"))
+    assert spec.checkpoint_dtype == spec.weight_dtype == "bf16"
 
 
 @pytest.mark.parametrize("name", ["gptq", "awq", "int8", "fp8-blocks"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -25,6 +26,7 @@ from tests.repository import ROOT
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'dovetail[ray]'")
 
 from dovetail.compiler.ray_jobs import claim_pus
+from dovetail.runtime.group import ray_ranks
 
 LABEL = hardware_key(read_hardware(), 1, ABI).label
 PATIENT = {"health_check_timeout_ms": 60_000}
@@ -162,3 +164,14 @@ def test_trials_on_one_node_hold_different_pus_and_wait_for_free_ones(tmp_path, 
 def test_no_cluster_at_the_address_is_one_sentence(model, tmp_path):
     with pytest.raises(SpecError, match="no Ray cluster answers"):
         tune_model(model, database=tmp_path / "db", ray="no-such-scheme://127.0.0.1:1")
+
+
+@pytest.mark.parametrize("scheme", ["", "ray://"])
+def test_an_address_where_nobody_listens_is_found_out_at_once(monkeypatch, scheme):
+    """Ray itself would ask again and again for more than a minute."""
+    monkeypatch.setattr(ray_ranks.ray, "init", lambda **options: pytest.fail("Ray was asked"))
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        place = f"{scheme}127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(SpecError, match=f"no Ray cluster answers at {place} .*refused"):
+            ray_ranks.connect(place)

@@ -4,7 +4,6 @@ import errno
 import fcntl
 import json
 import os
-import resource
 import subprocess
 
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from dovetail.compiler.writer import sweep, write_artifact
 from dovetail.ir.artifact import FORMAT_MAJOR, FileEntry, Manifest
 from dovetail.ir.errors import ArtifactError, SpecError
+from tests.full_disk import files_of_at_most
 
 MANIFEST = {
     "producer": "test",
@@ -121,13 +121,9 @@ def test_missing_parent(tmp_path):
 
 
 def test_a_full_disk(tmp_path):
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
-    try:
-        with pytest.raises(ArtifactError, match=r"cannot write .*app\.dove.*nothing was written"):
-            make(tmp_path / "app.dove", bytes(5000))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    wrong = r"cannot write .*app\.dove.*nothing was written"
+    with files_of_at_most(1000), pytest.raises(ArtifactError, match=wrong):
+        make(tmp_path / "app.dove", bytes(5000))
     assert not [*tmp_path.iterdir()]
 
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -129,3 +130,38 @@ def test_the_option_that_is_meant_is_named(artifact: Path) -> None:
             app.generate("x", max_tokes=3)
         with pytest.raises(dovetail.RequestError, match="embed has no option 'modl'; did you mean"):
             app.embed("x", modl="m")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"path": 3}, "path must be a text or a path, not 3"),
+        ({"threads": "two"}, "threads must be a whole number or None, not 'two'"),
+        ({"device": 3}, "device must be a text, not 3"),
+        ({"offload": True}, "offload must be a text, not True"),
+        ({"deterministic": "no"}, "deterministic must be True or False, not 'no'"),
+        ({"gpu_memory_utilization": "half"}, "must be a number, not 'half'"),
+        ({"plan": "two"}, "plan must be ServicePlan or None, not 'two'"),
+        ({"embedding": 0.3}, "embedding must be EmbeddingSettings or None, not 0.3"),
+        ({"speculative_config": 3}, "must be a dictionary or a text or None, not 3"),
+    ],
+)
+def test_values_of_a_wrong_type_are_errors_of_ours(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(dovetail.RequestError, match=said):
+        dovetail.load(**{"path": "nowhere.dove", **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"model": None}, "model must be a text or a path, not None"),
+        ({"output": 3}, "output must be a text or a path, not 3"),
+        ({"budget": "soon"}, "budget must be a number or None, not 'soon'"),
+        ({"threads": "two"}, "threads must be a whole number or None, not 'two'"),
+        ({"beside": ["x"]}, r"beside must be a dictionary, not \['x'\]"),
+        ({"workflows": 3}, "workflows must be a list, not 3"),
+    ],
+)
+def test_so_are_those_of_a_compile(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(dovetail.SpecError, match=said):
+        dovetail.compile(**{"model": "nowhere", "output": "x.dove", **options})

@@ -173,6 +173,8 @@ def test_a_choice_without_targets_may_lead_anywhere() -> None:
         (lambda g: g.add_function(True, len, "x"), "named by a number or a text"),
         (lambda g: g.add_edge(0, 1, [1]), "targets are for functions"),
         (lambda g: RAGraph("x", max_steps=0), "max_steps must be at least 1"),
+        (lambda g: RAGraph("x", max_steps="9"), "max_steps must be a whole number, not '9'"),
+        (lambda g: g.add_retrieval(5, query="input", output="d", filters=3), "filters must be"),
         (lambda g: RAGraph("x").workflow(), "it has no node"),
     ],
 )

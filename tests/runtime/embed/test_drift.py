@@ -95,16 +95,42 @@ class Refusing:
             raise RuntimeError("a fault of the program")
 
 
+def slow_down(service: Any, batches: int) -> None:
+    """Have a device take twice its line for so many batches."""
+    keeper = DriftKeeper()
+    keeper.keep(service, EmbeddingPlan((DevicePlan("cpu", "cpu"),), True), depths())
+    for number in range(batches):
+        batch = QueryBatch(number, "cpu", (), (10, 0), 0.0, OLD.seconds(10))
+        keeper(batch, OLD.scaled(2).seconds(10))
+
+
 def test_a_fit_that_fails_is_not_the_last_one(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(drift.threading, "Thread", AtOnce)
     service: Any = Refusing()
-    keeper = DriftKeeper()
-    keeper.keep(service, EmbeddingPlan((DevicePlan("cpu", "cpu"),), True), depths())
-    slow = OLD.scaled(2)
-    for number in range(2 * LEAST_BATCHES):
-        batch = QueryBatch(number, "cpu", (), (10, 0), 0.0, OLD.seconds(10))
-        keeper(batch, slow.seconds(10))
+    slow_down(service, 2 * LEAST_BATCHES)
     assert "could not be fitted" in caplog.text
     assert service.queues[0] is None and service.queues[1].lines[0].alpha > OLD.alpha
+
+
+def test_a_fit_that_no_thread_can_be_started_for_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    service, started = Refusing(), list[tuple[object, ...]]()
+    service.queues.append(None)  # it takes what comes
+
+    class Late(AtOnce):
+        def __init__(self, target: Callable[..., object], args: tuple[object, ...], daemon: bool):
+            super().__init__(target, args, daemon)
+            started.append(args)
+            if len(started) == 1:
+                self.start = self.fail
+
+        def fail(self) -> None:
+            raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(drift.threading, "Thread", Late)
+    slow_down(service, LEAST_BATCHES + 1)
+    assert "cpu: its line could not be fitted anew (can't start new thread)" in caplog.text
+    assert len(started) == len(service.queues) == 2

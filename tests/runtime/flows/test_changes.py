@@ -178,6 +178,30 @@ def test_vectors_may_be_given_and_wrong_changes_change_nothing(app: App, folder:
     assert not app.flows.worker.deaths
 
 
+def test_an_index_is_not_changed_while_another_takes_its_place(
+    app: App, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A change that began before is refused: its vectors are those of the other one."""
+    worker, held = app.flows.worker, list[bool]()
+
+    def open_(*args: Any, do: Any = worker.open, **options: Any) -> object:
+        held.append(app.flows._open.find("idx").changing.locked())
+        return do(*args, **options)
+
+    def replaced(texts: Sequence[str]) -> np.ndarray:
+        app.add_index(folder, name="idx", embed=embed)
+        return embed(texts)
+
+    monkeypatch.setattr(worker, "open", open_)
+    index, old = app.index(), app.flows._open.find("idx")
+    app.flows._open.add(replace(old, embed_passages=replaced))
+    with pytest.raises(WorkflowError, match="'idx' was replaced; make the change again"):
+        index.add([passage("new")])
+    assert held == [True]
+    index.add([passage("new")])
+    assert found_by(app.submit_workflow(search(topk=1), QUERY)) == ["new"]
+
+
 def test_a_change_that_kills_workers_is_taken_back(app: App) -> None:
     """The next one is made as if it had never been."""
     index = app.index()

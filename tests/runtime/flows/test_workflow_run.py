@@ -223,6 +223,17 @@ def test_wrong_inputs_are_refused(inputs: dict[Any, object], said: str) -> None:
         WorkflowRun(counting(1).workflow(), inputs)
 
 
+def test_a_null_is_no_text() -> None:
+    """Functions may take one; a search and a prompt would read the word None."""
+    g = RAGraph("t")
+    g.add_retrieval("a", query="input", output="docs")
+    g.add_edge(START, "a")
+    g.add_edge("a", END)
+    with pytest.raises(WorkflowError, match="the input 'input' is null; give a text"):
+        WorkflowRun(g.workflow(), {"input": None})
+    assert run_in_order(counting(1).workflow(), {"input": None}, call)["input"] is None
+
+
 def test_a_function_cannot_write_into_the_state() -> None:
     g = RAGraph("t")
     g.add_function("a", lambda state: state.update(x=1), "o")  # type: ignore[attr-defined]

@@ -33,7 +33,7 @@ from dovetail.runtime.server.timeline import ServerTimeline
 from dovetail.runtime.timeline import Timeline
 from tests.runtime.embed.test_service import LINE, Toy
 from tests.runtime.flows.conftest import PlainServices, app, folder, open_app, services
-from tests.runtime.flows.test_hot import open_hot, run_some, settings
+from tests.runtime.flows.test_hot import open_hot, run_some, statistics, without
 
 __all__ = ["app", "folder", "open_app", "open_hot", "services"]  # fixtures
 
@@ -86,16 +86,16 @@ def test_steps_are_counted_by_their_tokens(make_artifact: Callable[..., Path]) -
 def test_sub_stages_guesses_and_hot_clusters_are_those_of_workflows(
     open_hot: Callable[..., App], services: PlainServices
 ) -> None:
-    app = open_hot(settings())
+    app = open_hot(without("speculate_retrieval"))  # no job hears of scouts that outlive it
     server = Server(app)
     assert server.figure("retrieval_substage_seconds_count") == 0
     steps = run_some(app, services)
-    while app.flows.statistics.attempted == 0:  # guesses are begun where they seem to pay
+    while not (app.flows.statistics.attempted and statistics(app).hits):  # copies take their time
         steps += run_some(app, services, 20)
     for device in ("cpu", "gpu"):
         count = server.figure("retrieval_substage_seconds_count", device=device)
         assert 0 < count <= sum(step.device == device for step in steps)
-    found = app.flows.hot["idx"]
+    found = statistics(app)
     ratio = server.figure("ivf_gpu_cache_hit_ratio", index="idx")
     assert ratio == found.hits / found.scanned > 0
     guesses = app.flows.statistics

@@ -286,6 +286,8 @@ def test_a_template_is_not_read_in_this_process_either(monkeypatch: pytest.Monke
 def test_what_is_no_json_is_refused() -> None:
     with pytest.raises(RequestError, match="not JSON"):
         ChatTemplate("a", {}).render(HELLO, options={"tools": [print]})
+    with pytest.raises(RequestError, match="not JSON"):
+        ChatTemplate("a", {}).render(HELLO, options=3)  # type: ignore[arg-type]
 
 
 USER = {"role": "user", "content": "Où? <b> & 'quoted' \"twice\" {{ 1 }}"}

@@ -61,21 +61,21 @@ CORE = ("native", "schedule", "engine", "accel", "child", "group")
 """Rooms that are thin: who reads how a token is made reads these."""
 LINES = {
     "dovetail": 7_440,
-    "compiler": 16_950,
-    "codegen": 18_120,
+    "compiler": 17_150,
+    "codegen": 18_150,
     "topology": 4_060,
     "ir": 10_240,
-    "runtime": 39_130,
-    "runtime/machine": 1_220,
+    "runtime": 39_330,
+    "runtime/machine": 1_225,
     "runtime/schedule": 3_900,
     "runtime/child": 900,
-    "runtime/text": 2_805,
+    "runtime/text": 2_945,
     "runtime/native": 2_600,
     "runtime/group": 550,
     "runtime/engine": 1_800,
     "runtime/index": 1_580,
     "runtime/embed": 2_840,
-    "runtime/accel": 4_755,
+    "runtime/accel": 4_805,
     "runtime/hosting": 1_750,
     "runtime/retrieval": 1_650,
     "runtime/flows": 5_370,
@@ -185,9 +185,9 @@ def test_no_folder_grows_unnoticed(folder: str) -> None:
 
 def test_the_core_is_thin() -> None:
     """The aim is 12,000 lines: attention's tables, recorded steps, masks, drafts and the model
-    that makes some of these came on top."""
+    that makes some of these, and sinks came on top."""
     assert {f"runtime/{room}" for room in ROOMS if (ROOT / "runtime" / room).is_dir()} < set(LINES)
-    assert sum(count_lines(f"runtime/{room}") for room in CORE) <= 14_470
+    assert sum(count_lines(f"runtime/{room}") for room in CORE) <= 14_520
 
 
 def test_no_class_of_the_runtime_is_named_as_another() -> None:

@@ -147,8 +147,8 @@ class PickedRows:
     def values(self, first: int, last: int) -> npt.NDArray[Any]:
         """Return rows [first, last) as they are stored."""
         part = map_tensor(self.info)[self.expert]
-        rows = part.T if self.turned else part
-        return rows[self.first :: self.step][first:last]
+        rows: npt.NDArray[Any] = (part.T if self.turned else part)[self.first :: self.step]
+        return rows[first:last]
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,8 +106,9 @@ def _attend(
 ) -> torch.Tensor:
     """Return rows of attention; sinks: of each row, beside a mask, which torch's kernels lack."""
     if sinks is None:
-        how = {"attn_mask": mask, "is_causal": mask is None, "scale": scale}
-        return F.scaled_dot_product_attention(q, k, v, **how)
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale
+        )
     assert mask is not None
     scores = torch.matmul(q, k.mT).float() * scale
     scores.masked_fill_(~mask, -torch.inf)

@@ -154,9 +154,12 @@ def check_mxfp4(source: Path, folder: Path, state: dict[str, np.ndarray]) -> App
     made = make_model("gpt_oss", **OSS)
     made.load_state_dict({name: torch.tensor(values) for name, values in state.items()})
     wanted = reference_logits(made.double(), FEW)[-1]
-    app = load(compiled(source, folder, kv_dtype="f32"), activations="float")
+    path, most = compiled(source, folder, kv_dtype="f32"), np.abs(wanted).max()
+    with load(path) as app:
+        (near,) = logits(app, FEW)
+    app = load(path, activations="float")
     (got,) = logits(app, FEW)
-    assert np.abs(got - wanted).max() <= 2e-5 * np.abs(wanted).max()
+    assert np.abs(got - wanted).max() <= 2e-5 * most < np.abs(near - wanted).max() <= 0.05 * most
     formats = {app.engine.spec.weight_format(f"layers.1.{w}") for w in ("gate_up", "down")}
     assert formats == {"q5_32"}
     return app

@@ -16,6 +16,7 @@ from dovetail.ir.formats import FORMATS
 from dovetail.ir.model import PANEL
 
 ATTENTION = {
+    "sinks": "n_q",
     "seq_starts": "n_prefill + 1",
     "seq_lengths": "n_prefill + n_decode",
     "block_tables": "rows(n_prefill + n_decode, table_stride, 1)",
@@ -70,6 +71,7 @@ EXTENTS: dict[str, dict[str, str]] = {
         "kv_slots": "T",
     },
     "prefill_attention": {
+        "sinks": "n_q",
         "seq_starts": "n_prefill + 1",
         "seq_lengths": "n_prefill",
         "block_tables": "rows(n_prefill, table_stride, 1)",

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from dovetail.compiler.schedules import GATED
+from dovetail.compiler.schedules import CLAMPED, GATED
 from dovetail.ir.model import PANEL
 
 Wide = npt.NDArray[np.float64]
@@ -40,6 +40,15 @@ ACTIVATIONS: dict[str, Callable[[Wide], Wide]] = {
 """Kind of a product -> what is done to its sums, or the gate's. No slope is above 1.13."""
 SAMPLED_ROWS = 6
 RELATIVE, ABSOLUTE = 1e-5, 1e-6
+
+
+def _activate_pair(kind: str, gate: Wide, up: Wide) -> Wide:
+    """Return what a gated product makes of its two sums."""
+    if kind == CLAMPED:
+        low = np.minimum(gate, 7)
+        found: Wide = low / (1 + np.exp(-1.702 * low)) * (np.clip(up, -7, 7) + 1)
+        return found
+    return ACTIVATIONS[kind](gate) * up
 
 
 def rows_to_check(m: int, m_tile: int) -> list[int]:
@@ -90,7 +99,7 @@ class ExpectedProduct:
             return ACTIVATIONS[self._kind](a @ b), np.abs(a) @ np.abs(b)
         gate = a @ self._columns(2 * panel)[:, :width]
         up = a @ self._columns(2 * panel + 1)[:, :width]
-        wanted = ACTIVATIONS[self._kind](gate) * up
+        wanted = _activate_pair(self._kind, gate, up)
         return wanted, np.sqrt(a.shape[1]) * (1 + np.abs(wanted))
 
 

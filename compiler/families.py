@@ -59,6 +59,11 @@ def _gemma_windows(config: Config, n_layers: int) -> tuple[int, tuple[bool, ...]
     return window, _sliding(config, n_layers, lambda layer: (layer + 1) % each != 0)
 
 
+def _oss_windows(config: Config, n_layers: int) -> tuple[int, tuple[bool, ...]]:
+    """gpt-oss: a window on the layers named in layer_types, or on each second from the first on."""
+    return _window(config), _sliding(config, n_layers, lambda layer: layer % 2 == 0)
+
+
 def _smollm_windows(config: Config, n_layers: int) -> tuple[int, tuple[bool, ...]]:
     """SmolLM3: none; its code has one for layers without rope, which no published model uses."""
     if config.flag("use_sliding_window") and config.has("sliding_window"):
@@ -109,8 +114,9 @@ class Family:
     """What an architecture fixes: defaults of config.json keys and which parts it has at all.
 
     `attention_bias`: True or False where the architecture decides, None where config.json does
-    (for q, k, v and o alike). theta: base of the rope, where config.json has none. partial: ropes
-    may turn a part of each head. local_rope: layers with a window have a rope of their own.
+    (for q, k, v and o alike); `mlp_bias` likewise. sinks: see ModelSpec. theta: base of the rope,
+    where config.json has none. partial: ropes may turn a part of each head. local_rope: layers with
+    a window have a rope of their own.
     query_scalar: scores are scaled by query_pre_attn_scalar, embeddings by sqrt(hidden_size).
     multipliers: config.json tells what scales scores, embeddings, branches and logits.
     norm_offset: what its code adds to weights of RMSNorms.
@@ -120,8 +126,9 @@ class Family:
 
     name: str
     attention_bias: bool | None = False
-    mlp_bias: bool = False
+    mlp_bias: bool | None = False
     qk_norm: bool = False
+    sinks: bool = False
     windows: Windows = _no_window
     rope_layers: RopeLayers = _all_layers
     local_rope: bool = False
@@ -140,7 +147,7 @@ class Family:
 
 
 FAMILIES: dict[str, Family] = {
-    "LlamaForCausalLM": Family("llama", attention_bias=None, mlp_bias=True),
+    "LlamaForCausalLM": Family("llama", attention_bias=None, mlp_bias=None),
     "MistralForCausalLM": Family("mistral", windows=_mistral_window, kv_heads=8),
     "Qwen2ForCausalLM": Family("qwen2", attention_bias=True, windows=_layer_windows),
     "Qwen3ForCausalLM": Family(
@@ -161,12 +168,24 @@ FAMILIES: dict[str, Family] = {
     "GraniteMoeForCausalLM": Family(
         "granitemoe", attention_bias=None, multipliers=True, experts=True
     ),
-    "GraniteForCausalLM": Family("granite", attention_bias=None, mlp_bias=True, multipliers=True),
+    "GptOssForCausalLM": Family(
+        "gpt_oss",
+        attention_bias=None,
+        mlp_bias=True,
+        sinks=True,
+        windows=_oss_windows,
+        kv_heads=8,
+        head_dim=64,
+        theta=150000.0,
+        activation="clamped",
+        experts=True,
+    ),
+    "GraniteForCausalLM": Family("granite", attention_bias=None, mlp_bias=None, multipliers=True),
     "Phi3ForCausalLM": Family("phi3", windows=_whole_window, partial=True),
     "SmolLM3ForCausalLM": Family(
         "smollm3",
         attention_bias=None,
-        mlp_bias=True,
+        mlp_bias=None,
         windows=_smollm_windows,
         rope_layers=_smollm_ropes,
         kv_heads=4,

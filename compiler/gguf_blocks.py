@@ -22,6 +22,10 @@ IQ4_NL = np.array(
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8
 ).view(np.uint8)
 """What the codes of that type, and of IQ4_XS, stand for."""
+MXFP4, MX_BYTES = "MXFP4", 16
+"""Its name, here and in safetensors, and the bytes of codes of a block."""
+E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
+"""What its codes stand for, twice: a sign, 2 bits of exponent, one of fraction."""
 
 
 def read_blocks(kind: str, rows: Bytes) -> Blocks:
@@ -152,6 +156,22 @@ def _read_iq4_xs(rows: Bytes) -> Blocks:
     )
 
 
+def scale_codes(codes: Array, exponents: Bytes) -> Blocks:
+    """Return E2M1 codes [n][k] and E8M0 exponents [n][k / 32] as codes of 5 bits and scales.
+
+    The scales hold powers of two from 2**-24 to 2**15; less is 0, more is infinite.
+    """
+    with np.errstate(over="ignore"):
+        scales = np.ldexp(np.float32(1), exponents.astype(np.int32) - 128).astype(np.float16)
+    return Blocks((E2M1 + np.int8(16)).view(np.uint8)[codes], scales)
+
+
+def _read_mxfp4(rows: Bytes) -> Blocks:
+    blocks = _split(rows, 1 + MX_BYTES)
+    codes = _fields(blocks[:, :, 1:], 4)
+    return scale_codes(codes.reshape(len(rows), -1), blocks[:, :, 0])
+
+
 _KINDS: dict[str, tuple[BlockFormat, Callable[[Bytes], Blocks]]] = {
     "Q8_0": (BlockFormat(8, 32), _read_q8_0),
     "Q4_0": (BlockFormat(4, 32), partial(_read_legacy, upper=False, minimum=False)),
@@ -162,10 +182,11 @@ _KINDS: dict[str, tuple[BlockFormat, Callable[[Bytes], Blocks]]] = {
     "Q5_K": (BlockFormat(5, 32, nested=True, minimum=True), partial(_read_k, upper=True)),
     "Q6_K": (BlockFormat(6, 16, nested=True), _read_q6_k),
     "Q3_K": (BlockFormat(6, 16, nested=True), _read_q3_k),
+    MXFP4: (BlockFormat(5, 32), _read_mxfp4),
     "IQ4_NL": (BlockFormat(8, 32), _read_iq4_nl),
     "Q2_K": (BlockFormat(4, 16, nested=True, minimum=True), _read_q2_k),
     "IQ4_XS": (BlockFormat(8, 32, nested=True), _read_iq4_xs),
 }
-"""Type of a GGUF tensor -> the format that holds the same values (the last four get wider in it),
+"""Type of a GGUF tensor -> the format that holds the same values (the last five get wider in it),
 and what reads its blocks."""
 FORM_OF_KIND = {kind: form for kind, (form, _) in _KINDS.items()}

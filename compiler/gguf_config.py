@@ -30,6 +30,7 @@ ARCHITECTURES = {
     "granite": "GraniteForCausalLM",
     "qwen3moe": "Qwen3MoeForCausalLM",
     "granitemoe": "GraniteMoeForCausalLM",
+    "gpt-oss": "GptOssForCausalLM",
 }
 """general.architecture -> that of config.json; files of Llama and of Mistral models say llama."""
 _KEYS = {
@@ -112,6 +113,8 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
     if arch == "phi3":
         turned = metadata.integer("rope.dimension_count", 2, head_dim, head_dim)
         found["partial_rotary_factor"] = turned / head_dim
+    if arch == "gpt-oss":
+        found["rope_parameters"]["truncate"] = False  # of all models; files do not tell
     if arch in _SCALED:
         found |= {theirs: metadata.values.get(key) for key, theirs in _MULTIPLIERS.items()}
     if arch == "gemma3":
@@ -167,7 +170,7 @@ def _experts(metadata: Config, arch: str) -> dict[str, Any]:
     return found
 
 
-_MIXED = ("qwen3moe", "granitemoe")
+_MIXED = ("qwen3moe", "granitemoe", "gpt-oss")
 """Architectures whose feed-forward parts are all of experts."""
 
 
@@ -196,11 +199,11 @@ def _vocabulary(file: GgufFile) -> int:
 
 
 def _window(metadata: Config, arch: str) -> dict[str, Any]:
-    """Return the keys of a sliding window; Mistral and Phi-3 have it in all layers."""
+    """Return the keys of a sliding window, where the family tells in which layers it is."""
     window = metadata.integer("attention.sliding_window", 0, 1 << 31, 0)
     if window == 0 or window >= metadata.integer("context_length", 1, 1 << 31):
         return {}
-    if arch == "phi3":
+    if arch in ("phi3", "gpt-oss"):
         return {"sliding_window": window}
     if arch != "llama":
         raise metadata.fail("attention.sliding_window", "but it is not told in which layers")

@@ -46,6 +46,10 @@ _OF_LAYER = {
     "ffn_down_exps": "mlp.experts.down_proj",
 }
 _OF_ARCHITECTURE: Mapping[str, Mapping[str, str]] = {
+    "gpt-oss": {
+        "post_attention_norm": "post_attention_layernorm",
+        "attn_sinks": "self_attn.sinks",
+    },
     "phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
     "gemma3": {
         "post_attention_norm": "post_attention_layernorm",
@@ -93,4 +97,7 @@ def translate(name: str, arch: str) -> str:
     if found is None:
         return _WHOLE.get(stem, stem) + dot + kind
     known = _OF_ARCHITECTURE.get(arch, {}).get(found[2]) or _OF_LAYER.get(found[2])
-    return f"model.layers.{int(found[1])}.{known}.{kind}" if known else name
+    if known is None:
+        return name
+    ending = "" if known.endswith("sinks") else f".{kind}"  # a vector without a module
+    return f"model.layers.{int(found[1])}.{known}{ending}"

@@ -34,6 +34,8 @@ _STOPS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _TURN_ENDS = ("<end_of_turn>", "<|end|>", "<|im_end|>", "<|eot_id|>")
 """Tokens that end an assistant's turn where the chat template writes them: files of Gemma and Phi
 name only the token that ends a text."""
+_HARMONY_ENDS = ("<|return|>", "<|call|>")
+"""The same of gpt-oss, in whose turns `<|end|>` ends but a part."""
 
 Json = dict[str, Any]
 
@@ -111,8 +113,9 @@ def generation_config(file: GgufFile) -> Json:
     if found is None:
         return {}
     stops = [token for key in _STOPS if (token := found.token_id(key)) is not None]
-    template = file.values.get("tokenizer.chat_template")
-    ends = [end for end in _TURN_ENDS if end in found.ids and end in str(template)]
+    template = str(file.values.get("tokenizer.chat_template"))
+    known = _HARMONY_ENDS if _HARMONY_ENDS[0] in template else _TURN_ENDS
+    ends = [end for end in known if end in found.ids and end in template]
     stops += [i for end in ends if found.kinds[i := found.ids[end]] in (CONTROL, USER_DEFINED)]
     config: Json = {"bos_token_id": found.token_id("bos_token_id")}
     config["eos_token_id"] = list(dict.fromkeys(stops))

@@ -96,7 +96,7 @@ class AttentionRun:
         decode = case.kind == DECODE
         heads = (case.n_q, case.n_kv, case.head_dim)
         values: list[int | float] = [0, 1] if decode else [1]
-        values += [*heads, case.head_dim**-0.5, 0, *((parts,) if decode else ())]
+        values += [*heads, case.head_dim**-0.5, 0, 0, *((parts,) if decode else ())]
         arrays = (self.starts, self.lengths, self.table)
         values += [self.q.ctypes.data, self.stride, *(a.ctypes.data for a in arrays), self.blocks]
         values += [pool.ctypes.data + layer * self.layer * size for pool in self.pools]

@@ -150,7 +150,8 @@ def _architecture(
         window_layers=window_layers,
         attention_bias=bool(bias) or config_bias,
         output_bias=config_bias,
-        mlp_bias=family.mlp_bias and config.flag("mlp_bias"),
+        mlp_bias=config.flag("mlp_bias") if family.mlp_bias is None else family.mlp_bias,
+        sinks=family.sinks,
         qk_norm=family.qk_norm,
         tied_head=config.flag("tie_word_embeddings", family.tied),
         rope_layers=family.rope_layers(config, n_layers),
@@ -180,13 +181,19 @@ def _check_arithmetic(config: Config, family: Family) -> None:
             raise config.fail(key, "but only null is supported")
     if config.flag("use_bidirectional_attention"):
         raise config.fail("use_bidirectional_attention", "but only false is supported")
+    for key, value in _CLAMPED.items():
+        if config.has(key) and config.values[key] != value:
+            raise config.fail(key, f"but only {value:g} is supported")
 
 
 _ACTIVATIONS = {
     "silu": ("hidden_act", "silu"),
     "gelu_tanh": ("hidden_activation", "gelu_pytorch_tanh"),
+    "clamped": ("hidden_act", "silu"),
 }
 """Activation of a family to its key in config.json, and its name there."""
+_CLAMPED = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}
+"""Keys of the activation `clamped`, with the values that its kernels have."""
 
 
 def _scales(config: Config, family: Family, hidden: int) -> dict[str, Any]:

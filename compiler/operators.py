@@ -36,6 +36,7 @@ def read_slots(text: str) -> tuple[Operand, ...]:
 _GEMM = "M:int N:int K:int A:in lda:int B:weight panel_stride:int bias:weight? "
 _LINEAR = _GEMM + "R:in? ldr:int C:out ldc:int partial:out partial_size:int"
 _HEADS = "n_q:int n_kv:int hd:int "
+_SEEN = "scale:float window:int sinks:weight? "
 _KEYS = "seq_starts:in seq_lengths:in block_tables:in table_stride:int kpool:in vpool:in "
 _SLOTS = {
     "embed": "T:int H:int ids:in table:weight out:out ldo:int",
@@ -49,10 +50,10 @@ _SLOTS = {
     "scale:float out:out ldo:int",
     "rope_store": "T:int qkv:inout ldq:int " + _HEADS + "rot:int positions:in cos:weight "
     "sin:weight q_norm:weight? k_norm:weight? eps:float kv_slots:in kpool:out vpool:out",
-    "prefill_attention": "n_prefill:int " + _HEADS + "scale:float window:int q:in ldq:int "
-    + _KEYS + "out:part ldo:int",
-    "decode_attention": "n_prefill:int n_decode:int " + _HEADS + "scale:float window:int "
-    "kv_splits:int q:in ldq:int " + _KEYS + "partial:out out:part ldo:int",
+    "prefill_attention": "n_prefill:int " + _HEADS + _SEEN + "q:in ldq:int " + _KEYS
+    + "out:part ldo:int",
+    "decode_attention": "n_prefill:int n_decode:int " + _HEADS + _SEEN + "kv_splits:int q:in "
+    "ldq:int " + _KEYS + "partial:out out:part ldo:int",
     **dict.fromkeys(("qkv", "o", "router", "up", "down", "head", "pooler", "classifier"), _LINEAR),
     "gate_up": _GEMM + "C:out ldc:int",
     "embed_sum": "T:int H:int ids:in table:weight positions:in places:weight? types:in "

@@ -287,6 +287,7 @@ _METHODS: dict[str, tuple[tuple[str, Callable[[_Matrix], TensorInfo]], ...]] = {
     "awq": (("qweight", _awq),),
     "compressed-tensors": (("weight_packed", _packed_words), ("weight_scale", _bytes)),
     "fp8": (("weight_scale_inv", _bytes), ("weight_scale", _bytes)),
+    "mxfp4": (),  # of experts alone, whose tensors have names of their own (`experts.py`)
 }
 """quant_method to the tensors that tell a quantised matrix, and how it is read."""
 _LAYOUTS = {

@@ -31,11 +31,12 @@ from dovetail.runtime.native.shard import split_model
 from dovetail.topology.values import HardwareSpec
 
 LINEAR, SILU, GEGLU, GEGLU_TANH = "linear", "silu", "geglu", "geglu_tanh"
+CLAMPED = "clamped"
 ACTIVATED = ("gelu", "gelu_tanh")
 """Products that are linear ones with an activation of the finished sums, by its name."""
-GATED = (SILU, GEGLU, GEGLU_TANH)
+GATED = (SILU, GEGLU, GEGLU_TANH, CLAMPED)
 """Products of two weights in one: an activation of the first times the second."""
-GATES = {"silu": SILU, "gelu_tanh": GEGLU_TANH}
+GATES = {"silu": SILU, "gelu_tanh": GEGLU_TANH, "clamped": CLAMPED}
 """A decoder's activation to its gated product."""
 DECODER_KINDS = (LINEAR, SILU)
 DOT_ROWS = 16
@@ -259,7 +260,7 @@ def gemm_requests(
     )
 
 
-_ACTS = {GEGLU: "gelu", GEGLU_TANH: "gelu_tanh"} | {kind: kind for kind in ACTIVATED}
+_ACTS = {GEGLU: "gelu", GEGLU_TANH: "gelu_tanh"} | {kind: kind for kind in (CLAMPED, *ACTIVATED)}
 """Kind of a product to what a kernel calls its activation, where that is no default."""
 
 

@@ -282,7 +282,8 @@ class _Forward(TapeBuilder):
         """Prefill and decode attention, side by side: they write different rows."""
         segment = f"attn({layer})"
         scale = self.spec.attention_scale or self.spec.head_dim**-0.5
-        shared: tuple[Value, ...] = (*self.heads(), scale, self.spec.layer_window(layer))
+        window, sinks = self.spec.layer_window(layer), self.weight(f"layers.{layer}.sinks")
+        shared: tuple[Value, ...] = (*self.heads(), scale, window, sinks)
         keys = tuple(_arg(n) for n in ("seq_starts", "seq_lengths", "block_tables", "table_stride"))
         where: tuple[Value, ...] = (*self.rows(self.qkv), *keys, *_pools(layer))
         prefill, decode = _arg("n_prefill"), _arg("n_decode")
@@ -327,8 +328,14 @@ class _Forward(TapeBuilder):
             ("down", self.inner, (*NO_RESIDUAL, *self.rows(self.mixed), *whole)),
         ):
             weight, count = self.weights[f"{name}.{op}"], experts.count
-            size = weight.bytes // count
-            groups = Groups(count=count, each=used, starts=self.starts, bytes=size)
+            bias = self.weights.get(f"{weight.name}_bias")
+            groups = Groups(
+                count=count,
+                each=used,
+                starts=self.starts,
+                bytes=weight.bytes // count,
+                bias_bytes=bias.bytes // count if bias else 0,
+            )
             self.add(op, segment, *self.gemm(weight.name, a, m, count), *rest, groups=groups)
         summed = self.places, self.shares, *self.rows(self.mixed), *self.rows(x)
         scale = self.spec.branch_scale

@@ -152,6 +152,8 @@ def _layer_sources(spec: ModelSpec, layer: int) -> Iterator[WeightSource]:
         for part in "qk":
             source = f"{there}.self_attn.{part}_norm.weight"
             yield _norm(spec, f"{here}.{part}_norm", source, spec.head_dim)
+    if spec.sinks:
+        yield _vector(f"{here}.sinks", f"{there}.self_attn.sinks", spec.n_heads)
     yield WeightSource(f"{here}.o", "packed", hidden, q, _weights((out,)), (hidden,))
     if spec.output_bias:
         yield _vector(f"{here}.o_bias", f"{out}.bias", hidden)
@@ -187,15 +189,20 @@ def _expert_sources(spec: ModelSpec, layer: int, count: int) -> Iterator[WeightS
     here, there = f"layers.{layer}", f"model.layers.{layer}.mlp"
     hidden, inner = spec.hidden_size, spec.intermediate_size
     gates, ups, downs = (
-        tuple(f"{there}.experts.{expert}.{part}_proj.weight" for expert in range(count))
+        tuple(f"{there}.experts.{expert}.{part}_proj" for expert in range(count))
         for part in ("gate", "up", "down")
     )
-    router = (f"{there}.gate.weight",)
-    yield WeightSource(f"{here}.router", "packed", count, hidden, router, (count,))
-    pairs, rows = (*gates, *ups), (inner,) * (2 * count)
-    yield WeightSource(f"{here}.gate_up", "packed_pair", sum(rows), hidden, pairs, rows)
-    rows = (hidden,) * count
-    yield WeightSource(f"{here}.down", "packed", sum(rows), inner, downs, rows)
+    router, pairs = (f"{there}.gate",), (*gates, *ups)
+    for name, modules, layout, n, k in (
+        ("router", router, "packed", count, hidden),
+        ("gate_up", pairs, "packed_pair", inner, hidden),
+        ("down", downs, "packed", hidden, inner),
+    ):
+        rows = (n,) * len(modules)
+        yield WeightSource(f"{here}.{name}", layout, sum(rows), k, _weights(modules), rows)
+        if spec.mlp_bias:
+            vector = "pair_vector" if modules is pairs else "vector"
+            yield WeightSource(f"{here}.{name}_bias", vector, sum(rows), 1, _biases(modules), rows)
 
 
 FUSED = ("phi3",)

@@ -202,11 +202,12 @@ class _Packer:
             return rows
         if source.layout == "packed":
             return form.pack(_stack(parts, top, bottom))
+        half = len(parts) // 2
+        halves = parts[:half], parts[half:]
         if source.layout == "pair_vector":
-            pair = [part.rows(0, part.count).reshape(-1, 1) for part in parts]
+            pair = [_stack(each, 0, source.n).reshape(-1, 1) for each in halves]
         else:
-            half = len(parts) // 2
-            pair = [_stack(each, top, bottom) for each in (parts[:half], parts[half:])]
+            pair = [_stack(each, top, bottom) for each in halves]
         return np.stack([form.pack(each) for each in pair], axis=1)
 
 

@@ -70,12 +70,13 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     window_layers: tuple[bool, ...] = ()  # per layer: does the window apply; () = all layers
     attention_bias: bool = False  # q, k, v
     output_bias: bool = False  # o
-    mlp_bias: bool = False
+    mlp_bias: bool = False  # gate, up, down; of experts their router, too
+    sinks: bool = False  # of each query head a learnt score that no key has
     qk_norm: bool = False
     rope_layers: tuple[bool, ...] = ()  # per layer: are q and k rotated; () = all layers
     local_rope: RopeSpec | None = None  # of layers with a window, where theirs is another
     attention_scale: float | None = None  # of q k^T; None = head_dim ** -0.5
-    activation: str = "silu"  # of the gate: silu or gelu_tanh
+    activation: str = "silu"  # of the gate: silu, gelu_tanh, or clamped, of gate and up
     branch_norms: bool = False  # RMSNorm of what attention and MLP give, before it is added
     branch_scale: float = 1.0  # what they give without one is added to the stream times this
     logits_scale: float = 1.0

@@ -70,14 +70,16 @@ class Buffer(msgspec.Struct, frozen=True, kw_only=True):
 class Groups(msgspec.Struct, frozen=True, kw_only=True):
     """Rows of A in groups, each multiplied by a matrix of its own: the experts of a model.
 
-    The matrices stand one after another in the weight, `bytes` apart. `starts`: int32 [count + 1],
-    where the rows of each begin. `each`: rows of A for each row of the entry's M.
+    The matrices stand one after another in the weight, `bytes` apart, and their biases `bias_bytes`
+    apart. `starts`: int32 [count + 1], where the rows of each begin. `each`: rows of A for each row
+    of the entry's M.
     """
 
     count: int
     each: int
     starts: BufferRef
     bytes: int
+    bias_bytes: int = 0
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,6 +20,7 @@ ARCHITECTURES = {
     "qwen3_moe": "qwen3moe",
     "mixtral": "llama",
     "granitemoe": "granitemoe",
+    "gpt_oss": "gpt-oss",
 }
 SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -45,7 +46,7 @@ def read_state(directory: Path) -> dict[str, np.ndarray]:
 
 def read_own_state(directory: Path) -> dict[str, np.ndarray]:
     """Return the tensors as `read_state` does, of experts each matrix by the name that we have."""
-    state = read_state(directory)
+    state = _pick_experts(read_state(directory))
     names = {"router.layer": "gate", "w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
     fused = {"input_linear": ("gate_proj", "up_proj"), "output_linear": ("down_proj",)}
     for name in [name for name in state if "block_sparse_moe" in name]:
@@ -60,6 +61,24 @@ def read_own_state(directory: Path) -> dict[str, np.ndarray]:
         own = ".".join([*filter(None, before), names.get(last, last)])
         state[f"{stem}mlp.{own}.weight"] = values
     return state
+
+
+def _pick_experts(state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the state with what gpt-oss has for all experts as one tensor for each."""
+    found: dict[str, np.ndarray] = {}
+    for name, values in state.items():
+        layer, _, part = name.partition("mlp.experts.")
+        if not part or f"{layer}mlp.experts.gate_up_proj_bias" not in state:
+            found[name.replace("mlp.router.", "mlp.gate.")] = values
+            continue
+        kind = "bias" if part.endswith("_bias") else "weight"
+        parts = ("gate", "up") if part.startswith("gate_up") else ("down",)
+        for expert, own in enumerate(values):
+            rows = own if kind == "bias" else own.T
+            for at, each in enumerate(parts):
+                key = f"{layer}mlp.experts.{expert}.{each}_proj.{kind}"
+                found[key] = np.ascontiguousarray(rows[at :: len(parts)])
+    return found
 
 
 def _matrices(values: np.ndarray, parts: int) -> list[np.ndarray]:
@@ -106,7 +125,7 @@ def save_gguf(
     writer.add_head_count_kv(kv_heads)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     add_rope(writer, config)
-    if config.get("sliding_window") and arch in ("phi3", "gemma3"):
+    if config.get("sliding_window") and arch in ("phi3", "gemma3", "gpt-oss"):
         writer.add_sliding_window(config["sliding_window"])
     if "num_experts_per_tok" in config:
         writer.add_expert_count(config.get("num_experts") or config["num_local_experts"])
@@ -130,8 +149,10 @@ def save_gguf(
         count = paired.get(name.split(".")[-2])
         rows = pair_rows(values, count) if count else values
         rows = rows + 1 if is_offset(arch, name) else rows
-        form = gguf.GGMLQuantizationType[kind_of(name) if values.ndim > 1 else "F32"]
+        plain = values.ndim == 1 or name.endswith(".bias")
+        form = gguf.GGMLQuantizationType["F32" if plain else kind_of(name)]
         known = stacked_name(name) or names.get_name(name, try_suffixes=(".weight", ".bias"))
+        known = f"{known}.weight" if name.endswith("sinks") else known
         assert known is not None, name
         drawn = form.name in HALVES
         stored = draw_blocks(rows.shape, form) if drawn else gguf.quants.quantize(rows, form)
@@ -169,9 +190,10 @@ def _expert_of(name: str) -> int:
 def stacked_name(name: str) -> str | None:
     """Return llama.cpp's name of a router or of stacked experts."""
     layer, _, part = name.removeprefix("model.layers.").partition(".mlp.")
-    known = {"gate.weight": "ffn_gate_inp"}
-    known |= {f"experts.{p}_proj.weight": f"ffn_{p}_exps" for p in ("gate", "up", "down")}
-    return f"blk.{layer}.{known[part]}.weight" if part in known else None
+    stem, _, kind = part.rpartition(".")
+    known = {"gate": "ffn_gate_inp"}
+    known |= {f"experts.{p}_proj": f"ffn_{p}_exps" for p in ("gate", "up", "down")}
+    return f"blk.{layer}.{known[stem]}.{kind}" if stem in known else None
 
 
 PAIRED = ("llama", "smollm3", "granite", "granitemoe")
@@ -192,6 +214,10 @@ def add_rope(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     if rope["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])
+    if rope["rope_type"] == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
     if rope["rope_type"] == "longrope":
         size = 2 * len(rope["long_factor"])
         writer.add_rope_dimension_count(size)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "smollm3", "gemma3", "granite")
-EXPERTS = ("qwen3_moe", "mixtral", "granitemoe")
+EXPERTS = ("qwen3_moe", "mixtral", "granitemoe", "gpt_oss")
 """Families of experts."""
 
 SMALL: dict[str, Any] = {
@@ -42,6 +42,20 @@ OWN: dict[str, dict[str, Any]] = {
     },
     "mixtral": {"intermediate_size": 96, "num_local_experts": 5},
     "granitemoe": {"intermediate_size": 48, "num_local_experts": 6, **MULTIPLIERS},
+    "gpt_oss": {
+        "head_dim": 16,
+        "intermediate_size": 48,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 3,
+        "sliding_window": 24,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 150000.0,
+            "factor": 8.0,
+            "original_max_position_embeddings": 64,
+            "truncate": False,
+        },
+    },
     "smollm3": {"pad_token_id": 2},
     "gemma3": {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 24},
 }
@@ -64,6 +78,7 @@ def make_model(family: str, *, seed: int = 0, dtype: str = "float32", **override
         "qwen3_moe": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM),
         "mixtral": (transformers.MixtralConfig, transformers.MixtralForCausalLM),
         "granitemoe": (transformers.GraniteMoeConfig, transformers.GraniteMoeForCausalLM),
+        "gpt_oss": (transformers.GptOssConfig, transformers.GptOssForCausalLM),
         "gemma3": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM),
     }
     make_config, make = classes[family]
@@ -72,7 +87,7 @@ def make_model(family: str, *, seed: int = 0, dtype: str = "float32", **override
         model = make(make_config(**{**SMALL, **OWN.get(family, {}), **overrides}))
         for name, parameter in model.named_parameters():
             center = 1.0 if "norm" in name and family != "gemma3" else 0.0
-            torch.nn.init.normal_(parameter, center, 0.08)
+            torch.nn.init.normal_(parameter, center, 2.0 if name.endswith("sinks") else 0.08)
     model.config._experts_implementation = "eager"  # the others know no float64
     return model.to(getattr(torch, dtype)).eval()
 

@@ -145,3 +145,35 @@ def _fp8(tensors: dict[str, Any], stem: str, values: np.ndarray, name: str) -> n
     tensors[f"{stem}.{part}"] = scales
     tensors[f"{stem}.input_scale"] = np.ones(1, np.float32)
     return small.float().numpy() * np.asarray(own, np.float32)
+
+
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""What the codes of MXFP4 stand for; 8 more are the same with a sign."""
+
+
+def save_mxfp4(source: Path, target: Path) -> dict[str, np.ndarray]:
+    """Write a saved gpt-oss with drawn experts in MXFP4, else bfloat16; return its float values."""
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import save_file
+
+    target.mkdir()
+    config = json.loads((source / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4"}
+    (target / "config.json").write_text(json.dumps(config))
+    rng, values_of = np.random.default_rng(0), np.array([*E2M1, *(-v for v in E2M1)])
+    tensors: dict[str, Any] = {}
+    exact: dict[str, np.ndarray] = {}
+    for key, values in read_state(source).items():
+        if ".experts." not in key or key.endswith("_bias"):
+            half = torch.tensor(values).to(torch.bfloat16)
+            tensors[key], exact[key] = half, half.float().numpy()
+            continue
+        experts, k, n = values.shape
+        codes = rng.integers(0, 16, (experts, n, k // 32, 32), dtype=np.uint8)
+        scales = rng.integers(119, 124, (experts, n, k // 32), dtype=np.uint8)
+        tensors[f"{key}_blocks"] = torch.from_numpy(codes[..., ::2] | codes[..., 1::2] << 4)
+        tensors[f"{key}_scales"] = torch.from_numpy(scales)
+        wide = values_of[codes] * 2.0 ** (scales.astype(int) - 127)[..., None]
+        exact[key] = wide.reshape(experts, n, k).swapaxes(1, 2).astype(np.float32)
+    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+    return exact

@@ -14,8 +14,9 @@ from dovetail.errors import SpecError
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.runtime.app import App, load
 from dovetail.runtime.schedule.request import SamplingParams
-from tests.gguf_files import read_own_state, save_gguf
+from tests.gguf_files import read_own_state, read_state, save_gguf
 from tests.models import EXPERTS, make_model, save_model
+from tests.packed_files import save_mxfp4
 from tests.test_fidelity import load_exact, reference_logits
 
 PROMPT = list(range(3, 45))
@@ -140,3 +141,49 @@ def test_calibration_knows_the_rows_of_all_experts(tmp_path: Path) -> None:
     for name, read in {"router": rows, "gate_up": rows, "down": torch.stack(inner)}.items():
         wanted = read.square().mean(0).numpy()
         np.testing.assert_allclose(powers[f"layers.0.{name}"], wanted, rtol=1e-3)
+
+
+OSS = {"hidden_size": 128, "intermediate_size": 64, "sliding_window": 8}
+FEW = PROMPT[:11]
+"""Fewer rows than are rounded to bfloat16, more than the window."""
+
+
+def check_mxfp4(source: Path, folder: Path, state: dict[str, np.ndarray]) -> App:
+    """Compare a model with transformers' of these values; the app is open."""
+    torch = pytest.importorskip("torch")
+    made = make_model("gpt_oss", **OSS)
+    made.load_state_dict({name: torch.tensor(values) for name, values in state.items()})
+    wanted = reference_logits(made.double(), FEW)[-1]
+    path, most = compiled(source, folder, kv_dtype="f32"), np.abs(wanted).max()
+    with load(path) as app:
+        (near,) = logits(app, FEW)
+    app = load(path, activations="float")
+    (got,) = logits(app, FEW)
+    assert np.abs(got - wanted).max() <= 2e-5 * most < np.abs(near - wanted).max() <= 0.05 * most
+    formats = {app.engine.spec.weight_format(f"layers.1.{w}") for w in ("gate_up", "down")}
+    assert formats == {"q5_32"}
+    return app
+
+
+def test_mxfp4_of_safetensors_keeps_its_values(tmp_path: Path) -> None:
+    state = save_mxfp4(save_model(tmp_path / "m", "gpt_oss", **OSS), tmp_path / "q")
+    with check_mxfp4(tmp_path / "q", tmp_path, state) as app:
+        assert app.engine.spec.weight_format("layers.1.router") == "bf16"
+
+
+def test_mxfp4_of_a_file_keeps_its_values(tmp_path: Path) -> None:
+    import gguf
+
+    folder = save_model(tmp_path / "m", "gpt_oss", **OSS)
+    form, state = gguf.GGMLQuantizationType.MXFP4, read_state(folder)
+
+    def kind_of(name: str) -> str:
+        return "MXFP4" if ".experts." in name else "F32"
+
+    path = save_gguf(tmp_path / "m.gguf", folder, kind_of)
+    for name, values in state.items():
+        if name.endswith("_proj"):
+            rows = np.ascontiguousarray(values.swapaxes(1, 2))
+            exact = gguf.quants.dequantize(gguf.quants.quantize(rows, form), form)
+            state[name] = np.ascontiguousarray(exact.swapaxes(1, 2))
+    check_mxfp4(path, tmp_path, state).close()

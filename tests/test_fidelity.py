@@ -104,6 +104,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", shape(4, 2, 64, 128, 160, 131, num_local_experts=4, **TIED)),
     "granite-experts": ("granitemoe", shape(4, 2, 64, 256, 48, 140)),
     "qwen3-gqa8": ("qwen3", shape(8, 1, 64, 96, 210, 1000, attention_bias=True)),
+    "gpt-oss": ("gpt_oss", shape(8, 1, 64, 96, 80, 163, sliding_window=33)),
 }
 EVERY_DAY = (
     "phi3-longrope",
@@ -111,6 +112,7 @@ EVERY_DAY = (
     "granite-multipliers",
     "qwen3-experts",
     "granite-experts",
+    "gpt-oss",
     "gemma3-windows",
     "llama-gqa4-80",
     "llama-biases-tied",

@@ -66,6 +66,10 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         "mixtral",
         {**HEADS4, "hidden_size": 64, "intermediate_size": 112, "num_local_experts": 6},
     ),
+    "gpt-oss": (
+        "gpt_oss",
+        {**HEADS4, "hidden_size": 64, "intermediate_size": 112, "num_local_experts": 6},
+    ),
     "llama-biases-bf16": (
         "llama",
         {**HEADS4, "attention_bias": True, "mlp_bias": True, "dtype": "bfloat16"},

@@ -4,7 +4,7 @@
 #define DOVETAIL_ABI_H
 #include <stdint.h>
 
-#define DT_ABI 6
+#define DT_ABI 7
 #define DT_SCHEDULE_VALUES 9
 #define DT_TIMES 5
 #define DT_ORDERS 8
@@ -28,12 +28,12 @@ typedef struct dt_row {
   int64_t schedule[DT_SCHEDULE_VALUES];
 } dt_row;
 
-/* A product of `count` weights, `bytes` apart: rows starts[g] .. starts[g + 1] of A and C are of the g-th. The others say
- * which slots hold what; all n_slots of them are few enough for DT_MOST_SLOTS. */
+/* A product of `count` weights, `bytes` apart, and biases, `bias_bytes` apart: rows starts[g] .. starts[g + 1] of A and C
+ * are of the g-th. The others say which slots hold what; all n_slots of them are few enough for DT_MOST_SLOTS. */
 typedef struct dt_groups {
-  int64_t count, bytes;
+  int64_t count, bytes, bias_bytes;
   const int32_t *starts;
-  int32_t n_slots, m, a, lda, b, c, ldc;
+  int32_t n_slots, m, a, lda, b, bias, c, ldc;
 } dt_groups;
 
 /* One kernel call of a tape. rows are sorted by m_lo and the first has m_lo <= 1. */

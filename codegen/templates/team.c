@@ -125,6 +125,7 @@ static void dt_run_groups(const dt_entry *entry, const dt_slot *slots, int64_t t
     own[groups->m].i = m;
     own[groups->a].i = slots[groups->a].i + first * slots[groups->lda].i * (int64_t)sizeof(float);
     own[groups->b].i = slots[groups->b].i + g * groups->bytes;
+    if (slots[groups->bias].p) own[groups->bias].i = slots[groups->bias].i + g * groups->bias_bytes;
     own[groups->c].i = slots[groups->c].i + first * slots[groups->ldc].i * (int64_t)sizeof(float);
     const dt_row *row = dt_find_row(entry, m);
     row->kernel(own, row->schedule, tid, threads);

@@ -19,6 +19,8 @@ SUB_BATCHES = 2
 """Each keeps the memory that it gathers into."""
 MASK_BYTES = 1 + 4
 """Of a value: what says whether a key is seen, and what torch's kernels may make of it."""
+SCORE_BYTES = 3 * 4
+"""Of a score, what it is made of, and its weight: where torch's kernels do not hold them."""
 MASK_PART = 4
 """A mask takes one part in so many of `moment_bytes`; K and V take it each."""
 
@@ -70,9 +72,8 @@ class PlainAttention(PagedAttention):
             count = len(alike.rows)
             queries = q.index_select(0, alike.rows).view(count, over.n_kv, over.group, -1)
             keys, values = _gather(step, over, alike.blocks, count, queries.dtype)
-            found = F.scaled_dot_product_attention(
-                queries, keys, values, attn_mask=alike.mask, scale=over.scale
-            )
+            sinks = None if over.sinks is None else over.sinks.view(over.n_kv, over.group, 1)
+            found = _attend(queries, keys, values, alike.mask, over.scale, sinks)
             out.index_copy_(0, alike.rows, found.reshape(count, -1))
 
     def prompts(self, step: Step, q: torch.Tensor, out: torch.Tensor, over: Attended) -> None:
@@ -85,18 +86,34 @@ class PlainAttention(PagedAttention):
                 part[0, :, None, :keys].expand(-1, over.group, -1, -1)
                 for part in _gather(step, over, prompt.blocks, 1, rows.dtype)
             )
-            for part, mask in _masks(count, keys, over.window, rows.device):
-                found = F.scaled_dot_product_attention(
-                    heads[:, :, part],
-                    k,
-                    v,
-                    attn_mask=mask,
-                    is_causal=mask is None,
-                    scale=over.scale,
-                )
+            sinks, scored = None, 0
+            if over.sinks is not None:
+                sinks, scored = over.sinks.view(over.n_kv, over.group, 1, 1), over.n_q
+            for part, mask in _masks(count, keys, over.window, rows.device, scored):
+                found = _attend(heads[:, :, part], k, v, mask, over.scale, sinks)
                 out[prompt.rows][part] = found.permute(2, 0, 1, 3).reshape(
                     part.stop - part.start, -1
                 )
+
+
+def _attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """Return rows of attention; sinks: of each row, beside a mask, which torch's kernels lack."""
+    if sinks is None:
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale
+        )
+    assert mask is not None
+    scores = torch.matmul(q, k.mT).float() * scale
+    scores.masked_fill_(~mask, -torch.inf)
+    sums = torch.logaddexp(scores.logsumexp(-1, keepdim=True), sinks)
+    return torch.matmul((scores - sums).exp_().to(v.dtype), v)
 
 
 def _gather(
@@ -163,17 +180,19 @@ def _list_prompts(step: Step, n_kv: int) -> list[_Prompt]:
 
 
 def _masks(
-    queries: int, keys: int, window: int, device: torch.device
+    queries: int, keys: int, window: int, device: torch.device, scored: int = 0
 ) -> Iterator[tuple[slice, torch.Tensor | None]]:
     """Yield stretches of the last `queries` positions, and which keys each of these may see.
 
-    None, of all at once, where each sees itself and all before, from the first token on.
+    None, of all at once, where each sees itself and all before, from the first token on; never
+    where scores of so many heads, `scored`, are held beside.
     """
-    if queries == keys and (not window or keys <= window):
+    if not scored and queries == keys and (not window or keys <= window):
         yield slice(0, queries), None
         return
+    each = MASK_BYTES + SCORE_BYTES * scored
     places = torch.arange(keys, device=device)
-    stretch = max(1, moment_bytes(device) // (MASK_PART * MASK_BYTES * keys))
+    stretch = max(1, moment_bytes(device) // (MASK_PART * each * keys))
     for first in range(0, queries, stretch):
         part = slice(first, min(first + stretch, queries))
         positions = torch.arange(part.start, part.stop, device=device)[:, None] + keys - queries

@@ -33,6 +33,8 @@ def choose_attention(
     device: TorchDevice, spec: ModelSpec, dtype: torch.dtype
 ) -> type[PagedAttention]:
     """Return the attention of a model, a rank's part, with activations of `dtype`."""
+    if spec.sinks:  # the backends know none
+        return PlainAttention
     kv, target = TYPES[spec.kv_dtype], device.device
     for backend in BACKENDS:
         if not backend.fits(target, dtype, kv, spec.head_dim):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -19,17 +20,21 @@ from dovetail.ir.tape import Entry, Tape, WeightRef
 from dovetail.runtime.accel.step import Step
 from dovetail.runtime.accel.tape import Bind, TorchTape, Work, integer, number
 
+Pair: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""Makes one row of sums of gate and up."""
+
 
 @dataclass(slots=True)
 class _Routed:
     """Where the rows of a step went, while its layer is computed.
 
-    weights [T][k]; order: choice (t, j) of each sorted row; ends: int32, the rows before the end of
-    each expert's; rows: sorted, as the last product left them.
+    weights [T][k]; order: choice (t, j) of each sorted row; experts: whose it is; ends: int32, the
+    rows before the end of each expert's; rows: sorted, as the last product left them.
     """
 
     weights: Tensor
     order: Tensor
+    experts: Tensor
     ends: Tensor
     rows: Tensor
 
@@ -59,7 +64,8 @@ def bind_route(tape: TorchTape, entry: Entry) -> Work:
         flat = chosen.flatten()
         each = (flat[:, None] == torch.arange(count, device=flat.device)).sum(0)
         ends = each.cumsum(0, dtype=torch.int32)
-        held[:] = [_Routed(weights, flat.argsort(stable=True), ends, scores(step))]
+        order = flat.argsort(stable=True)
+        held[:] = [_Routed(weights, order, flat[order], ends, scores(step))]
 
     return run
 
@@ -76,8 +82,8 @@ def bind_rows_of_experts(tape: TorchTape, entry: Entry) -> Work:
     return run
 
 
-def bind_experts(tape: TorchTape, entry: Entry, end: Callable[[Tensor], Tensor] | None) -> Work:
-    """Multiply each row by its expert's weight; end: of a gated product, what acts on the gate."""
+def bind_experts(tape: TorchTape, entry: Entry, end: Pair | None) -> Work:
+    """Multiply each row by its expert's weight; end: of a gated product, what acts on both sums."""
     held = _held(tape)
     assert entry.groups is not None
     if not hasattr(F, "grouped_mm"):
@@ -85,16 +91,22 @@ def bind_experts(tape: TorchTape, entry: Entry, end: Callable[[Tensor], Tensor] 
             f"torch {torch.__version__} has no grouped_mm, which models of experts need on "
             "accelerators; install a newer torch, or give --device cpu"
         )
-    matrices, parts = tape.need(entry.slots[5]), 2 if end else 1
+    count, parts = entry.groups.count, 2 if end else 1
     of_parts = [
-        part.view(entry.groups.count, -1, part.shape[1]).transpose(1, 2)
-        for part in matrices.chunk(parts)
+        part.view(count, -1, part.shape[1]).transpose(1, 2)
+        for part in tape.need(entry.slots[5]).chunk(parts)
     ]
+    bias, biases = tape.weight(entry.slots[7]), list[Tensor]()
+    if bias is not None:
+        biases = [part.view(count, -1).to(tape.model.dtype) for part in bias.chunk(parts)]
 
     def run(step: Step) -> None:
         (routed,) = held
-        first, *second = (F.grouped_mm(routed.rows, w, offs=routed.ends) for w in of_parts)
-        routed.rows = end(first) * second[0] if end else first
+        sums = [F.grouped_mm(routed.rows, w, offs=routed.ends) for w in of_parts]
+        if biases:
+            pairs = zip(sums, biases, strict=True)
+            sums = [rows + added[routed.experts] for rows, added in pairs]
+        routed.rows = end(*sums) if end else sums[0]
 
     return run
 
@@ -118,7 +130,7 @@ def bind_combine(tape: TorchTape, entry: Entry) -> Work:
     return run
 
 
-def expert_operators(end: Callable[[Tensor], Tensor]) -> dict[str, Bind]:
+def expert_operators(end: Pair) -> dict[str, Bind]:
     """Return what experts add to a decoder's operators, in place of its feed-forward products."""
     return {
         "route": bind_route,

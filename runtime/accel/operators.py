@@ -232,14 +232,14 @@ def bind_prefill(tape: TorchTape, entry: Entry) -> Work:
     """Attention of prompts over the KV on the device."""
     s = entry.slots
     assert tape.attention is not None
-    return _bind_attention(tape, tape.attention.prompts, s[1:6], (s[6], s[-2]), s[-4:-2])
+    return _bind_attention(tape, tape.attention.prompts, s[1:7], (s[7], s[-2]), s[-4:-2])
 
 
 def bind_decode(tape: TorchTape, entry: Entry) -> Work:
     """Attention of the decodes whose KV is on the device."""
     s = entry.slots
     assert tape.attention is not None
-    return _bind_attention(tape, tape.attention.decodes, s[2:7], (s[8], s[-2]), s[-5:-3])
+    return _bind_attention(tape, tape.attention.decodes, s[2:8], (s[9], s[-2]), s[-5:-3])
 
 
 def _bind_attention(
@@ -249,9 +249,10 @@ def _bind_attention(
     buffers: Sequence[Slot],
     pools: Sequence[Slot],
 ) -> Work:
-    n_q, n_kv, size, scale, window = given
+    n_q, n_kv, size, scale, window, sinks = given
     k, v = map(tape.layer, pools)
-    over = Attended(integer(n_q), integer(n_kv), number(scale), integer(window), k, v)
+    heads = integer(n_q), integer(n_kv)
+    over = Attended(*heads, number(scale), integer(window), k, v, tape.weight(sinks))
     assert tape.attention is not None
     tape.attention.add(over)
     width = over.n_q * integer(size)
@@ -311,11 +312,24 @@ ACTIVATIONS: Mapping[str, Activation] = {
 }
 
 
+def _pair(activation: str) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return what is made of gate and up."""
+    if activation == "clamped":
+        return _clamp_pair
+    end = ACTIVATIONS[activation]
+    return lambda gate, up: end(gate) * up
+
+
+def _clamp_pair(gate: Tensor, up: Tensor) -> Tensor:
+    low = gate.clamp(max=7.0)
+    return low * torch.sigmoid(1.702 * low) * (up.clamp(-7.0, 7.0) + 1)
+
+
 def decoder_operators(spec: ModelSpec) -> dict[str, Bind]:
     """Return what a decoder's forward tape is made of."""
-    end = ACTIVATIONS[spec.activation]
-    inner = expert_operators(end) if spec.experts else {"gate_up": partial(bind_gated, end=end)}
-    return {**_DECODER, **inner}
+    if spec.experts:
+        return {**_DECODER, **expert_operators(_pair(spec.activation))}
+    return {**_DECODER, "gate_up": partial(bind_gated, end=ACTIVATIONS[spec.activation])}
 
 
 _DECODER: Mapping[str, Bind] = {

@@ -53,6 +53,7 @@ class Attended(NamedTuple):
     """What a layer's attention is over: heads of queries, and of keys and values; K and V.
 
     window: how many of the last keys are seen, 0 = all. k, v: [block][kv_head][16][head_dim].
+    sinks: of each query head a score that no key has, or None.
     """
 
     n_q: int
@@ -61,6 +62,7 @@ class Attended(NamedTuple):
     window: int
     k: torch.Tensor
     v: torch.Tensor
+    sinks: torch.Tensor | None = None
 
     @property
     def group(self) -> int:
@@ -74,7 +76,7 @@ class Attended(NamedTuple):
 
 
 class PagedAttention(ABC):
-    """Attention of the steps of one sub-batch, in layers that differ in their windows alone.
+    """Attention of the steps of one sub-batch, in layers that differ in windows and sinks alone.
 
     records: whether decodes may be recorded and replayed (`recorder.py`).
     """

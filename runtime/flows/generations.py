@@ -174,7 +174,7 @@ class Generations:
         reply.prompt = reply.prompt.place(text)
         begun = generator.style.begins_thinking(reply.prompt)
         if generator.style.thinking is not None:
-            reply.parser = AnswerParser(thinking=generator.style.thinking, begun=begun)
+            reply.parser = generator.style.parser(begun=begun)
         self._start(job)
 
     def _tell_note(self, reply: _Generation) -> None:
@@ -254,13 +254,16 @@ def _find_form(
 
 def _read_options(generator: Generator, reply: _Generation) -> Mapping[str, object]:
     """Return a node's options, its form as `prepare_generation` knows it."""
-    node, prompt = reply.order.node, reply.prompt
-    if not node.options.keys() & {"schema", "structured_outputs"}:
-        return node.options
+    node, prompt, tokenizer = reply.order.node, reply.prompt, generator.tokenizer
+    options = dict(node.options)
+    if reply.parser and tokenizer and generator.style.has_special_marks(tokenizer):
+        options["skip_special_tokens"] = False  # the parser takes them away
+    if not options.keys() & {"schema", "structured_outputs"}:
+        return options
     chats = not isinstance(node.prompt, str)
     begun = chats and generator.style.begins_thinking(prompt)
     form = _find_form(generator, node, chats=chats, begun=begun)
-    options = {name: found for name, found in node.options.items() if name != "schema"}
+    options.pop("schema", None)
     return {**options, "structured_outputs": form}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from ctypes import POINTER, c_double, c_int, c_int32, c_int64, c_uint32, c_void_p
 
-ABI = 6
+ABI = 7
 SCHEDULE_LENGTH = 9
 TIMES = 5
 """DT_TIMES: a thread came to an entry, began it, ended it, began and ended its reduction."""
@@ -35,8 +35,9 @@ class Groups(ctypes.Structure):
     _fields_ = (
         ("count", c_int64),
         ("bytes", c_int64),
+        ("bias_bytes", c_int64),
         ("starts", c_void_p),
-        *((name, c_int32) for name in ("n_slots", "m", "a", "lda", "b", "c", "ldc")),
+        *((name, c_int32) for name in ("n_slots", "m", "a", "lda", "b", "bias", "c", "ldc")),
     )
 
 

@@ -250,9 +250,9 @@ class _Place:
         weight = self._matrix()
         return self._cut(weight.name, FORMATS[weight.dtype].row_bytes(first))
 
-    def bias(self, first: int) -> WeightRef:
-        """Return the bias from element `first` on, or null as it was."""
-        ref = self.slot("bias")
+    def vector(self, name: str, first: int) -> WeightRef:
+        """Return a weight that is a vector from element `first` on, or null as it was."""
+        ref = self.slot(name)
         assert isinstance(ref, WeightRef)
         return ref if ref.name is None else self._cut(ref.name, ref.offset + first * _F32)
 
@@ -291,7 +291,7 @@ def _split_qkv(place: _Place) -> Iterator[Entry]:
         entry = place.edit(
             N=len(heads) * size,
             B=place.columns(first),
-            bias=place.bias(first),
+            bias=place.vector("bias", first),
             C=_shift(place.slot("C"), (before - (whole[at] if apart else 0)) * size),
             **({} if apart and len(wanted) == 1 else {"partial_size": 0}),
         )
@@ -341,13 +341,14 @@ def _cut_heads(place: _Place, column: int = 0) -> Iterator[Entry]:
         if place.entry.op == "decode_attention":  # each unit has parts of its own to merge
             moved["partial"] = place.sequences * before * MAX_KV_SPLITS * (size + 16)
         there = {name: _shift(place.slot(name), by) for name, by in moved.items() if by}
+        there["sinks"] = place.vector("sinks", heads.start)
         entry = place.edit(n_q=len(heads), n_kv=len(unit), **there, **place.pools(unit))
         yield replace(entry, barrier=entry.barrier and not number)
 
 
 def _cut_gate_up(place: _Place, **more: Slot) -> Iterator[Entry]:
     inner = place.shard.inner
-    columns, bias = place.columns(inner.start, planes=2), place.bias(2 * inner.start)
+    columns, bias = place.columns(inner.start, planes=2), place.vector("bias", 2 * inner.start)
     yield place.edit(N=len(inner), B=columns, bias=bias, **more)
 
 
@@ -356,8 +357,7 @@ def _cut_rows(place: _Place, rows: range) -> Iterator[Entry]:
 
     What experts give is summed when it has been combined.
     """
-    once = {} if place.entry.groups else place.once("bias", "R")
-    yield place.edit(K=len(rows), B=place.rows(rows.start), **once)
+    yield place.edit(K=len(rows), B=place.rows(rows.start), **place.once("bias", "R"))
     if not place.entry.groups:
         yield _collect(place, ALL_REDUCE, ("M", "N", "C", "ldc"))
 
@@ -418,7 +418,7 @@ def _cut_columns(place: _Place, units: int, size: int) -> Iterator[Entry]:
     yield place.edit(
         N=len(columns),
         B=place.columns(columns.start),
-        bias=place.bias(columns.start),
+        bias=place.vector("bias", columns.start),
         R=_shift(place.slot("R"), columns.start),
         C=_shift(place.slot("C"), columns.start),
         partial_size=0,

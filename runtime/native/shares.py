@@ -39,10 +39,10 @@ def weight_shares(
         if (find := _SHARES.get(entry.op)) is None:
             continue
         share, operands = find(spec, shard), dict(zip(slots(entry.op), entry.slots, strict=True))
-        for name, part in (("B", share), ("bias", WeightShare(share.rows))):
-            ref = operands[name]
-            assert isinstance(ref, WeightRef)
-            if ref.name is not None:
+        rows = WeightShare(share.rows)
+        for name, part in (("B", share), ("bias", rows), ("sinks", rows)):
+            ref = operands.get(name)
+            if isinstance(ref, WeightRef) and ref.name is not None:
                 found[ref.name] = part
     return found
 
@@ -66,6 +66,7 @@ def _share_columns(columns: range) -> WeightShare:
 
 
 _SHARES: dict[str, Callable[[ModelSpec, Shard], WeightShare]] = {
+    "decode_attention": lambda _, shard: WeightShare(slice(shard.heads.start, shard.heads.stop)),
     "qkv": _share_qkv,
     "o": lambda spec, shard: _share_columns(head_columns(spec, shard)),
     "gate_up": _share_gate_up,

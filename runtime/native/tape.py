@@ -372,11 +372,12 @@ class BoundTape:
 
     def _bind_groups(self, entry: Entry, groups: Groups) -> abi.Groups:
         slots = self._library.slots(self.kernel(entry, 1))
-        places = map(slots.index, ("M", "A", "lda", "B", "C", "ldc"))
+        places = map(slots.index, ("M", "A", "lda", "B", "bias", "C", "ldc"))
         starts = self._buffer_address(groups.starts)
         if len(slots) > abi.MOST_SLOTS:
             raise self._error(f"operator {entry.op!r} has {len(slots)} operands")
-        return abi.Groups(groups.count, groups.bytes, starts, len(slots), *places)
+        sizes = groups.count, groups.bytes, groups.bias_bytes
+        return abi.Groups(*sizes, starts, len(slots), *places)
 
     def _bind_rows(self, entry: Entry) -> ctypes.Array[abi.Row]:
         table = self._table(entry)

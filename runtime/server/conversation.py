@@ -53,8 +53,8 @@ class Conversation:
         """Return what reads an answer."""
         style, offer = self.asked.model.style, self.offer
         single = offer is not None and not offer.parallel
-        calls = style.calls if offer else None
-        return AnswerParser(calls, style.thinking, begun=self.begun, most=1 if single else None)
+        most = 1 if single else None
+        return style.parser(offered=offer is not None, begun=self.begun, most=most)
 
     def read(self, text: str) -> Answer:
         """Return the parts of a whole answer."""
@@ -193,13 +193,6 @@ def _read(
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     own: dict[str, Any] = {"logprobs": logprobs, "prompt_logprobs": body.prompt_logprobs}
     own |= {"max_tokens": most, "structured_outputs": form}
-    own |= {"skip_special_tokens": False} if _has_special_marks(model, offer) else {}
+    if model.style.has_special_marks(model.tokenizer, offered=offer is not None):
+        own["skip_special_tokens"] = False
     return read_request(body, model, [prompt], kind, **own)
-
-
-def _has_special_marks(model: ServedModel, offer: Offer | None) -> bool:
-    """Tell whether the answer's parts are told apart by special tokens, which are no text."""
-    style = model.style
-    marks = [style.calls.begin, style.calls.end] if offer else []
-    marks += [style.thinking.begin, style.thinking.end] if style.thinking else []
-    return any(mark and model.tokenizer.find_special(mark) is not None for mark in marks)

@@ -65,10 +65,11 @@ class CallFormat:
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """What stands around a model's reasoning."""
+    """What stands around a model's reasoning; answer: what goes before the answer to the user."""
 
     begin: str
     end: str
+    answer: str = ""
 
 
 FENCE = "```"

@@ -14,8 +14,15 @@ from typing import Any
 
 from dovetail.ir.errors import RequestError
 from dovetail.runtime.schedule.structured import StructuredOutputs, write_schema
-from dovetail.runtime.text.answers import ARGS, CallFormat, Thinking
+from dovetail.runtime.text.answers import ARGS, AnswerParser, CallFormat, Thinking
 from dovetail.runtime.text.grammar import ANSWER, json_rule, quote
+from dovetail.runtime.text.harmony import (
+    CHANNEL,
+    HARMONY,
+    HARMONY_CALLS,
+    HarmonyParser,
+    open_call,
+)
 from dovetail.runtime.text.tokenizer import Tokenizer
 
 MAX_TOOLS = 128
@@ -35,6 +42,8 @@ FORMATS: tuple[tuple[re.Pattern[str], CallFormat], ...] = (
     (re.compile(r"<\|python_tag\|>|ipython"), LLAMA),
 )
 """What a chat template of a family holds."""
+SPECIAL = re.compile(r"(<\|\w+\|>)")
+"""How special tokens look that are parts of marks."""
 THOUGHTS = (Thinking("<think>", "</think>"), Thinking("[THINK]", "[/THINK]"))
 PRELUDE = """You can call tools:
 {tools}
@@ -152,12 +161,30 @@ class ChatStyle:
     def of(cls, template: str) -> ChatStyle:
         """Return the style of a template."""
         knows = re.search(r"\btools\b", template) is not None
+        if CHANNEL in template:
+            return cls(HARMONY_CALLS, HARMONY, knows)
         calls = next((form for mark, form in FORMATS if mark.search(template)), PLAIN)
         calls = calls if knows else PLAIN
         if calls is MISTRAL and ARGS in template:
             calls = replace(MISTRAL, divider=ARGS)
         thinking = next((one for one in THOUGHTS if one.end in template), None)
         return cls(calls, thinking, knows)
+
+    def parser(
+        self, *, offered: bool = False, begun: bool, most: int | None = None
+    ) -> AnswerParser:
+        """Return what reads an answer; `offered`: calls may be in it. The rest as of the parser."""
+        if self.thinking is HARMONY:
+            return HarmonyParser(offered=offered, begun=begun, most=most)
+        calls = self.calls if offered else None
+        return AnswerParser(calls, self.thinking, begun=begun, most=most)
+
+    def has_special_marks(self, tokenizer: Tokenizer, *, offered: bool = False) -> bool:
+        """Tell whether the answer's parts are told apart by special tokens, which are no text."""
+        marks = [self.calls.begin, self.calls.end] if offered else []
+        marks += [self.thinking.begin, self.thinking.end] if self.thinking else []
+        pieces = [piece for mark in marks for piece in _cut_mark(mark)]
+        return any(tokenizer.find_special(piece) is not None for piece in pieces)
 
     def begins_thinking(self, prompt: str) -> bool:
         """Tell whether a prompt ends within reasoning."""
@@ -170,6 +197,8 @@ class ChatStyle:
 
         A template that knows none is given them, calls and results as messages of plain text.
         """
+        if self.thinking is HARMONY:
+            messages = [_name_thinking(message) for message in messages]
         if self.knows_tools:
             return list(messages), {"tools": list(offer.shown)} if offer else {}
         plain = [_plain(message) for message in messages]
@@ -187,6 +216,14 @@ def text_of(message: Mapping[str, Any]) -> str:
     """Return what a message says, its parts as lines."""
     content = message.get("content") or ""
     return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+
+
+def _name_thinking(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a message with its reasoning as gpt-oss's template calls it, where that takes it."""
+    said = message.get("reasoning_content") or message.get("reasoning")
+    if not said or (message.get("content") and message.get("tool_calls")):
+        return message
+    return {**message, "thinking": said}
 
 
 def _plain(message: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -221,8 +258,13 @@ ANYTHING = "/(?s:.*)/"
 
 def write_mark(tokenizer: Tokenizer, mark: str) -> str:
     """Return a mark of calls or reasoning as a grammar of a model has it."""
-    token = tokenizer.find_special(mark)
-    return quote(mark) if token is None else f"<[{token}]>"
+    tokens = [(piece, tokenizer.find_special(piece)) for piece in _cut_mark(mark)]
+    return " ".join(quote(p) if token is None else f"<[{token}]>" for p, token in tokens)
+
+
+def _cut_mark(mark: str) -> list[str]:
+    """Return a mark in pieces, of which some may be special tokens."""
+    return [piece for piece in SPECIAL.split(mark) if piece]
 
 
 def frame(
@@ -232,7 +274,8 @@ def frame(
     if thinking is None:
         return form
     first, rules = _write_thinking(thinking, literal, begun=begun)
-    return replace(form, around="\n".join([f"start: {first}@{ANSWER}", *rules]))
+    head = f"{literal(thinking.answer)} " if thinking.answer else ""
+    return replace(form, around="\n".join([f"start: {first}{head}@{ANSWER}", *rules]))
 
 
 def call_grammar(offer: Offer, style: ChatStyle, literal: Literal, *, begun: bool) -> str | None:
@@ -276,7 +319,9 @@ def _write_call(
     place: int, tool: Tool, form: CallFormat, literal: Literal, offer: Offer
 ) -> list[str]:
     """Return the rules of a call of one tool. In AUTO the strict ones' arguments alone are held."""
-    if form.divider == ARGS:
+    if form is HARMONY_CALLS:
+        call = f"{literal(open_call(tool.name))} args_{place}"
+    elif form.divider == ARGS:
         call = f"{quote(tool.name)} {literal(ARGS)} args_{place}"
     else:
         head = quote(f'{{"name": {json.dumps(tool.name)}, "{form.arguments}": ')
@@ -291,6 +336,8 @@ def _write_calls(form: CallFormat, literal: Literal, *, more: int) -> list[str]:
 
     `marked` is what follows the mark of a format that has one.
     """
+    if form is HARMONY_CALLS:  # an answer ends behind one
+        return ["calls: call"]
     begin = literal(form.begin)
     if form.divider == ARGS:
         again = _repeat(f"{begin} marked", more)
@@ -315,6 +362,8 @@ def _repeat(item: str, most: int) -> str:
 def _write_talk(style: ChatStyle, literal: Literal, *, single: bool) -> list[str]:
     """Return the rules of an answer that may hold calls: whatever begins one goes on as one."""
     words, form = f"WORDS: {ANYTHING}", style.calls
+    if style.thinking and style.thinking.answer:
+        return [f"answer: calls | {literal(style.thinking.answer)} WORDS", words]
     if form.bare:
         thought = style.thinking.begin[0] if style.thinking else ""
         others = thought.replace("[", "")  # which begins a list of calls, too

@@ -324,3 +324,16 @@ def test_a_token_that_ends_a_turn_stops_answers(tmp_path, kind, stops):
 
     source = save(tmp_path / "m.gguf", change)
     assert json.loads(source.file("generation_config.json"))["eos_token_id"] == stops
+
+
+def test_the_end_of_a_part_of_an_answer_of_gpt_oss_stops_nothing(tmp_path):
+    def change(writer):
+        writer.add_tokenizer_model("llama")
+        writer.add_token_list(["<unk>", "<|return|>", "<|end|>", "<|call|>", "a"])
+        writer.add_token_types([2, 3, 3, 3, 1])
+        writer.add_token_scores([0.0] * 5)
+        writer.add_eos_token_id(1)
+        writer.add_chat_template("{{ m }}<|end|>{{ call }}<|call|>{{ last }}<|return|>")
+
+    source = save(tmp_path / "m.gguf", change)
+    assert json.loads(source.file("generation_config.json"))["eos_token_id"] == [1, 3]

@@ -132,9 +132,9 @@ ROW = """
                     out[r * ldo + h * hd + d] = total / weights
 """
 PREFILL = (
-    "n: i64, n_q: i64, n_kv: i64, hd: i64, scale: f32, window: i64, q: ptr[f32], ldq: i64, "
-    "starts: ptr[i32], lengths: ptr[i32], table: ptr[i32], stride: i64, kpool: ptr[f32], "
-    "vpool: ptr[f32], out: ptr[f32], ldo: i64, tid: thread, nth: thread"
+    "n: i64, n_q: i64, n_kv: i64, hd: i64, scale: f32, window: i64, sinks: ptr[f32], "
+    "q: ptr[f32], ldq: i64, starts: ptr[i32], lengths: ptr[i32], table: ptr[i32], stride: i64, "
+    "kpool: ptr[f32], vpool: ptr[f32], out: ptr[f32], ldo: i64, tid: thread, nth: thread"
 )
 ROWS = {
     "attend": ROW.format(first=0, seen="r + 1"),

@@ -39,7 +39,14 @@ def rotate(x: npt.NDArray, cos: npt.NDArray, sin: npt.NDArray) -> Array:
     return out
 
 
-def attention(q: npt.NDArray, k: npt.NDArray, v: npt.NDArray, scale: float, window: int) -> Array:
+def attention(
+    q: npt.NDArray,
+    k: npt.NDArray,
+    v: npt.NDArray,
+    scale: float,
+    window: int,
+    sinks: npt.NDArray | None = None,
+) -> Array:
     """q [T][n_q][hd] are the last T positions of k, v [L][n_kv][hd] -> [T][n_q][hd]."""
     group = q.shape[1] // k.shape[1]
     k64, v64 = (np.repeat(x.astype(np.float64), group, axis=1) for x in (k, v))
@@ -50,9 +57,17 @@ def attention(q: npt.NDArray, k: npt.NDArray, v: npt.NDArray, scale: float, wind
     if window:
         hidden |= key <= position - window
     scores = np.where(hidden, -np.inf, scores)
+    if sinks is not None:  # a last key that has no value
+        last = np.broadcast_to(sinks.astype(np.float64)[:, None, None], (*scores.shape[:2], 1))
+        scores = np.concatenate([scores, last], axis=-1)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     weights /= weights.sum(-1, keepdims=True)
-    return np.einsum("ntl,lnd->tnd", weights, v64)
+    return np.einsum("ntl,lnd->tnd", weights[..., : len(k)], v64)
+
+
+def drawn_sinks(rng: np.random.Generator, n_q: int) -> npt.NDArray[np.float32]:
+    """Return sinks of all sizes: some far above the scores, some far below."""
+    return (rng.standard_normal(n_q) * 6).astype(np.float32)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from dovetail.ir.low.print import print_low
 from dovetail.runtime.machine import abi
 from tests.codegen.interpret import interpret
 from tests.codegen.kernels.harness import NATIVE, Runner, Slot, pack
-from tests.codegen.kernels.reference import attention, paged
+from tests.codegen.kernels.reference import attention, drawn_sinks, paged
 from tests.shares import share
 
 
@@ -33,6 +33,7 @@ def check(
     kernel: str = "decode_attention",
     unrounded: bool = False,
     bound: float = 2e-5,
+    sinking: bool = False,
 ) -> None:
     """Decode rows behind one prefill sequence of three rows, against float64.
 
@@ -53,14 +54,15 @@ def check(
     scale = 1 / np.sqrt(hd)
     starts = np.array([0, first], np.int32)
     tables = (starts, np.array([3, *lengths], np.int32), pool.tables, pool.tables.shape[1])
-    head_args = (1, n, n_q, n_kv, hd, scale, window, splits, q, ldq)
+    sinks = drawn_sinks(rng, n_q) if sinking else None
+    head_args = (1, n, n_q, n_kv, hd, scale, window, sinks, splits, q, ldq)
     args = (*head_args, *tables, pool.k, pool.v, partial, out, ldo)
     run(f"{kernel}_{kv}", *args, nth=nth)
     assert (out == 7).all()
     run(f"decode_attention_merge_{kv}", *args, nth=nth)
     for d in range(n):
         query = q[first + d, : n_q * hd].reshape(1, n_q, hd)
-        want = attention(query, true.keys[1 + d], true.values[1 + d], scale, window)[0]
+        want = attention(query, true.keys[1 + d], true.values[1 + d], scale, window, sinks)[0]
         got = out[first + d, : n_q * hd].reshape(want.shape)
         np.testing.assert_allclose(got, want, rtol=bound if bound < 1e-3 else 0, atol=bound)
     assert (out[:first] == 7).all()
@@ -104,7 +106,7 @@ def test_a_row_has_the_same_bits_beside_longer_ones_and_in_any_place(native: Run
     def decode(*rows: int) -> np.ndarray:
         partial = np.full((len(rows), splits, n_q, hd + 16), np.nan, np.float32)
         out = np.empty((len(rows), n_q * hd), np.float32)
-        sizes, picked = (0, len(rows), n_q, n_kv, hd, 0.1, 0, splits), list(rows)
+        sizes, picked = (0, len(rows), n_q, n_kv, hd, 0.1, 0, None, splits), list(rows)
         tables = (np.zeros(1, np.int32), np.array(lengths, np.int32)[picked], pool.tables[picked])
         args = (*sizes, q[picked], n_q * hd, *tables, pool.tables.shape[1], pool.k, pool.v)
         for name in ("decode_attention_f32", "decode_attention_merge_f32"):
@@ -121,26 +123,38 @@ def test_sliding_window(native: Runner, window: int) -> None:
     check(native, "f32", (4, 2), 32, [1, 16, 17, 90, 144], window, splits=2, nth=2)
 
 
-def check_without_keys(run: Runner, kernel: str, group: int, hd: int) -> None:
+def check_without_keys(
+    run: Runner, kernel: str, group: int, hd: int, sinking: bool = False
+) -> None:
     """A sequence of no keys beside one of some: zeros, and the other as ever."""
     n_kv, splits = 2, 3
     n_q, lengths = n_kv * group, [0, 20]
     rng = np.random.default_rng(hd)
     pool = paged(rng, [20], n_kv, hd, "f32")
     q = rng.standard_normal((2, n_q * hd)).astype(np.float32)
+    sinks = drawn_sinks(rng, n_q) if sinking else None
     partial = np.full((2, splits, n_q, hd + 16), np.nan, np.float32)
     out = np.full_like(q, np.nan)
     tables = (np.arange(2, dtype=np.int32), np.array(lengths, np.int32), pool.tables[[0, 0]])
-    args = (0, 2, n_q, n_kv, hd, 0.1, 0, splits, q, q.shape[1], *tables, pool.tables.shape[1])
+    sizes = (0, 2, n_q, n_kv, hd, 0.1, 0, sinks, splits)
+    args = (*sizes, q, q.shape[1], *tables, pool.tables.shape[1])
     for name in (kernel, "decode_attention_merge"):
         run(f"{name}_f32", *args, pool.k, pool.v, partial, out, out.shape[1], nth=2)
-    want = attention(q[1:].reshape(1, n_q, hd), pool.keys[0], pool.values[0], 0.1, 0)[0]
+    want = attention(q[1:].reshape(1, n_q, hd), pool.keys[0], pool.values[0], 0.1, 0, sinks)[0]
     assert (out[0] == 0).all()
     np.testing.assert_allclose(out[1].reshape(want.shape), want, rtol=2e-5, atol=2e-5)
 
 
 def test_no_keys_give_zeros(native: Runner) -> None:
     check_without_keys(native, "decode_attention", 2, 32)
+    check_without_keys(native, "decode_attention", 2, 32, sinking=True)
+
+
+@pytest.mark.parametrize("kv", ["f32", "bf16"])
+@pytest.mark.parametrize("window", [0, 21])
+@pytest.mark.parametrize("splits", [1, 3])
+def test_sinks_take_their_part(native: Runner, kv: str, window: int, splits: int) -> None:
+    check(native, kv, (8, 2), 32, [1, 17, 90, 300], window, splits, nth=2, sinking=True)
 
 
 FIXED = [
@@ -293,7 +307,7 @@ def next_lines(
     partial = np.zeros((1, 1, n_q, hd + 16), np.float32)
     lengths = (np.array([0], np.int32), np.array([length], np.int32))
     tables = (*lengths, pool.tables, pool.tables.shape[1])
-    sizes = (0, 1, n_q, n_kv, hd, 0.1, 0, 1)
+    sizes = (0, 1, n_q, n_kv, hd, 0.1, 0, None, 1)
     args = (*sizes, q, q.size, *tables, pool.k, pool.v, partial, q, q.size, 0, 1)
     interpret(lower_request(request, target).unit, request.name, args, listening)
     lines = 16 * hd * (4 if kv == "f32" else 2) // 64  # of a block
@@ -360,3 +374,4 @@ def test_small_shapes_in_every_target(interpreted: Runner) -> None:
     check(interpreted, "f32", (3, 1), 16, [1, 70], 67, splits=2)
     check(interpreted, "bf16", (2, 1), 16, [3])
     check(interpreted, "f16", (2, 1), 16, [3])
+    check(interpreted, "f32", (2, 1), 16, [70, 3], splits=2, sinking=True)

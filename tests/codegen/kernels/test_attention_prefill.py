@@ -15,7 +15,7 @@ from tests.codegen.kernels.harness import (
     interpreted_runner,
     pair_requests,
 )
-from tests.codegen.kernels.reference import attention, paged
+from tests.codegen.kernels.reference import attention, drawn_sinks, paged
 
 ROUNDED = 2e-2
 """How far from float64 attention may be whose products round to bfloat16."""
@@ -32,6 +32,7 @@ def check(
     nth: int = 1,
     kernel: str = "prefill_attention",
     bound: float = 2e-5,
+    sinking: bool = False,
 ) -> None:
     """Sequences with the given new rows, seeing the given key counts, against float64."""
     n_q, n_kv = heads
@@ -43,11 +44,13 @@ def check(
     out = np.full((starts[-1], ldo), 7, np.float32)
     scale = 1 / np.sqrt(hd)
     tables = (starts, np.array(lengths, np.int32), pool.tables, pool.tables.shape[1])
-    args = (len(rows), n_q, n_kv, hd, scale, window, q, ldq, *tables, pool.k, pool.v, out, ldo)
+    sinks = drawn_sinks(rng, n_q) if sinking else None
+    head_args = (len(rows), n_q, n_kv, hd, scale, window, sinks, q, ldq)
+    args = (*head_args, *tables, pool.k, pool.v, out, ldo)
     run(f"{kernel}_{kv}" + "_pairs" * (bound == ROUNDED), *args, nth=nth)
     for s, (first, last) in enumerate(itertools.pairwise(starts)):
         query = q[first:last, : n_q * hd].reshape(-1, n_q, hd)
-        want = attention(query, pool.keys[s], pool.values[s], scale, window)
+        want = attention(query, pool.keys[s], pool.values[s], scale, window, sinks)
         got = out[first:last, : n_q * hd].reshape(want.shape)
         np.testing.assert_allclose(got, want, rtol=bound, atol=bound)
     assert (out[:2] == 7).all()
@@ -80,6 +83,15 @@ def test_sliding_window(native: Runner, window: int) -> None:
     check(native, "f32", (4, 2), 32, [130], [150], window, nth=2)
 
 
+@pytest.mark.parametrize("kv", ["f32", "bf16"])
+@pytest.mark.parametrize("window", [0, 21])
+@pytest.mark.parametrize("heads", [(8, 1), (6, 2)])
+def test_sinks_take_their_part(
+    native: Runner, kv: str, window: int, heads: tuple[int, int]
+) -> None:
+    check(native, kv, heads, 32, [41, 1], [41, 90], window, nth=2, sinking=True)
+
+
 @pytest.mark.parametrize("nth", [1, 2, 3, 16])
 def test_several_sequences_are_dealt_to_all_threads(native: Runner, nth: int) -> None:
     check(native, "bf16", (4, 2), 32, [5, 1, 70, 16], [5, 20, 90, 16], nth=nth)
@@ -92,7 +104,8 @@ def test_large_scores_do_not_overflow(native: Runner) -> None:
     out = np.zeros((40, 16), np.float32)
     starts = np.array([0, 40], np.int32)
     tables = (starts, np.array([40], np.int32), pool.tables, pool.tables.shape[1])
-    native("prefill_attention_f32", 1, 1, 1, 16, 1.0, 0, q, 16, *tables, pool.k, pool.v, out, 16)
+    args = (1, 1, 1, 16, 1.0, 0, None, q, 16, *tables, pool.k, pool.v, out, 16)
+    native("prefill_attention_f32", *args)
     want = attention(q[:, None], pool.keys[0], pool.values[0], 1.0, 0)[:, 0]
     np.testing.assert_allclose(out, want, rtol=2e-3, atol=2e-3)
 
@@ -104,14 +117,15 @@ def test_bits_do_not_depend_on_how_a_prompt_is_cut(native: Runner, kv: str, wind
     check_cuts(native, kv, window, 2e-5)
 
 
-def check_cuts(native: Runner, kv: str, window: int, bound: float) -> None:
+def check_cuts(native: Runner, kv: str, window: int, bound: float, sinking: bool = False) -> None:
     """The same bits for each way to cut a prompt; kv: the end of the kernels' names, too."""
     n, n_q, n_kv, hd = 150, 6, 2, 32
     rng = np.random.default_rng(window)
     pool = paged(rng, [n, n], n_kv, hd, kv.partition("_")[0])
     ldq = (n_q + 2 * n_kv) * hd
     q = rng.standard_normal((n, ldq)).astype(np.float32)
-    heads = (n_q, n_kv, hd, hd**-0.5, window)
+    sinks = drawn_sinks(rng, n_q) if sinking else None
+    heads = (n_q, n_kv, hd, hd**-0.5, window, sinks)
     tables = (pool.tables, pool.tables.shape[1], pool.k, pool.v)
 
     def prompt(first: int, last: int, out: np.ndarray) -> None:
@@ -132,9 +146,15 @@ def check_cuts(native: Runner, kv: str, window: int, bound: float) -> None:
     for position in range(n):
         decode(position, tokens)
     query = q[:, : n_q * hd].reshape(n, n_q, hd)
-    want = attention(query, pool.keys[0], pool.values[0], hd**-0.5, window).reshape(whole.shape)
+    want = attention(query, pool.keys[0], pool.values[0], hd**-0.5, window, sinks)
+    want = want.reshape(whole.shape)
     np.testing.assert_allclose(whole, want, rtol=bound, atol=bound)
     assert whole.tobytes() == chunks.tobytes() == tokens.tobytes()
+
+
+@pytest.mark.parametrize("window", [0, 30])
+def test_bits_with_sinks_do_not_depend_on_it_either(native: Runner, window: int) -> None:
+    check_cuts(native, "f32", window, 2e-5, sinking=True)
 
 
 def test_a_decode_without_keys_gives_zeros(native: Runner) -> None:
@@ -145,7 +165,7 @@ def test_a_decode_without_keys_gives_zeros(native: Runner) -> None:
     out = np.full_like(q, np.nan)
     starts, lengths = np.zeros(1, np.int32), np.array([0, 20], np.int32)
     tables = (starts, lengths, pool.tables[[0, 0]], pool.tables.shape[1], pool.k, pool.v, None)
-    heads, row = (n_q, n_kv, hd, 0.1, 0), n_q * hd
+    heads, row = (n_q, n_kv, hd, 0.1, 0, None), n_q * hd
     native("decode_attention_rows_f32", 0, 2, *heads, 5, q, row, *tables, out, row, nth=2)
     want = attention(q[1:].reshape(1, n_q, hd), pool.keys[0], pool.values[0], 0.1, 0)[0]
     assert (out[0] == 0).all()
@@ -155,6 +175,7 @@ def test_a_decode_without_keys_gives_zeros(native: Runner) -> None:
 def test_small_shapes_in_every_target(interpreted: Runner) -> None:
     check(interpreted, "f32", (2, 1), 16, [2, 1], [3, 17], 4)
     check(interpreted, "bf16", (1, 1), 16, [2], [2])
+    check(interpreted, "f32", (2, 1), 16, [2], [18], 17, sinking=True)
 
 
 # ---- products of bfloat16 pairs ----
@@ -178,6 +199,10 @@ def test_pairs_of_each_head_dim_and_dtype(kv: str, hd: int, window: int) -> None
     check(paired(), kv, (6, 2), hd, rows, lengths, window, nth=2, bound=ROUNDED)
 
 
+def test_sinks_take_their_part_of_pairs() -> None:
+    check(paired(), "bf16", (6, 2), 64, [33, 1], [33, 131], 40, 2, bound=ROUNDED, sinking=True)
+
+
 def test_pairs_of_every_length_around_blocks() -> None:
     for n in (1, 2, 3, 15, 16, 17, 31, 33, 47, 63, 64, 65, 95, 97, 129, 191, 193):
         check(paired(), "f32", (3, 1), 32, [n], [n], nth=1 + n % 3, bound=ROUNDED)
@@ -194,6 +219,7 @@ def test_small_shapes_of_pairs_as_their_text_says() -> None:
     run = interpreted_runner(PAIRED.name)
     check(run, "f32", (2, 1), 32, [2, 1], [3, 17], 4, bound=ROUNDED)
     check(run, "bf16", (1, 1), 32, [2], [2], bound=ROUNDED)
+    check(run, "bf16", (2, 1), 32, [2], [3], bound=ROUNDED, sinking=True)
 
 
 @pytest.mark.parametrize(

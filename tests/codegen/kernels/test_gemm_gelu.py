@@ -14,6 +14,7 @@ from dovetail.codegen.library import LibrarySpec, build_library
 from dovetail.codegen.targets import TARGETS, host_features, runs_on
 from dovetail.compiler.schedules import (
     ACTIVATED,
+    CLAMPED,
     GEGLU,
     GEGLU_TANH,
     built_tiles,
@@ -103,11 +104,11 @@ def call(
 def gated_product(
     target: str, kind: str, dtype: str, m: int, n: int, k: int, **schedule: int
 ) -> None:
-    """Run a GELU of one weight's product times another's, with biases, and compare."""
+    """Run an activation of one weight's product times another's, with biases, and compare."""
     random = np.random.default_rng(m * n + k)
     a = random.standard_normal((m, k), np.float32)
     pair = random.standard_normal((2, n, k), np.float32) * np.float32(k**-0.5)
-    biases = random.standard_normal((2, n), np.float32)
+    biases = random.standard_normal((2, n), np.float32) * np.float32(5 if kind == CLAMPED else 1)
     stored = narrow_bf16(pair) if dtype == "bf16" else pair
     exact = widen_bf16(stored) if dtype == "bf16" else pair
     packed = np.stack([FORMATS[dtype].pack(half) for half in stored], axis=1)
@@ -123,16 +124,20 @@ def gated_product(
         a.astype(np.float64) @ half.T.astype(np.float64) + bias
         for half, bias in zip(exact, biases, strict=True)
     )
-    act = "gelu" if kind == GEGLU else "gelu_tanh"
-    np.testing.assert_allclose(out[:, :n], wanted(act, gate) * up, rtol=2e-5, atol=2e-5)
+    if kind == CLAMPED:
+        low = np.minimum(gate, 7)
+        pair = low / (1 + np.exp(-1.702 * low)) * (np.clip(up, -7, 7) + 1)
+    else:
+        pair = wanted("gelu" if kind == GEGLU else "gelu_tanh", gate) * up
+    np.testing.assert_allclose(out[:, :n], pair, rtol=2e-5, atol=2e-5)
     assert (out[:, n:] == 7).all()
 
 
-GATES = [(GEGLU, "bf16"), (GEGLU_TANH, "f32"), (GEGLU, "f32")]
+GATES = [(GEGLU, "bf16"), (GEGLU_TANH, "f32"), (CLAMPED, "f32"), (GEGLU, "f32")]
 
 
 @pytest.mark.parametrize(("target", "kind", "dtype"), share(in_turns(NATIVE, GATES), 4))
-def test_a_gelu_is_a_gate(target: str, kind: str, dtype: str) -> None:
+def test_an_activation_is_a_gate(target: str, kind: str, dtype: str) -> None:
     for m, n, k in ((1, 16, 16), (5, 37, 48), (19, 130, 70)):
         gated_product(target, kind, dtype, m, n, k, m_tile=3, grid_n=2)
         gated_product(target, kind, dtype, m, n, k, m_tile=2, block_m=4, block_n=1)

@@ -82,7 +82,7 @@ def attend(run: Runner, group: int, hd: int, splits: int, nth: int, *, merge: bo
     for tables, keys, values in places:
         out = np.zeros((n, n_q * hd), np.float32)
         partial = np.full((n, n_q, splits, hd + 16), np.nan, np.float32)
-        heads = (0, n, n_q, n_kv, hd, scale, 0, splits, q, n_q * hd)
+        heads = (0, n, n_q, n_kv, hd, scale, 0, None, splits, q, n_q * hd)
         where = (np.array([0], np.int32), np.array(lengths, np.int32), tables, tables.shape[1])
         args = (*heads, *where, keys, values, partial, out, n_q * hd)
         for name in ("decode_attention_f16", "decode_attention_merge_f16")[: 1 + merge]:

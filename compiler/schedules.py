@@ -70,6 +70,14 @@ class MicroKernel:
         vectors = self.panels * PANEL // lanes
         return self.rows * vectors + min(self.rows, vectors) + 1
 
+    def widening_registers(self, lanes: int) -> int:
+        """Registers beside these, for weights of 16 bits: the pairs of those that are held, or one.
+
+        AVX-512, which multiplies by a broadcast in memory, needs no register for that (measured).
+        """
+        vectors = self.panels * PANEL // lanes
+        return vectors if lanes < LONG_LANES and vectors <= self.rows else 1
+
     def integer_registers(self, lanes: int) -> int:
         """As many of a product of quantised weights, which has integer sums of a block beside.
 
@@ -346,19 +354,22 @@ def rule_tiles(op: GemmOp, target: Target) -> tuple[MicroKernel, ...]:
     """Return the tiles that the rules choose from for a product, the first for large M.
 
     Of each number of panels the tallest that the registers hold, best first by the traffic of a
-    multiply-add: rows share a load of weights, columns one of activations. Widening 16 bits takes
-    a register more; with one vector of float columns, loads would outnumber multiply-adds. Codes
-    are unpacked anew by each tile of rows.
+    multiply-add: rows share a load of weights, columns one of activations. With one vector of float
+    columns, loads would outnumber multiply-adds. Codes are unpacked anew by each tile of rows.
     """
-    spare = target.registers - int(_size(op) == 2)
-    quantised = is_quantised(op.dtype)
+    lanes, quantised, widened = target.lanes, is_quantised(op.dtype), _size(op) == 2
     tallest = {
         tile.panels: tile
-        for tile in _fitting_tiles(op.kind, target.lanes, spare, quantised)
-        if quantised or target.lanes == 1 or tile.panels * PANEL >= 2 * target.lanes
+        for tile in _fitting_tiles(op.kind, lanes, target.registers, quantised)
+        if quantised
+        or lanes == 1
+        or (
+            tile.panels * PANEL >= 2 * lanes
+            and tile.registers(lanes) + widened * tile.widening_registers(lanes) <= target.registers
+        )
     }
     best = [tile for tile in tallest.values() if not _beaten(tile, tallest.values())]
-    weights, columns = (UNPACKING, target.lanes) if quantised else (1, 1)
+    weights, columns = (UNPACKING, lanes) if quantised else (1, 1)
     return tuple(
         sorted(best, key=lambda tile: weights / tile.rows + columns / (tile.panels * PANEL))
     )

@@ -80,7 +80,7 @@ OF_AVX512 = {(LINEAR, "f32"): ((14, 2), (9, 3), (6, 4)), (SILU, "f32"): ((14, 2)
 OF_AVX512 |= {(LINEAR, "q4_32"): ((6, 2), (12, 1)), (SILU, "q4_32"): ((6, 2),)}
 OF_AVX2 = {
     (LINEAR, "f32"): ((6, 1), (3, 2), (2, 3), (1, 4)),
-    (LINEAR, "bf16"): ((6, 1), (2, 3), (1, 4)),  # widening takes a register: 3 x 2 would spill
+    (LINEAR, "bf16"): ((5, 1), (2, 3), (1, 4)),  # pairs beside weights: 6 x 1 and 3 x 2 spill
     (LINEAR, "q4_32"): ((4, 1), (2, 2)),
     (SILU, "f32"): ((3, 2), (1, 4)),
     (SILU, "bf16"): ((2, 2), (1, 4)),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dovetail.runtime.engine.sampling import log_sum, top_logprobs
 from dovetail.runtime.native.step import draw_uniform
@@ -29,6 +31,26 @@ def test_uniform_numbers_depend_on_seed_sample_and_step_alone() -> None:
     assert len(set(draws)) == len(draws)
     assert all(0 <= value < 1 and np.float32(value) < 1 for value in draws)
     assert abs(float(np.mean(draws)) - 0.5) < 0.05
+
+
+@given(
+    seed=st.integers(-(1 << 63), (1 << 64) - 1),
+    index=st.integers(0, 255),
+    place=st.integers(0, 1 << 17),
+    again=st.integers(0, 1),
+)
+def test_a_uniform_number_is_that_of_its_counter(
+    seed: int, index: int, place: int, again: int
+) -> None:
+    """Numbers are made in blocks; artifacts and seeds of users outlive how."""
+    alone = np.random.Philox(
+        key=np.array([seed % (1 << 64), index], np.uint64),
+        counter=np.array([place, again, 0, 0], np.uint64),
+    )
+    expected = min(
+        float(np.random.Generator(alone).random()), float(np.nextafter(np.float32(1), 0))
+    )
+    assert draw_uniform(make_request(seed, index, 0), place, again) == expected
 
 
 def test_top_logprobs_equal_a_log_softmax() -> None:

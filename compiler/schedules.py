@@ -39,8 +39,9 @@ GATED = (SILU, GEGLU, GEGLU_TANH, CLAMPED)
 GATES = {"silu": SILU, "gelu_tanh": GEGLU_TANH, "clamped": CLAMPED}
 """A decoder's activation to its gated product."""
 DECODER_KINDS = (LINEAR, SILU)
-DOT_ROWS = 16
-"""Rows from which a product is bound by arithmetic, and rounding activations to bfloat16 pays."""
+DOT_ROWS, TILE_ROWS = 8, 16
+"""Rows from which a product is bound by arithmetic, and rounding activations to bfloat16 pays: by
+dot products of pairs (measured), in tile registers."""
 SPREAD_PREFETCH, FAR_PREFETCH = -1, -4096
 """`prefetch` values: fetch the next slice of weights, each row tile its share of it, into the first
 cache; into the second, from which weights come into the first 4 KiB ahead of their use."""
@@ -309,9 +310,9 @@ def _sum16(form: BlockFormat, target: Target) -> int:
 def dot_rows(dtype: str, target: Target) -> int:
     """Return the M from which `dtype` weights are multiplied in bfloat16 pairs; 0 = never."""
     form = FORMATS[dtype]
-    return (
-        DOT_ROWS if isinstance(form, FloatFormat) and form.pair_dots and target.rounds_rows else 0
-    )
+    if not (isinstance(form, FloatFormat) and form.pair_dots and target.rounds_rows):
+        return 0
+    return TILE_ROWS if target.tiles else DOT_ROWS
 
 
 def takes_tiles(op: GemmOp, target: Target, m: int) -> bool:
@@ -480,5 +481,5 @@ def default_gemm_rows(
     op: GemmOp, target: Target, threads: int, hardware: HardwareSpec
 ) -> tuple[Row, ...]:
     """Return rows covering every M >= 1: from three parts of rows on, the rules change no more."""
-    last = max(3 * rule_tiles(op, target)[0].rows, DOT_ROWS)
+    last = max(3 * rule_tiles(op, target)[0].rows, TILE_ROWS)
     return merge_rows(default_row(op, target, m, threads, hardware) for m in range(1, last + 1))

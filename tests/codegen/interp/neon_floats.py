@@ -49,8 +49,8 @@ def _memory_rows(kind: str, dtype: str, q: str, lanes: int) -> Iterator[Meant]:
     if kind not in WORDS:
         yield meant(f"vdup{q}_n_{kind}", splat)
         yield meant(f"vmov{q}_n_{kind}", splat)
-    yield meant(f"vdup{q}_lane_{kind}", lambda v, lane: splat(v[lane]))
     if kind != "f32":
+        yield meant(f"vdup{q}_lane_{kind}", lambda v, lane: splat(v[lane]))
         yield meant(f"vld1{q}_{kind}", lambda p: p.load(dtype, lanes))
         yield meant(
             f"vld1{q}_lane_{kind}", lambda p, v, lane: _set_lane(p.load(dtype, 1)[0], v, lane)

@@ -11,7 +11,7 @@ from dovetail.ir.errors import CapacityError, DeviceError, RequestError
 from dovetail.runtime.embed.device_queue import EmbedQuery, QueueSpec, length_classes
 from dovetail.runtime.embed.line import Line
 from dovetail.runtime.embed.queue import STARTING, QueueManager
-from dovetail.runtime.server.errors import tell
+from dovetail.runtime.server.errors import to_api_error
 from tests.runtime.embed.integrity import check_integrity
 
 CLASSES = (32, 128, 512)
@@ -294,5 +294,5 @@ def test_work_without_an_slo_ends_when_no_device_is_left() -> None:
     manager.add_bulk(late)
     ((query, error),) = manager.refill(0.0)
     assert query is late[0] and "no device is left" in str(error)
-    assert tell(error, draining=False).status == 500, "of the request nothing is wrong"
+    assert to_api_error(error, draining=False).status == 500, "of the request nothing is wrong"
     assert not manager.live()

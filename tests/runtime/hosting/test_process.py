@@ -335,20 +335,20 @@ def test_requests_wait_for_a_process_that_is_being_started(
 def test_what_waits_outlives_a_process_that_it_could_not_be_sent_to(
     make_artifact: MakeArtifact, answer: Answer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left, begin = [1], Outbox._begins
+    left, send = [1], Outbox._send
 
-    def begins(outbox: Outbox, message: bytes) -> bool:
+    def sends(outbox: Outbox) -> None:
         if left:
             left.pop()
             raise MemoryError
-        return begin(outbox, message)
+        send(outbox)
 
     with load(make_artifact(), apart=True) as app, starting_later(app) as held:
         os.kill(pid(app), signal.SIGKILL)
         while app.ready:
             os.sched_yield()
         job = app.submit([4, 4, 4], max_tokens=30)
-        monkeypatch.setattr(Outbox, "_begins", begins)
+        monkeypatch.setattr(Outbox, "_send", sends)
         held.set()
         assert list(job.result(timeout=300).token_ids) == answer([4, 4, 4], 30) and not left
 

@@ -143,8 +143,8 @@ def test_calibration_knows_the_rows_of_all_experts(tmp_path: Path) -> None:
         np.testing.assert_allclose(powers[f"layers.0.{name}"], wanted, rtol=1e-3)
 
 
-OSS = {"hidden_size": 128, "intermediate_size": 64, "sliding_window": 8}
-FEW = PROMPT[:11]
+OSS = {"hidden_size": 128, "intermediate_size": 64, "sliding_window": 4}
+FEW = PROMPT[:7]
 """Fewer rows than are rounded to bfloat16, more than the window."""
 
 

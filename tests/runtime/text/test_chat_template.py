@@ -184,6 +184,7 @@ def test_others_do_not_wait_for_a_conversation_that_burns_its_deadline(
 
 
 def test_a_process_that_is_killed_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dovetail.runtime.text.template_process.LEARN_SECONDS", 5.0)
     template = ChatTemplate("{{ messages[0].content }}", {})
     for number in (signal.SIGKILL, signal.SIGSTOP):
         pid = SHARED.pids[0]

@@ -28,8 +28,6 @@ Show: TypeAlias = Callable[[messages.Source, Chunk], None]
 Note: TypeAlias = Callable[[messages.Source, str], None]
 Watcher: TypeAlias = Callable[[messages.Source], WorkflowJob | None]
 """The job of a request whose events somebody may read."""
-Watched: TypeAlias = Callable[[messages.Source], bool]
-"""Whether somebody reads what happens to a request, or (`may`) might come to."""
 
 
 @dataclass(slots=True)

@@ -257,8 +257,7 @@ def pairs_prompts(target: Target, heads: HeadShape) -> bool:
 def model_kernels(spec: Spec, target: Target) -> tuple[KernelRequest, ...]:
     """Return everything but GEMM that the tapes of a model call."""
     if isinstance(spec, EncoderSpec):
-        dtypes = {"embed_sum": spec.weight_format("words"), "activate_rows": "tanh"}
-        return tuple(kernel_request(f, target, dtypes.get(f)) for f in ENCODER_FAMILIES)
+        return _encoder_kernels(spec, target)
     stored = spec.weight_format("head" if spec.tied_head else "embed")
     table = "embed_packed" if spec.tied_head or is_quantised(stored) else "embed"
     used = {"rmsnorm_add": spec.branch_norms, "scaled_add": spec.branch_scale != 1.0}
@@ -273,22 +272,32 @@ def model_kernels(spec: Spec, target: Target) -> tuple[KernelRequest, ...]:
     )
 
 
+def _encoder_kernels(spec: EncoderSpec, target: Target) -> tuple[KernelRequest, ...]:
+    words, first = spec.weight_format("words"), ENCODER_FAMILIES[:2]
+    if spec.decoder:
+        words = spec.weight_format("embed")
+        first = ("embed_packed" if is_quantised(words) else "embed", "rmsnorm", "rmsnorm_add")
+    dtypes = {first[0]: words, "activate_rows": "tanh"}
+    families = (*first, *ENCODER_FAMILIES[2:])
+    return tuple(kernel_request(family, target, dtypes.get(family)) for family in families)
+
+
 def retrieval_kernels(target: Target) -> tuple[KernelRequest, ...]:
     """Return the scans of an index's lists."""
     return tuple(kernel_request("ivf_scan", target, metric) for metric in ("l2", "ip"))
 
 
-ENCODER_FAMILIES = (
+ENCODER_FAMILIES: tuple[str, ...] = (
     "embed_sum",
+    "layernorm",
     "rope_rows",
     "packed_attention",
-    "layernorm",
     "mean_rows",
     "gather_rows",
     "unit_rows",
     "activate_rows",
 )
-"""Everything but GEMM that the tapes of encoders call."""
+"""Everything but GEMM that the tapes of encoders call; layers of decoders lack the first two."""
 
 
 def head_shape(spec: ModelSpec) -> HeadShape:

@@ -88,10 +88,15 @@ EXTENTS: dict[str, dict[str, str]] = {
     "layernorm": {**NORM, "x": "rows(T, ldx, H)"},
     "embed_sum": {**NORM, "ids": "T", "positions": "T", "types": "T"},
     "packed_attention": {
-        "slopes": "n_heads",
+        "slopes": "n_q",
         "seq_starts": "n_sequences + 1",
     },
-    "rope_rows": {"qkv": "rows(T, ldq, n_heads * hd)", "positions": "T"},
+    "rope_rows": {
+        "qkv": "rows(T, ldq, (n_q + n_kv) * hd)",
+        "positions": "T",
+        "q_norm": "hd",
+        "k_norm": "hd",
+    },
     "mean_rows": {"seq_starts": "S + 1", "out": "rows(S, ldo, H)"},
     "unit_rows": {"x": "rows(R, ldx, H)", "out": "rows(R, ldo, H)"},
     "activate_rows": {"x": "rows(T, ldx, H)", "out": "rows(T, ldo, H)"},
@@ -121,13 +126,8 @@ LIMITS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "decode_attention": (*DECODES, *SPLITS),
     "decode_attention_merge": (*DECODES, *SPLITS),
     "decode_attention_rows": (*DECODES, PAIRS),
-    "rope_rows": (
-        ("n_heads", "n_heads >= 1", "be at least 1"),
-        ("hd", "hd >= 0 && hd % 2 == 0", "be even"),
-    ),
-    "packed_attention": (
-        ("hd", "hd >= 16 && hd <= 128 && hd % 16 == 0", "be a multiple of 16, at most 128"),
-    ),
+    "rope_rows": HEADS,
+    "packed_attention": HEADS,
 }
 """Family to (parameter, condition on integers and tunables, what the parameter must be)."""
 

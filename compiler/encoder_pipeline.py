@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-import msgspec
-
 from dovetail.codegen.isa.target import Target
 from dovetail.compiler.encoder_spec import is_encoder, open_folder, read_encoder_spec
 from dovetail.compiler.encoder_tensors import encoder_sources
@@ -95,7 +93,7 @@ def read_encoder_inputs(
         )
     hardware, targets, devices = read_machine(request)
     if packed is None:
-        folder = open_folder(Path(request.model)).transformer
+        source = open_folder(Path(request.model)).source
         spec = read_encoder_spec(
             request.model,
             weight_dtype=request.weight_dtype,
@@ -103,8 +101,7 @@ def read_encoder_inputs(
             target=targets[0],
         )
     else:
-        folder, spec = packed.folder, packed.file.spec
-    source = ModelDirectory(folder)
+        source, spec = ModelDirectory(packed.folder), packed.file.spec
     check_tokenizer(source)
     quantised = None
     if packed is None and request.weight_dtype in QUANTISING:
@@ -112,9 +109,7 @@ def read_encoder_inputs(
         sources = encoder_sources(spec, checkpoint)
         products = (source for source in sources if source.layout.startswith("packed"))
         quantised = choose_formats(products, checkpoint, spec, None, advance)
-        formats = _TABLES | dict(quantised.formats)
-        listed = {name: form for name, form in formats.items() if form != spec.weight_dtype}
-        spec = msgspec.structs.replace(spec, formats=tuple(listed.items()))
+        spec = spec.with_formats(_TABLES | dict(quantised.formats))
     return EncoderInputs(
         request=request,
         name=request.name or ENCODER_NAME,

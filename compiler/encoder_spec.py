@@ -6,6 +6,7 @@ not computed is refused with a SpecError that names the key.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from dovetail.codegen.isa.target import Target
 from dovetail.compiler.checkpoint import open_checkpoint
 from dovetail.compiler.config import MAX_JSON_BYTES, Config, parse_json, read_bounded
+from dovetail.compiler.embedding_decoders import EMBEDDING_DECODERS, read_decoder
 from dovetail.compiler.encoder_families import (
     ENCODER_FAMILIES,
     EncoderFamily,
@@ -21,15 +23,15 @@ from dovetail.compiler.encoder_families import (
     read_rotation,
 )
 from dovetail.compiler.encoder_tensors import check_encoder_tensors
-from dovetail.compiler.model_source import CONFIG, TOKENIZER_CONFIG
-from dovetail.compiler.model_spec import stored_dtype
+from dovetail.compiler.model_source import CONFIG, TOKENIZER_CONFIG, ModelDirectory
+from dovetail.compiler.model_spec import HEAD_DIM_STEP, MAX_HEAD_DIM, stored_dtype
+from dovetail.compiler.rope import MAX_POSITION
 from dovetail.compiler.weight_dtype import resolve_weight_dtype
-from dovetail.ir.encoder import EncoderSpec
+from dovetail.ir.encoder import DenseSpec, EncoderSpec
 from dovetail.ir.errors import SpecError
 
 MODULES = "modules.json"
 SENTENCE_CONFIG, PROMPTS = "sentence_bert_config.json", "config_sentence_transformers.json"
-HEAD_DIM_STEP, MAX_HEAD_DIM = 16, 128
 MAX_TOKENS = 1 << 15
 ACTIVATIONS = {
     "gelu": "gelu",
@@ -37,6 +39,8 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
 }
 """hidden_act of config.json -> our name."""
+MODULE_KINDS = ("Transformer", "Pooling", "Dense", "Normalize")
+"""Modules of sentence-transformers, in the order in which rows go through them."""
 POOLING_MODES = {
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_cls_token": "cls",
@@ -50,41 +54,59 @@ E5_PROMPTS = {"query": "query: ", "passage": "passage: "}
 class EncoderFolder:
     """Where the parts of a model lie: `transformer` has config.json, weights and tokenizer.
 
-    pooling: the folder of its settings; None without modules.json. unit: vectors are normed.
+    pooling: the folder of its settings; None without modules.json. dense: those of layers behind
+    it. unit: vectors are normed.
     """
 
     root: Path
     transformer: Path
     pooling: Path | None = None
+    dense: tuple[Path, ...] = ()
     unit: bool = False
+
+    @property
+    def source(self) -> ModelDirectory:
+        """What weights and tokenizer are read from."""
+        return ModelDirectory(self.transformer, self.dense)
 
 
 def is_encoder(path: str | Path) -> bool:
-    """Tell whether a directory holds a text encoder rather than a decoder."""
-    file = open_folder(Path(path)).transformer / CONFIG
-    if not file.is_file():
+    """Tell whether a directory holds a text encoder rather than a model that generates.
+
+    A decoder is one where modules.json names a pooling.
+    """
+    folder = open_folder(Path(path))
+    if not (folder.transformer / CONFIG).is_file():
         return False
-    return any(name in ENCODER_FAMILIES for name in Config.read(file).texts("architectures"))
+    config = Config.read(folder.transformer / CONFIG)
+    return _embeds(config, folder) or _names(config, ENCODER_FAMILIES)
+
+
+def _embeds(config: Config, folder: EncoderFolder) -> bool:
+    """Tell whether a decoder is an encoder."""
+    return folder.pooling is not None and _names(config, EMBEDDING_DECODERS)
+
+
+def _names(config: Config, known: Collection[str]) -> bool:
+    return any(name in known for name in config.texts("architectures"))
 
 
 def open_folder(root: Path) -> EncoderFolder:
     """Read modules.json, if there. Raises SpecError for modules that are not computed."""
     if not (root / MODULES).is_file():
         return EncoderFolder(root, root)
-    transformer, pooling, unit = root, None, False
-    for kind, path in _read_modules(root):
-        if kind == "Transformer":
-            transformer = root / path
-        elif kind == "Pooling":
-            pooling = root / path
-        elif kind == "Normalize":
-            unit = True
-        else:
-            raise SpecError(
-                f"{root / MODULES}: the module {kind} is not supported; Transformer, Pooling and "
-                "Normalize are"
-            )
-    return EncoderFolder(root, transformer, pooling, unit)
+    modules = _read_modules(root)
+    kinds = [kind for kind, _ in modules]
+    if set(kinds) - set(MODULE_KINDS) or kinds != sorted(kinds, key=MODULE_KINDS.index):
+        raise SpecError(
+            f"{root / MODULES}: the modules {', '.join(kinds)} are not supported; "
+            f"{', '.join(MODULE_KINDS)} are, in this order"
+        )
+    transformers, poolings, dense, units = (
+        tuple(root / path for kind, path in modules if kind == each) for each in MODULE_KINDS
+    )
+    transformer, pooling = (*transformers, root)[0], (*poolings, None)[0]
+    return EncoderFolder(root, transformer, pooling, dense, bool(units))
 
 
 def _read_modules(root: Path) -> list[tuple[str, str]]:
@@ -117,12 +139,25 @@ def read_encoder_spec(
     """
     folder = open_folder(Path(path))
     config = Config.read(folder.transformer / CONFIG)
-    checkpoint = open_checkpoint(folder.transformer)
-    stored = stored_dtype(checkpoint)
+    stored = stored_dtype(open_checkpoint(folder.transformer))
     dtypes = (resolve_weight_dtype(weight_dtype, stored, target), stored)
-    spec = _architecture(config, folder, dtypes, max_tokens)
-    check_encoder_tensors(spec, checkpoint)
+    if _embeds(config, folder):
+        spec = _read_decoder(config, folder, dtypes, max_tokens)
+    else:
+        spec = _architecture(config, folder, dtypes, max_tokens)
+    check_encoder_tensors(spec, folder.source.checkpoint())
     return spec
+
+
+def _read_decoder(
+    config: Config, folder: EncoderFolder, dtypes: tuple[str, str], max_tokens: int | None
+) -> EncoderSpec:
+    """Return the spec of a decoder that embeds."""
+    rows = min(config.integer("max_position_embeddings", 1, MAX_POSITION), MAX_TOKENS)
+    layers = read_decoder(config, dtypes, _most_tokens(folder, rows, max_tokens))
+    return EncoderSpec(
+        **layers, **_read_ends(config, folder, layers["hidden_size"]), pooling=_read_pooling(folder)
+    )
 
 
 def _architecture(
@@ -140,7 +175,6 @@ def _architecture(
     first = config.integer("pad_token_id", 0, 1 << 24, 1) + 1 if family.skips_padding else 0
     packed, stored = dtypes
     labelled = name.endswith("ForSequenceClassification")
-    prompts, default = _read_prompts(folder, config)
     head_dim = _head_dim(config, hidden, heads)
     return EncoderSpec(
         family=family.name,
@@ -161,15 +195,44 @@ def _architecture(
         **read_rotation(config, family, head_dim, rows),
         token_types=config.integer("type_vocab_size", 0, 1024, family.token_types),
         pooling=_classifier_pooling(config) if labelled else _read_pooling(folder),
-        unit=folder.unit,
+        **_read_ends(config, folder, hidden),
         labels=_count_labels(config) if labelled else 0,
         head=family.head,
         sigmoid=labelled and _scores_by_sigmoid(config),
-        prompts=prompts,
-        default_prompt=default,
         weight_dtype=packed,
         checkpoint_dtype=stored,
     )
+
+
+def _read_ends(config: Config, folder: EncoderFolder, hidden: int) -> dict[str, Any]:
+    """Return the fields of an EncoderSpec that are not of its layers; hidden: columns of a row."""
+    prompts, default = _read_prompts(folder, config)
+    dense: list[DenseSpec] = []
+    for path in folder.dense:
+        dense.append(_read_dense(Config.read(path / CONFIG), dense[-1].n if dense else hidden))
+    return {
+        "dense": tuple(dense),
+        "unit": folder.unit,
+        "prompts": prompts,
+        "default_prompt": default,
+    }
+
+
+def _read_dense(config: Config, k: int) -> DenseSpec:
+    """Return a layer of rows of k values."""
+    name = config.text("activation_function", "Tanh").rsplit(".", 1)[-1]
+    if name not in ("Identity", "Tanh"):
+        raise config.fail("activation_function", "but only Identity and Tanh are supported")
+    for key in ("module_input_name", "module_output_name"):
+        if config.text(key, _OF_TEXT) != _OF_TEXT:
+            raise config.fail(key, f"but only {_OF_TEXT} is supported")
+    n = config.integer("out_features", 1, 1 << 17)
+    k = config.integer("in_features", k, k)
+    return DenseSpec(n=n, k=k, bias=config.flag("bias", True), tanh=name == "Tanh")
+
+
+_OF_TEXT = "sentence_embedding"
+"""What sentence-transformers calls a text's row."""
 
 
 def _head_dim(config: Config, hidden: int, heads: int) -> int:

@@ -7,30 +7,87 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dovetail.compiler.tapes import NO_RESIDUAL, TapeBuilder, Value
+from dovetail.compiler.tapes import NO_RESIDUAL, DecoderTape, TapeBuilder, Value
 from dovetail.ir.encoder import EncoderSpec
 from dovetail.ir.model import SPLIT_K_ELEMENTS, WeightEntry
-from dovetail.ir.tape import ENCODE_ARGS, ArgRef, BufferRef, Tape
+from dovetail.ir.tape import ENCODE_ARGS, ArgRef, BufferRef, Tape, WeightRef
 
 
 def build_encode_tape(
     spec: EncoderSpec, weights: Sequence[WeightEntry], tokens: int, sequences: int
 ) -> Tape:
     """Return the tape of one pass over at most so many token rows and texts."""
+    if spec.decoder:
+        return _EncodeDecoder(spec, weights, tokens, sequences).build()
     return _Encode(spec, weights, tokens, sequences).build()
 
 
-class _Encode(TapeBuilder):
-    """The encode tape, one method per segment.
+class _Packed(TapeBuilder):
+    """What tapes of packed texts share: texts apart from one another, and one row of each at last.
 
     x, attention, count: what is computed with from here on: a row of each token, then of each text.
     """
+
+    encoder: EncoderSpec
+    sequences: int
+    x: BufferRef
+    qkv: BufferRef
+    attention: BufferRef
+    picked: BufferRef
+    count: ArgRef
+
+    def see(
+        self, segment: str, heads: tuple[int, int, int], scale: float, local: bool, slopes: Value
+    ) -> None:
+        """Append attention, each text within itself; heads: of queries, of keys, their values."""
+        spec = self.encoder
+        how: tuple[Value, ...] = (*heads, scale, spec.reach if local else 0, int(spec.causal))
+        where = (slopes, *self.rows(self.qkv), ArgRef(name="seq_starts"))
+        self.add("packed_attention", segment, _S, *how, *where, *self.rows(self.attention))
+
+    @property
+    def picks_early(self) -> bool:
+        """Whether one row stands for a text, and something follows that reads it."""
+        spec = self.encoder
+        return spec.pooling != "mean" and bool(spec.unit or spec.labels or spec.dense)
+
+    def embed_texts(self) -> None:
+        """One row for each text, through its dense layers, of length 1 where the model says so."""
+        spec, end = self.encoder, (ArgRef(name="out"), self.encoder.dim)
+        wide = [self.padded(f"dense.{i}", self.sequences, d.n) for i, d in enumerate(spec.dense)]
+        rows = [self.x if self.picks_early else self.picked, *wide]
+        targets: list[tuple[Value, int]] = [self.rows(each) for each in rows]
+        if not spec.unit:
+            targets[-1] = end
+        self.pool(targets[0])
+        for i, layer in enumerate(spec.dense):
+            rest = (*NO_RESIDUAL, *targets[i + 1], *self.split)
+            self.product("dense", "pool", _S, f"dense.{i}", rows[i], *rest)
+            if layer.tanh:
+                self.add("activate_rows", "pool", _S, layer.n, *targets[i + 1], *targets[i + 1])
+        if spec.unit:
+            self.add("unit_rows", "pool", _S, spec.dim, *self.rows(rows[-1]), *end)
+
+    def pool(self, out: tuple[Value, int]) -> None:
+        """Append the mean of each text's rows, or a copy of the one that stands for it."""
+        if self.picks_early:
+            return
+        mean = self.encoder.pooling == "mean"
+        where = ArgRef(name="seq_starts" if mean else "picked_rows")
+        values = (_S, self.encoder.hidden_size, where, *self.rows(self.x), *out)
+        self.add("mean_rows" if mean else "gather_rows", "pool", *values)
+        self.count = _S
+
+
+class _Encode(_Packed):
+    """The encode tape, one method per segment."""
 
     def __init__(
         self, spec: EncoderSpec, weights: Sequence[WeightEntry], tokens: int, sequences: int
     ) -> None:
         super().__init__(weights)
-        self.spec, self.tokens, self.sequences = spec, tokens, sequences
+        self.spec = self.encoder = spec
+        self.tokens, self.sequences = tokens, sequences
         hidden = spec.hidden_size
         self.x = self.padded("x", tokens, hidden)
         self.normed = self.padded("normed", tokens, hidden)
@@ -60,11 +117,6 @@ class _Encode(TapeBuilder):
             self.embed_texts()
         return self.finish("encode", ENCODE_ARGS, self.tokens, self.sequences)
 
-    @property
-    def picks_early(self) -> bool:
-        """Whether one row stands for a text, and something follows that reads it."""
-        return self.spec.pooling != "mean" and (self.spec.unit or self.spec.labels > 0)
-
     def embed(self) -> None:
         """Token ids, positions and types to x."""
         tables: list[Value] = []
@@ -81,10 +133,8 @@ class _Encode(TapeBuilder):
         self.linear("qkv", segment, self.count, f"{name}.qkv", source, self.qkv)
         local = spec.is_local(layer)
         self.rotate(segment, "local_rope" if local else "rope")
-        reach = spec.reach if local else 0
-        heads: tuple[Value, ...] = (spec.n_heads, spec.head_dim, spec.head_dim**-0.5, reach)
-        where = (self.weight("slopes"), *self.rows(self.qkv), ArgRef(name="seq_starts"))
-        self.add("packed_attention", segment, _S, *heads, *where, *self.rows(self.attention))
+        heads = (spec.n_heads, spec.n_heads, spec.head_dim)
+        self.see(segment, heads, spec.head_dim**-0.5, local, self.weight("slopes"))
 
     def pick(self, segment: str) -> None:
         """Go on with the rows that stand for their texts: nobody reads the others any more."""
@@ -112,14 +162,6 @@ class _Encode(TapeBuilder):
         )
         self.norm_after(segment, f"{name}.mlp_norm")
 
-    def embed_texts(self) -> None:
-        """One row for each text, of length 1 where the model says so."""
-        hidden = self.spec.hidden_size
-        end: tuple[Value, int] = (ArgRef(name="out"), hidden)
-        self.pool(self.rows(self.picked) if self.spec.unit else end)
-        if self.spec.unit:
-            self.add("unit_rows", "pool", _S, hidden, *self.rows(self.picked), *end)
-
     def classify(self) -> None:
         """Logits of each text's pooled row: a layer with an activation, and one without."""
         self.pool(self.rows(self.picked))
@@ -130,16 +172,6 @@ class _Encode(TapeBuilder):
         self.norm("head", "pooler_norm", self.hidden, self.hidden)
         rest = (*NO_RESIDUAL, ArgRef(name="out"), self.spec.labels, *self.split)
         self.product("classifier", "head", self.count, "classifier", self.hidden, *rest)
-
-    def pool(self, out: tuple[Value, int]) -> None:
-        """Append the mean of each text's rows, or a copy of the one that stands for it."""
-        if self.picks_early:
-            return
-        mean = self.spec.pooling == "mean"
-        where = ArgRef(name="seq_starts" if mean else "picked_rows")
-        values = (_S, self.spec.hidden_size, where, *self.rows(self.x), *out)
-        self.add("mean_rows" if mean else "gather_rows", "pool", *values)
-        self.count = _S
 
     # ---- groups of slots ----
 
@@ -170,8 +202,37 @@ class _Encode(TapeBuilder):
         if table not in spec.ropes:
             return
         tables = (self.weight(f"{table}_cos"), self.weight(f"{table}_sin"))
-        heads = (*self.rows(self.qkv), 2 * spec.n_heads, spec.head_dim)
-        self.add("rope_rows", segment, _T, *heads, ArgRef(name="positions"), *tables)
+        heads = (*self.rows(self.qkv), spec.n_heads, spec.n_heads, spec.head_dim)
+        norms = (WeightRef(name=None), WeightRef(name=None), spec.norm_eps)
+        self.add("rope_rows", segment, _T, *heads, ArgRef(name="positions"), *tables, *norms)
+
+
+class _EncodeDecoder(DecoderTape, _Packed):
+    """The encode tape of a decoder's layers: nothing is kept of a text."""
+
+    def __init__(
+        self, encoder: EncoderSpec, weights: Sequence[WeightEntry], tokens: int, sequences: int
+    ) -> None:
+        assert encoder.decoder is not None
+        super().__init__(encoder.decoder, weights, tokens, sequences)
+        self.encoder, self.count = encoder, _T
+
+    def build(self) -> Tape:
+        """Return the finished tape."""
+        self.embed()
+        for layer in range(self.spec.n_layers):
+            self.pre_attention(layer)
+            heads = (*self.rows(self.qkv), *self.heads())
+            self.add("rope_rows", f"pre_attn({layer})", _T, *heads, *self.turns(layer))
+            local, none = self.encoder.is_local(layer), WeightRef(name=None)
+            self.see(f"attn({layer})", self.heads(), self.scale, local, none)
+            if layer + 1 == self.spec.n_layers and self.picks_early:
+                self.count, self.x, self.attention = self.pick(layer, _S, "picked_rows")
+            self.post_attention(layer, self.count, self.x, self.attention)
+        self.norm("final", "final_norm", self.x, self.normed, self.count)
+        self.x = self.normed
+        self.embed_texts()
+        return self.finish("encode", ENCODE_ARGS, self.tokens, self.sequences)
 
 
 _T, _S = ArgRef(name="n_tokens"), ArgRef(name="n_sequences")

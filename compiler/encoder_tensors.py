@@ -7,7 +7,7 @@ the tensor names of encoders.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,8 +15,9 @@ import numpy.typing as npt
 
 from dovetail.compiler.checkpoint import Checkpoint
 from dovetail.compiler.rope import rope_tables
-from dovetail.compiler.tensors import WeightSource, check_sources
+from dovetail.compiler.tensors import UNUSED_TIED, WeightSource, check_sources, weight_sources
 from dovetail.ir.encoder import EncoderSpec
+from dovetail.ir.model import ModelSpec
 
 PREFIXES = ("", "bert.", "roberta.", "model.", "new.", "gte.")
 """What stands before the names of a model that was saved with a head."""
@@ -102,14 +103,38 @@ NAMES: dict[str, Names] = {
 
 def encoder_sources(spec: EncoderSpec, checkpoint: Checkpoint) -> tuple[WeightSource, ...]:
     """Return every packed weight of an encoder, in the order in which a pass reads them."""
-    names = NAMES[spec.family]
-    prefix = next((p for p in PREFIXES if f"{p}{names.words}.weight" in checkpoint.tensors), "")
-    return tuple(_Sources(spec, names, prefix).every())
+    return (*_layer_sources(spec, checkpoint), *_dense_sources(spec))
 
 
 def check_encoder_tensors(spec: EncoderSpec, checkpoint: Checkpoint) -> None:
     """Compare every tensor with the spec; raises SpecError as `check_sources` does."""
-    check_sources(encoder_sources(spec, checkpoint), checkpoint, _UNUSED)
+    unused = UNUSED_TIED if spec.decoder else _UNUSED
+    check_sources(encoder_sources(spec, checkpoint), checkpoint, unused)
+
+
+def _layer_sources(spec: EncoderSpec, checkpoint: Checkpoint) -> Iterable[WeightSource]:
+    """Return the weights before the dense layers; prefixes are as the checkpoint has them."""
+    if spec.decoder:
+        return _decoder_sources(spec.decoder, bare="embed_tokens.weight" in checkpoint.tensors)
+    names = NAMES[spec.family]
+    prefix = next((p for p in PREFIXES if f"{p}{names.words}.weight" in checkpoint.tensors), "")
+    return _Sources(spec, names, prefix).every()
+
+
+def _decoder_sources(decoder: ModelSpec, *, bare: bool) -> Iterator[WeightSource]:
+    """Yield the weights of a decoder without a head; bare: it was saved so."""
+    for source in weight_sources(decoder):
+        if source.name != "head":
+            tensors = (name.removeprefix("model.") if bare else name for name in source.tensors)
+            yield replace(source, tensors=tuple(tensors))
+
+
+def _dense_sources(spec: EncoderSpec) -> Iterator[WeightSource]:
+    for i, layer in enumerate(spec.dense):
+        name, rows = f"dense.{i}", (layer.n,)
+        yield WeightSource(name, "packed", layer.n, layer.k, (f"{name}.linear.weight",), rows)
+        if layer.bias:
+            yield WeightSource(f"{name}_bias", "vector", layer.n, 1, (f"{name}.linear.bias",), rows)
 
 
 def encoder_tables(spec: EncoderSpec) -> dict[str, npt.NDArray[np.float32]]:

@@ -211,10 +211,12 @@ class _Snapshot:
 
 def _weights(root: Path) -> list[str]:
     """Return the names of the files with the weights of a fetched folder."""
-    folder = open_folder(root).transformer
-    index = folder / INDEX_FILE
+    opened = open_folder(root)
+    index = opened.transformer / INDEX_FILE
     names = set(read_weight_map(index).values()) if index.is_file() else {SINGLE_FILE}
-    return sorted((folder / name).relative_to(root).as_posix() for name in names)
+    files = [opened.transformer / name for name in names]
+    files += [folder / SINGLE_FILE for folder in opened.dense]
+    return sorted(file.relative_to(root).as_posix() for file in files)
 
 
 def _explain(hub: HubModel, error: Exception) -> str:

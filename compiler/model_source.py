@@ -6,7 +6,7 @@ behind it asks which of the two it was.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -32,9 +32,13 @@ LIMITS = {TOKENIZER: 64 << 20, TOKENIZER_CONFIG: 4 << 20, CHAT_TEMPLATE: 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ModelDirectory:
-    """A directory as save_pretrained writes it, or the folder of a model in an artifact."""
+    """A directory as save_pretrained writes it, or the folder of a model in an artifact.
+
+    dense: folders of layers beside it, whose tensors are `dense.0.linear.weight` and so on.
+    """
 
     path: Path
+    dense: tuple[Path, ...] = ()
 
     def config(self) -> Config:
         """Read config.json."""
@@ -52,7 +56,13 @@ class ModelDirectory:
     def checkpoint(self) -> Checkpoint:
         """Read the headers of the safetensors files."""
         opened = text_tensors(open_checkpoint(self.path))
-        return expert_tensors(packed_tensors(opened, self.config()))
+        found = expert_tensors(packed_tensors(opened, self.config()))
+        beside = {
+            f"dense.{i}.{name}": info
+            for i, folder in enumerate(self.dense)
+            for name, info in open_checkpoint(folder).tensors.items()
+        }
+        return replace(found, tensors={**found.tensors, **beside})
 
 
 ModelSource: TypeAlias = "ModelDirectory | GgufModel"

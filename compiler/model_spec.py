@@ -61,7 +61,7 @@ def read_model_spec(
     stored = quantised or stored_dtype(checkpoint)
     chosen = resolve_weight_dtype(weight_dtype, stored, target)
     ends = _eos_ids(source, config)
-    spec = _architecture(config, family, stored, chosen, kv_dtype, max_context, ends)
+    spec = read_architecture(config, family, stored, chosen, kv_dtype, max_context, ends)
     check_tensors(spec, checkpoint)
     if quantised and weight_dtype in (None, AUTO):
         return keep_formats(spec, checkpoint)
@@ -83,7 +83,8 @@ def read_dimensions(
     name = config.text("dtype", config.text("torch_dtype", "float32"))
     stored = {"bfloat16": "bf16", "float16": "f16"}.get(name, "f32")
     _, family = config.architecture(FAMILIES, "supported")
-    return _architecture(config, family, stored, resolve_weight_dtype(weight_dtype, stored, target))
+    chosen = resolve_weight_dtype(weight_dtype, stored, target)
+    return read_architecture(config, family, stored, chosen)
 
 
 def read_generation_defaults(source: ModelSource) -> dict[str, Any]:
@@ -100,7 +101,7 @@ def _plain(value: object) -> bool:
     return isinstance(value, bool | int | str)
 
 
-def _architecture(
+def read_architecture(
     config: Config,
     family: Family,
     stored: str,
@@ -109,6 +110,7 @@ def _architecture(
     max_context: int | None = None,
     eos_token_ids: tuple[int, ...] = (),
 ) -> ModelSpec:
+    """Return the spec of a config.json; the arguments are those of `read_model_spec`, as chosen."""
     _check_arithmetic(config, family)
     kv_dtype = _choose_kv_dtype(kv_dtype, weight_dtype)
     n_layers = config.integer("num_hidden_layers", 1, 1024)

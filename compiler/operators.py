@@ -38,6 +38,7 @@ _LINEAR = _GEMM + "R:in? ldr:int C:out ldc:int partial:out partial_size:int"
 _HEADS = "n_q:int n_kv:int hd:int "
 _SEEN = "scale:float window:int sinks:weight? "
 _KEYS = "seq_starts:in seq_lengths:in block_tables:in table_stride:int kpool:in vpool:in "
+_TURNS = "positions:in cos:weight sin:weight q_norm:weight? k_norm:weight? eps:float"
 _SLOTS = {
     "embed": "T:int H:int ids:in table:weight out:out ldo:int",
     "rmsnorm": "T:int H:int x:in ldx:int w:weight eps:float out:out ldo:int",
@@ -48,20 +49,21 @@ _SLOTS = {
     "expert_rows": "T:int k:int H:int tokens:in x:in ldx:int out:out ldo:int",
     "combine_experts": "T:int k:int H:int places:in weights:in x:in ldx:int R:in? ldr:int "
     "scale:float out:out ldo:int",
-    "rope_store": "T:int qkv:inout ldq:int " + _HEADS + "rot:int positions:in cos:weight "
-    "sin:weight q_norm:weight? k_norm:weight? eps:float kv_slots:in kpool:out vpool:out",
+    "rope_store": "T:int qkv:inout ldq:int " + _HEADS + "rot:int " + _TURNS
+    + " kv_slots:in kpool:out vpool:out",
     "prefill_attention": "n_prefill:int " + _HEADS + _SEEN + "q:in ldq:int " + _KEYS
     + "out:part ldo:int",
     "decode_attention": "n_prefill:int n_decode:int " + _HEADS + _SEEN + "kv_splits:int q:in "
     "ldq:int " + _KEYS + "partial:out out:part ldo:int",
-    **dict.fromkeys(("qkv", "o", "router", "up", "down", "head", "pooler", "classifier"), _LINEAR),
+    **dict.fromkeys(("qkv", "o", "router", "up", "down"), _LINEAR),
+    **dict.fromkeys(("head", "pooler", "classifier", "dense"), _LINEAR),
     "gate_up": _GEMM + "C:out ldc:int",
     "embed_sum": "T:int H:int ids:in table:weight positions:in places:weight? types:in "
     "kinds:weight? w:weight b:weight? eps:float out:out ldo:int",
     "layernorm": "T:int H:int x:in ldx:int w:weight b:weight? eps:float out:out ldo:int",
-    "packed_attention": "n_sequences:int n_heads:int hd:int scale:float reach:int slopes:weight? "
-    "qkv:in ldq:int seq_starts:in out:out ldo:int",
-    "rope_rows": "T:int qkv:inout ldq:int n_heads:int hd:int positions:in cos:weight sin:weight",
+    "packed_attention": "n_sequences:int " + _HEADS + "scale:float reach:int causal:int "
+    "slopes:weight? qkv:in ldq:int seq_starts:in out:out ldo:int",
+    "rope_rows": "T:int qkv:inout ldq:int " + _HEADS + _TURNS,
     "mean_rows": "S:int H:int seq_starts:in x:in ldx:int out:out ldo:int",
     "unit_rows": "R:int H:int x:in ldx:int out:out ldo:int",
     "activate_rows": "T:int H:int x:in ldx:int out:out ldo:int",

@@ -183,6 +183,12 @@ def count_gemms(spec: Spec, processes: int = 1) -> dict[GemmOp, int]:
 
 def _encoder_gemms(spec: EncoderSpec) -> Iterator[GemmOp]:
     """Yield the products of a pass, those of every layer."""
+    for i, dense in enumerate(spec.dense):
+        yield GemmOp("dense", LINEAR, dense.n, dense.k, spec.weight_format(f"dense.{i}"))
+    if spec.decoder:
+        layers = Counter(count_gemms(spec.decoder)).elements()
+        yield from (op for op in layers if op.op != "head")
+        return
     hidden, inner = spec.hidden_size, spec.intermediate_size
     up = ("gate_up", GEGLU) if spec.gated else ("up", spec.activation)
     shapes: tuple[tuple[str, str, int, int], ...] = (
@@ -201,7 +207,7 @@ def _encoder_gemms(spec: EncoderSpec) -> Iterator[GemmOp]:
         yield GemmOp("classifier", LINEAR, spec.labels, hidden, dtype)
 
 
-HEADS = ("head", "pooler", "classifier")
+HEADS = ("head", "pooler", "classifier", "dense")
 """Products that a step has one of, on a row for each sequence."""
 
 

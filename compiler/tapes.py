@@ -1,7 +1,8 @@
 """Lowers one model step to a tape: the forward tape (prefill and decode alike) and the sample tape.
 
 In: ModelSpec, the weight index and the largest step. Out: a Tape, verified. Barriers follow from
-what entries read and write; buffers are planned by liveness.
+what entries read and write; buffers are planned by liveness. What rows of a layer see of others is
+apart: an encoder may have the layers of a decoder.
 """
 
 from __future__ import annotations
@@ -202,8 +203,8 @@ class TapeBuilder:
         return bool(order - (parts & self._parts))
 
 
-class _Forward(TapeBuilder):
-    """The forward tape, one method per segment."""
+class DecoderTape(TapeBuilder):
+    """The layers of a decoder, but for what its rows see of others."""
 
     def __init__(
         self, spec: ModelSpec, weights: Sequence[WeightEntry], tokens: int, sequences: int
@@ -224,23 +225,9 @@ class _Forward(TapeBuilder):
             self.chosen, self.places, self.sources, self.shares = (
                 self.dense(name, tokens, each) for name in ("chosen", "places", "tokens", "shares")
             )
-        part = spec.n_heads * MAX_KV_SPLITS * (spec.head_dim + 16)
-        self.partial = self.dense("partial", sequences, part)
         self.split = (self.dense("split_k", 1, SPLIT_K_ELEMENTS), SPLIT_K_ELEMENTS)
         self.picked = self.padded("picked", sequences, hidden)
         self.picked_attention = self.padded("picked_attention", sequences, heads)
-        self.final = self.padded("final", sequences, hidden)
-
-    def build(self) -> Tape:
-        """Return the finished tape."""
-        self.embed()
-        last, every = self.spec.n_layers - 1, (_T, self.x, self.attention)
-        for layer in range(self.spec.n_layers):
-            self.pre_attention(layer)
-            self.attend(layer)
-            self.post_attention(layer, *(self.pick(layer) if layer == last else every))
-        self.head()
-        return self.finish("forward", FORWARD_ARGS, self.tokens, self.sequences)
 
     def embed(self) -> None:
         """Token ids to x; a tied model reads the head's packed columns."""
@@ -249,18 +236,10 @@ class _Forward(TapeBuilder):
         self.add("embed", "embed", *values, *self.rows(self.x))
 
     def pre_attention(self, layer: int) -> None:
-        """Norm, the fused q, k, v projection, rotary embedding, and k and v into the pools."""
-        spec, name, segment = self.spec, f"layers.{layer}", f"pre_attn({layer})"
-        self.norm(segment, f"{name}.input_norm", self.x, self.normed)
+        """Norm and the fused q, k, v projection."""
+        name = f"layers.{layer}.input_norm"
+        self.norm(f"pre_attn({layer})", name, self.x, self.normed)
         self.project(layer)
-        rope, turned = spec.layer_rope(layer)
-        tables = map(self.weight, rope_names(rope))
-        norms = (self.weight(f"{name}.q_norm"), self.weight(f"{name}.k_norm"))
-        self.add(
-            "rope_store", segment,
-            _T, *self.rows(self.qkv), *self.heads(), turned, _arg("positions"),
-            *tables, *norms, spec.norm_eps, _arg("kv_slots"), *_pools(layer),
-        )  # fmt: skip
 
     def project(self, layer: int) -> None:
         """Append q, k and v: one product, or three side by side, which share no partial sums."""
@@ -278,25 +257,11 @@ class _Forward(TapeBuilder):
             self.add("qkv", f"pre_attn({layer})", *values, self.split[0], 0)
             column += n
 
-    def attend(self, layer: int) -> None:
-        """Prefill and decode attention, side by side: they write different rows."""
-        segment = f"attn({layer})"
-        scale = self.spec.attention_scale or self.spec.head_dim**-0.5
-        window, sinks = self.spec.layer_window(layer), self.weight(f"layers.{layer}.sinks")
-        shared: tuple[Value, ...] = (*self.heads(), scale, window, sinks)
-        keys = tuple(_arg(n) for n in ("seq_starts", "seq_lengths", "block_tables", "table_stride"))
-        where: tuple[Value, ...] = (*self.rows(self.qkv), *keys, *_pools(layer))
-        prefill, decode = _arg("n_prefill"), _arg("n_decode")
-        out = self.rows(self.attention)
-        self.add("prefill_attention", segment, prefill, *shared, *where, *out, skips=True)
-        values = (prefill, decode, *shared, _arg("kv_splits"), *where, self.partial, *out)
-        self.add("decode_attention", segment, *values, m=decode, skips=True)
-
-    def pick(self, layer: int) -> tuple[ArgRef, BufferRef, BufferRef]:
-        """Gather the rows whose logits are wanted: behind the last layer's K and V no other is."""
+    def pick(self, layer: int, m: ArgRef, places: str) -> tuple[ArgRef, BufferRef, BufferRef]:
+        """Gather the m rows that are read later: behind the last layer's K and V no other is."""
         for of, to in ((self.x, self.picked), (self.attention, self.picked_attention)):
-            self.gather(f"post_attn({layer})", _OUT, "out_rows", of, to)
-        return _OUT, self.picked, self.picked_attention
+            self.gather(f"post_attn({layer})", m, places, of, to)
+        return m, self.picked, self.picked_attention
 
     def post_attention(self, layer: int, m: ArgRef, x: BufferRef, attention: BufferRef) -> None:
         """Output projection and MLP of m rows, each added to x."""
@@ -358,12 +323,6 @@ class _Forward(TapeBuilder):
         else:
             self.add("scaled_add", segment, *rows, spec.branch_scale, *self.rows(x))
 
-    def head(self) -> None:
-        """Logits of the picked rows."""
-        self.norm("head", "final_norm", self.picked, self.final, _OUT)
-        rest = (*NO_RESIDUAL, _arg("logits"), _arg("logits_stride"), *self.split)
-        self.product("head", "head", _OUT, "head", self.final, *rest)
-
     # ---- groups of slots ----
 
     def norm(self, segment: str, weight: str, x: BufferRef, out: BufferRef, m: ArgRef = _T) -> None:
@@ -375,6 +334,69 @@ class _Forward(TapeBuilder):
     def heads(self) -> tuple[int, int, int]:
         """Return query heads, KV heads and head_dim."""
         return self.spec.n_heads, self.spec.n_kv_heads, self.spec.head_dim
+
+    @property
+    def scale(self) -> float:
+        """What scores are multiplied by."""
+        return self.spec.attention_scale or self.spec.head_dim**-0.5
+
+    def turns(self, layer: int) -> tuple[Value, ...]:
+        """Return how q and k of a layer are normed and rotated."""
+        rope, _ = self.spec.layer_rope(layer)
+        norms = (self.weight(f"layers.{layer}.{part}_norm") for part in "qk")
+        tables = map(self.weight, rope_names(rope))
+        return _arg("positions"), *tables, *norms, self.spec.norm_eps
+
+
+class _Forward(DecoderTape):
+    """The forward tape, one method per segment."""
+
+    def __init__(
+        self, spec: ModelSpec, weights: Sequence[WeightEntry], tokens: int, sequences: int
+    ) -> None:
+        super().__init__(spec, weights, tokens, sequences)
+        part = spec.n_heads * MAX_KV_SPLITS * (spec.head_dim + 16)
+        self.partial = self.dense("partial", sequences, part)
+        self.final = self.padded("final", sequences, spec.hidden_size)
+
+    def build(self) -> Tape:
+        """Return the finished tape."""
+        self.embed()
+        last, rows = self.spec.n_layers - 1, (_T, self.x, self.attention)
+        for layer in range(self.spec.n_layers):
+            self.pre_attention(layer)
+            self.attend(layer)
+            if layer == last:
+                rows = self.pick(layer, _OUT, "out_rows")
+            self.post_attention(layer, *rows)
+        self.head()
+        return self.finish("forward", FORWARD_ARGS, self.tokens, self.sequences)
+
+    def pre_attention(self, layer: int) -> None:
+        """Norm and projection, rotary embedding, and k and v into the pools."""
+        super().pre_attention(layer)
+        heads = (*self.rows(self.qkv), *self.heads(), self.spec.layer_rope(layer)[1])
+        stored = (_arg("kv_slots"), *_pools(layer))
+        self.add("rope_store", f"pre_attn({layer})", _T, *heads, *self.turns(layer), *stored)
+
+    def attend(self, layer: int) -> None:
+        """Prefill and decode attention, side by side: they write different rows."""
+        segment = f"attn({layer})"
+        window, sinks = self.spec.layer_window(layer), self.weight(f"layers.{layer}.sinks")
+        shared: tuple[Value, ...] = (*self.heads(), self.scale, window, sinks)
+        keys = tuple(_arg(n) for n in ("seq_starts", "seq_lengths", "block_tables", "table_stride"))
+        where: tuple[Value, ...] = (*self.rows(self.qkv), *keys, *_pools(layer))
+        prefill, decode = _arg("n_prefill"), _arg("n_decode")
+        out = self.rows(self.attention)
+        self.add("prefill_attention", segment, prefill, *shared, *where, *out, skips=True)
+        values = (prefill, decode, *shared, _arg("kv_splits"), *where, self.partial, *out)
+        self.add("decode_attention", segment, *values, m=decode, skips=True)
+
+    def head(self) -> None:
+        """Logits of the picked rows."""
+        self.norm("head", "final_norm", self.picked, self.final, _OUT)
+        rest = (*NO_RESIDUAL, _arg("logits"), _arg("logits_stride"), *self.split)
+        self.product("head", "head", _OUT, "head", self.final, *rest)
 
 
 def _arg(name: str) -> ArgRef:

@@ -66,7 +66,7 @@ def check_tensors(spec: ModelSpec, checkpoint: Checkpoint) -> None:
     dtype, or is not known to this architecture (an adapter or quantization that would silently
     be lost).
     """
-    check_sources(weight_sources(spec), checkpoint, _UNUSED_TIED if spec.tied_head else _UNUSED)
+    check_sources(weight_sources(spec), checkpoint, UNUSED_TIED if spec.tied_head else _UNUSED)
 
 
 def check_sources(
@@ -103,7 +103,7 @@ def _is_no_bias(name: str, checkpoint: Checkpoint) -> bool:
 
 
 _UNUSED = re.compile(r".*rotary_emb\.(inv_freq|cos_cached|sin_cached)|.*attn\.masked_bias")
-_UNUSED_TIED = re.compile(rf"{_UNUSED.pattern}|lm_head\.weight")
+UNUSED_TIED = re.compile(rf"{_UNUSED.pattern}|lm_head\.weight")
 
 
 def _all_sources(spec: ModelSpec) -> Iterator[WeightSource]:

@@ -9,23 +9,35 @@ from __future__ import annotations
 from typing import TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
-from dovetail.ir.model import ModelSpec, RopeSpec, WeightEntry
+from dovetail.ir.model import ModelSpec, RopeSpec, WeightEntry, weight_shapes
+
+
+class DenseSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A layer [n][k] that the rows of texts go through; tanh: it ends with one."""
+
+    n: int
+    k: int
+    bias: bool = False
+    tanh: bool = False
 
 
 class EncoderSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A bidirectional transformer: layers that norm after each sum, as BERT's do, or before.
+    """A transformer of packed texts: layers that norm after each sum, as BERT's do, or before.
 
     activation: `gelu` or `gelu_tanh`; gated: of one half of the MLP, times the other. norm_first:
     each half of a layer norms what it reads, and the last rows are normed.
     positions: `learned` (a table), `alibi` (slopes per head), `rotary` (by `rope`).
     first_position: row of the table that a text's first token takes. local_layers: in which layers
     a row sees no more than the `reach` rows on both sides of it, and rotates by `local_rope`;
-    () = in none. max_tokens: of one text, its special tokens included. labels: columns of a
-    classification head, 0 without one. head: what it does to the pooled row: `tanh` of a layer, or
-    `gelu` of one without bias, and a norm. sigmoid: a pair's score is that of its logit. unit:
-    vectors are of length 1. pooling: a text's row is the `mean` of its rows, the first (`cls`) or
-    the `last`. prompts: texts put before others, by name.
+    () = in none. causal: a row sees none of the later ones. decoder: the layers are this decoder's;
+    what both tell is the same. max_tokens: of one text, its special tokens included. labels:
+    columns of a classification head, 0 without one. head: what it does to the pooled row: `tanh` of
+    a layer, or `gelu` of one without bias, and a norm. sigmoid: a pair's score is that of its
+    logit. unit: vectors are of length 1. pooling: a text's row is the `mean` of its rows, the first
+    (`cls`) or the `last`; it goes through the layers `dense`. prompts: texts put before others, by
+    name.
     """
 
     family: str
@@ -47,8 +59,11 @@ class EncoderSpec(msgspec.Struct, frozen=True, kw_only=True):
     local_rope: RopeSpec | None = None
     local_layers: tuple[bool, ...] = ()
     reach: int = 0
+    causal: bool = False
+    decoder: ModelSpec | None = None
     token_types: int = 0
     pooling: str = "mean"
+    dense: tuple[DenseSpec, ...] = ()
     unit: bool = False
     labels: int = 0
     head: str = "tanh"
@@ -81,7 +96,13 @@ class EncoderSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def dim(self) -> int:
         """Values that come out for each text."""
-        return self.labels or self.hidden_size
+        return self.labels or (self.dense[-1].n if self.dense else self.hidden_size)
+
+    def with_formats(self, formats: dict[str, str]) -> EncoderSpec:
+        """Return the spec with what is not stored as `weight_dtype` listed."""
+        listed = tuple((name, form) for name, form in formats.items() if form != self.weight_dtype)
+        decoder = self.decoder and replace(self.decoder, formats=listed)
+        return replace(self, formats=listed, decoder=decoder)
 
 
 Spec: TypeAlias = ModelSpec | EncoderSpec
@@ -101,7 +122,10 @@ class EncoderFile(msgspec.Struct, frozen=True, kw_only=True):
 def encoder_shapes(spec: EncoderSpec) -> dict[str, tuple[int, int]]:
     """Return (n, k) of every weight that an encoder of this spec has, biases apart."""
     hidden = spec.hidden_size
-    shapes = {"words": (spec.vocab_size, hidden), "embed_norm": (hidden, 1)}
+    dense = {f"dense.{i}": (layer.n, layer.k) for i, layer in enumerate(spec.dense)}
+    if spec.decoder:
+        return weight_shapes(spec.decoder) | dense
+    shapes = {**dense, "words": (spec.vocab_size, hidden), "embed_norm": (hidden, 1)}
     if spec.positions == "learned":
         shapes["places"] = (spec.n_positions, hidden)
     if spec.positions == "alibi":

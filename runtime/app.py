@@ -442,6 +442,8 @@ class App:
                 token ids with its special tokens.
             model: the encoder's name in the artifact, default its first one that embeds.
             prompt_name, prompt: what goes before each text: one of the model's prompts, or a text.
+            dimensions: the first values of each row, of length 1 again where whole rows are: for
+                models that were trained so (Matryoshka).
             wait: with an SLO (`load(embedding=...)`), wait for room instead of BUSY; for many
                 texts. Without an SLO calls always wait.
 

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from scipy.special import ndtr
+
+from dovetail.compiler.pipeline import compile_model
+from dovetail.ir.artifact import PhasePlan
+from dovetail.runtime.artifact import open_artifact
+from dovetail.runtime.native.encoder import Encoder
+from dovetail.topology.hardware import read_hardware
+from tests.models import make_model
 
 SMALL: dict[str, Any] = {
     "vocab_size": 300,
@@ -28,6 +36,8 @@ MODERN = {
     **dict.fromkeys(("eos_token_id", "sep_token_id"), 1),
 }
 """ModernBERT of the small size."""
+GEMMA = {"use_bidirectional_attention": True, "num_hidden_layers": 7, "sliding_window": 24}
+"""EmbeddingGemma of the small size: its sixth layer sees whole texts."""
 STEMS = {
     "bert": "Bert",
     "roberta": "Roberta",
@@ -63,17 +73,87 @@ def save_encoder(directory: Path, family: str, *, modules: bool = False, **optio
     return model
 
 
-def write_modules(directory: Path, pooling: dict[str, Any], *, unit: bool = True) -> None:
+def save_decoder(
+    directory: Path,
+    family: str,
+    *,
+    architecture: str | None = None,
+    pooling: str = "lasttoken",
+    unit: bool = True,
+    dense: Sequence[Dense] = (),
+    **options: Any,
+) -> Any:
+    """Write a decoder that embeds as it is published, without a head, and return it."""
+    model = make_model(family, **{"vocab_size": SMALL["vocab_size"], **options}).model
+    model.save_pretrained(directory)
+    file = directory / "config.json"
+    if architecture:
+        config = json.loads(file.read_text()) | {"architectures": [architecture]}
+        file.write_text(json.dumps(config))
+    write_modules(directory, {f"pooling_mode_{pooling}": True}, unit=unit, dense=dense)
+    return model
+
+
+@dataclass
+class Dense:
+    """A layer [n][k] behind pooling, of seeded weights."""
+
+    n: int
+    k: int
+    bias: bool = False
+    activation: str = "linear.Identity"
+
+    @property
+    def tensors(self) -> dict[str, np.ndarray]:
+        rng = np.random.default_rng(self.n)
+        found = {"linear.weight": rng.normal(0, self.k**-0.5, (self.n, self.k))}
+        found |= {"linear.bias": rng.normal(0, 0.5, self.n)} if self.bias else {}
+        return {name: array.astype(np.float32) for name, array in found.items()}
+
+    def save(self, directory: Path) -> None:
+        from safetensors.numpy import save_file
+
+        directory.mkdir(exist_ok=True)
+        save_file(self.tensors, directory / "model.safetensors")
+        activation = f"torch.nn.modules.{self.activation}"
+        shape = {"in_features": self.k, "out_features": self.n, "bias": self.bias}
+        config = shape | {"activation_function": activation}
+        (directory / "config.json").write_text(json.dumps(config))
+
+    def __call__(self, rows: np.ndarray) -> np.ndarray:
+        made = rows @ self.tensors["linear.weight"].T + self.tensors.get("linear.bias", 0.0)
+        return np.tanh(made) if self.activation.endswith("Tanh") else made
+
+
+def write_modules(
+    directory: Path, pooling: dict[str, Any], *, unit: bool = True, dense: Sequence[Dense] = ()
+) -> None:
     """Write the files of sentence-transformers."""
-    kinds = ("Transformer", "Pooling", "Normalize")[: 3 if unit else 2]
-    paths = ("", "1_Pooling", "2_Normalize")
+    kinds = ["Transformer", "Pooling", *["Dense"] * len(dense), *["Normalize"] * unit]
+    paths = ["", *(f"{i}_{kind}" for i, kind in enumerate(kinds) if i)]
     listed = [
         {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
-        for i, (kind, path) in enumerate(zip(kinds, paths, strict=False))
+        for i, (kind, path) in enumerate(zip(kinds, paths, strict=True))
     ]
     (directory / "modules.json").write_text(json.dumps(listed))
     (directory / "1_Pooling").mkdir(exist_ok=True)
     (directory / "1_Pooling/config.json").write_text(json.dumps(pooling))
+    for layer, path in zip(dense, paths[2:], strict=False):
+        layer.save(directory / path)
+
+
+def compiled(folder: Path, output: Path, **options: Any) -> Path:
+    """Compile an encoder by rules."""
+    options = {"weight_dtype": "f32", **options}
+    compile_model(folder, output=output, effort="none", threads=2, **options)
+    return output
+
+
+def load_encoder(path: Path, threads: int = 1) -> Encoder:
+    """Open the encoder of an artifact in this process."""
+    artifact = open_artifact(path, read_hardware())
+    (part,) = artifact.encoders.values()
+    return Encoder(artifact, part, PhasePlan(threads=threads, cpus=()))
 
 
 def last_rows(model: Any, texts: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -61,11 +61,11 @@ CORE = ("native", "schedule", "engine", "accel", "child", "group")
 """Rooms that are thin: who reads how a token is made reads these."""
 LINES = {
     "dovetail": 7_390,
-    "compiler": 17_180,
-    "codegen": 18_040,
+    "compiler": 17_430,
+    "codegen": 18_070,
     "topology": 4_020,
-    "ir": 10_250,
-    "runtime": 39_260,
+    "ir": 10_280,
+    "runtime": 39_350,
     "runtime/machine": 1_230,
     "runtime/schedule": 3_900,
     "runtime/child": 900,
@@ -74,8 +74,8 @@ LINES = {
     "runtime/group": 550,
     "runtime/engine": 1_790,
     "runtime/index": 1_570,
-    "runtime/embed": 2_840,
-    "runtime/accel": 4_770,
+    "runtime/embed": 2_860,
+    "runtime/accel": 4_830,
     "runtime/hosting": 1_760,
     "runtime/retrieval": 1_650,
     "runtime/flows": 5_410,
@@ -187,7 +187,7 @@ def test_the_core_is_thin() -> None:
     """The aim is 12,000 lines: attention's tables, recorded steps, masks, drafts and the model
     that makes some of these came on top."""
     assert {f"runtime/{room}" for room in ROOMS if (ROOT / "runtime" / room).is_dir()} < set(LINES)
-    assert sum(count_lines(f"runtime/{room}") for room in CORE) <= 14_490
+    assert sum(count_lines(f"runtime/{room}") for room in CORE) <= 14_550
 
 
 def test_no_class_of_the_runtime_is_named_as_another() -> None:

@@ -13,11 +13,12 @@ def encoder_facts(file: EncoderFile) -> dict[str, str]:
     spec = file.spec
     kind = "gated " if spec.gated else ""
     norm = "before each half" if spec.norm_first else "after each sum"
+    keys = f" on {spec.decoder.n_kv_heads} of keys" if spec.decoder else ""
     return {
         "family": spec.family,
         "layers": f"{spec.n_layers} x (hidden {spec.hidden_size}, {kind}{spec.activation} of "
         f"{spec.intermediate_size}), normed {norm}",
-        "attention": f"{spec.n_heads} heads of {spec.head_dim}, {_show_reach(spec)}",
+        "attention": f"{spec.n_heads} heads of {spec.head_dim}{keys}, {_show_reach(spec)}",
         "positions": _show_positions(spec),
         "vocabulary": f"{spec.vocab_size}, {spec.token_types or 'no'} token types",
         "longest text": f"{spec.max_tokens} tokens",
@@ -31,9 +32,9 @@ def encoder_facts(file: EncoderFile) -> dict[str, str]:
 
 def _show_reach(spec: EncoderSpec) -> str:
     local = sum(spec.local_layers)
-    if not local:
-        return "over the whole text"
-    return f"{spec.reach} tokens to both sides in {local} layers, else over the whole text"
+    sides, whole = ("before", "text before") if spec.causal else ("to both sides", "whole text")
+    near = f"{spec.reach} tokens {sides} in {local} layers, else " if local else ""
+    return f"{near}over the {whole}"
 
 
 def _show_positions(spec: EncoderSpec) -> str:
@@ -51,4 +52,5 @@ def _show_end(spec: EncoderSpec) -> str:
     if spec.labels:
         score = ", a score is the sigmoid" if spec.sigmoid else ""
         return f"{spec.labels} logits of the {pooled}{score}"
-    return f"{spec.dim} values, {pooled}{', of length 1' if spec.unit else ''}"
+    dense = "".join(f", times {layer.n} x {layer.k}" for layer in spec.dense)
+    return f"{spec.dim} values, {pooled}{dense}{', of length 1' if spec.unit else ''}"

@@ -16,9 +16,13 @@ from dovetail.ir.tape import Entry
 from dovetail.runtime.accel.operators import (
     ACTIVATIONS,
     Activation,
+    bind_embed,
     bind_gated,
     bind_gather,
+    bind_head_norms,
     bind_linear,
+    bind_rmsnorm,
+    bind_rmsnorm_add,
     bind_rows,
     bind_turns,
     turn_pairs,
@@ -36,8 +40,11 @@ def encoder_operators(spec: EncoderSpec) -> dict[str, Bind]:
     end = ACTIVATIONS[spec.activation]
     head = None if spec.head == "tanh" else ACTIVATIONS[spec.head]  # else an entry of its own
     return {
+        "embed": bind_embed,
         "embed_sum": bind_embed_sum,
         "layernorm": bind_layernorm,
+        "rmsnorm": bind_rmsnorm,
+        "rmsnorm_add": bind_rmsnorm_add,
         "qkv": bind_linear,
         "rope_rows": bind_rope_rows,
         "packed_attention": bind_attention,
@@ -51,6 +58,7 @@ def encoder_operators(spec: EncoderSpec) -> dict[str, Bind]:
         "pooler": partial(bind_linear, end=head),
         "activate_rows": partial(bind_each, end=torch.tanh),
         "classifier": bind_linear,
+        "dense": bind_linear,
     }
 
 
@@ -85,26 +93,35 @@ def bind_layernorm(tape: TorchTape, entry: Entry) -> Work:
 
 
 def bind_rope_rows(tape: TorchTape, entry: Entry) -> Work:
-    """Rotate q and k in place, pairs (c, c + size / 2)."""
-    _, qkv, _, heads, size, positions, cos, sin = entry.slots
-    shape = integer(heads), integer(size)
-    rows = tape.rows(qkv, shape[0] * shape[1], entry.m)
+    """Norm q and k where that is told, and rotate them in place, pairs (c, c + size / 2)."""
+    _, qkv, _, *dims, positions, cos, sin, q_norm, k_norm, eps = entry.slots
+    n_q, n_kv, size = map(integer, dims)
+    rows = tape.rows(qkv, (n_q + n_kv) * size, entry.m)
     turns = bind_turns(tape, entry, positions, (cos, sin))
+    norm = bind_head_norms(tape, (q_norm, k_norm, eps), n_q, n_kv)
 
     def run(step: Step) -> None:
-        turn_pairs(rows(step).unflatten(1, shape), *turns(step))
+        heads = rows(step).unflatten(1, (n_q + n_kv, size))
+        norm(heads)
+        turn_pairs(heads, *turns(step))
 
     return run
 
 
 def bind_attention(tape: TorchTape, entry: Entry) -> Work:
     """Attention of each text within itself, by the best kernel that takes it."""
-    _, count, size, scale, reach, slopes, qkv, _, _, out, _ = entry.slots
-    heads = Heads(integer(count), integer(size), number(scale), integer(reach), tape.weight(slopes))
-    width = heads.count * heads.size
-    source, target = (
-        tape.rows(slot, columns, "n_tokens") for slot, columns in ((qkv, 3 * width), (out, width))
+    _, count, keys, size, scale, reach, causal, slopes, qkv, _, _, out, _ = entry.slots
+    heads = Heads(
+        count=integer(count),
+        keys=integer(keys),
+        size=integer(size),
+        scale=number(scale),
+        reach=integer(reach),
+        causal=integer(causal) > 0,
+        slopes=tape.weight(slopes),
     )
+    sizes = ((qkv, heads.columns), (out, heads.count * heads.size))
+    source, target = (tape.rows(slot, columns, "n_tokens") for slot, columns in sizes)
     varlen = find_varlen(tape.model.device.device, tape.model.dtype, heads)
 
     def run(step: Step) -> None:

@@ -143,17 +143,13 @@ def bind_rope(tape: TorchTape, entry: Entry) -> Work:
     n_q, n_kv, size, turned = map(integer, dims)
     rows = tape.rows(qkv, (n_q + 2 * n_kv) * size, entry.m)
     turns = bind_turns(tape, entry, positions, (cos, sin)) if turned else None
-    norms = [(tape.weight(q_norm), 0, n_q), (tape.weight(k_norm), n_q, n_q + n_kv)]
-    small = number(eps)
+    norm = bind_head_norms(tape, (q_norm, k_norm, eps), n_q, n_kv)
     pools = (tape.layer(kpool), n_q + n_kv), (tape.layer(vpool), n_q + 2 * n_kv)
     slots = _share_slots(tape)
 
     def run(step: Step) -> None:
         heads = rows(step).view(-1, n_q + 2 * n_kv, size)
-        for weight, first, last in norms:
-            if weight is not None:
-                part = heads[:, first:last]
-                part.copy_(F.rms_norm(part.float(), (size,), weight, small))
+        norm(heads)
         if turns is not None:
             turn_pairs(heads[:, : n_q + n_kv, :turned], *turns(step))
         if stored := step.counts["n_stored"]:
@@ -164,6 +160,23 @@ def bind_rope(tape: TorchTape, entry: Entry) -> Work:
                 pool[blocks, :, places] = heads[:stored, last - n_kv : last].to(pool.dtype)
 
     return run
+
+
+def bind_head_norms(
+    tape: TorchTape, given: tuple[Slot, Slot, Slot], n_q: int, n_kv: int
+) -> Callable[[Tensor], None]:
+    """Return what norms heads of q and k in place; given: weights, where there are, and epsilon."""
+    q_norm, k_norm, eps = given
+    small = number(eps)
+    parts = (tape.weight(q_norm), 0, n_q), (tape.weight(k_norm), n_q, n_q + n_kv)
+    norms = [(weight, first, last) for weight, first, last in parts if weight is not None]
+
+    def norm(heads: Tensor) -> None:
+        for weight, first, last in norms:
+            part = heads[:, first:last]
+            part.copy_(F.rms_norm(part.float(), part.shape[-1:], weight, small))
+
+    return norm
 
 
 def bind_turns(

@@ -31,17 +31,30 @@ Varlen: TypeAlias = Callable[..., torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """What the attention of one layer is: of `count` heads of `size` values each.
+    """What the attention of one layer is: of `count` query heads of `size` values each.
 
-    slopes [heads]: of the distance, taken from a score (ALiBi), or None. reach: how far from a row
-    a key may lie, 0 = any distance.
+    keys: heads of keys, each for as many query heads. slopes [heads]: of the distance, taken from a
+    score (ALiBi), or None. reach: how far from a row a key may lie, 0 = any distance. causal: later
+    keys are hidden.
     """
 
     count: int
+    keys: int
     size: int
     scale: float
     reach: int
+    causal: bool
     slopes: torch.Tensor | None
+
+    @property
+    def columns(self) -> int:
+        """Columns of q, k and v."""
+        return (self.count + 2 * self.keys) * self.size
+
+    def part(self, heads: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return q, k and v of all heads, which are the second dimension."""
+        found: tuple[torch.Tensor, ...] = torch.split(heads, (self.count, self.keys, self.keys), 1)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +72,14 @@ class _Group:
 
 
 def attend_groups(step: Step, qkv: torch.Tensor, out: torch.Tensor, heads: Heads) -> None:
-    """Attend text by text. qkv [T][3 x heads x size]: all heads of q, then of k, then of v."""
+    """Attend text by text. qkv [T][columns]: all heads of q, then of k, then of v."""
     if "texts" not in step.shared:
         step.shared["texts"] = _group_texts(step, qkv.device)
     for group in step.shared["texts"]:
         taken = qkv.index_select(0, group.rows)
-        parts = taken.view(-1, group.width, 3, heads.count, heads.size).permute(2, 0, 3, 1, 4)
-        found = _attend(parts, group, heads).transpose(1, 2).reshape(len(taken), -1)
+        places = taken.view(-1, group.width, heads.columns // heads.size, heads.size)
+        q, k, v = heads.part(places.transpose(1, 2))
+        found = _attend(q, k, v, group, heads).transpose(1, 2).reshape(len(taken), -1)
         if group.own is None:
             out.index_copy_(0, group.rows, found)
         else:
@@ -97,12 +111,17 @@ def _group_texts(step: Step, device: torch.device) -> list[_Group]:
     return groups
 
 
-def _attend(parts: torch.Tensor, group: _Group, heads: Heads) -> torch.Tensor:
-    """Return [n][heads][width][size] for parts [3][n][heads][width][size]."""
-    q, k, v = parts
+def _attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: _Group, heads: Heads
+) -> torch.Tensor:
+    """Return [n][heads][width][size] for q, k and v alike."""
+    if heads.keys < heads.count:
+        k, v = (each.repeat_interleave(heads.count // heads.keys, 1) for each in (k, v))
     width, reach = group.width, heads.reach if heads.reach < group.width - 1 else 0
-    if heads.slopes is None and not reach:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=group.seen, scale=heads.scale)
+    if heads.slopes is None and not reach:  # padding comes last: a causal row does not see it
+        seen = None if heads.causal else group.seen
+        how: dict[str, Any] = {"attn_mask": seen, "is_causal": heads.causal, "scale": heads.scale}
+        return F.scaled_dot_product_attention(q, k, v, **how)
     each = len(q) * (heads.count if heads.slopes is not None else 1) * width
     stretch = max(1, MASK_VALUES // each)
     found = torch.empty_like(q)
@@ -125,8 +144,11 @@ def _weigh(
     """Return which keys queries see, or what their distances add to scores: as SDPA takes it."""
     device = group.rows.device
     rows = torch.arange(queries.start, queries.stop, device=device)[:, None]
-    distances = (rows - torch.arange(keys.start, keys.stop, device=device)).abs()
+    before = rows - torch.arange(keys.start, keys.stop, device=device)
+    distances = before.abs()
     mask = distances <= (heads.reach or group.width)
+    if heads.causal:
+        mask = mask & (before >= 0)
     if group.seen is not None:
         mask = mask & group.seen[..., keys.start : keys.stop]
     if heads.slopes is None:
@@ -138,9 +160,11 @@ def _weigh(
 def find_varlen(device: torch.device, dtype: torch.dtype, heads: Heads) -> Varlen | None:
     """Return torch's kernel for texts of any lengths, where it takes such attention here.
 
-    It is FlashAttention: of 16-bit values, without slopes, on NVIDIA's from Ampere on.
+    It is FlashAttention: of 16-bit values, a head of keys for each of queries, without slopes, on
+    NVIDIA's from Ampere on.
     """
-    fits = dtype in HALVES and heads.slopes is None and heads.size <= MOST_HEAD
+    plain = heads.slopes is None and heads.keys == heads.count
+    fits = dtype in HALVES and plain and heads.size <= MOST_HEAD
     if device.type != "cuda" or torch.version.hip or not fits or heads.size % 8:
         return None
     if torch.cuda.get_device_capability(device) < AMPERE:
@@ -158,8 +182,9 @@ def attend_varlen(
 ) -> None:
     """As `attend_groups`, by `varlen`."""
     starts, longest = step.arrays["seq_starts"], int(np.diff(step.host["seq_starts"]).max())
-    q, k, v = qkv.view(len(qkv), 3, heads.count, heads.size).unbind(1)
-    window = (heads.reach, heads.reach) if heads.reach else (-1, -1)
+    q, k, v = heads.part(qkv.unflatten(1, (-1, heads.size)))
+    reach = heads.reach or -1
+    window = (reach, 0 if heads.causal else reach)
     more: dict[str, Any] = {"scale": heads.scale, "window_size": window}
     found = varlen(q, k, v, starts, starts, longest, longest, **more)
     out.copy_(found.reshape(len(qkv), -1))

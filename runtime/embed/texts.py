@@ -7,7 +7,7 @@ work goes through the queues of `runtime/embed/`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -36,6 +36,7 @@ SLICE = 1024
 """Texts that are tokenised at once: what a call holds beside token ids."""
 FEW = 4
 """Texts that one thread tokenises, in about 0.15 ms each."""
+Started: TypeAlias = tuple[EmbedJob, Callable[[Rows], Rows]]
 
 
 class EmbedOptions(TypedDict, total=False):
@@ -44,6 +45,7 @@ class EmbedOptions(TypedDict, total=False):
     model: str | None
     prompt_name: str | None
     prompt: str | None
+    dimensions: int | None
     wait: bool
 
 
@@ -140,6 +142,21 @@ class TextEncoder:
                 kinds = np.array(encoding.type_ids, np.int32)
                 yield np.array(encoding.ids, np.int32), kinds if segments else np.zeros_like(kinds)
 
+    def cutter(self, dimensions: int | None) -> Callable[[Rows], Rows]:
+        """Return what cuts rows to so many values, of length 1 again where whole ones are."""
+        dim, unit = self.spec.dim, self.spec.unit
+        if dimensions in (None, dim):
+            return lambda rows: rows
+        if dimensions not in range(1, dim):
+            raise RequestError(f"dimensions must be 1 to {dim}, which vectors of this encoder have")
+
+        def cut(rows: Rows) -> Rows:
+            kept = rows[:, :dimensions]
+            lengths = np.linalg.norm(kept, axis=1, keepdims=True)
+            return kept / np.maximum(lengths, 1e-12) if unit else kept
+
+        return cut
+
     def _choose_prompt(self, name: str | None, prompt: str | None) -> str:
         chosen = name or self.spec.default_prompt
         if prompt is not None or chosen is None:
@@ -173,7 +190,8 @@ class Embeddings:
         self, texts: TextOrIds | Sequence[TextOrIds], **options: Unpack[EmbedOptions]
     ) -> Rows:
         """See `App.embed`."""
-        return self._start(texts, options).result()
+        job, cut = self._start(texts, options)
+        return cut(job.result())
 
     async def aembed(
         self, texts: TextOrIds | Sequence[TextOrIds], **options: Unpack[EmbedOptions]
@@ -182,19 +200,21 @@ class Embeddings:
         loop = asyncio.get_running_loop()
         starting = loop.run_in_executor(None, self._start, texts, options)
         try:
-            job = await asyncio.shield(starting)
+            job, cut = await asyncio.shield(starting)
         except asyncio.CancelledError:
             starting.add_done_callback(_cancel)
             raise
-        return await asyncio.wrap_future(job.future)
+        return cut(await asyncio.wrap_future(job.future))
 
-    def _start(self, texts: TextOrIds | Sequence[TextOrIds], options: EmbedOptions) -> EmbedJob:
-        """Read texts and queue them."""
+    def _start(self, texts: TextOrIds | Sequence[TextOrIds], options: EmbedOptions) -> Started:
+        """Read texts and queue them; return the job, and what is done to its rows."""
         if not options.keys() <= EmbedOptions.__annotations__.keys():
             check_names("embed", options, EmbedOptions.__annotations__)
         chosen = self.choose(options.get("model"), labels=False)
+        cut = chosen.cutter(options.get("dimensions"))
         ids = chosen.read(texts, options.get("prompt_name"), options.get("prompt"))
-        return chosen.service.submit(ids, model=chosen.name, wait=options.get("wait", False))
+        wait = options.get("wait", False)
+        return chosen.service.submit(ids, model=chosen.name, wait=wait), cut
 
     def rerank(
         self,
@@ -259,10 +279,10 @@ class Embeddings:
             service.close()
 
 
-def _cancel(starting: asyncio.Future[EmbedJob]) -> None:
+def _cancel(starting: asyncio.Future[Started]) -> None:
     """Take a job out of the queues whose caller went while it was read."""
     if not starting.cancelled() and starting.exception() is None:
-        starting.result().future.cancel()
+        starting.result()[0].future.cancel()
 
 
 def _as_texts(texts: TextOrIds | Sequence[TextOrIds]) -> list[TextOrIds]:

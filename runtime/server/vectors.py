@@ -13,7 +13,6 @@ from dovetail.runtime.native.encoder import Rows
 from dovetail.runtime.server.completions import as_inputs
 from dovetail.runtime.server.context import ServerContext
 from dovetail.runtime.server.edge import JsonReply, while_connected
-from dovetail.runtime.server.errors import ApiError
 from dovetail.runtime.server.forms import blame_field
 from dovetail.runtime.server.generation import new_id
 from dovetail.runtime.server.models import ServedModel
@@ -32,14 +31,12 @@ async def embeddings(server: ServerContext, request: Request) -> Response:
     body = await server.read(request, EmbeddingRequest)
     model = server.find(body.model, "embed")
     assert model.encoder is not None
-    dim = model.encoder.spec.dim
-    if body.dimensions not in (None, dim):
-        message = f"the vectors of this model have {dim} dimensions and cannot be cut"
-        raise ApiError(400, message, param="dimensions")
+    with blame_field("dimensions"):
+        model.encoder.cutter(body.dimensions)
     inputs = as_inputs(body.input, param="input")
     async with while_connected(request.receive):
         with blame_field("input"):
-            rows, tokens = await _embed(model, inputs, body.prompt_name)
+            rows, tokens = await _embed(model, inputs, body.prompt_name, body.dimensions)
     server.metrics.embed(model, len(inputs), tokens)
     base = body.encoding_format == "base64"
     data = [
@@ -73,18 +70,22 @@ async def rerank(server: ServerContext, request: Request) -> Response:
 
 
 async def _embed(
-    model: ServedModel, texts: list[str] | list[list[int]], prompt_name: str | None
+    model: ServedModel,
+    texts: list[str] | list[list[int]],
+    prompt_name: str | None = None,
+    dimensions: int | None = None,
 ) -> tuple[Rows, int]:
     """Return a row for each text, and how many tokens were read."""
     assert model.encoder is not None
     ids = await asyncio.to_thread(model.encoder.read, texts, prompt_name, None)
-    return await model.app.aembed(ids, model=model.encoder.name), sum(map(len, ids))
+    rows = await model.app.aembed(ids, model=model.encoder.name, dimensions=dimensions)
+    return rows, sum(map(len, ids))
 
 
 async def _score_vectors(
     model: ServedModel, query: str, documents: list[str]
 ) -> tuple[list[float], int]:
-    rows, tokens = await _embed(model, [query, *documents], None)
+    rows, tokens = await _embed(model, [query, *documents])
     wide = rows.astype(np.float64)
     wide /= np.maximum(np.linalg.norm(wide, axis=1, keepdims=True), 1e-30)
     return (wide[1:] @ wide[0]).tolist(), tokens

@@ -13,7 +13,9 @@ from dovetail.compiler.encoder_spec import is_encoder, read_encoder_spec
 from dovetail.compiler.encoder_tensors import alibi_slopes, encoder_tables
 from dovetail.ir.errors import SpecError
 from dovetail.tiny_world import ENCODER, LLAMA
-from tests.encoders import MODERN, Jina, save_encoder, write_modules
+from tests.encoders import MODERN, Dense, Jina, save_decoder, save_encoder, write_modules
+
+BACKWARDS = ("Transformer", "Pooling", "Normalize", "Dense")
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +160,13 @@ def test_the_rope_of_gte_may_be_stretched(tmp_path: Path) -> None:
     ("file", "value", "words"),
     [
         ("modules.json", {}, "must be a list"),
-        ("modules.json", [{"type": "x.Dense", "path": "2_Dense"}], "module Dense"),
+        ("modules.json", [{"type": "x.CNN", "path": "2_CNN"}], "modules CNN are not supported"),
+        ("modules.json", [{"type": f"x.{k}", "path": ""} for k in BACKWARDS], "in this order"),
+        (
+            "modules.json",
+            [{"type": "x.Dense", "path": "2_Dense"}],
+            "2_Dense.* is missing",
+        ),
         ("modules.json", [{"type": "x.Pooling", "path": "../.."}], "leads out"),
         ("1_Pooling/config.json", {"pooling_mode_max_tokens": True}, "not supported"),
         ("1_Pooling/config.json", {}, "pooling by nothing"),
@@ -176,6 +184,60 @@ def test_faulty_modules_are_refused(
     write(folder / file, value)
     with pytest.raises(SpecError, match=words):
         read_encoder_spec(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"activation_function": "torch.nn.modules.activation.GELU"}, "Identity and Tanh"),
+        ({"in_features": 63}, "in_features is 63"),
+        ({"out_features": 30}, "dense.0.linear.weight has shape"),
+        ({"bias": False}, "dense.0.linear.bias is not part"),
+        ({"module_input_name": "token_embeddings"}, "module_input_name"),
+    ],
+)
+def test_faulty_dense_layers_are_refused(
+    bert: Path, tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    folder = copy(bert, tmp_path / "m")
+    layers = [Dense(32, 64, bias=True)]
+    write_modules(folder, {"pooling_mode_mean_tokens": True}, unit=False, dense=layers)
+    assert read_encoder_spec(folder).dim == 32
+    file = folder / "2_Dense/config.json"
+    write(file, json.loads(file.read_text()) | changes)
+    with pytest.raises(SpecError, match=words):
+        read_encoder_spec(folder)
+
+
+def test_a_decoder_is_an_encoder_where_modules_say_so(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    save_decoder(folder, "qwen3", architecture="Qwen3ForCausalLM")
+    assert is_encoder(folder)
+    spec = read_encoder_spec(folder)
+    assert (spec.family, spec.pooling, spec.unit, spec.causal) == ("qwen3", "last", True, True)
+    (folder / "modules.json").unlink()
+    assert not is_encoder(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"quantization_config": {}}, "quantized encoders"),
+        ({"hidden_act": "gelu"}, "only silu"),
+        ({"is_causal": False}, "sliding window of 24"),
+        ({"sliding_window": 1}, "sliding window of 1"),
+        ({"num_hidden_layers": 1}, "layers.1.* is not part"),
+        ({"head_dim": 24}, "head_dim 24"),
+    ],
+)
+def test_what_embedding_decoders_may_not_be(
+    tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    save_decoder(tmp_path / "m", "mistral", sliding_window=24)
+    file = tmp_path / "m/config.json"
+    write(file, json.loads(file.read_text()) | changes)
+    with pytest.raises(SpecError, match=words):
+        read_encoder_spec(tmp_path / "m")
 
 
 def test_slopes_of_alibi() -> None:

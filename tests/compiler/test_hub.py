@@ -38,12 +38,17 @@ def hub() -> Iterator[Hub]:
     files = read_folder(LLAMA)
     beside = {"README.md": b"#", "pytorch_model.bin": b"x", "original/params.json": b"{}"}
     beside |= {"onnx/model.onnx": b"x", "consolidated.safetensors": b"x"}
+    kinds = (("Pooling", "1_Pooling"), ("Dense", "2_Dense"))
+    modules = [{"type": f"x.{kind}", "path": path} for kind, path in kinds]
+    dense = {f"2_Dense/{n}": n.encode() for n in ("config.json", "model.safetensors")}
+    dense["modules.json"] = json.dumps(modules).encode()
     tags = ("Q4_K_M", "UD-Q4_K_M", "Q8_0", "F32-00001-of-00002", "F32-00002-of-00002")
     named = {f"{tag[:3]}/tiny-{tag}.gguf": tag.encode() for tag in tags}
     other = {"config.json": b'{"architectures": ["MPNetModel"]}', "model.safetensors": b"x"}
     with run_hub(
         tiny__llama=Repository({**files, **beside}, revisions=("main", "refs/pr/1")),
         tiny__encoder=Repository(read_folder(ENCODER) | beside),
+        tiny__dense=Repository(read_folder(ENCODER) | dense | beside),
         tiny__shards=Repository(shard(files)),
         tiny__secret=Repository(files, gated=True),
         tiny__GGUF=Repository({**named, "mmproj-F16.gguf": b"x", "config.json": b"{}"}),
@@ -91,6 +96,8 @@ def test_only_files_that_are_read_are_fetched_and_only_once(hub: Hub, tmp_path: 
     shards = {name for name in hub.repositories["tiny/shards"].files if "00003" not in name}
     wanted = [f"tiny/encoder/{n}" for n in encoder] + [f"tiny/shards/{n}" for n in shards]
     assert hub.take() == sorted(wanted)
+    find(hub, tmp_path, "tiny/dense")
+    assert {f"tiny/dense/2_Dense/{n}" for n in ("config.json", weights)} <= {*hub.take()}
     assert name_model(tmp_path / "hub" / path) == "tiny/llama"
 
 

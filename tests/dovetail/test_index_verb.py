@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from dovetail.runtime.app import load
 from dovetail.runtime.retrieval.folder import check_rest, open_index
 from dovetail.tiny_world import ENCODER, LLAMA, corpus
 from tests.dovetail.commands import assert_one_sentence, dovetail
+from tests.encoders import save_decoder
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +54,20 @@ def test_a_model_directory_embeds_a_corpus(
     with load(compiled, threads=1) as app:
         rows = app.embed(texts[:5])
     assert [opened.find(row, 1, 4)[0].text for row in rows] == texts[:5]
+
+
+def test_a_decoder_of_sentence_transformers_embeds_a_corpus(written: Path, tmp_path: Path) -> None:
+    model, output = tmp_path / "m", tmp_path / "idx"
+    save_decoder(model, "qwen3", vocab_size=768)
+    shutil.copy(LLAMA / "tokenizer.json", model)
+    (model / "config_sentence_transformers.json").write_text('{"prompts": {"query": "Query: "}}')
+    result = dovetail("index", "build", written, "-o", output, "--embedder", model, "--threads", 1)
+    assert result.code == 0 and "60 passages, 64 values" in result.out, result.err
+    entry = open_index(output).embedder
+    assert entry is not None and (entry.query_prompt, entry.passage_prompt) == ("Query: ", "")
+    (model / "modules.json").unlink()
+    result = dovetail("index", "build", written, "-o", output, "--embedder", model)
+    assert result.code == 2 and "Qwen3Model is not a supported encoder" in result.err
 
 
 def test_bad_input_is_one_sentence(written: Path, tmp_path: Path) -> None:

@@ -56,15 +56,22 @@ def test_partial_rotation_leaves_the_rest(any_runner: Runner) -> None:
         check(any_runner, "f32", True, (2, 1), 48, rot, 2)
 
 
-def test_heads_of_encoders_are_rotated_in_place(any_runner: Runner) -> None:
+@pytest.mark.parametrize("norm", [False, True])
+def test_heads_of_encoders_are_rotated_in_place(any_runner: Runner, norm: bool) -> None:
     rng, t, heads, hd = np.random.default_rng(5), 3, 6, 48
     qkv = rng.standard_normal((t, heads * hd + 16)).astype(np.float32)
+    weights = [rng.standard_normal(hd).astype(np.float32) if norm else None for _ in "qk"]
     angles = rng.uniform(0, 6, (40, hd // 2))
     cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
     positions, wanted = np.array([0, 39, 17], np.int32), qkv.copy()
-    q = wanted[:, : 4 * hd].reshape(t, 4, hd)
-    q[:] = rotate(q.copy(), cos[positions][:, None], sin[positions][:, None])
-    any_runner("rope_rows", t, qkv, heads * hd + 16, 4, hd, positions, cos, sin, nth=2)
+    turned = wanted[:, : 4 * hd].reshape(t, 4, hd)
+    if norm:
+        turned /= np.sqrt((turned**2).mean(-1, keepdims=True) + 0.1)
+        turned[:, :3] *= weights[0]
+        turned[:, 3:] *= weights[1]
+    turned[:] = rotate(turned.copy(), cos[positions][:, None], sin[positions][:, None])
+    args = (t, qkv, heads * hd + 16, 3, 1, hd, positions, cos, sin, *weights, 0.1)
+    any_runner("rope_rows", *args, nth=2)
     np.testing.assert_allclose(qkv, wanted, rtol=1e-5, atol=5e-6)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,14 +11,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from dovetail.compiler.pipeline import compile_model
 from dovetail.ir.errors import RequestError
 from dovetail.runtime.app import App, load
 from dovetail.runtime.embed.settings import EmbeddingSettings
+from dovetail.runtime.embed.texts import TextEncoder
 from dovetail.runtime.verify import verify_artifact
-from dovetail.tiny_world import ENCODER
-from tests.encoders import cosines, last_rows, save_encoder
+from dovetail.tiny_world import ENCODER, LLAMA
+from tests.encoders import cosines, last_rows, save_decoder, save_encoder
 from tests.runtime.embed.integrity import held
 
 TEXTS = ("Where does Ada live?", "", "The harbour of Elm was built by the mayor.", "x " * 900)
@@ -57,6 +60,45 @@ def test_a_prompt_goes_before_each_text(app: App) -> None:
     with_prompt = app.embed(["of Elm", "of Oak"], prompt="The mayor ")
     plain = app.embed(["The mayor of Elm", "The mayor of Oak"])
     np.testing.assert_allclose(with_prompt, plain, atol=1e-6)
+
+
+def test_vectors_are_cut(path: Path, app: App) -> None:
+    whole, short = app.embed(TEXTS), app.embed(TEXTS, dimensions=24)
+    lengths = np.linalg.norm(whole[:, :24], axis=1, keepdims=True)
+    np.testing.assert_allclose(short, whole[:, :24] / lengths, atol=1e-6)
+    np.testing.assert_array_equal(app.embed(TEXTS, dimensions=128), whole)
+    np.testing.assert_array_equal(asyncio.run(app.aembed(TEXTS, dimensions=24)), short)
+    (encoder,) = app.embeddings.encoders.values()
+    plain = TextEncoder("plain", replace(encoder.spec, unit=False), None, encoder.service)
+    np.testing.assert_array_equal(plain.cutter(24)(whole), whole[:, :24])
+    for dimensions in (0, 129, "9"):
+        with pytest.raises(RequestError, match="must be 1 to 128"):
+            app.embed(TEXTS, dimensions=dimensions)  # type: ignore[arg-type]
+
+
+def test_a_decoder_embeds_beside_one_that_generates(tmp_path: Path) -> None:
+    """As Qwen3-Embedding: by prompts, and the row of the token that a text ends with."""
+    import tokenizers
+    from tokenizers.processors import TemplateProcessing
+
+    model = save_decoder(tmp_path / "m", "qwen3", vocab_size=768)
+    tokenizer = tokenizers.Tokenizer.from_file(str(LLAMA / "tokenizer.json"))
+    end = "<|end|>"
+    tokenizer.post_processor = TemplateProcessing(single=f"$A {end}", special_tokens=[(end, 1)])
+    tokenizer.save(str(tmp_path / "m/tokenizer.json"))
+    prompts = {"prompts": {"query": "Query: ", "document": ""}}
+    (tmp_path / "m/config_sentence_transformers.json").write_text(json.dumps(prompts))
+    models = {"llm": LLAMA, "embedder": tmp_path / "m"}
+    options = {"effort": "none", "threads": 1, "weight_dtype": "f32"}
+    compile_model(models, output=tmp_path / "two.dove", **options)
+    tokenizer.enable_truncation(512)
+    ids = [np.array(tokenizer.encode(f"Query: {text}").ids) for text in TEXTS]
+    assert [each[-1] for each in ids] == [1] * len(TEXTS) and len(ids[3]) == 512
+    wanted = np.array([rows[-1] for rows in last_rows(model, ids)])
+    with load(tmp_path / "two.dove") as app:
+        found = app.embed(TEXTS, prompt_name="query")
+        assert len(app.generate(["Who?"], max_tokens=1)) == 1
+    assert cosines(found, wanted).min() > 0.99999
 
 
 def test_documents_are_ranked_as_by_transformers(tmp_path: Path) -> None:

@@ -12,35 +12,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from threadpoolctl import threadpool_limits
 
-from dovetail.compiler.pipeline import compile_model
-from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.errors import RequestError
-from dovetail.runtime.artifact import open_artifact
 from dovetail.runtime.native.encoder import Encoder, pack_texts
-from dovetail.topology.hardware import read_hardware
 from tests.encoders import (
     MODERN,
+    Dense,
     Jina,
+    compiled,
     cosines,
     last_rows,
+    load_encoder,
     random_texts,
     save_encoder,
     write_modules,
 )
 
 LENGTHS = (1, 2, 3, 15, 16, 17, 33, 75, 95, 96, 97, 200, 511, 512)
-
-
-def load_encoder(path: Path, threads: int = 1) -> Encoder:
-    artifact = open_artifact(path, read_hardware())
-    (part,) = artifact.encoders.values()
-    return Encoder(artifact, part, PhasePlan(threads=threads, cpus=()))
-
-
-def compiled(folder: Path, output: Path, **options: object) -> Path:
-    options = {"weight_dtype": "f32", **options}
-    compile_model(folder, output=output, effort="none", threads=2, **options)
-    return output
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +93,22 @@ def test_positions_after_the_padding_row(folder: Path, family: str, activation: 
     assert found.spec.max_tokens == 512
     assert cosines(found.embed_tokens(texts), wanted).min() > 0.999999
     found.close()
+
+
+def test_rows_go_through_dense_layers(folder: Path) -> None:
+    where, texts = folder / "dense", random_texts(LENGTHS[:9])
+    model = save_encoder(where, "bert")
+    layers = (Dense(40, 64, bias=True, activation="activation.Tanh"), Dense(24, 40))
+    for pooling, row in (("cls_token", lambda x: x[0]), ("mean_tokens", lambda x: x.mean(0))):
+        rows = np.array([row(rows) for rows in last_rows(model, texts)])
+        for count in (1, 2):
+            rows = layers[count - 1](rows)
+            chosen = {f"pooling_mode_{pooling}": True}
+            write_modules(where, chosen, unit=False, dense=layers[:count])
+            found = load_encoder(compiled(where, folder / f"{pooling}{count}.dove"))
+            assert found.dim == layers[count - 1].n
+            np.testing.assert_allclose(found.embed_tokens(texts), rows, atol=2e-5)
+            found.close()
 
 
 def test_bfloat16_weights_stay_near(folder: Path) -> None:

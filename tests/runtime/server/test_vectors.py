@@ -43,10 +43,15 @@ def test_embeddings_take_token_ids(client: openai.OpenAI, form: Any) -> None:
     assert len(reply.data) == (1 if form[0] == 5 else 2)
 
 
-def test_embedding_dimensions_cannot_be_cut(client: openai.OpenAI) -> None:
-    assert client.embeddings.create(model="encoder", input="a", dimensions=128).data
-    error = refused(client.embeddings.create, model="encoder", input="a", dimensions=64)
+def test_embeddings_are_cut_to_dimensions(client: openai.OpenAI) -> None:
+    (whole,) = client.embeddings.create(model="encoder", input="a", dimensions=128).data
+    (short,) = client.embeddings.create(model="encoder", input="a", dimensions=64).data
+    wanted = np.array(whole.embedding[:64])
+    wanted /= np.linalg.norm(wanted)
+    np.testing.assert_allclose(short.embedding, wanted, atol=1e-6)
+    error = refused(client.embeddings.create, model="encoder", input="a", dimensions=129)
     assert error.status_code == 400 and error.param == "dimensions"
+    assert "1 to 128" in str(error)
 
 
 @pytest.mark.parametrize("path", ["/v1/rerank", "/rerank"])

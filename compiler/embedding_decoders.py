@@ -1,17 +1,19 @@
 """Decoders that embed: their configuration, read as that of the model that generates.
 
-In: config.json of a folder of sentence-transformers. Out: a ModelSpec of the layers, and what a row
-sees. Without modules.json such a model is one that generates.
+In: config.json and tokenizer of a folder of sentence-transformers. Out: a ModelSpec of the layers,
+what a row sees, and how texts end. Without modules.json such a model is one that generates.
 """
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from msgspec.structs import replace
 
 from dovetail.compiler.config import Config
 from dovetail.compiler.families import FAMILIES
+from dovetail.compiler.model_source import TOKENIZER, TOKENIZER_CONFIG, ModelSource, read_json
 from dovetail.compiler.model_spec import read_architecture
 from dovetail.ir.errors import SpecError
 
@@ -60,3 +62,34 @@ _SHARED = (
     *("weight_dtype", "checkpoint_dtype"),
 )
 """Fields that both specs have."""
+
+
+def read_ending_tokenizer(source: ModelSource) -> bytes | None:
+    """Return tokenizer.json, which ends texts where only tokenizer_config.json says so.
+
+    Rows of end tokens stand for texts, and transformers puts them there when it loads a tokenizer.
+    """
+    data, settings = source.file(TOKENIZER), read_json(source, TOKENIZER_CONFIG)
+    found = read_json(source, TOKENIZER)
+    if settings is None or found is None or not settings.flag("add_eos_token"):
+        return data
+    end = settings.values.get("eos_token")
+    end = end.get("content") if isinstance(end, dict) else end
+    ids = [token["id"] for token in found.values["added_tokens"] if token["content"] == end]
+    before = found.values.get("post_processor")
+    if not ids or json.dumps(end) in json.dumps(before):
+        return data
+    steps = [] if before is None else before.get("processors", [before])
+    if not any(step["type"] == _TEMPLATE for step in steps):
+        one, other = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
+        none: dict[str, Any] = {"single": [one], "pair": [one, other], "special_tokens": {}}
+        steps = [*steps, {"type": _TEMPLATE, **none}]
+    template = next(step for step in steps if step["type"] == _TEMPLATE)
+    template["single"].append({"SpecialToken": {"id": end, "type_id": 0}})
+    template["special_tokens"][end] = {"id": end, "ids": ids, "tokens": [end]}
+    ending = {"post_processor": {"type": "Sequence", "processors": steps}}
+    return json.dumps({**found.values, **ending}, ensure_ascii=False).encode()
+
+
+_TEMPLATE = "TemplateProcessing"
+"""What tokenizers calls the step that adds special tokens."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from dovetail.codegen.isa.target import Target
+from dovetail.compiler.embedding_decoders import read_ending_tokenizer
 from dovetail.compiler.encoder_spec import is_encoder, open_folder, read_encoder_spec
 from dovetail.compiler.encoder_tensors import encoder_sources
 from dovetail.compiler.model_source import TOKENIZER, ModelDirectory
@@ -169,6 +170,8 @@ def write_encoder(
     """Write encoder.json and the tokenizer."""
     folder = f"models/{inputs.name}"
     tokenizer = inputs.source.file(TOKENIZER)
+    if inputs.spec.decoder:
+        tokenizer = read_ending_tokenizer(inputs.source)
     if tokenizer is not None:
         artifact.write_bytes(f"{folder}/{TOKENIZER}", tokenizer)
     file = EncoderFile(

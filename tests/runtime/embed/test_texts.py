@@ -76,7 +76,8 @@ def test_vectors_are_cut(path: Path, app: App) -> None:
             app.embed(TEXTS, dimensions=dimensions)  # type: ignore[arg-type]
 
 
-def test_a_decoder_embeds_beside_one_that_generates(tmp_path: Path) -> None:
+@pytest.mark.parametrize("in_tokenizer", [True, False])
+def test_a_decoder_embeds_beside_one_that_generates(tmp_path: Path, in_tokenizer: bool) -> None:
     """As Qwen3-Embedding: by prompts, and the row of the token that a text ends with."""
     import tokenizers
     from tokenizers.processors import TemplateProcessing
@@ -88,6 +89,10 @@ def test_a_decoder_embeds_beside_one_that_generates(tmp_path: Path) -> None:
     tokenizer.save(str(tmp_path / "m/tokenizer.json"))
     prompts = {"prompts": {"query": "Query: ", "document": ""}}
     (tmp_path / "m/config_sentence_transformers.json").write_text(json.dumps(prompts))
+    if not in_tokenizer:  # as models of Llama and Qwen2 have it
+        shutil.copy(LLAMA / "tokenizer.json", tmp_path / "m")
+        settings = {"add_eos_token": True, "eos_token": {"content": end}}
+        (tmp_path / "m/tokenizer_config.json").write_text(json.dumps(settings))
     models = {"llm": LLAMA, "embedder": tmp_path / "m"}
     options = {"effort": "none", "threads": 1, "weight_dtype": "f32"}
     compile_model(models, output=tmp_path / "two.dove", **options)

@@ -18,7 +18,7 @@ from dovetail.cli.report import show_count
 from dovetail.tiny_world import ENCODER
 from dovetail.topology.hardware import dump_hardware, read_hardware
 from tests.dovetail.commands import Result, assert_one_sentence, dovetail
-from tests.encoders import MODERN, save_encoder
+from tests.encoders import MODERN, Dense, save_decoder, save_encoder
 from tests.models import save_model
 
 
@@ -57,7 +57,9 @@ def test_compile_for_a_described_machine(model: Path, tmp_path: Path) -> None:
 def test_an_encoder_beside_the_model_is_compiled_and_shown(model: Path, tmp_path: Path) -> None:
     output, modern = tmp_path / "app.dove", tmp_path / "modern"
     save_encoder(modern, "modernbert", **MODERN)
+    save_decoder(tmp_path / "q", "mistral", sliding_window=24, dense=[Dense(32, 64)])
     beside = ("--model", f"small={ENCODER}", "--model", f"modern={modern}")
+    beside += ("--model", f"mistral={tmp_path / 'q'}")
     result = dovetail("compile", model, "-o", output, *beside, "--effort", "none", "--threads", "1")
     assert "small: bert, " in result.out and "modern: modernbert, " in result.out
     text = dovetail("inspect", output, "--all").out
@@ -66,12 +68,15 @@ def test_an_encoder_beside_the_model_is_compiled_and_shown(model: Path, tmp_path
         "256 tokens",
         "128 values, mean of a text's rows, of length 1",
         "20 tokens to both sides in 3 layers",
+        "4 heads of 16 on 2 of keys, 23 tokens before in 2 layers, else over the text before",
+        "32 values, last row, times 32 x 64, of length 1",
         "theta 160000",
         "geglu",
     ):
         assert words in text
     found = json.loads(dovetail("inspect", output, "--json").out)
-    assert [encoder["file"]["name"] for encoder in found["encoders"]] == ["small", "modern"]
+    names = ("small", "modern", "mistral")
+    assert [encoder["file"]["name"] for encoder in found["encoders"]] == list(names)
     for given in ("small", "=x", "small="):
         wrong = dovetail("compile", model, "-o", output, "--model", given)
         assert_one_sentence(wrong)

@@ -15,7 +15,6 @@ from dovetail.compiler.config import Config
 from dovetail.compiler.families import FAMILIES
 from dovetail.compiler.model_source import TOKENIZER, TOKENIZER_CONFIG, ModelSource, read_json
 from dovetail.compiler.model_spec import read_architecture
-from dovetail.ir.errors import SpecError
 
 _STEMS = ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma3")
 EMBEDDING_DECODERS = {
@@ -24,8 +23,8 @@ EMBEDDING_DECODERS = {
     for suffix in ("TextModel" if stem == "Gemma3" else "Model", "ForCausalLM")
 }
 """Architecture of config.json -> family, of which the base model is saved, too."""
-_GEMMA_BOTH, _BOTH = "use_bidirectional_attention", "is_causal"
-"""Keys that tell whether rows see later ones: Gemma's, and that of other authors' code."""
+_BOTH = "use_bidirectional_attention"
+"""Gemma's key for rows that see later ones; the code of other authors has is_causal for that."""
 
 
 def read_decoder(config: Config, dtypes: tuple[str, str], max_tokens: int) -> dict[str, Any]:
@@ -36,13 +35,13 @@ def read_decoder(config: Config, dtypes: tuple[str, str], max_tokens: int) -> di
     _, family = config.architecture(EMBEDDING_DECODERS, "a supported encoder")
     if config.has("quantization_config"):
         raise config.fail("quantization_config", "but quantized encoders are not supported")
-    packed, stored = dtypes
-    plain = Config(config.name, {k: v for k, v in config.values.items() if k != _GEMMA_BOTH})
+    (packed, stored), causal, plain = dtypes, config.flag("is_causal", True), config
+    if family.name == "gemma3" and config.flag(_BOTH):
+        causal, plain = False, Config(config.name, {**config.values, _BOTH: False})
     found = read_architecture(plain, family, stored, packed, max_context=max_tokens)
-    causal = config.flag(_BOTH, True) and not config.flag(_GEMMA_BOTH)
     window = found.sliding_window
-    if window == 1 or (window and not config.flag(_BOTH, True)):
-        raise SpecError(f"{config.name}: a sliding window of {window} is not supported here")
+    if window == 1 or (window and not causal and plain is config):
+        raise config.fail("sliding_window", "but must be at least 2, and with is_causal false null")
     return {
         **{name: getattr(found, name) for name in _SHARED},
         "decoder": replace(found, tied_head=False),

@@ -224,10 +224,11 @@ def test_a_decoder_is_an_encoder_where_modules_say_so(tmp_path: Path) -> None:
     [
         ({"quantization_config": {}}, "quantized encoders"),
         ({"hidden_act": "gelu"}, "only silu"),
-        ({"is_causal": False}, "sliding window of 24"),
-        ({"sliding_window": 1}, "sliding window of 1"),
+        ({"is_causal": False}, "sliding_window is 24"),
+        ({"sliding_window": 1}, "sliding_window is 1"),
         ({"num_hidden_layers": 1}, "layers.1.* is not part"),
         ({"head_dim": 24}, "head_dim 24"),
+        ({"use_bidirectional_attention": True}, "only false is supported"),
     ],
 )
 def test_what_embedding_decoders_may_not_be(

@@ -83,8 +83,10 @@ class _Encode(TapeBuilder):
         self.rotate(segment, "local_rope" if local else "rope")
         reach = spec.reach if local else 0
         heads: tuple[Value, ...] = (spec.n_heads, spec.head_dim, spec.head_dim**-0.5, reach)
-        where = (self.weight("slopes"), *self.rows(self.qkv), ArgRef(name="seq_starts"))
-        self.add("packed_attention", segment, _S, *heads, *where, *self.rows(self.attention))
+        where = (*self.rows(self.qkv), ArgRef(name="seq_starts"))
+        bias = (self.weight("bias"), spec.span)
+        out = self.rows(self.attention)
+        self.add("packed_attention", segment, _S, *heads, *bias, *where, *out)
 
     def pick(self, segment: str) -> None:
         """Go on with the rows that stand for their texts: nobody reads the others any more."""

@@ -59,8 +59,8 @@ _SLOTS = {
     "embed_sum": "T:int H:int ids:in table:weight positions:in places:weight? types:in "
     "kinds:weight? w:weight b:weight? eps:float out:out ldo:int",
     "layernorm": "T:int H:int x:in ldx:int w:weight b:weight? eps:float out:out ldo:int",
-    "packed_attention": "n_sequences:int n_heads:int hd:int scale:float reach:int slopes:weight? "
-    "qkv:in ldq:int seq_starts:in out:out ldo:int",
+    "packed_attention": "n_sequences:int n_heads:int hd:int scale:float reach:int bias:weight? "
+    "span:int qkv:in ldq:int seq_starts:in out:out ldo:int",
     "rope_rows": "T:int qkv:inout ldq:int n_heads:int hd:int positions:in cos:weight sin:weight",
     "mean_rows": "S:int H:int seq_starts:in x:in ldx:int out:out ldo:int",
     "unit_rows": "R:int H:int x:in ldx:int out:out ldo:int",

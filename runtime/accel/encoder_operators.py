@@ -99,8 +99,8 @@ def bind_rope_rows(tape: TorchTape, entry: Entry) -> Work:
 
 def bind_attention(tape: TorchTape, entry: Entry) -> Work:
     """Attention of each text within itself, by the best kernel that takes it."""
-    _, count, size, scale, reach, slopes, qkv, _, _, out, _ = entry.slots
-    heads = Heads(integer(count), integer(size), number(scale), integer(reach), tape.weight(slopes))
+    _, count, size, scale, reach, bias, _, qkv, _, _, out, _ = entry.slots
+    heads = Heads(integer(count), integer(size), number(scale), integer(reach), tape.weight(bias))
     width = heads.count * heads.size
     source, target = (
         tape.rows(slot, columns, "n_tokens") for slot, columns in ((qkv, 3 * width), (out, width))

@@ -33,15 +33,15 @@ Varlen: TypeAlias = Callable[..., torch.Tensor]
 class Heads:
     """What the attention of one layer is: of `count` heads of `size` values each.
 
-    slopes [heads]: of the distance, taken from a score (ALiBi), or None. reach: how far from a row
-    a key may lie, 0 = any distance.
+    bias [heads][2 x span]: at span + row - key what is added to a score, or None. reach: how far
+    from a row a key may lie, 0 = any distance.
     """
 
     count: int
     size: int
     scale: float
     reach: int
-    slopes: torch.Tensor | None
+    bias: torch.Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +101,9 @@ def _attend(parts: torch.Tensor, group: _Group, heads: Heads) -> torch.Tensor:
     """Return [n][heads][width][size] for parts [3][n][heads][width][size]."""
     q, k, v = parts
     width, reach = group.width, heads.reach if heads.reach < group.width - 1 else 0
-    if heads.slopes is None and not reach:
+    if heads.bias is None and not reach:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=group.seen, scale=heads.scale)
-    each = len(q) * (heads.count if heads.slopes is not None else 1) * width
+    each = len(q) * (heads.count if heads.bias is not None else 1) * width
     stretch = max(1, MASK_VALUES // each)
     found = torch.empty_like(q)
     for first in range(0, width, stretch):
@@ -125,22 +125,22 @@ def _weigh(
     """Return which keys queries see, or what their distances add to scores: as SDPA takes it."""
     device = group.rows.device
     rows = torch.arange(queries.start, queries.stop, device=device)[:, None]
-    distances = (rows - torch.arange(keys.start, keys.stop, device=device)).abs()
-    mask = distances <= (heads.reach or group.width)
+    distances = rows - torch.arange(keys.start, keys.stop, device=device)
+    mask = distances.abs() <= (heads.reach or group.width)
     if group.seen is not None:
         mask = mask & group.seen[..., keys.start : keys.stop]
-    if heads.slopes is None:
+    if heads.bias is None:
         return mask
-    added = -heads.slopes[:, None, None] * distances
+    added = heads.bias[:, distances + heads.bias.shape[1] // 2]
     return added.masked_fill(~mask, -torch.inf).to(dtype)
 
 
 def find_varlen(device: torch.device, dtype: torch.dtype, heads: Heads) -> Varlen | None:
     """Return torch's kernel for texts of any lengths, where it takes such attention here.
 
-    It is FlashAttention: of 16-bit values, without slopes, on NVIDIA's from Ampere on.
+    It is FlashAttention: of 16-bit values, without biases, on NVIDIA's from Ampere on.
     """
-    fits = dtype in HALVES and heads.slopes is None and heads.size <= MOST_HEAD
+    fits = dtype in HALVES and heads.bias is None and heads.size <= MOST_HEAD
     if device.type != "cuda" or torch.version.hip or not fits or heads.size % 8:
         return None
     if torch.cuda.get_device_capability(device) < AMPERE:

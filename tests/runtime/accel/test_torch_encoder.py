@@ -34,6 +34,7 @@ from dovetail.runtime.native.encoder import Encoder, device_bytes
 from dovetail.topology.hardware import read_hardware
 from tests.encoders import (
     MODERN,
+    PADDED,
     Jina,
     cosines,
     last_rows,
@@ -49,7 +50,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("bert", {"modules": True}),
     "roberta": (
         "roberta",
-        {"max_position_embeddings": 514, "type_vocab_size": 1, "hidden_act": "gelu_new"},
+        PADDED | {"type_vocab_size": 1, "hidden_act": "gelu_new"},
     ),
     "last": ("bert", {}),
     "half": ("bert", {"dtype": "bfloat16"}),
@@ -57,11 +58,16 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "jina": ("jina", {}),
     "modern": ("modernbert", MODERN),
     "gte": ("gte", {"pad_token_id": 0, "type_vocab_size": 0}),
+    "mpnet": ("mpnet", PADDED),
+    "mpnet-half": ("mpnet", PADDED | {"dtype": "bfloat16"}),
+    "nomic": ("nomic", {}),
+    "nomic-quantised": ("nomic", {}),
     "scores": ("bert", SCORES),
+    "mpnet-scores": ("mpnet", SCORES | PADDED),
     "modern-scores": ("modernbert", SCORES | MODERN),
 }
 """Encoders of every kind: their family, and how they are made."""
-DTYPES = {"half": "bf16", "quantised": "int8"}
+DTYPES = {"half": "bf16", "quantised": "int8", "mpnet-half": "bf16", "nomic-quantised": "int8"}
 """Weights that are not float32: the CPU's kernels round what they multiply."""
 
 
@@ -147,9 +153,9 @@ def test_rows_are_those_of_each_text_alone(shelf: Shelf, bert: TorchEncoder) -> 
 def test_long_texts_are_attended_a_stretch_at_a_time(
     shelf: Shelf, device: TorchDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By slopes and by reach, queries see the same keys as all at once."""
+    """By biases and by reach, queries see the same keys as all at once."""
     texts = random_texts((200, 75, 190))
-    for name in ("jina", "modern"):
+    for name in ("jina", "mpnet", "modern"):
         with closing(TorchEncoder(shelf.part(name), device, "f32")) as encoder:
             wanted = encoder.embed_tokens(texts)
             with monkeypatch.context() as few:

@@ -88,7 +88,7 @@ EXTENTS: dict[str, dict[str, str]] = {
     "layernorm": {**NORM, "x": "rows(T, ldx, H)"},
     "embed_sum": {**NORM, "ids": "T", "positions": "T", "types": "T"},
     "packed_attention": {
-        "slopes": "n_q",
+        "bias": "rows(n_q, 2 * span, 2 * span)",
         "seq_starts": "n_sequences + 1",
     },
     "rope_rows": {

@@ -51,7 +51,7 @@ from dovetail.ir.high import nodes as high
 from dovetail.ir.high.print import print_high
 from dovetail.ir.low.print import print_low
 
-ABI = 7
+ABI = 8
 """`DT_ABI` of templates/abi.h."""
 SOURCE_NAME = "kernels.c"
 TEAM_FILES = ("abi.h", "wait.h", "team.c", "collective.c")

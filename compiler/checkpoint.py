@@ -119,6 +119,18 @@ class Checkpoint:
         """Return a tensor's values, as `rows` returns them."""
         return self.rows(name, 0, self.info(name).height).reshape(self.info(name).shape)
 
+    def floats(self, name: str) -> npt.NDArray[np.float32]:
+        """Return a tensor's values as float32, all of which must be finite."""
+        info, values = self.info(name), self.load(name)
+        self.require_finite(name, info.dtype.all_finite(values))
+        return info.dtype.widen(values)
+
+    def require_finite(self, name: str, finite: bool) -> None:
+        """Raise SpecError for a tensor that is not finite."""
+        if not finite:
+            path = self.info(name).path
+            raise SpecError(f"{path}: tensor {name} has NaN or infinite values")
+
     def rows(self, name: str, first: int, last: int) -> npt.NDArray[Any]:
         """Return the values of rows [first, last), of dtype `info(name).dtype`.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -52,10 +52,14 @@ def parse_json_object(data: bytes, name: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """One JSON object and the name it goes by in messages. A value of null counts as absent."""
+    """One JSON object and the name it goes by in messages. A value of null counts as absent.
+
+    aliases: what the file may call a key instead.
+    """
 
     name: str
     values: Mapping[str, Any]
+    aliases: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path) -> Config:
@@ -64,10 +68,11 @@ class Config:
 
     def has(self, key: str) -> bool:
         """Tell whether `key` is there and not null."""
-        return self.values.get(key) is not None
+        return self.values.get(self._named(key)) is not None
 
     def fail(self, key: str, message: str) -> SpecError:
         """Return the error for a wrong value of `key`."""
+        key = self._named(key)
         return SpecError(f"{self.name}: {key} is {_shown(self.values.get(key))}, {message}")
 
     def integer(self, key: str, low: int, high: int, default: int | None = None) -> int:
@@ -129,8 +134,12 @@ class Config:
             f"supported: {', '.join(known)}"
         )
 
+    def _named(self, key: str) -> str:
+        alias = self.aliases.get(key, key)
+        return key if self.values.get(alias) is None else alias
+
     def _get(self, key: str, default: Any) -> Any:
-        value = self.values.get(key)
+        value = self.values.get(self._named(key))
         if value is not None:
             return value
         if default is None:

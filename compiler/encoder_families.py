@@ -23,40 +23,48 @@ LOCAL, GLOBAL = "sliding_attention", "full_attention"
 class EncoderFamily:
     """What an architecture fixes.
 
-    skips_padding: rows of the position table lie before a text's first token. norm_first, gated:
-    as in EncoderSpec. head: of classifiers. keys: what it calls a key of BERT's config.json.
-    token_types, norm_eps: where config.json does not tell. fixed: keys that may have no other
-    value.
+    skips_padding: rows of the position table lie before a text's first token. relative, norm_first,
+    gated: as in EncoderSpec. activations: known values of hidden_act, first the usual one. head: of
+    classifiers. keys: what it may call a key of BERT's config.json. token_types, norm_eps, theta:
+    where config.json does not tell. fixed: keys that may have no other value.
     """
 
     name: str
     positions: str = "learned"
     skips_padding: bool = False
+    relative: bool = False
     norm_first: bool = False
     gated: bool = False
+    activations: tuple[str, ...] = ("gelu", "gelu_new", "gelu_pytorch_tanh")
     head: str = "tanh"
     keys: Mapping[str, str] = field(default_factory=dict)
     token_types: int = 2
     norm_eps: float = 1e-12
+    theta: float = 10000.0
     fixed: Mapping[str, object] = field(default_factory=dict)
-
-    def key(self, name: str) -> str:
-        """Return what this architecture calls a key."""
-        return self.keys.get(name, name)
 
 
 _BERT = EncoderFamily(name="bert")
 _ROBERTA = EncoderFamily(name="roberta", skips_padding=True)
+_MPNET = EncoderFamily(
+    name="mpnet",
+    skips_padding=True,
+    relative=True,
+    token_types=0,
+    fixed={"relative_attention_num_buckets": 32, "pad_token_id": 1},
+)
 _JINA = EncoderFamily(
     name="jina",
     positions="alibi",
     gated=True,
+    activations=("gelu",),
     fixed={"feed_forward_type": "geglu"},
 )
 _GTE = EncoderFamily(
     name="gte",
     positions="rotary",
     gated=True,
+    activations=("gelu",),
     token_types=1,
     fixed={"layer_norm_type": "layer_norm", "logn_attention_scale": False},
 )
@@ -65,6 +73,7 @@ _MODERN = EncoderFamily(
     positions="rotary",
     norm_first=True,
     gated=True,
+    activations=("gelu",),
     head="gelu",
     keys={"hidden_act": "hidden_activation", "layer_norm_eps": "norm_eps"},
     token_types=0,
@@ -73,6 +82,30 @@ _MODERN = EncoderFamily(
         **dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"), False),
         "classifier_activation": "gelu",
         "rope_scaling": None,
+    },
+)
+_NOMIC = EncoderFamily(
+    name="nomic",
+    positions="rotary",
+    gated=True,
+    activations=("silu", "swiglu"),
+    keys={
+        "hidden_size": "n_embd",
+        "num_attention_heads": "n_head",
+        "num_hidden_layers": "n_layer",
+        "intermediate_size": "n_inner",
+        "max_position_embeddings": "n_positions",
+        "hidden_act": "activation_function",
+        "layer_norm_eps": "layer_norm_epsilon",
+        "rope_theta": "rotary_emb_base",
+    },
+    theta=1000.0,
+    fixed={
+        "num_experts": 0,
+        **dict.fromkeys(("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias"), False),
+        **dict.fromkeys(("prenorm", "parallel_block", "use_rms_norm", "causal"), False),
+        **dict.fromkeys(("scale_attn_by_inverse_layer_idx", "rotary_emb_interleaved"), False),
+        **{"scale_attn_weights": True, "rotary_emb_fraction": 1.0, "rotary_emb_scale_base": None},
     },
 )
 _EMBEDS = ("Model", "ForMaskedLM")
@@ -84,6 +117,8 @@ ENCODER_FAMILIES: dict[str, EncoderFamily] = {
         ("Roberta", _SCORES, _ROBERTA),
         ("XLMRoberta", _SCORES, _ROBERTA),
         ("Camembert", _SCORES, _ROBERTA),
+        ("MPNet", _SCORES, _MPNET),
+        ("NomicBert", _SCORES, _NOMIC),
         ("JinaBert", _EMBEDS, _JINA),
         ("ModernBert", _SCORES, _MODERN),
         ("New", _SCORES, _GTE),
@@ -118,7 +153,7 @@ def read_rotation(
     if family.positions != "rotary":
         return {}
     if not family.norm_first:
-        return {"rope": _read_one(config, head_dim, rows)}
+        return {"rope": _read_one(config, head_dim, rows, family.theta)}
     return {
         "local_layers": _read_local_layers(config),
         "rope": _read_kind(config, GLOBAL, "global_rope_theta", 160000.0, head_dim, rows),
@@ -127,14 +162,14 @@ def read_rotation(
     }
 
 
-def _read_one(config: Config, head_dim: int, rows: int) -> RopeSpec:
+def _read_one(config: Config, head_dim: int, rows: int, theta: float) -> RopeSpec:
     """Return the rotation of a config.json with one; GTE's own kind is `ntk`."""
     scaling = config.section("rope_scaling") if config.has("rope_scaling") else config
     if scaling.text("type", "") != "ntk":
-        return read_rope(config, head_dim, rows)
+        return read_rope(config, head_dim, rows, theta=theta)
     return RopeSpec(
         kind="ntk",
-        theta=config.number("rope_theta", MIN_THETA, MAX_THETA, 10000.0),
+        theta=config.number("rope_theta", MIN_THETA, MAX_THETA, theta),
         factor=scaling.number("factor", 1.0, MAX_FACTOR),
         rotary_dim=head_dim,
     )

@@ -7,7 +7,7 @@ not computed is refused with a SpecError that names the key.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    **dict.fromkeys(("silu", "swiglu"), "silu"),
 }
 """hidden_act of config.json -> our name."""
 MODULE_KINDS = ("Transformer", "Pooling", "Dense", "Normalize")
@@ -46,8 +47,12 @@ POOLING_MODES = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_lasttoken": "last",
 }
-E5_PROMPTS = {"query": "query: ", "passage": "passage: "}
-"""What E5 models were trained with; their folders do not say so."""
+_TASKS = ("search_query", "search_document", "clustering", "classification")
+KNOWN_PROMPTS = {
+    "e5-": {"query": "query: ", "passage": "passage: "},
+    "nomic-embed-text": {task: f"{task}: " for task in _TASKS},
+}
+"""Part of a model's name -> what such models were trained with; their folders do not say so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,10 +173,13 @@ def _architecture(
 ) -> EncoderSpec:
     """Return the spec; dtypes: of the packed weights and of the checkpoint's."""
     name, family = find_family(config)
+    config = replace(config, aliases=family.keys)
     check_fixed(config, family)
     hidden = config.integer("hidden_size", 1, 1 << 15)
     heads = config.integer("num_attention_heads", 1, 1024)
     rows = config.integer("max_position_embeddings", 1, MAX_TOKENS)
+    if config.has("rotary_scaling_factor"):  # beyond, frequencies would follow a text's length
+        rows = min(rows, config.integer("max_trained_positions", 1, MAX_TOKENS, 2048))
     first = config.integer("pad_token_id", 0, 1 << 24, 1) + 1 if family.skips_padding else 0
     packed, stored = dtypes
     labelled = name.endswith("ForSequenceClassification")
@@ -185,13 +193,14 @@ def _architecture(
         n_heads=heads,
         head_dim=head_dim,
         max_tokens=_most_tokens(folder, rows - first, max_tokens),
-        norm_eps=config.number(family.key("layer_norm_eps"), 0.0, 1.0, family.norm_eps),
+        norm_eps=config.number("layer_norm_eps", 0.0, 1.0, family.norm_eps),
         activation=_activation(config, family),
         gated=family.gated,
         norm_first=family.norm_first,
         positions=family.positions,
         n_positions=rows,
         first_position=first,
+        relative=family.relative,
         **read_rotation(config, family, head_dim, rows),
         token_types=config.integer("type_vocab_size", 0, 1024, family.token_types),
         pooling=_classifier_pooling(config) if labelled else _read_pooling(folder),
@@ -248,11 +257,10 @@ def _head_dim(config: Config, hidden: int, heads: int) -> int:
 
 
 def _activation(config: Config, family: EncoderFamily) -> str:
-    key = family.key("hidden_act")
-    name = config.text(key, "gelu")
-    known = ("gelu",) if family.gated else tuple(ACTIVATIONS)
+    known = family.activations
+    name = config.text("hidden_act", known[0])
     if name not in known:
-        raise config.fail(key, f"but must be one of {', '.join(known)}")
+        raise config.fail("hidden_act", f"but must be one of {', '.join(known)}")
     return ACTIVATIONS[name]
 
 
@@ -313,8 +321,8 @@ def _read_prompts(folder: EncoderFolder, config: Config) -> tuple[dict[str, str]
     else:
         hub = folder.root.parent.parent.name  # models--ORG--NAME/snapshots/COMMIT
         names = (folder.root.name, hub, Path(config.text("_name_or_path", "-")).name)
-        known = any("e5-" in name.lower() for name in names)
-        prompts = dict(E5_PROMPTS) if known else {}
+        known = (p for part, p in KNOWN_PROMPTS.items() if any(part in n.lower() for n in names))
+        prompts = dict(next(known, {}))
     default = found.text("default_prompt_name") if found.has("default_prompt_name") else None
     if default is not None and default not in prompts:
         raise found.fail("default_prompt_name", "but is none of the prompts")

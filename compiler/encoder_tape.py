@@ -36,14 +36,12 @@ class _Packed(TapeBuilder):
     picked: BufferRef
     count: ArgRef
 
-    def see(
-        self, segment: str, heads: tuple[int, int, int], scale: float, local: bool, slopes: Value
-    ) -> None:
+    def see(self, segment: str, heads: tuple[int, int, int], scale: float, local: bool) -> None:
         """Append attention, each text within itself; heads: of queries, of keys, their values."""
         spec = self.encoder
         how: tuple[Value, ...] = (*heads, scale, spec.reach if local else 0, int(spec.causal))
-        where = (slopes, *self.rows(self.qkv), ArgRef(name="seq_starts"))
-        self.add("packed_attention", segment, _S, *how, *where, *self.rows(self.attention))
+        where = (*self.rows(self.qkv), ArgRef(name="seq_starts"), *self.rows(self.attention))
+        self.add("packed_attention", segment, _S, *how, self.weight("bias"), spec.span, *where)
 
     @property
     def picks_early(self) -> bool:
@@ -134,7 +132,7 @@ class _Encode(_Packed):
         local = spec.is_local(layer)
         self.rotate(segment, "local_rope" if local else "rope")
         heads = (spec.n_heads, spec.n_heads, spec.head_dim)
-        self.see(segment, heads, spec.head_dim**-0.5, local, self.weight("slopes"))
+        self.see(segment, heads, spec.head_dim**-0.5, local)
 
     def pick(self, segment: str) -> None:
         """Go on with the rows that stand for their texts: nobody reads the others any more."""
@@ -224,8 +222,8 @@ class _EncodeDecoder(DecoderTape, _Packed):
             self.pre_attention(layer)
             heads = (*self.rows(self.qkv), *self.heads())
             self.add("rope_rows", f"pre_attn({layer})", _T, *heads, *self.turns(layer))
-            local, none = self.encoder.is_local(layer), WeightRef(name=None)
-            self.see(f"attn({layer})", self.heads(), self.scale, local, none)
+            local = self.encoder.is_local(layer)
+            self.see(f"attn({layer})", self.heads(), self.scale, local)
             if layer + 1 == self.spec.n_layers and self.picks_early:
                 self.count, self.x, self.attention = self.pick(layer, _S, "picked_rows")
             self.post_attention(layer, self.count, self.x, self.attention)

@@ -7,7 +7,7 @@ the tensor names of encoders.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,10 +19,13 @@ from dovetail.compiler.tensors import UNUSED_TIED, WeightSource, check_sources, 
 from dovetail.ir.encoder import EncoderSpec
 from dovetail.ir.model import ModelSpec
 
-PREFIXES = ("", "bert.", "roberta.", "model.", "new.", "gte.")
+_MODELS = ("bert", "roberta", "mpnet", "nomic_bert", "model", "new", "gte")
+PREFIXES = ("", *(f"{name}." for name in _MODELS))
 """What stands before the names of a model that was saved with a head."""
+BUCKETS = 32
+"""Of distances, half of them for keys that follow a row."""
 _UNUSED = re.compile(
-    r"((bert|roberta|new|gte)\.)?(pooler\..*|embeddings\.position_ids)"
+    rf"({'|'.join(map(re.escape, PREFIXES))})(pooler\..*|embeddings\.position_ids)"
     r"|(cls|lm_head|classifier|head|decoder)\..*"
 )
 
@@ -32,13 +35,14 @@ class Names:
     """What a family calls its modules; those from `qkv` on lie under `layers`.{number}.
 
     up: one module. gated: the gate and what it is multiplied by, each a module without bias and the
-    half of it. skips_first_norm: layer 0 reads what the norm of the embeddings wrote. has_biases:
-    of layers and norms; a classifier has one anyway.
+    half of it. buckets: biases of each head for distances. skips_first_norm: layer 0 reads what the
+    norm of the embeddings wrote. biased: which weights have a bias, as a pattern.
     """
 
     words: str = "embeddings.word_embeddings"
     places: str = "embeddings.position_embeddings"
     kinds: str = "embeddings.token_type_embeddings"
+    buckets: str = "encoder.relative_attention_bias"
     embed_norm: str = "embeddings.LayerNorm"
     layers: str = "encoder.layer"
     qkv: tuple[str, ...]
@@ -53,7 +57,7 @@ class Names:
     pooler_norm: str = ""
     classifier: str = "classifier"
     skips_first_norm: bool = False
-    has_biases: bool = True
+    biased: str = ".*"
 
 
 _BERT = Names(
@@ -64,9 +68,16 @@ _BERT = Names(
     down="output.dense",
     mlp_norm="output.LayerNorm",
 )
+_ROBERTA = replace(_BERT, pooler="classifier.dense", classifier="classifier.out_proj")
 NAMES: dict[str, Names] = {
     "bert": _BERT,
-    "roberta": replace(_BERT, pooler="classifier.dense", classifier="classifier.out_proj"),
+    "roberta": _ROBERTA,
+    "mpnet": replace(
+        _ROBERTA,
+        qkv=("attention.attn.q", "attention.attn.k", "attention.attn.v"),
+        o="attention.attn.o",
+        attention_norm="attention.LayerNorm",
+    ),
     "jina": replace(
         _BERT,
         gated=(("mlp.gated_layers", 0), ("mlp.gated_layers", 1)),
@@ -80,6 +91,17 @@ NAMES: dict[str, Names] = {
         gated=(("mlp.up_gate_proj", 1), ("mlp.up_gate_proj", 0)),
         down="mlp.down_proj",
         mlp_norm="mlp_ln",
+    ),
+    "nomic": Names(
+        embed_norm="emb_ln",
+        layers="encoder.layers",
+        qkv=("attn.Wqkv",),
+        o="attn.out_proj",
+        attention_norm="norm1",
+        gated=(("mlp.fc12", 0), ("mlp.fc11", 0)),
+        down="mlp.fc2",
+        mlp_norm="norm2",
+        biased=".*norm|pooler|classifier",
     ),
     "modernbert": Names(
         words="embeddings.tok_embeddings",
@@ -95,7 +117,7 @@ NAMES: dict[str, Names] = {
         pooler="head.dense",
         pooler_norm="head.norm",
         skips_first_norm=True,
-        has_biases=False,
+        biased="classifier",
     ),
 }
 """Family -> the names that its checkpoints have."""
@@ -103,26 +125,36 @@ NAMES: dict[str, Names] = {
 
 def encoder_sources(spec: EncoderSpec, checkpoint: Checkpoint) -> tuple[WeightSource, ...]:
     """Return every packed weight of an encoder, in the order in which a pass reads them."""
-    return (*_layer_sources(spec, checkpoint), *_dense_sources(spec))
+    if spec.decoder:
+        layers = _decoder_sources(spec.decoder, checkpoint)
+    else:
+        layers = _open_sources(spec, checkpoint).every()
+    return (*layers, *_dense_sources(spec))
 
 
 def check_encoder_tensors(spec: EncoderSpec, checkpoint: Checkpoint) -> None:
     """Compare every tensor with the spec; raises SpecError as `check_sources` does."""
-    unused = UNUSED_TIED if spec.decoder else _UNUSED
-    check_sources(encoder_sources(spec, checkpoint), checkpoint, unused)
+    sources = (*encoder_sources(spec, checkpoint), *_buckets(spec, checkpoint))
+    check_sources(sources, checkpoint, UNUSED_TIED if spec.decoder else _UNUSED)
 
 
-def _layer_sources(spec: EncoderSpec, checkpoint: Checkpoint) -> Iterable[WeightSource]:
-    """Return the weights before the dense layers; prefixes are as the checkpoint has them."""
-    if spec.decoder:
-        return _decoder_sources(spec.decoder, bare="embed_tokens.weight" in checkpoint.tensors)
-    names = NAMES[spec.family]
-    prefix = next((p for p in PREFIXES if f"{p}{names.words}.weight" in checkpoint.tensors), "")
-    return _Sources(spec, names, prefix).every()
+def encoder_tables(spec: EncoderSpec, checkpoint: Checkpoint) -> dict[str, npt.NDArray[np.float32]]:
+    """Return the weights that no tensor holds, by name."""
+    tables, distances = {}, range(-spec.span, spec.span)
+    if spec.positions == "alibi":
+        tables["bias"] = alibi_slopes(spec.n_heads) * -np.abs(np.array(distances, np.float32))
+    for source in _buckets(spec, checkpoint):
+        (name,) = source.tensors
+        tables["bias"] = checkpoint.floats(name)[[find_bucket(d) for d in distances]].T
+    for name, rope in spec.ropes.items():
+        pair = zip(("cos", "sin"), rope_tables(rope, spec.max_tokens), strict=True)
+        tables |= {f"{name}_{part}": table for part, table in pair}
+    return tables
 
 
-def _decoder_sources(decoder: ModelSpec, *, bare: bool) -> Iterator[WeightSource]:
-    """Yield the weights of a decoder without a head; bare: it was saved so."""
+def _decoder_sources(decoder: ModelSpec, checkpoint: Checkpoint) -> Iterator[WeightSource]:
+    """Yield the weights of a decoder without a head; names are as the checkpoint has them."""
+    bare = "embed_tokens.weight" in checkpoint.tensors
     for source in weight_sources(decoder):
         if source.name != "head":
             tensors = (name.removeprefix("model.") if bare else name for name in source.tensors)
@@ -137,13 +169,15 @@ def _dense_sources(spec: EncoderSpec) -> Iterator[WeightSource]:
             yield WeightSource(f"{name}_bias", "vector", layer.n, 1, (f"{name}.linear.bias",), rows)
 
 
-def encoder_tables(spec: EncoderSpec) -> dict[str, npt.NDArray[np.float32]]:
-    """Return the weights that no tensor holds, by name."""
-    tables = {"slopes": alibi_slopes(spec.n_heads)} if spec.positions == "alibi" else {}
-    for name, rope in spec.ropes.items():
-        pair = zip(("cos", "sin"), rope_tables(rope, spec.max_tokens), strict=True)
-        tables |= {f"{name}_{part}": table for part, table in pair}
-    return tables
+def find_bucket(distance: int) -> int:
+    """Return the bucket of a row's distance from a key (T5, 1910.10683 §2.1).
+
+    Of 16, eight have one distance each, the others reach from one power of sqrt(2) to the next, the
+    last has all from 90.5 on.
+    """
+    far = abs(distance)
+    bucket = far if far < 8 else min((far * far).bit_length() + 1, BUCKETS // 2 - 1)
+    return bucket + BUCKETS // 2 * (distance < 0)
 
 
 def alibi_slopes(heads: int) -> npt.NDArray[np.float32]:
@@ -155,6 +189,20 @@ def alibi_slopes(heads: int) -> npt.NDArray[np.float32]:
     slopes = [2.0 ** (-8.0 * i / whole) for i in range(1, whole + 1)]
     between = [2.0 ** (-4.0 * i / whole) for i in range(1, 2 * whole, 2)]
     return np.array((slopes + between)[:heads], np.float32)[:, None]
+
+
+def _buckets(spec: EncoderSpec, checkpoint: Checkpoint) -> Iterator[WeightSource]:
+    """Yield what the table of biases is made of, where it is learned."""
+    if spec.relative:
+        opened = _open_sources(spec, checkpoint)
+        tensors = (f"{opened.prefix}{opened.names.buckets}.weight",)
+        yield WeightSource("", "rows", BUCKETS, spec.n_heads, tensors, (BUCKETS,))
+
+
+def _open_sources(spec: EncoderSpec, checkpoint: Checkpoint) -> _Sources:
+    names = NAMES[spec.family]
+    prefix = next((p for p in PREFIXES if f"{p}{names.words}.weight" in checkpoint.tensors), "")
+    return _Sources(spec, names, prefix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +220,8 @@ class _Sources:
             yield from self.table("places", names.places, spec.n_positions)
         if spec.token_types:
             yield from self.table("kinds", names.kinds, spec.token_types)
-        for name, table in encoder_tables(spec).items():
-            yield WeightSource(name, "rows", *table.shape)
+        for name, shape in spec.tables.items():
+            yield WeightSource(name, "rows", *shape)
         yield from self.norm("embed_norm", self.prefix + names.embed_norm)
         for layer in range(spec.n_layers):
             yield from self.layer(layer)
@@ -232,6 +280,6 @@ class _Sources:
     def bias(
         self, name: str, modules: tuple[str, ...], rows: tuple[int, ...]
     ) -> Iterator[WeightSource]:
-        if self.names.has_biases or name == "classifier":
+        if re.fullmatch(self.names.biased, name):
             tensors = tuple(f"{module}.bias" for module in modules)
             yield WeightSource(f"{name}_bias", "vector", sum(rows), 1, tensors, rows)

@@ -27,13 +27,15 @@ MOST_EXPERTS = 1024
 """Those that the kernel `route` has room for."""
 _COUNTS = ("num_experts", "num_local_experts")
 """Keys of the number of experts, by family and version of transformers."""
-_ROUTERS = {
+_NAMES = {
+    "shared_mlp.input_linear.weight": "gate_up_proj.weight",
+    "shared_mlp.output_linear.weight": "down_proj.weight",
     "block_sparse_moe.gate.weight": "gate.weight",
     "block_sparse_moe.router.layer.weight": "gate.weight",
     "mlp.router.weight": "gate.weight",
     "mlp.router.bias": "gate.bias",
 }
-"""Name in a layer to ours."""
+"""Name in a layer to ours in its MLP, of routers and of Granite 4's only MLP."""
 _STACKED: Mapping[str, tuple[str, ...]] = {
     "block_sparse_moe.input_linear.weight": ("gate_proj", "up_proj"),
     "block_sparse_moe.output_linear.weight": ("down_proj",),
@@ -95,8 +97,8 @@ def _translate(info: TensorInfo, known: Mapping[str, TensorInfo]) -> Iterator[Te
     elif (own := _OSS.fullmatch(layer[2])) and layer[1] + _OSS_MARK in known:
         parts = ("gate_proj", "up_proj") if own[1] == "gate_up" else ("down_proj",)
         yield from _pick_rows(info, f"{layer[1]}mlp.experts", parts, own[2], known)
-    elif router := _ROUTERS.get(layer[2]):
-        yield replace(info, name=f"{layer[1]}mlp.{router}")
+    elif renamed := _NAMES.get(layer[2]):
+        yield replace(info, name=f"{layer[1]}mlp.{renamed}")
     elif len(info.shape) == (2 if layer[2].endswith(".bias") else 3) and layer[2] in _STACKED:
         yield from _split(info, f"{layer[1]}mlp.experts", _STACKED[layer[2]])
     else:

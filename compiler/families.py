@@ -5,8 +5,8 @@ In: a config.json. Out: a `Family`, and which layers have windows and ropes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from dovetail.compiler.config import Config
 from dovetail.compiler.rope import FULL, MAX_POSITION, SLIDING
@@ -106,6 +106,14 @@ def _smollm_ropes(config: Config, n_layers: int) -> tuple[bool, ...]:
     return tuple(map(bool, listed))
 
 
+def _granite_ropes(config: Config, n_layers: int) -> tuple[bool, ...]:
+    """Granite 4: a rope in all layers or in none; of its models those without Mamba are read."""
+    kinds = set(config.texts("layer_types")) or {"linear_attention"}
+    if not kinds <= {"attention", FULL}:
+        raise config.fail("layer_types", "but only models whose layers are all attention are read")
+    return () if config.text("position_embedding_type", "") == "rope" else (False,) * n_layers
+
+
 # ---- families ----
 
 
@@ -121,7 +129,8 @@ class Family:
     multipliers: config.json tells what scales scores, embeddings, branches and logits.
     norm_offset: what its code adds to weights of RMSNorms.
     experts: whether the weights of a token's experts sum to 1 unless config.json says otherwise,
-    None for a dense family; inner: the key of an expert's width.
+    None for a dense family; inner: the key of the width of an expert, or of the only MLP. fixed:
+    keys that may have no other value.
     """
 
     name: str
@@ -143,12 +152,16 @@ class Family:
     multipliers: bool = False
     norm_offset: float = 0.0
     experts: bool | None = None
+    fixed: Mapping[str, object] = field(default_factory=dict)
     inner: str = "intermediate_size"
 
 
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family("llama", attention_bias=None, mlp_bias=None),
     "MistralForCausalLM": Family("mistral", windows=_mistral_window, kv_heads=8),
+    "Ministral3ForCausalLM": Family(
+        "ministral3", windows=_whole_window, kv_heads=8, head_dim=128, theta=1e6
+    ),
     "Qwen2ForCausalLM": Family("qwen2", attention_bias=True, windows=_layer_windows),
     "Qwen3ForCausalLM": Family(
         "qwen3", attention_bias=None, qk_norm=True, windows=_layer_windows, head_dim=128
@@ -181,6 +194,14 @@ FAMILIES: dict[str, Family] = {
         experts=True,
     ),
     "GraniteForCausalLM": Family("granite", attention_bias=None, mlp_bias=None, multipliers=True),
+    "GraniteMoeHybridForCausalLM": Family(
+        "granite4",
+        attention_bias=None,
+        rope_layers=_granite_ropes,
+        multipliers=True,
+        fixed={"num_local_experts": 0},
+        inner="shared_intermediate_size",
+    ),
     "Phi3ForCausalLM": Family("phi3", windows=_whole_window, partial=True),
     "SmolLM3ForCausalLM": Family(
         "smollm3",

@@ -16,12 +16,13 @@ from dovetail.compiler.checkpoint import Checkpoint
 from dovetail.compiler.config import Config
 from dovetail.compiler.gguf_file import GgufFile
 from dovetail.compiler.gguf_tensors import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
-from dovetail.compiler.rope import FULL, SLIDING, inverse_frequencies
+from dovetail.compiler.rope import FULL, SCORES_GROW, SLIDING, inverse_frequencies
 from dovetail.ir.errors import SpecError
 from dovetail.ir.model import RopeSpec
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
+    "mistral3": "Ministral3ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "phi3": "Phi3ForCausalLM",
@@ -41,6 +42,7 @@ _KEYS = {
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
 }
 ATTENTION_FACTOR = "rope.scaling.attn_factor"
+_LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "expert_shared_count": (0,),
     "expert_shared_feed_forward_length": (0,),
@@ -62,7 +64,7 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     ATTENTION_FACTOR: (1.0,),
     "rope.scaling.yarn_attn_factor": (1.0,),
     "rope.scaling.yarn_ext_factor": (1.0,),
-    "rope.scaling.yarn_log_multiplier": (0.0,),
+    _LOG_MULTIPLIER: (0.0,),
     "use_parallel_residual": (False,),
 }
 """Keys of other models' arithmetic, with the values that change nothing."""
@@ -74,6 +76,8 @@ _MULTIPLIERS = {
 }
 """Of these, what Granite has a place for."""
 _SCALED = ("granite", "granitemoe")
+_GROWING = ("attention.temperature_scale", "attention.temperature_length", _LOG_MULTIPLIER)
+"""What Ministral 3 has a place for."""
 _LLAMA3_BANDS, _LLAMA3_POSITIONS = (1.0, 4.0), 8192
 """Of all Llama 3.1, 3.2 and 3.3 models; their files have the divisors that come of it."""
 
@@ -115,6 +119,8 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
         found["partial_rotary_factor"] = turned / head_dim
     if arch == "gpt-oss":
         found["rope_parameters"]["truncate"] = False  # of all models; files do not tell
+    if arch == "mistral3":
+        found["rope_parameters"] |= _growing(metadata)
     if arch in _SCALED:
         found |= {theirs: metadata.values.get(key) for key, theirs in _MULTIPLIERS.items()}
     if arch == "gemma3":
@@ -140,6 +146,8 @@ def _placed(arch: str, file: GgufFile) -> tuple[str, ...]:
     """Return those of `_NEUTRAL` that a configuration of this architecture has a place for."""
     if arch in _SCALED:
         return tuple(_MULTIPLIERS)
+    if arch == "mistral3":
+        return _GROWING
     return (ATTENTION_FACTOR,) if arch == "phi3" and LONG_FACTORS in file.tensors else ()
 
 
@@ -255,6 +263,19 @@ def _linear(metadata: Config) -> dict[str, Any]:
 def _yarn(metadata: Config) -> dict[str, Any]:
     given = {theirs: metadata.values[key] for key, theirs in _YARN.items() if metadata.has(key)}
     return {"rope_type": "yarn", **given}
+
+
+def _growing(metadata: Config) -> dict[str, Any]:
+    """Return the keys of Ministral 3's rope."""
+    length, original = _GROWING[1], "rope.scaling.original_context_length"
+    if metadata.values.get(length) not in (None, 0, metadata.values.get(original)):
+        raise metadata.fail(length, f"but only what {original} says is supported")
+    scale = metadata.number(_GROWING[0], 0.0, 1.0, 0.0)
+    return {
+        SCORES_GROW: scale,
+        "mscale": 1.0,
+        "mscale_all_dim": metadata.number(_LOG_MULTIPLIER, 1e-6, 1e6, 1.0),
+    }
 
 
 _YARN = {

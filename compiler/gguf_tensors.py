@@ -20,7 +20,7 @@ ROPE_FACTORS = "rope_freqs.weight"
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 FACTORS = (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS)
 """Not weights but divisors of the rope's frequencies, which the configuration tells."""
-PAIRED = ("llama", "smollm3", "granite", "granitemoe")
+PAIRED = ("llama", "mistral3", "smollm3", "granite", "granitemoe")
 """Architectures whose ropes turn neighbours, so that their rows were reordered."""
 _WHOLE = {
     "token_embd": "model.embed_tokens",

@@ -11,11 +11,12 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dovetail.compiler.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, base_name, is_adapter
 from dovetail.compiler.checkpoint import INDEX_FILE, SINGLE_FILE, read_weight_map
 from dovetail.compiler.encoder_spec import (
     MODULES,
@@ -95,14 +96,21 @@ def find_model(given: str | os.PathLike[str]) -> Path:
     """
     hub = HubModel.read(given)
     if hub is None:
-        return Path(given)
+        return _with_base(Path(given))
     from huggingface_hub import errors  # noqa: PLC0415 - slow to load
 
     transport = errors.HTTPError  # type: ignore[attr-defined] # of the library that it speaks HTTP by
     try:
-        return _Snapshot.open(hub).fetch()
+        return _with_base(_Snapshot.open(hub).fetch())
     except (OSError, ValueError, transport) as error:
         raise SpecError(_explain(hub, error)) from None
+
+
+def _with_base(path: Path) -> Path:
+    """Return the path of a model; the model that an adapter belongs to is fetched if need be."""
+    if is_adapter(path):
+        find_model(base_name(path))
+    return path
 
 
 def find_models(named: Mapping[str, str | os.PathLike[str]]) -> dict[str, Path]:
@@ -145,9 +153,12 @@ class _Snapshot:
 
     def fetch(self) -> Path:
         """Return the model directory or the GGUF file."""
-        listed = any(name.endswith((SINGLE_FILE, INDEX_FILE)) for name in self.sizes)
+        listed = any(Path(name).name in (SINGLE_FILE, INDEX_FILE) for name in self.sizes)
         if self.hub.tag or self.hub.file or (self._ggufs() and not listed):
             return self._get_all(self._choose_gguf())[0]
+        if ADAPTER_CONFIG in self.sizes and not listed:
+            names = (ADAPTER_CONFIG, ADAPTER_WEIGHTS, *filter(_SMALL_FILE.fullmatch, self.sizes))
+            return self._get_all(names)[0].parent
         root = self._get(CONFIG).parent
         self._get_all(name for name in self.sizes if _SMALL_FILE.fullmatch(name))
         if not is_encoder(root):
@@ -155,7 +166,7 @@ class _Snapshot:
         self._get_all(_weights(root))
         return root
 
-    def _get_all(self, names: Iterator[str] | list[str]) -> list[Path]:
+    def _get_all(self, names: Iterable[str]) -> list[Path]:
         """Fetch files; say what will take long."""
         wanted = list(names)
         size = sum(self.sizes.get(name, 0) for name in wanted if not self._has(name))

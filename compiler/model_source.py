@@ -1,5 +1,7 @@
 """Where a model comes from: a Hugging Face directory, or a GGUF file.
 
+An adapter's folder stands for its model with the adapter's sums in the weights (`adapter.py`).
+
 In: a path. Out: a `ModelSource`: its config.json, small files by name, and checkpoint. Nothing
 behind it asks which of the two it was.
 """
@@ -10,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from dovetail.compiler.adapter import ADAPTER_WEIGHTS, find_base, is_adapter, merge
 from dovetail.compiler.checkpoint import INDEX_FILE, SINGLE_FILE, Checkpoint, open_checkpoint
 from dovetail.compiler.config import MAX_JSON_BYTES, Config, parse_json_object, read_bounded
 from dovetail.compiler.experts import expert_tensors
@@ -65,7 +68,28 @@ class ModelDirectory:
         return replace(found, tensors={**found.tensors, **beside})
 
 
-ModelSource: TypeAlias = "ModelDirectory | GgufModel"
+@dataclass(frozen=True, slots=True)
+class AdapterDirectory:
+    """A folder of a LoRA adapter: its own small files go before those of its model."""
+
+    path: Path
+    base: ModelDirectory
+
+    def config(self) -> Config:
+        """Read the config.json of its model."""
+        return self.base.config()
+
+    def file(self, name: str) -> bytes | None:
+        """Read a small file of either, None where neither has it."""
+        own = ModelDirectory(self.path).file(name)
+        return self.base.file(name) if own is None else own
+
+    def checkpoint(self) -> Checkpoint:
+        """Read the headers of both."""
+        return merge(self.path, self.base.checkpoint())
+
+
+ModelSource: TypeAlias = "ModelDirectory | AdapterDirectory | GgufModel"
 """A model before it is compiled: its path, config.json, small files by name, and checkpoint."""
 
 
@@ -78,12 +102,14 @@ def open_model(path: str | Path) -> ModelSource:
         return open_gguf(path)
     if not path.is_dir():
         raise SpecError(f"{path} is neither a Hugging Face model directory nor a GGUF file")
+    if is_adapter(path):
+        return AdapterDirectory(path, ModelDirectory(find_base(path)))
     return ModelDirectory(path)
 
 
 def has_weights(path: Path) -> bool:
     """Tell whether a GGUF file, or a directory of a model, has its weights with it."""
-    files = (path / SINGLE_FILE, path / INDEX_FILE)
+    files = (path / SINGLE_FILE, path / INDEX_FILE, path / ADAPTER_WEIGHTS)
     return any(file.is_file() for file in files) or (path.is_file() and path.suffix != ".json")
 
 

@@ -127,7 +127,7 @@ def read_architecture(
         per_layer=family.local_rope,
     )
     local = read_local_rope(*given) if family.local_rope else None
-    positions = usable_positions(rope, positions)
+    positions = usable_positions(config, rope, positions)
     window, window_layers = family.windows(config, n_layers)
     inner = config.integer(family.inner, 1, 1 << 20)
     experts = None
@@ -183,9 +183,9 @@ def _check_arithmetic(config: Config, family: Family) -> None:
             raise config.fail(key, "but only null is supported")
     if config.flag("use_bidirectional_attention"):
         raise config.fail("use_bidirectional_attention", "but only false is supported")
-    for key, value in _CLAMPED.items():
-        if config.has(key) and config.values[key] != value:
-            raise config.fail(key, f"but only {value:g} is supported")
+    for key, fixed in {**_CLAMPED, **family.fixed}.items():
+        if config.has(key) and config.values[key] != fixed:
+            raise config.fail(key, f"but only {fixed} is supported")
 
 
 _ACTIVATIONS = {

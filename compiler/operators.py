@@ -62,7 +62,7 @@ _SLOTS = {
     "kinds:weight? w:weight b:weight? eps:float out:out ldo:int",
     "layernorm": "T:int H:int x:in ldx:int w:weight b:weight? eps:float out:out ldo:int",
     "packed_attention": "n_sequences:int " + _HEADS + "scale:float reach:int causal:int "
-    "slopes:weight? qkv:in ldq:int seq_starts:in out:out ldo:int",
+    "bias:weight? span:int qkv:in ldq:int seq_starts:in out:out ldo:int",
     "rope_rows": "T:int qkv:inout ldq:int " + _HEADS + _TURNS,
     "mean_rows": "S:int H:int seq_starts:in x:in ldx:int out:out ldo:int",
     "unit_rows": "R:int H:int x:in ldx:int out:out ldo:int",

@@ -24,6 +24,8 @@ MAX_POSITION = 1 << 27
 FULL, SLIDING = "full_attention", "sliding_attention"
 """Layers without a window and with one, as config.json calls them."""
 LOCAL_BASE = "rope_local_base_freq"
+SCORES_GROW = "llama_4_scaling_beta"
+"""By how much scores grow with the logarithm of a position behind the original context."""
 
 
 def read_rope(
@@ -93,10 +95,15 @@ def _read(
     return _READERS[kind](rope, replace(spec, kind=kind), max_position)
 
 
-def usable_positions(rope: RopeSpec, max_position: int) -> int:
-    """Return the positions a model may use: YaRN stretches its original context by its factor."""
+def usable_positions(config: Config, rope: RopeSpec, max_position: int) -> int:
+    """Return the positions a model may use: YaRN stretches its original context by its factor.
+
+    Of Ministral 3 it is the original context: behind it scores are scaled, which is not computed.
+    """
     if rope.kind != "yarn":
         return max_position
+    if _section(config).number(SCORES_GROW, 0.0, 1.0, 0.0):
+        return rope.original_max_position
     return min(MAX_POSITION, max(max_position, int(rope.original_max_position * rope.factor)))
 
 

@@ -37,7 +37,8 @@ ACTIVATED = ("gelu", "gelu_tanh")
 GATED = (SILU, GEGLU, GEGLU_TANH, CLAMPED)
 """Products of two weights in one: an activation of the first times the second."""
 GATES = {"silu": SILU, "gelu_tanh": GEGLU_TANH, "clamped": CLAMPED}
-"""A decoder's activation to its gated product."""
+ENCODER_GATES = {"silu": SILU, "gelu": GEGLU}
+"""An activation to its gated product, of a decoder and of an encoder."""
 DECODER_KINDS = (LINEAR, SILU)
 DOT_ROWS, TILE_ROWS = 8, 16
 """Rows from which a product is bound by arithmetic, and rounding activations to bfloat16 pays: by
@@ -190,7 +191,7 @@ def _encoder_gemms(spec: EncoderSpec) -> Iterator[GemmOp]:
         yield from (op for op in layers if op.op != "head")
         return
     hidden, inner = spec.hidden_size, spec.intermediate_size
-    up = ("gate_up", GEGLU) if spec.gated else ("up", spec.activation)
+    up = ("gate_up", ENCODER_GATES[spec.activation]) if spec.gated else ("up", spec.activation)
     shapes: tuple[tuple[str, str, int, int], ...] = (
         ("qkv", LINEAR, spec.qkv_size, hidden),
         ("o", LINEAR, hidden, spec.n_heads * spec.head_dim),

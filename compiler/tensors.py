@@ -136,7 +136,7 @@ def _layer_sources(spec: ModelSpec, layer: int) -> Iterator[WeightSource]:
 
     yield norm("input_norm")
     parts = spec.qkv_parts(layer)
-    if spec.family in FUSED:  # one tensor has one format: it is never parted
+    if spec.family in FUSED_QKV:  # one tensor has one format: it is never parted
         whole = f"{there}.self_attn.qkv_proj.weight"
         yield WeightSource(parts[0], "packed", q + 2 * kv, hidden, (whole,), (q + 2 * kv,))
     elif len(parts) > 1:
@@ -169,9 +169,9 @@ def _layer_sources(spec: ModelSpec, layer: int) -> Iterator[WeightSource]:
         "packed_pair",
         2 * inner,
         hidden,
-        fused if spec.family in FUSED else _weights(pair),
+        fused if spec.family in FUSED_PAIR else _weights(pair),
         (inner, inner),
-        (0, inner) if spec.family in FUSED else (),
+        (0, inner) if spec.family in FUSED_PAIR else (),
     )
     if spec.mlp_bias:
         yield WeightSource(
@@ -205,8 +205,8 @@ def _expert_sources(spec: ModelSpec, layer: int, count: int) -> Iterator[WeightS
             yield WeightSource(f"{here}.{name}_bias", vector, sum(rows), 1, _biases(modules), rows)
 
 
-FUSED = ("phi3",)
-"""Families whose checkpoints have q, k and v as one tensor, and gate and up."""
+FUSED_QKV, FUSED_PAIR = ("phi3",), ("phi3", "granite4")
+"""Families whose checkpoints have q, k and v as one tensor; and those of gate and up."""
 _NORMS = {"input_norm": "input_layernorm", "post_norm": "post_attention_layernorm"}
 _BRANCH_NORMS = {
     "input_norm": "input_layernorm",

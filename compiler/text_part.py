@@ -13,23 +13,26 @@ from dovetail.compiler.checkpoint import Checkpoint
 from dovetail.compiler.config import Config
 from dovetail.ir.errors import SpecError
 
-_PARTS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
-    "Mistral3ForConditionalGeneration": ("mistral", "MistralForCausalLM", {}),
-    "Gemma3ForConditionalGeneration": (
-        "gemma3_text",
-        "Gemma3ForCausalLM",
-        {
-            "vocab_size": 262208,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "head_dim": 256,
-            "max_position_embeddings": 131072,
-            "bos_token_id": 2,
-            "eos_token_id": 1,
-        },
-    ),
+_PARTS: Mapping[str, Mapping[str, str]] = {
+    "Mistral3ForConditionalGeneration": {
+        "mistral": "MistralForCausalLM",
+        "ministral3": "Ministral3ForCausalLM",
+    },
+    "Gemma3ForConditionalGeneration": {"gemma3_text": "Gemma3ForCausalLM"},
 }
-"""Architecture to the model_type and architecture of its text part, and what that may leave out."""
+"""Architecture to those of its text part by model_type, the one where none is told first."""
+_LEFT_OUT: Mapping[str, Mapping[str, Any]] = {
+    "gemma3_text": {
+        "vocab_size": 262208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131072,
+        "bos_token_id": 2,
+        "eos_token_id": 1,
+    },
+}
+"""What a text part may leave out."""
 _OF_WHOLE = ("bos_token_id", "eos_token_id", "quantization_config")
 """Keys of the whole that stand for its text part."""
 _SHARED = ("dtype", "torch_dtype", "tie_word_embeddings")
@@ -44,13 +47,16 @@ def text_config(config: Config) -> Config:
     known = [_PARTS[name] for name in config.texts("architectures") if name in _PARTS]
     if not known:
         return config
-    (kind, name, defaults), part = known[0], config.section("text_config")
-    if (found := part.text("model_type", kind)) != kind:
-        raise SpecError(f"{part.name}: model_type {found!r} is not supported, only {kind}")
+    names, part = known[0], config.section("text_config")
+    kind = part.text("model_type", next(iter(names)))
+    if kind not in names:
+        said = f"model_type {kind!r} is not supported, only {' and '.join(names)}"
+        raise SpecError(f"{part.name}: {said}")
     given = {key: value for key, value in part.values.items() if value is not None}
     shared = {key: config.values[key] for key in _SHARED if config.has(key)}
     of_whole = {key: config.values[key] for key in _OF_WHOLE if config.has(key)}
-    merged = {**defaults, **shared, **given, **of_whole, "architectures": [name]}
+    merged = {**_LEFT_OUT.get(kind, {}), **shared, **given, **of_whole}
+    merged["architectures"] = [names[kind]]
     return Config(part.name, merged)
 
 

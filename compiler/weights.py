@@ -29,7 +29,6 @@ from dovetail.compiler.weight_formats import stored_format
 from dovetail.ir.block_format import BlockFormat, Blocks, stack_blocks
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.encoder import EncoderSpec
-from dovetail.ir.errors import SpecError
 from dovetail.ir.formats import FORMATS, WeightFormat
 from dovetail.ir.model import PANEL, ModelSpec, WeightChunks, WeightEntry, rope_names
 
@@ -96,7 +95,7 @@ def pack_encoder(
     spec: EncoderSpec, checkpoint: Checkpoint, path: Path, advance: Advance
 ) -> tuple[tuple[WeightEntry, ...], WeightChunks]:
     """Write `path` for an encoder; see `pack_sources`."""
-    sources, tables = encoder_sources(spec, checkpoint), encoder_tables(spec)
+    sources, tables = encoder_sources(spec, checkpoint), encoder_tables(spec, checkpoint)
     return pack_sources(sources, spec.weight_format, checkpoint, path, tables, advance)
 
 
@@ -244,18 +243,14 @@ class _Part:
         if info.quantised and stored_format(info) == self.form.name:
             found = self.checkpoint.coded(self.name, first, last)
             factors = (found.scales, found.minimums)
-            self._require(all(np.isfinite(each).all() for each in factors if each is not None))
+            finite = all(np.isfinite(each).all() for each in factors if each is not None)
+            self.checkpoint.require_finite(self.name, finite)
             return found
         values = self.checkpoint.rows(self.name, first, last)
-        self._require(info.dtype.all_finite(values))
+        self.checkpoint.require_finite(self.name, info.dtype.all_finite(values))
         if isinstance(self.form, BlockFormat):
             return quantise_rows(info.dtype.widen(values), self.form, self.power)
         return convert(values, info.dtype.name, self.form.name)
-
-    def _require(self, finite: bool) -> None:
-        if not finite:
-            path = self.checkpoint.info(self.name).path
-            raise SpecError(f"{path}: tensor {self.name} has NaN or infinite values")
 
 
 def _stack(parts: list[_Part], first: int, last: int) -> Any:

@@ -23,12 +23,17 @@ class DenseSpec(msgspec.Struct, frozen=True, kw_only=True):
     tanh: bool = False
 
 
+SPARE_ROWS = 64
+"""Rows that attention may compute beyond a text, to fill its vectors up."""
+
+
 class EncoderSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A transformer of packed texts: layers that norm after each sum, as BERT's do, or before.
 
-    activation: `gelu` or `gelu_tanh`; gated: of one half of the MLP, times the other. norm_first:
-    each half of a layer norms what it reads, and the last rows are normed.
-    positions: `learned` (a table), `alibi` (slopes per head), `rotary` (by `rope`).
+    activation: `gelu`, `gelu_tanh` or `silu`; gated: of one half of the MLP, times the other.
+    norm_first: each half of a layer norms what it reads, and the last rows are normed.
+    positions: `learned` (a table), `alibi` (slopes per head), `rotary` (by `rope`). relative: a
+    learned bias of a row's distance from a key, too, is added to scores.
     first_position: row of the table that a text's first token takes. local_layers: in which layers
     a row sees no more than the `reach` rows on both sides of it, and rotates by `local_rope`;
     () = in none. causal: a row sees none of the later ones. decoder: the layers are this decoder's;
@@ -55,6 +60,7 @@ class EncoderSpec(msgspec.Struct, frozen=True, kw_only=True):
     positions: str
     n_positions: int = 0
     first_position: int = 0
+    relative: bool = False
     rope: RopeSpec | None = None
     local_rope: RopeSpec | None = None
     local_layers: tuple[bool, ...] = ()
@@ -94,6 +100,22 @@ class EncoderSpec(msgspec.Struct, frozen=True, kw_only=True):
         return {name: rope for name, rope in found.items() if rope}
 
     @property
+    def span(self) -> int:
+        """Distances to each side that the table of biases has."""
+        return self.max_tokens + SPARE_ROWS
+
+    @property
+    def tables(self) -> dict[str, tuple[int, int]]:
+        """Return (n, k) of the weights that no tensor holds, by name."""
+        found = {}
+        if self.relative or self.positions == "alibi":
+            found["bias"] = (self.n_heads, 2 * self.span)
+        for name, rope in self.ropes.items():
+            shape = (self.max_tokens, rope.rotary_dim // 2)
+            found |= {f"{name}_cos": shape, f"{name}_sin": shape}
+        return found
+
+    @property
     def dim(self) -> int:
         """Values that come out for each text."""
         return self.labels or (self.dense[-1].n if self.dense else self.hidden_size)
@@ -125,14 +147,9 @@ def encoder_shapes(spec: EncoderSpec) -> dict[str, tuple[int, int]]:
     dense = {f"dense.{i}": (layer.n, layer.k) for i, layer in enumerate(spec.dense)}
     if spec.decoder:
         return weight_shapes(spec.decoder) | dense
-    shapes = {**dense, "words": (spec.vocab_size, hidden), "embed_norm": (hidden, 1)}
+    shapes = {**dense, "words": (spec.vocab_size, hidden), "embed_norm": (hidden, 1), **spec.tables}
     if spec.positions == "learned":
         shapes["places"] = (spec.n_positions, hidden)
-    if spec.positions == "alibi":
-        shapes["slopes"] = (spec.n_heads, 1)
-    for name, rope in spec.ropes.items():
-        table = (spec.max_tokens, rope.rotary_dim // 2)
-        shapes |= {f"{name}_cos": table, f"{name}_sin": table}
     if spec.token_types:
         shapes["kinds"] = (spec.token_types, hidden)
     if spec.labels:

@@ -328,6 +328,8 @@ def _read_model(reader: ArtifactReader, name: str) -> ModelPart:
 
 def _read_encoder(reader: ArtifactReader, name: str) -> EncoderPart:
     file = reader.json(f"models/{name}/encoder.json", EncoderFile)
+    if lost := file.spec.tables.keys() - {weight.name for weight in file.weights}:
+        raise damaged(reader.path, f"models/{name}/encoder.json", f"lists no {min(lost)!r}")
     part = EncoderPart(file=file, **_read_files(reader, name, file.tokenizer))
     _check_weight_table(reader, part, "encoder.json", encoder_shapes(file.spec))
     return part

@@ -38,12 +38,25 @@ MODERN = {
 """ModernBERT of the small size."""
 GEMMA = {"use_bidirectional_attention": True, "num_hidden_layers": 7, "sliding_window": 24}
 """EmbeddingGemma of the small size: its sixth layer sees whole texts."""
+PADDED = {"max_position_embeddings": 514}
+"""Room for 512 tokens after the padding row."""
+NOMIC_WORDS = {
+    "hidden_size": "n_embd",
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+    "intermediate_size": "n_inner",
+    "max_position_embeddings": "n_positions",
+    "layer_norm_eps": "layer_norm_epsilon",
+}
+"""Keys of transformers -> those of the files of nomic-embed-text."""
 STEMS = {
     "bert": "Bert",
     "roberta": "Roberta",
     "xlm-roberta": "XLMRoberta",
     "modernbert": "ModernBert",
     "gte": "Gte",
+    "mpnet": "MPNet",
+    "nomic": "NomicBert",
 }
 
 
@@ -71,6 +84,26 @@ def save_encoder(directory: Path, family: str, *, modules: bool = False, **optio
     if modules:
         write_modules(directory, {"pooling_mode_mean_tokens": True})
     return model
+
+
+def write_nomic_words(directory: Path, **changes: Any) -> None:
+    """Put config.json in the words that the authors' files have."""
+    path = directory / "config.json"
+    found = json.loads(path.read_text())
+    config = {ours: found[key] for key, ours in NOMIC_WORDS.items()} | {
+        "architectures": found["architectures"],
+        "vocab_size": found["vocab_size"],
+        "type_vocab_size": found["type_vocab_size"],
+        "activation_function": "swiglu",
+        "rotary_emb_base": found["rope_parameters"]["rope_theta"],
+        "rotary_emb_fraction": 1.0,
+        "rotary_emb_scale_base": None,
+        "rotary_scaling_factor": None,
+        "max_trained_positions": 2048,
+        **dict.fromkeys(("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias"), False),
+        **dict.fromkeys(("prenorm", "use_rms_norm", "causal"), False),
+    }
+    path.write_text(json.dumps(config | changes))
 
 
 def save_decoder(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ ARCHITECTURES = {
     "llama": "llama",
     "mistral": "llama",
     **{name: name for name in ("qwen2", "qwen3", "phi3", "smollm3", "granite")},
+    "granitemoehybrid": "granite",  # its converter's name for models without Mamba
+    "ministral3": "mistral3",
     "gemma3_text": "gemma3",
     "qwen3_moe": "qwen3moe",
     "mixtral": "llama",
@@ -46,7 +48,7 @@ def read_state(directory: Path) -> dict[str, np.ndarray]:
 
 def read_own_state(directory: Path) -> dict[str, np.ndarray]:
     """Return the tensors as `read_state` does, of experts each matrix by the name that we have."""
-    state = _pick_experts(read_state(directory))
+    state = _pick_experts(dict(parts_of_mlp(read_state(directory))))
     names = {"router.layer": "gate", "w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
     fused = {"input_linear": ("gate_proj", "up_proj"), "output_linear": ("down_proj",)}
     for name in [name for name in state if "block_sparse_moe" in name]:
@@ -61,6 +63,16 @@ def read_own_state(directory: Path) -> dict[str, np.ndarray]:
         own = ".".join([*filter(None, before), names.get(last, last)])
         state[f"{stem}mlp.{own}.weight"] = values
     return state
+
+
+def parts_of_mlp(state: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the tensors, those of Granite 4's MLP by the names that others have."""
+    for name, values in state.items():
+        if "shared_mlp.input" in name:
+            for part, rows in zip(("gate", "up"), np.split(values, 2), strict=True):
+                yield name.replace("shared_mlp.input_linear", f"mlp.{part}_proj"), rows
+        else:
+            yield name.replace("shared_mlp.output_linear", "mlp.down_proj"), values
 
 
 def _pick_experts(state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -120,14 +132,15 @@ def save_gguf(
     writer.add_block_count(layers)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
+    inner = config.get("shared_intermediate_size", config["intermediate_size"])
+    writer.add_feed_forward_length(inner)
     writer.add_head_count(heads)
     writer.add_head_count_kv(kv_heads)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     add_rope(writer, config)
     if config.get("sliding_window") and arch in ("phi3", "gemma3", "gpt-oss"):
         writer.add_sliding_window(config["sliding_window"])
-    if "num_experts_per_tok" in config:
+    if config.get("num_experts_per_tok"):
         writer.add_expert_count(config.get("num_experts") or config["num_local_experts"])
         writer.add_expert_used_count(config["num_experts_per_tok"])
     if "moe_intermediate_size" in config:
@@ -196,7 +209,7 @@ def stacked_name(name: str) -> str | None:
     return f"blk.{layer}.{known[stem]}.{kind}" if stem in known else None
 
 
-PAIRED = ("llama", "smollm3", "granite", "granitemoe")
+PAIRED = ("llama", "mistral3", "smollm3", "granite", "granitemoe")
 """Architectures whose converter reorders the rows of queries and keys."""
 
 
@@ -218,6 +231,9 @@ def add_rope(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if "llama_4_scaling_beta" in rope:
+        writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+        writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
     if rope["rope_type"] == "longrope":
         size = 2 * len(rope["long_factor"])
         writer.add_rope_dimension_count(size)

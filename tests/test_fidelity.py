@@ -45,6 +45,8 @@ LONG_ROPE = {
     },
 }
 LOCAL = {"layer_types": ["sliding_attention", "full_attention"], "query_pre_attn_scalar": 24}
+ONE_MLP = {"shared_intermediate_size": 144, "mamba_n_heads": 2}
+NO_PLACES = {"position_embedding_type": None}
 NOPE = {"num_hidden_layers": 3, "no_rope_layers": [1, 0, 1]}
 GEMMA_ROPES = {
     "rope_parameters": {
@@ -95,6 +97,9 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3-fused": ("phi3", shape(4, 4, 64, 256, 200, 107, sliding_window=40)),
     "phi3-longrope": ("phi3", shape(4, 2, 64, 256, 222, 181, **LONG_ROPE, **TIED)),
     "granite-multipliers": ("granite", shape(4, 2, 64, 256, 200, 107)),
+    "granite4": ("granite4", shape(4, 2, 64, 256, 200, 107, **ONE_MLP)),
+    "granite4-nope": ("granite4", shape(4, 1, 64, 128, 96, 99, **{**ONE_MLP, **NO_PLACES})),
+    "ministral3": ("ministral3", shape(4, 1, 64, 128, 180, 140)),
     "smollm3-nope": ("smollm3", shape(4, 1, 64, 128, 180, 140, **NOPE)),
     "smollm3-biases": ("smollm3", shape(4, 2, 64, 128, 160, 99, **NOPE, **BIASED)),
     "gemma3-windows": ("gemma3", shape(4, 1, 64, 128, 190, 171, sliding_window=33, **LOCAL)),
@@ -110,6 +115,8 @@ EVERY_DAY = (
     "phi3-longrope",
     "smollm3-nope",
     "granite-multipliers",
+    "granite4-nope",
+    "ministral3",
     "qwen3-experts",
     "granite-experts",
     "gpt-oss",

@@ -40,7 +40,8 @@ def _show_reach(spec: EncoderSpec) -> str:
 def _show_positions(spec: EncoderSpec) -> str:
     if spec.rope is None:
         learned = spec.positions == "learned"
-        return f"{spec.n_positions} learned" if learned else spec.positions
+        shown = f"{spec.n_positions} learned" if learned else spec.positions
+        return f"{shown}, and biases of distances" if spec.relative else shown
     ropes = {"": spec.rope, " in local layers": spec.local_rope}
     return ", ".join(
         f"rotary, {rope.kind}, theta {rope.theta:g}{where}" for where, rope in ropes.items() if rope

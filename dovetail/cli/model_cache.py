@@ -123,10 +123,13 @@ def _mark_used(artifact: Path) -> Path:
 
 def is_model(given: str | os.PathLike[str]) -> bool:
     """Tell whether this names a model: a directory, a GGUF file, or one of the hub."""
+    from dovetail.compiler.adapter import is_adapter
     from dovetail.compiler.hub import HubModel
 
     path = Path(given)
-    return path.is_file() or (path / "config.json").is_file() or HubModel.read(given) is not None
+    if path.is_file() or (path / "config.json").is_file() or is_adapter(path):
+        return True
+    return HubModel.read(given) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,9 +218,12 @@ def _tuned(artifact: Path) -> Path:
 def _key(model: Path, options: Mapping[str, object]) -> str:
     """Return what an artifact is known by: target, the model's files, options, our own files."""
     from dovetail.codegen.targets import host_target
+    from dovetail.compiler.adapter import find_base, is_adapter
 
     root = _absolute(model)
     found = _parts(root) if root.is_file() else sorted(root.rglob("*"))
+    if is_adapter(root):
+        found += sorted(find_base(root).rglob("*"))
     files = [_facts(file) for file in found if file.is_file()]
     texts = (path for path in options.values() if isinstance(path, Path))
     files += [_facts(_absolute(text)) for text in texts if text.is_file()]

@@ -110,7 +110,7 @@ def bind_rope_rows(tape: TorchTape, entry: Entry) -> Work:
 
 def bind_attention(tape: TorchTape, entry: Entry) -> Work:
     """Attention of each text within itself, by the best kernel that takes it."""
-    _, count, keys, size, scale, reach, causal, slopes, qkv, _, _, out, _ = entry.slots
+    _, count, keys, size, scale, reach, causal, bias, _, qkv, _, _, out, _ = entry.slots
     heads = Heads(
         count=integer(count),
         keys=integer(keys),
@@ -118,7 +118,7 @@ def bind_attention(tape: TorchTape, entry: Entry) -> Work:
         scale=number(scale),
         reach=integer(reach),
         causal=integer(causal) > 0,
-        slopes=tape.weight(slopes),
+        bias=tape.weight(bias),
     )
     sizes = ((qkv, heads.columns), (out, heads.count * heads.size))
     source, target = (tape.rows(slot, columns, "n_tokens") for slot, columns in sizes)

@@ -33,9 +33,9 @@ Varlen: TypeAlias = Callable[..., torch.Tensor]
 class Heads:
     """What the attention of one layer is: of `count` query heads of `size` values each.
 
-    keys: heads of keys, each for as many query heads. slopes [heads]: of the distance, taken from a
-    score (ALiBi), or None. reach: how far from a row a key may lie, 0 = any distance. causal: later
-    keys are hidden.
+    keys: heads of keys, each for as many query heads. bias [heads][2 x span]: at span + row - key
+    what is added to a score, or None. reach: how far from a row a key may lie, 0 = any distance.
+    causal: later keys are hidden.
     """
 
     count: int
@@ -44,7 +44,7 @@ class Heads:
     scale: float
     reach: int
     causal: bool
-    slopes: torch.Tensor | None
+    bias: torch.Tensor | None
 
     @property
     def columns(self) -> int:
@@ -118,11 +118,11 @@ def _attend(
     if heads.keys < heads.count:
         k, v = (each.repeat_interleave(heads.count // heads.keys, 1) for each in (k, v))
     width, reach = group.width, heads.reach if heads.reach < group.width - 1 else 0
-    if heads.slopes is None and not reach:  # padding comes last: a causal row does not see it
+    if heads.bias is None and not reach:  # padding comes last: a causal row does not see it
         seen = None if heads.causal else group.seen
         how: dict[str, Any] = {"attn_mask": seen, "is_causal": heads.causal, "scale": heads.scale}
         return F.scaled_dot_product_attention(q, k, v, **how)
-    each = len(q) * (heads.count if heads.slopes is not None else 1) * width
+    each = len(q) * (heads.count if heads.bias is not None else 1) * width
     stretch = max(1, MASK_VALUES // each)
     found = torch.empty_like(q)
     for first in range(0, width, stretch):
@@ -144,26 +144,25 @@ def _weigh(
     """Return which keys queries see, or what their distances add to scores: as SDPA takes it."""
     device = group.rows.device
     rows = torch.arange(queries.start, queries.stop, device=device)[:, None]
-    before = rows - torch.arange(keys.start, keys.stop, device=device)
-    distances = before.abs()
-    mask = distances <= (heads.reach or group.width)
+    distances = rows - torch.arange(keys.start, keys.stop, device=device)
+    mask = distances.abs() <= (heads.reach or group.width)
     if heads.causal:
-        mask = mask & (before >= 0)
+        mask = mask & (distances >= 0)
     if group.seen is not None:
         mask = mask & group.seen[..., keys.start : keys.stop]
-    if heads.slopes is None:
+    if heads.bias is None:
         return mask
-    added = -heads.slopes[:, None, None] * distances
+    added = heads.bias[:, distances + heads.bias.shape[1] // 2]
     return added.masked_fill(~mask, -torch.inf).to(dtype)
 
 
 def find_varlen(device: torch.device, dtype: torch.dtype, heads: Heads) -> Varlen | None:
     """Return torch's kernel for texts of any lengths, where it takes such attention here.
 
-    It is FlashAttention: of 16-bit values, a head of keys for each of queries, without slopes, on
+    It is FlashAttention: of 16-bit values, a head of keys for each of queries, without biases, on
     NVIDIA's from Ampere on.
     """
-    plain = heads.slopes is None and heads.keys == heads.count
+    plain = heads.bias is None and heads.keys == heads.count
     fits = dtype in HALVES and plain and heads.size <= MOST_HEAD
     if device.type != "cuda" or torch.version.hip or not fits or heads.size % 8:
         return None

@@ -1,7 +1,7 @@
 """A model's weights as tensors on a torch device, row by row: unpacked once from the artifact.
 
 In: the packed weights of an artifact, which part of each is wanted, and the type of activations.
-Out: a tensor by name. Matrices have activations' type, vectors and rotary tables float32.
+Out: a tensor by name. Matrices have activations' type, vectors and computed tables float32.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dovetail.runtime.native.weights import Weights
 
 WHOLE = WeightShare()
 MATRICES = ("packed", "packed_pair")
-ROTARY = ("rope_cos", "rope_sin", "local_rope_cos", "local_rope_sin")
+TABLES = ("bias", "rope_cos", "rope_sin", "local_rope_cos", "local_rope_sin")
 
 
 def load_weights(
@@ -40,7 +40,7 @@ def load_weights(
         rows = unpack_rows(entry, weights.array(entry.name), paired.get(entry.name))
         share = shares.get(entry.name, WHOLE)
         part = _tensor(np.array(rows[share.rows, share.columns]), entry.dtype)
-        matrix = entry.layout in MATRICES or (entry.k > 1 and entry.name not in ROTARY)
+        matrix = entry.layout in MATRICES or (entry.k > 1 and entry.name not in TABLES)
         held = part.to(device.device, dtype if matrix else torch.float32)
         found[entry.name] = held if entry.k > 1 or matrix else held.view(-1)
     return found

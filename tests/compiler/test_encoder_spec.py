@@ -8,12 +8,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
+from dovetail.compiler.checkpoint import open_checkpoint
 from dovetail.compiler.encoder_spec import is_encoder, read_encoder_spec
 from dovetail.compiler.encoder_tensors import alibi_slopes, encoder_tables
 from dovetail.ir.errors import SpecError
 from dovetail.tiny_world import ENCODER, LLAMA
-from tests.encoders import MODERN, Dense, Jina, save_decoder, save_encoder, write_modules
+from tests.encoders import (
+    MODERN,
+    PADDED,
+    Dense,
+    Jina,
+    save_decoder,
+    save_encoder,
+    write_modules,
+    write_nomic_words,
+)
 
 BACKWARDS = ("Transformer", "Pooling", "Normalize", "Dense")
 
@@ -30,6 +41,13 @@ def modern(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("modern")
     options = {"num_hidden_layers": 4, "local_attention": 128}
     save_encoder(folder, "modernbert", **{**MODERN, **options})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def nomic(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("nomic")
+    save_encoder(folder, "nomic")
     return folder
 
 
@@ -148,12 +166,67 @@ def test_the_rope_of_gte_may_be_stretched(tmp_path: Path) -> None:
     save_encoder(tmp_path / "gte", "gte", pad_token_id=0)
     scaling = {"rope_theta": 500.0, "rope_scaling": {"type": "ntk", "factor": 2.0}}
     spec = read_encoder_spec(copy(tmp_path / "gte", tmp_path / "m", **scaling))
-    cos = encoder_tables(spec)["rope_cos"]
+    cos = encoder_tables(spec, open_checkpoint(tmp_path / "gte"))["rope_cos"]
     angles = 1000.0 ** -(np.arange(0, 16, 2) / 16) / 2 ** (2 / 16)
     np.testing.assert_allclose(cos[100], np.cos(100 * angles), atol=1e-5)
     logn = copy(tmp_path / "gte", tmp_path / "n", logn_attention_scale=True)
     with pytest.raises(SpecError, match="logn_attention_scale"):
         read_encoder_spec(logn)
+
+
+def test_mpnet_adds_a_bias_for_each_distance(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+
+    folder = tmp_path / "mpnet"
+    model = save_encoder(folder, "mpnet", **PADDED)
+    spec, checkpoint = read_encoder_spec(folder), open_checkpoint(folder)
+    assert (spec.max_tokens, spec.first_position, spec.token_types) == (512, 2, 0)
+    bias, places = encoder_tables(spec, checkpoint)["bias"], np.arange(512)
+    assert bias.shape == spec.tables["bias"]
+    wanted = model.encoder.compute_position_bias(torch.empty(1, 512))[0].detach().numpy()
+    np.testing.assert_array_equal(bias[:, spec.span + places[:, None] - places], wanted)
+    for key, value in (("relative_attention_num_buckets", 16), ("pad_token_id", 0)):
+        with pytest.raises(SpecError, match=key):
+            read_encoder_spec(copy(folder, tmp_path / key, **{key: value}))
+    torch.nn.init.constant_(model.encoder.relative_attention_bias.weight, torch.nan)
+    model.save_pretrained(tmp_path / "nan")
+    with pytest.raises(SpecError, match="relative_attention_bias"):
+        encoder_tables(spec, open_checkpoint(tmp_path / "nan"))
+
+
+def test_nomic_may_be_told_in_the_words_of_its_authors(nomic: Path, tmp_path: Path) -> None:
+    spec = read_encoder_spec(nomic)
+    assert (spec.activation, spec.gated, spec.norm_first) == ("silu", True, False)
+    assert spec.rope and spec.rope.theta == 1000.0
+    told = copy(nomic, tmp_path / "nomic-embed-text-v1.5")
+    write_nomic_words(told)
+    found = read_encoder_spec(told)
+    assert found.prompts["search_query"] == "search_query: "
+    assert replace(found, prompts={}) == spec
+    scaled = copy(nomic, tmp_path / "scaled")
+    write_nomic_words(scaled, rotary_scaling_factor=2, max_trained_positions=256)
+    assert read_encoder_spec(scaled).max_tokens == 256
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_experts": 8, "qkv_proj_bias": True}, "num_experts is 8, but of nomic models only 0"),
+        ({"mlp_fc1_bias": True}, "mlp_fc1_bias"),
+        ({"prenorm": True}, "prenorm"),
+        ({"rotary_emb_fraction": 0.5}, "rotary_emb_fraction"),
+        ({"activation_function": "gelu"}, 'activation_function is "gelu", but must be one of silu'),
+        ({"n_embd": 63}, "n_embd is 63"),
+        ({"n_inner": 60}, "mlp.fc12.weight has shape"),
+    ],
+)
+def test_what_nomic_may_not_be(
+    nomic: Path, tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    folder = copy(nomic, tmp_path / "m")
+    write_nomic_words(folder, **changes)
+    with pytest.raises(SpecError, match=words):
+        read_encoder_spec(folder)
 
 
 @pytest.mark.parametrize(

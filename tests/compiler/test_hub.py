@@ -45,7 +45,10 @@ def hub() -> Iterator[Hub]:
     tags = ("Q4_K_M", "UD-Q4_K_M", "Q8_0", "F32-00001-of-00002", "F32-00002-of-00002")
     named = {f"{tag[:3]}/tiny-{tag}.gguf": tag.encode() for tag in tags}
     other = {"config.json": b'{"architectures": ["MPNetModel"]}', "model.safetensors": b"x"}
+    adapter = {"adapter_config.json": b'{"base_model_name_or_path": "tiny/llama"}'}
+    adapter |= {"adapter_model.safetensors": b"x", "tokenizer.json": files["tokenizer.json"]}
     with run_hub(
+        tiny__adapter=Repository(adapter | {"README.md": b"#", "optimizer.pt": b"x"}),
         tiny__llama=Repository({**files, **beside}, revisions=("main", "refs/pr/1")),
         tiny__encoder=Repository(read_folder(ENCODER) | beside),
         tiny__dense=Repository(read_folder(ENCODER) | dense | beside),
@@ -99,6 +102,29 @@ def test_only_files_that_are_read_are_fetched_and_only_once(hub: Hub, tmp_path: 
     find(hub, tmp_path, "tiny/dense")
     assert {f"tiny/dense/2_Dense/{n}" for n in ("config.json", weights)} <= {*hub.take()}
     assert name_model(tmp_path / "hub" / path) == "tiny/llama"
+
+
+def test_an_adapter_is_fetched_with_its_model(hub: Hub, tmp_path: Path) -> None:
+    hub.take()
+    (path,) = find(hub, tmp_path, "tiny/adapter")
+    own = ("adapter_config.json", "adapter_model.safetensors", "tokenizer.json")
+    wanted = [f"tiny/adapter/{name}" for name in own]
+    wanted += [f"tiny/llama/{name}" for name in (*SMALL, "model.safetensors")]
+    assert hub.take() == sorted(wanted)
+    command = (
+        "import sys; from dovetail.compiler.adapter import *; print(find_base(Path(sys.argv[1])))"
+    )
+    env = {**os.environ, "HF_HOME": str(tmp_path)}
+    folder = str(tmp_path / "hub" / path)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", command, folder],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "models--tiny--llama/snapshots/" in done.stdout
+    assert find(hub, tmp_path, "tiny/adapter", HF_HUB_OFFLINE="1") == [path]
 
 
 def test_one_gguf_file_of_many(hub: Hub, tmp_path: Path) -> None:

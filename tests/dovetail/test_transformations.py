@@ -23,6 +23,8 @@ from dovetail.compiler.index_build import IndexRequest, build_index_folder, desc
 from dovetail.compiler.pipeline import compile_model
 from dovetail.ir.index_file import Passage
 from dovetail.runtime import app as loading
+from dovetail.runtime.flows import service
+from dovetail.runtime.flows.control.costs import StepCost
 from dovetail.runtime.flows.control.front import Statistics
 from dovetail.runtime.flows.control.settings import WavefrontSettings
 from dovetail.runtime.flows.control.transformation import REGISTRY
@@ -90,13 +92,18 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
 
 
 def serve(case: Case, subset: frozenset[str]) -> tuple[Statistics, HotStatistics]:
-    """Serve all requests and compare every output; return what came of guesses and of clusters."""
+    """Serve all requests and compare every output; return what came of guesses and of clusters.
+
+    What a step of the engine costs is given: measured of a toy, it would say what else the machine
+    does, and guesses might never seem to pay.
+    """
     settings = WavefrontSettings(
-        transformations=subset, refresh=5, fixed_clusters=2, generation_load=16
+        transformations=subset, refresh=5, fixed_clusters=2, generation_load=REQUESTS
     )
     flows = FlowSettings(wavefront=settings, cluster_bytes=ROOM)
     beside = patch.object(loading, "_gpu_of", lambda _: "torch:cpu")
-    with beside, load(case.artifact, deterministic=True, workflows=flows) as app:
+    cost = patch.object(service, "measure_step", lambda _: StepCost(fixed=1.0))
+    with beside, cost, load(case.artifact, deterministic=True, workflows=flows) as app:
         app.add_index(case.world.folder, nprobe=NPROBE, embed=case.world.encoder.embed)
         asked = [(GRAPHS[name], {"input": text}) for name, text in case.requests]
         results = [app.run(*request) for request in asked[:ALONE]]

@@ -35,6 +35,7 @@ from dovetail.topology.hardware import read_hardware
 from tests.encoders import (
     GEMMA,
     MODERN,
+    PADDED,
     Dense,
     Jina,
     cosines,
@@ -53,7 +54,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("bert", {"modules": True}),
     "roberta": (
         "roberta",
-        {"max_position_embeddings": 514, "type_vocab_size": 1, "hidden_act": "gelu_new"},
+        PADDED | {"type_vocab_size": 1, "hidden_act": "gelu_new"},
     ),
     "last": ("bert", {}),
     "half": ("bert", {"dtype": "bfloat16"}),
@@ -61,15 +62,23 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "jina": ("jina", {}),
     "modern": ("modernbert", MODERN),
     "gte": ("gte", {"pad_token_id": 0, "type_vocab_size": 0}),
+    "mpnet": ("mpnet", PADDED),
+    "mpnet-half": ("mpnet", PADDED | {"dtype": "bfloat16"}),
+    "nomic": ("nomic", {}),
+    "nomic-quantised": ("nomic", {}),
     "scores": ("bert", SCORES),
+    "mpnet-scores": ("mpnet", SCORES | PADDED),
     "modern-scores": ("modernbert", SCORES | MODERN),
     "qwen3": ("qwen3", {}),
     "mistral": ("mistral", {"sliding_window": 24}),
     "gemma": ("gemma3", {"pooling": "mean_tokens", "dense": [Dense(48, 64)], **GEMMA}),
-    "quantised-qwen3": ("qwen3", {"pooling": "mean_tokens"}),
+    "qwen3-quantised": ("qwen3", {"pooling": "mean_tokens"}),
 }
 """Encoders of every kind: their family, and how they are made."""
-DTYPES = {"half": "bf16", "quantised": "int8", "quantised-qwen3": "int8"}
+DTYPES = {
+    **dict.fromkeys(("half", "mpnet-half"), "bf16"),
+    **dict.fromkeys(("quantised", "nomic-quantised", "qwen3-quantised"), "int8"),
+}
 """Weights that are not float32: the CPU's kernels round what they multiply."""
 
 
@@ -156,9 +165,9 @@ def test_rows_are_those_of_each_text_alone(shelf: Shelf, bert: TorchEncoder) -> 
 def test_long_texts_are_attended_a_stretch_at_a_time(
     shelf: Shelf, device: TorchDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By slopes and by reach, also of causal rows, queries see the same keys as all at once."""
+    """By biases and by reach, also of causal rows, queries see the same keys as all at once."""
     texts = random_texts((200, 75, 190))
-    for name in ("jina", "modern", "mistral"):
+    for name in ("jina", "mpnet", "modern", "mistral"):
         with closing(TorchEncoder(shelf.part(name), device, "f32")) as encoder:
             wanted = encoder.embed_tokens(texts)
             with monkeypatch.context() as few:

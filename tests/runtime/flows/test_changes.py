@@ -227,7 +227,8 @@ def test_ten_thousand_changes_leave_memory_as_it_was_and_answers_exact(app: App)
     index, graph, rng = app.index(), search(), np.random.default_rng(4)
     bound, worker = app.flows._executors.indexes.find(None), app.flows.worker
     query = embed([str(QUERY["input"])])[0]
-    rows = {p.key: row for p in bound.documents for row in embed([p.text])}
+    known = [bound.documents[i] for i in range(len(bound.documents))]
+    rows = {p.key: row for p in known for row in embed([p.text])}
 
     def nearest() -> tuple[str, ...]:
         names, near = list(rows), np.stack(list(rows.values())) - query

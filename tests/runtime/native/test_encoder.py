@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,10 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from threadpoolctl import threadpool_limits
 
-from dovetail.ir.errors import RequestError
+from dovetail.ir.errors import ArtifactError, RequestError
+from dovetail.runtime.artifact import open_artifact
 from dovetail.runtime.native.encoder import Encoder, pack_texts
+from dovetail.topology.hardware import read_hardware
 from tests.encoders import (
     MODERN,
+    PADDED,
     Dense,
     Jina,
     compiled,
@@ -25,6 +30,7 @@ from tests.encoders import (
     random_texts,
     save_encoder,
     write_modules,
+    write_nomic_words,
 )
 
 LENGTHS = (1, 2, 3, 15, 16, 17, 33, 75, 95, 96, 97, 200, 511, 512)
@@ -86,7 +92,7 @@ def test_a_row_stands_for_each_text(
 )
 def test_positions_after_the_padding_row(folder: Path, family: str, activation: str) -> None:
     where, texts = folder / family, random_texts(LENGTHS)
-    options = {"max_position_embeddings": 514, "type_vocab_size": 1, "hidden_act": activation}
+    options = {**PADDED, "type_vocab_size": 1, "hidden_act": activation}
     model = save_encoder(where, family, **options)
     found = load_encoder(compiled(where, folder / f"{family}.dove"))
     wanted = np.array([rows.mean(0) for rows in last_rows(model, texts)])
@@ -111,10 +117,11 @@ def test_rows_go_through_dense_layers(folder: Path) -> None:
             found.close()
 
 
-def test_bfloat16_weights_stay_near(folder: Path) -> None:
-    where, texts = folder / "bf16", random_texts(LENGTHS)
-    model = save_encoder(where, "bert", dtype="bfloat16")
-    found = load_encoder(compiled(where, folder / "bf16.dove", weight_dtype="bf16"))
+@pytest.mark.parametrize(("family", "options"), [("bert", {}), ("mpnet", PADDED), ("nomic", {})])
+def test_bfloat16_weights_stay_near(folder: Path, family: str, options: dict) -> None:
+    where, texts = folder / f"{family}-bf16", random_texts(LENGTHS)
+    model = save_encoder(where, family, dtype="bfloat16", **options)
+    found = load_encoder(compiled(where, folder / f"{family}-bf16.dove", weight_dtype="bf16"))
     assert found.spec.weight_dtype == "bf16"
     wanted = np.array([rows.mean(0) for rows in last_rows(model.float(), texts)])
     assert cosines(found.embed_tokens(texts), wanted).min() > 0.9995
@@ -130,14 +137,45 @@ def test_jina_sees_by_distance_and_has_a_gate(folder: Path) -> None:
     found.close()
 
 
+def test_an_artifact_without_its_biases_is_refused(folder: Path) -> None:
+    """One of an older version has slopes, which a tape of this one would pass over."""
+    Jina(layers=1).save(folder / "older")
+    path = compiled(folder / "older", folder / "older.dove", max_context=64)
+    name = "models/embedder/encoder.json"
+    data = (path / name).read_bytes().replace(b'"bias"', b'"slopes"')
+    (path / name).write_bytes(data)
+    manifest = json.loads((path / "manifest.json").read_bytes())
+    manifest["files"][name] = {"bytes": len(data), "sha256": sha256(data).hexdigest()}
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ArtifactError, match="lists no 'bias'"):
+        open_artifact(path, read_hardware(), kernels=False)
+
+
 @pytest.mark.parametrize(
     ("family", "options"),
-    [("gte", {"pad_token_id": 0, "type_vocab_size": 0}), ("modernbert", MODERN)],
+    [
+        ("gte", {"pad_token_id": 0, "type_vocab_size": 0}),
+        ("modernbert", MODERN),
+        ("nomic", {}),
+        ("mpnet", PADDED),
+    ],
 )
-def test_rotary_models_equal_transformers(folder: Path, family: str, options: dict) -> None:
+def test_models_equal_transformers(folder: Path, family: str, options: dict) -> None:
     where, texts = folder / family, random_texts(LENGTHS)
     model = save_encoder(where, family, **options)
     found = load_encoder(compiled(where, folder / f"{family}.dove"))
+    wanted = np.array([rows.mean(0) for rows in last_rows(model, texts)])
+    np.testing.assert_allclose(found.embed_tokens(texts), wanted, atol=2e-5)
+    found.close()
+
+
+def test_nomic_in_the_words_of_its_authors(folder: Path) -> None:
+    where, texts = folder / "nomic-words", random_texts(LENGTHS)
+    model = save_encoder(
+        where, "nomic", rope_parameters={"rope_type": "default", "rope_theta": 500.0}
+    )
+    write_nomic_words(where)
+    found = load_encoder(compiled(where, folder / "nomic-words.dove"))
     wanted = np.array([rows.mean(0) for rows in last_rows(model, texts)])
     np.testing.assert_allclose(found.embed_tokens(texts), wanted, atol=2e-5)
     found.close()
@@ -157,7 +195,9 @@ def test_a_text_longer_than_a_pass_has_one_of_its_own(folder: Path) -> None:
     ("family", "rows", "options"),
     [
         ("bert", 2, {}),
-        ("roberta", 1, {"max_position_embeddings": 514}),
+        ("roberta", 1, PADDED),
+        ("mpnet", 0, PADDED),
+        ("nomic", 2, {}),
         ("gte", 1, {"pad_token_id": 0}),
         ("modernbert", 0, {**MODERN, "classifier_pooling": "mean"}),
     ],
@@ -236,7 +276,9 @@ def test_passes_hold_every_text_once_in_order(lengths: list[int], tokens: int, m
     ("family", "options"),
     [
         ("bert", {}),
-        ("roberta", {"max_position_embeddings": 514}),
+        ("roberta", PADDED),
+        ("mpnet", PADDED),
+        ("nomic", {}),
         ("gte", {"pad_token_id": 0}),
         ("modernbert", MODERN),
     ],

@@ -1,0 +1,186 @@
+"""LoRA adapters: folders of PEFT that say what to add to the weights of another model.
+
+In: a folder with adapter_config.json and adapter_model.safetensors, and the checkpoint of the model
+that it was trained on. Out: that checkpoint with the sums in place, rounded as its weights are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dovetail.compiler.checkpoint import (
+    INDEX_FILE,
+    SINGLE_FILE,
+    Checkpoint,
+    Coded,
+    TensorInfo,
+    map_tensor,
+    read_header,
+)
+from dovetail.compiler.config import Config
+from dovetail.ir.errors import SpecError
+
+Floats = npt.NDArray[np.float32]
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+BASE = "base_model_name_or_path"
+_PLAIN: Mapping[str, tuple[Any, ...]] = {
+    "peft_type": ("LORA",),
+    "fan_in_fan_out": (False,),
+    "lora_bias": (False,),
+    "layer_replication": (None, []),
+    "alora_invocation_tokens": (None, []),
+    "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva"),
+}
+"""Keys of adapter_config.json with the values that are computed; other starts (`pissa`) change the
+model's own weights, too."""
+_OF_LORA = re.compile(
+    r"(?P<module>.+)\.(?P<part>lora_embedding_[AB]|lora_[AB]\.weight|lora_magnitude_vector)"
+)
+_PREFIX = "base_model.model."
+_TIED = ("model.embed_tokens.weight", "lm_head.weight")
+
+
+def is_adapter(path: Path) -> bool:
+    """Tell whether a folder has an adapter, and no whole model beside it."""
+    whole = any((path / name).is_file() for name in (SINGLE_FILE, INDEX_FILE))
+    return (path / ADAPTER_CONFIG).is_file() and not whole
+
+
+def base_name(folder: Path) -> str:
+    """Return the path, or the id at the hub, of the model that an adapter belongs to."""
+    config = Config.read(folder / ADAPTER_CONFIG)
+    revision = config.text("revision", "")
+    return config.text(BASE) + (f"@{revision}" if revision else "")
+
+
+def find_base(folder: Path) -> Path:
+    """Return where that model is: at its path, or fetched from the hub before; else SpecError."""
+    name, _, revision = base_name(folder).partition("@")
+    if (path := Path(name)).is_dir():
+        return path
+    from huggingface_hub import snapshot_download  # noqa: PLC0415 - slow to load
+
+    here: dict[str, Any] = {"local_files_only": True, "allow_patterns": []}
+    try:
+        return Path(snapshot_download(name, revision=revision or None, **here))
+    except (OSError, ValueError):
+        raise SpecError(
+            f"{folder} is an adapter of {name}, which is neither a folder nor a model fetched from "
+            f"the hub; write the path of that model as {BASE} into its {ADAPTER_CONFIG}"
+        ) from None
+
+
+def merge(folder: Path, base: Checkpoint) -> Checkpoint:
+    """Return `base` with what an adapter adds to its weights, or has in their place.
+
+    Raises SpecError for an adapter that does not fit it, or asks for what is not computed.
+    """
+    config = Config.read(folder / ADAPTER_CONFIG)
+    for key, known in _PLAIN.items():
+        if key in config.values and config.values[key] not in known:
+            raise config.fail(key, f"but only {known[0]!r} is supported")
+    parts: dict[str, dict[str, TensorInfo]] = defaultdict(dict)
+    tensors = dict(base.tensors)
+    for info in read_header(folder / ADAPTER_WEIGHTS).values():
+        name = info.name.removeprefix(_PREFIX)
+        found = _OF_LORA.fullmatch(name)
+        target = _target(base, f"{found['module']}.weight" if found else name, info)
+        if found:
+            parts[target.name][found["part"].removesuffix(".weight")] = info
+        else:
+            tensors[target.name] = replace(info, name=target.name)
+    for name, stored in parts.items():
+        tensors[name] = replace(base.info(name), packed=_Sum.read(base, name, stored, config))
+    return replace(base, tensors=tensors)
+
+
+def _target(base: Checkpoint, name: str, info: TensorInfo) -> TensorInfo:
+    """Return the weight of the model that a tensor of an adapter changes."""
+    if name not in base.tensors:
+        raise SpecError(
+            f"{info.path}: tensor {info.name} changes {name}, which {base.path} does not have; is "
+            "it the model that the adapter was trained on?"
+        )
+    if name in _TIED and not set(_TIED) <= base.tensors.keys():
+        raise SpecError(
+            f"{info.path}: tensor {info.name} changes an embedding that is the head, too, which is "
+            "not supported; merge this adapter with PEFT (merge_and_unload) first"
+        )
+    target = base.tensors[name]
+    if isinstance(target.packed, Coded) or (target.quantised and target.packed is None):
+        raise SpecError(
+            f"{base.path} is quantised, and adapters are added to float weights; write the path of "
+            f"the float model as {BASE} into {ADAPTER_CONFIG}, and quantise by --weight-dtype"
+        )
+    return target
+
+
+@dataclass(frozen=True, slots=True)
+class _Sum:
+    """Rows of a matrix [n][k] with `up` [n][rank] times `down` [rank][k] added to each.
+
+    lengths: of DoRA: what the length of each row of the sum becomes, [n].
+    """
+
+    base: Checkpoint
+    name: str
+    up: Floats
+    down: Floats
+    lengths: Floats | None
+
+    @classmethod
+    def read(
+        cls, base: Checkpoint, name: str, stored: Mapping[str, TensorInfo], config: Config
+    ) -> _Sum:
+        """Read both factors, and scale one. Raises SpecError for shapes that do not fit."""
+        target = base.info(name)
+        values = {part: info.dtype.widen(map_tensor(info)) for part, info in stored.items()}
+        if "lora_embedding_A" in values:  # of a table: [rank][n] and [k][rank]
+            up, down = values.get("lora_embedding_A"), values.get("lora_embedding_B")
+            up, down = (None if part is None else part.T for part in (up, down))
+        else:
+            up, down = values.get("lora_B"), values.get("lora_A")
+        lengths, where = values.get("lora_magnitude_vector"), next(iter(stored.values()))
+        if up is None or down is None or up.ndim != 2 or up.shape[1:] != down.shape[:1]:
+            raise SpecError(f"{where.path}: the two factors for {name} do not fit together")
+        made = (up.shape[0], *down.shape[1:])
+        if made != target.shape or not down.size:
+            raise SpecError(
+                f"{where.path}: the sum for {name} has shape {list(made)}, the weight in "
+                f"{target.path} has {list(target.shape)}"
+            )
+        if lengths is not None and lengths.shape != made[:1]:
+            raise SpecError(f"{where.path}: tensor {where.name} has one length too many or few")
+        return cls(base, name, up * _scale(config, name, len(down)), down, lengths)
+
+    def values(self, first: int, last: int) -> npt.NDArray[Any]:
+        """Return rows [first, last) of the sum, of the weight's own dtype."""
+        dtype = self.base.info(self.name).dtype
+        rows = dtype.widen(self.base.rows(self.name, first, last))
+        rows = rows + self.up[first:last] @ self.down
+        if self.lengths is not None:
+            rows *= (self.lengths[first:last] / np.linalg.norm(rows, axis=1))[:, None]
+        return dtype.narrow(rows)
+
+
+def _scale(config: Config, weight: str, rank: int) -> np.float32:
+    """Return what a sum of two factors is multiplied by."""
+    alpha = config.number("lora_alpha", 0.0, 1e6, 8.0)
+    own = config.section("alpha_pattern") if config.has("alpha_pattern") else config
+    for ending in own.values if own is not config else ():
+        if not re.fullmatch(r"[\w.]+", ending):
+            raise config.fail("alpha_pattern", f"but {ending!r} is more than the end of a name")
+        if f".{weight}".endswith(f".{ending}.weight"):
+            alpha = own.number(ending, 0.0, 1e6)
+            break
+    return np.float32(alpha / (sqrt(rank) if config.flag("use_rslora") else rank))

@@ -98,7 +98,9 @@ def merge(folder: Path, base: Checkpoint) -> Checkpoint:
         if found:
             parts[target.name][found["part"].removesuffix(".weight")] = info
         else:
-            tensors[target.name] = replace(info, name=target.name)
+            tensors[target.name] = replace(
+                info, name=target.name, heads=target.heads, turned=target.turned
+            )
     for name, stored in parts.items():
         tensors[name] = replace(base.info(name), packed=_Sum.read(base, name, stored, config))
     return replace(base, tensors=tensors)
@@ -161,6 +163,8 @@ class _Sum:
             )
         if lengths is not None and lengths.shape != made[:1]:
             raise SpecError(f"{where.path}: tensor {where.name} has one length too many or few")
+        stored_rows = target.stored_rows(0, target.height)
+        up, lengths = up[stored_rows], None if lengths is None else lengths[stored_rows]
         return cls(base, name, up * _scale(config, name, len(down)), down, lengths)
 
     def values(self, first: int, last: int) -> npt.NDArray[Any]:

@@ -46,6 +46,8 @@ model's own weights, too."""
 _OF_LORA = re.compile(
     r"(?P<module>.+)\.(?P<part>lora_embedding_[AB]|lora_[AB]\.weight|lora_magnitude_vector)"
 )
+_ROUNDED = re.compile(r"(-unsloth)?-bnb-4bit$")
+"""How names of models end that bitsandbytes has rounded, whose float model has the rest."""
 _PREFIX = "base_model.model."
 _TIED = ("model.embed_tokens.weight", "lm_head.weight")
 
@@ -57,10 +59,15 @@ def is_adapter(path: Path) -> bool:
 
 
 def base_name(folder: Path) -> str:
-    """Return the path, or the id at the hub, of the model that an adapter belongs to."""
+    """Return the path, or the id at the hub, of the model that an adapter belongs to.
+
+    Of one that was trained beside weights of 4 bits it is the float model, to which it is added.
+    """
     config = Config.read(folder / ADAPTER_CONFIG)
-    revision = config.text("revision", "")
-    return config.text(BASE) + (f"@{revision}" if revision else "")
+    name, revision = config.text(BASE), config.text("revision", "")
+    if not Path(name).is_dir() and (rounded := _ROUNDED.search(name)):
+        return name[: rounded.start()]
+    return f"{name}@{revision}" if revision else name
 
 
 def find_base(folder: Path) -> Path:

@@ -12,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 import dovetail
 from dovetail.cli.model_cache import find_artifact
+from dovetail.compiler.adapter import base_name
 from dovetail.compiler.model_source import open_model
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.errors import SpecError
@@ -198,6 +199,18 @@ def test_a_head_that_is_the_embedding_is_not_changed(tmp_path: Path) -> None:
     adapter = save_adapter(tmp_path / "a", base, factors(EMBED))
     with pytest.raises(SpecError, match="is the head, too"):
         open_model(adapter).checkpoint()
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("org/llama-bnb-4bit", "org/llama"),
+        ("org/llama-unsloth-bnb-4bit", "org/llama"),
+        ("org/llama", "org/llama@v2"),
+    ],
+)
+def test_of_rounded_models_the_float_one_is_taken(name: str, wanted: str, tmp_path: Path) -> None:
+    assert base_name(save_adapter(tmp_path / "a", name, factors(Q), revision="v2")) == wanted
 
 
 def test_the_model_of_an_adapter_is_looked_for(tmp_path: Path) -> None:

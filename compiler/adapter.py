@@ -87,9 +87,10 @@ def find_base(folder: Path) -> Path:
         ) from None
 
 
-def merge(folder: Path, base: Checkpoint) -> Checkpoint:
+def merge(folder: Path, base: Checkpoint, *, tied: bool) -> Checkpoint:
     """Return `base` with what an adapter adds to its weights, or has in their place.
 
+    tied: its embedding is the head, too, whatever else is stored.
     Raises SpecError for an adapter that does not fit it, or asks for what is not computed.
     """
     config = Config.read(folder / ADAPTER_CONFIG)
@@ -101,7 +102,13 @@ def merge(folder: Path, base: Checkpoint) -> Checkpoint:
     for info in read_header(folder / ADAPTER_WEIGHTS).values():
         name = info.name.removeprefix(_PREFIX)
         found = _OF_LORA.fullmatch(name)
-        target = _target(base, f"{found['module']}.weight" if found else name, info)
+        changed = f"{found['module']}.weight" if found else name
+        if changed in _TIED and (tied or not set(_TIED) <= base.tensors.keys()):
+            raise SpecError(
+                f"{info.path}: tensor {info.name} changes an embedding that is the head, too, "
+                "which is not supported; merge this adapter with PEFT (merge_and_unload) first"
+            )
+        target = _target(base, changed, info)
         if found:
             parts[target.name][found["part"].removesuffix(".weight")] = info
         else:
@@ -119,11 +126,6 @@ def _target(base: Checkpoint, name: str, info: TensorInfo) -> TensorInfo:
         raise SpecError(
             f"{info.path}: tensor {info.name} changes {name}, which {base.path} does not have; is "
             "it the model that the adapter was trained on?"
-        )
-    if name in _TIED and not set(_TIED) <= base.tensors.keys():
-        raise SpecError(
-            f"{info.path}: tensor {info.name} changes an embedding that is the head, too, which is "
-            "not supported; merge this adapter with PEFT (merge_and_unload) first"
         )
     target = base.tensors[name]
     if isinstance(target.packed, Coded) or (target.quantised and target.packed is None):

@@ -78,7 +78,8 @@ class AdapterDirectory:
 
     def checkpoint(self) -> Checkpoint:
         """Read the headers of both."""
-        return merge(self.path, self.base.checkpoint())
+        tied = self.config().flag("tie_word_embeddings")
+        return merge(self.path, self.base.checkpoint(), tied=tied)
 
 
 ModelSource: TypeAlias = "ModelDirectory | AdapterDirectory | GgufModel"

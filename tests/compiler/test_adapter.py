@@ -194,8 +194,12 @@ def test_what_does_not_fit_is_told(
         open_model(adapter).checkpoint()
 
 
-def test_a_head_that_is_the_embedding_is_not_changed(tmp_path: Path) -> None:
-    base = save_model(tmp_path / "model", "llama", tie_word_embeddings=True)
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_head_that_is_the_embedding_is_not_changed(stored: bool, tmp_path: Path) -> None:
+    base = save_model(tmp_path / "model", "llama", tie_word_embeddings=not stored)
+    if stored:  # but not used
+        config = json.loads((base / "config.json").read_text()) | {"tie_word_embeddings": True}
+        (base / "config.json").write_text(json.dumps(config))
     adapter = save_adapter(tmp_path / "a", base, factors(EMBED))
     with pytest.raises(SpecError, match="is the head, too"):
         open_model(adapter).checkpoint()
@@ -211,6 +215,12 @@ def test_a_head_that_is_the_embedding_is_not_changed(tmp_path: Path) -> None:
 )
 def test_of_rounded_models_the_float_one_is_taken(name: str, wanted: str, tmp_path: Path) -> None:
     assert base_name(save_adapter(tmp_path / "a", name, factors(Q), revision="v2")) == wanted
+
+
+def test_an_adapter_of_itself_is_no_model(tmp_path: Path) -> None:
+    adapter = save_adapter(tmp_path / "a", tmp_path / "a", factors(Q))
+    with pytest.raises(SpecError, match=r"config\.json is missing"):
+        dovetail.compile(adapter, output=tmp_path / "x.dove", effort="none")
 
 
 def test_the_model_of_an_adapter_is_looked_for(tmp_path: Path) -> None:

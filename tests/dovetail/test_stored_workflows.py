@@ -347,6 +347,7 @@ def test_what_cannot_be_stored_is_refused(tmp_path: Path) -> None:
         ([wrong], WorkflowError, "no model 'other'"),
         ([plain, plain], SpecError, "two workflows"),
         ([tmp_path / "none.py"], SpecError, "no workflow file"),
+        ([3], SpecError, "a workflow must be a text or a path or RAGraph or Workflow, not 3"),
         ([broken], WorkflowError, "no_such_package"),
         ([empty], SpecError, "makes no RAGraph"),
     ]

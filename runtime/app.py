@@ -320,10 +320,12 @@ class App:
 
     def cancel(self, job: Job) -> None:
         """End a job. When this returns its blocks are free; its result has the reason `abort`."""
+        check_types({"job": job}, {"job": Job})
         self.generator.abandon([job])
 
     async def acancel(self, job: Job) -> None:
         """As `cancel`, in an event loop: it goes on while a step ends."""
+        check_types({"job": job}, {"job": Job})
         await self.generator.aabandon([job])
 
     def _read(self, prompts: abc.Sequence[Prompt], options: GenerateOptions, **form: bool) -> Ask:

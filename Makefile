@@ -12,6 +12,9 @@ ZIG := $(if $(shell command -v gcc || command -v clang),,[zig])
 # what a wheel carries, so that no C compiler is needed where it is installed
 WHEEL_TARGETS ?= x86-64-amx x86-64-avx512bf16 x86-64-avx512vnni x86-64-avx512 x86-64-avxvnni x86-64-avx2
 
+# modules are compiled once, not in each of the many processes that tests start
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: quickstart kernels wheel docs test test-long gpu-report lint format clean
 
 quickstart: $(VENV)/.base

@@ -46,6 +46,8 @@ model's own weights, too."""
 _OF_LORA = re.compile(
     r"(?P<module>.+)\.(?P<part>lora_embedding_[AB]|lora_[AB]\.weight|lora_magnitude_vector)"
 )
+_ROUNDED = re.compile(r"(-unsloth)?-bnb-4bit$")
+"""How names of models end that bitsandbytes has rounded, whose float model has the rest."""
 _PREFIX = "base_model.model."
 _TIED = ("model.embed_tokens.weight", "lm_head.weight")
 
@@ -57,10 +59,15 @@ def is_adapter(path: Path) -> bool:
 
 
 def base_name(folder: Path) -> str:
-    """Return the path, or the id at the hub, of the model that an adapter belongs to."""
+    """Return the path, or the id at the hub, of the model that an adapter belongs to.
+
+    Of one that was trained beside weights of 4 bits it is the float model, to which it is added.
+    """
     config = Config.read(folder / ADAPTER_CONFIG)
-    revision = config.text("revision", "")
-    return config.text(BASE) + (f"@{revision}" if revision else "")
+    name, revision = config.text(BASE), config.text("revision", "")
+    if not Path(name).is_dir() and (rounded := _ROUNDED.search(name)):
+        return name[: rounded.start()]
+    return f"{name}@{revision}" if revision else name
 
 
 def find_base(folder: Path) -> Path:
@@ -80,9 +87,10 @@ def find_base(folder: Path) -> Path:
         ) from None
 
 
-def merge(folder: Path, base: Checkpoint) -> Checkpoint:
+def merge(folder: Path, base: Checkpoint, *, tied: bool) -> Checkpoint:
     """Return `base` with what an adapter adds to its weights, or has in their place.
 
+    tied: its embedding is the head, too, whatever else is stored.
     Raises SpecError for an adapter that does not fit it, or asks for what is not computed.
     """
     config = Config.read(folder / ADAPTER_CONFIG)
@@ -94,11 +102,19 @@ def merge(folder: Path, base: Checkpoint) -> Checkpoint:
     for info in read_header(folder / ADAPTER_WEIGHTS).values():
         name = info.name.removeprefix(_PREFIX)
         found = _OF_LORA.fullmatch(name)
-        target = _target(base, f"{found['module']}.weight" if found else name, info)
+        changed = f"{found['module']}.weight" if found else name
+        if changed in _TIED and (tied or not set(_TIED) <= base.tensors.keys()):
+            raise SpecError(
+                f"{info.path}: tensor {info.name} changes an embedding that is the head, too, "
+                "which is not supported; merge this adapter with PEFT (merge_and_unload) first"
+            )
+        target = _target(base, changed, info)
         if found:
             parts[target.name][found["part"].removesuffix(".weight")] = info
         else:
-            tensors[target.name] = replace(info, name=target.name)
+            tensors[target.name] = replace(
+                info, name=target.name, heads=target.heads, turned=target.turned
+            )
     for name, stored in parts.items():
         tensors[name] = replace(base.info(name), packed=_Sum.read(base, name, stored, config))
     return replace(base, tensors=tensors)
@@ -110,11 +126,6 @@ def _target(base: Checkpoint, name: str, info: TensorInfo) -> TensorInfo:
         raise SpecError(
             f"{info.path}: tensor {info.name} changes {name}, which {base.path} does not have; is "
             "it the model that the adapter was trained on?"
-        )
-    if name in _TIED and not set(_TIED) <= base.tensors.keys():
-        raise SpecError(
-            f"{info.path}: tensor {info.name} changes an embedding that is the head, too, which is "
-            "not supported; merge this adapter with PEFT (merge_and_unload) first"
         )
     target = base.tensors[name]
     if isinstance(target.packed, Coded) or (target.quantised and target.packed is None):
@@ -161,6 +172,8 @@ class _Sum:
             )
         if lengths is not None and lengths.shape != made[:1]:
             raise SpecError(f"{where.path}: tensor {where.name} has one length too many or few")
+        stored_rows = target.stored_rows(0, target.height)
+        up, lengths = up[stored_rows], None if lengths is None else lengths[stored_rows]
         return cls(base, name, up * _scale(config, name, len(down)), down, lengths)
 
     def values(self, first: int, last: int) -> npt.NDArray[Any]:

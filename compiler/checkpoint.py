@@ -55,7 +55,8 @@ class TensorInfo:
     kind: how a row is stored, as the file calls it: a safetensors dtype or a type of GGUF. dtype:
     of the values that `Checkpoint.rows` returns, float32 for a quantised kind. heads: not 0 where
     the rows of each of so many heads stand as rotated pairs, (0, d/2), (1, d/2 + 1), ..., as
-    llama.cpp has them. packed: what reads its rows where several stored tensors hold them.
+    llama.cpp has them; turned: d, where that is a part of a head, 0 for all of it. packed: what
+    reads its rows where several stored tensors hold them.
     """
 
     name: str
@@ -66,6 +67,7 @@ class TensorInfo:
     end: int
     kind: str
     heads: int = 0
+    turned: int = 0
     packed: Packed | None = None
 
     @property
@@ -90,8 +92,10 @@ class TensorInfo:
             return rows
         size = self.height // self.heads
         head, within = np.divmod(rows, size)
-        half, pair = np.divmod(within, size // 2)
-        stored: npt.NDArray[np.int64] = head * size + 2 * pair + half
+        turned = self.turned or size
+        half, pair = np.divmod(within, turned // 2)
+        within = np.where(within < turned, 2 * pair + half, within)
+        stored: npt.NDArray[np.int64] = head * size + within
         return stored
 
 

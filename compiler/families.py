@@ -122,8 +122,10 @@ class Family:
     """What an architecture fixes: defaults of config.json keys and which parts it has at all.
 
     `attention_bias`: True or False where the architecture decides, None where config.json does
-    (for q, k, v and o alike); `mlp_bias` likewise. sinks: see ModelSpec. theta: base of the rope,
-    where config.json has none. partial: ropes may turn a part of each head. local_rope: layers with
+    (for q, k, v, and o where it has an output_bias); `mlp_bias` likewise. sinks: see ModelSpec.
+    theta: base of the rope, where config.json has none. partial: the part of each head that ropes
+    turn, unless config.json tells, None where it may not; neighbours: they turn the rows (0, 1),
+    (2, 3), ... (`pairs.py`). local_rope: layers with
     a window have a rope of their own.
     query_scalar: scores are scaled by query_pre_attn_scalar, embeddings by sqrt(hidden_size).
     multipliers: config.json tells what scales scores, embeddings, branches and logits.
@@ -135,6 +137,7 @@ class Family:
 
     name: str
     attention_bias: bool | None = False
+    output_bias: bool = True
     mlp_bias: bool | None = False
     qk_norm: bool = False
     sinks: bool = False
@@ -145,7 +148,8 @@ class Family:
     head_dim: int | None = None
     tied: bool = False
     theta: float = 10000.0
-    partial: bool = False
+    partial: float | None = None
+    neighbours: bool = False
     activation: str = "silu"
     query_scalar: bool = False
     branch_norms: bool = False
@@ -202,7 +206,26 @@ FAMILIES: dict[str, Family] = {
         fixed={"num_local_experts": 0},
         inner="shared_intermediate_size",
     ),
-    "Phi3ForCausalLM": Family("phi3", windows=_whole_window, partial=True),
+    "Phi3ForCausalLM": Family("phi3", windows=_whole_window, partial=1.0),
+    "Glm4ForCausalLM": Family(
+        "glm4",
+        attention_bias=None,
+        output_bias=False,
+        kv_heads=2,
+        head_dim=128,
+        partial=0.5,
+        neighbours=True,
+        branch_norms=True,
+    ),
+    "Ernie4_5ForCausalLM": Family(
+        "ernie4_5",
+        kv_heads=2,
+        head_dim=128,
+        tied=True,
+        theta=500000.0,
+        neighbours=True,
+        fixed={"use_bias": False},
+    ),
     "SmolLM3ForCausalLM": Family(
         "smollm3",
         attention_bias=None,

@@ -29,6 +29,8 @@ ARCHITECTURES = {
     "smollm3": "SmolLM3ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
     "granite": "GraniteForCausalLM",
+    "glm4": "Glm4ForCausalLM",
+    "ernie4_5": "Ernie4_5ForCausalLM",
     "qwen3moe": "Qwen3MoeForCausalLM",
     "granitemoe": "GraniteMoeForCausalLM",
     "gpt-oss": "GptOssForCausalLM",
@@ -114,7 +116,7 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
         "mlp_bias": "blk.0.ffn_gate.bias" in file.tensors,
         "rope_parameters": _rope(metadata, file, head_dim),
     }
-    if arch == "phi3":
+    if arch in _PARTIAL:
         turned = metadata.integer("rope.dimension_count", 2, head_dim, head_dim)
         found["partial_rotary_factor"] = turned / head_dim
     if arch == "gpt-oss":
@@ -178,6 +180,8 @@ def _experts(metadata: Config, arch: str) -> dict[str, Any]:
     return found
 
 
+_PARTIAL = ("phi3", "glm4")
+"""Architectures whose ropes may turn a part of each head."""
 _MIXED = ("qwen3moe", "granitemoe", "gpt-oss")
 """Architectures whose feed-forward parts are all of experts."""
 
@@ -186,8 +190,8 @@ def _head_dim(metadata: Config, heads: int, arch: str) -> int:
     width = metadata.integer("embedding_length", 1, 1 << 17)
     key = metadata.integer("attention.key_length", 1, 1 << 17, max(1, width // heads))
     for name in ("attention.value_length", "rope.dimension_count"):
-        if (arch, name) == ("phi3", "rope.dimension_count"):
-            continue  # it may turn a part of each head
+        if arch in _PARTIAL and name == "rope.dimension_count":
+            continue
         if metadata.integer(name, 1, 1 << 17, key) != key:
             raise metadata.fail(name, f"but only the {key} values of a head are supported")
     return key

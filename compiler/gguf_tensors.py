@@ -1,7 +1,7 @@
 """The tensors of a GGUF file by their Hugging Face names, with the rows in Hugging Face's order.
 
-In: a GgufFile and its configuration. Out: a `Checkpoint`. Files of the architecture `llama` have
-the rows of queries and keys as rotated pairs (`TensorInfo.heads`), all others as they were.
+In: a GgufFile and its configuration. Out: a `Checkpoint`. Files of some architectures have the rows
+of queries and keys as rotated pairs (`pairs.py`).
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from dataclasses import replace
 from typing import Any
 
 from dovetail.compiler.checkpoint import Checkpoint
+from dovetail.compiler.config import Config
 from dovetail.compiler.experts import expert_tensors
 from dovetail.compiler.gguf_file import GgufFile
-from dovetail.ir.errors import SpecError
+from dovetail.compiler.pairs import pair_heads
 
 ROPE_FACTORS = "rope_freqs.weight"
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 FACTORS = (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS)
 """Not weights but divisors of the rope's frequencies, which the configuration tells."""
-PAIRED = ("llama", "mistral3", "smollm3", "granite", "granitemoe")
-"""Architectures whose ropes turn neighbours, so that their rows were reordered."""
+PAIRED = ("llama", "mistral3", "smollm3", "granite", "granitemoe", "glm4", "ernie4_5")
+"""Architectures whose ropes turn neighbours, to which the rows of most were reordered."""
 _WHOLE = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -50,6 +51,11 @@ _OF_ARCHITECTURE: Mapping[str, Mapping[str, str]] = {
         "post_attention_norm": "post_attention_layernorm",
         "attn_sinks": "self_attn.sinks",
     },
+    "glm4": {
+        "post_attention_norm": "post_self_attn_layernorm",
+        "post_ffw_norm": "post_mlp_layernorm",
+        "ffn_up": "mlp.gate_up_proj",
+    },
     "phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
     "gemma3": {
         "post_attention_norm": "post_attention_layernorm",
@@ -60,7 +66,6 @@ _OF_ARCHITECTURE: Mapping[str, Mapping[str, str]] = {
 _LAYER = re.compile(r"blk\.(\d{1,4})\.(\w+)")
 _EXPERT = re.compile(r"blk\.(\d{1,4})\.ffn_(gate|up|down)\.(\d{1,4})")
 """A matrix of one expert: files of Mixtral had these before they had tensors of all."""
-_HEADS = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
 
 
 def gguf_checkpoint(file: GgufFile, config: Mapping[str, Any]) -> Checkpoint:
@@ -69,21 +74,15 @@ def gguf_checkpoint(file: GgufFile, config: Mapping[str, Any]) -> Checkpoint:
     Raises SpecError for queries or keys that cannot be cut into heads.
     """
     arch = str(file.values.get("general.architecture"))
-    paired = arch in PAIRED
     tensors = {}
     for name, info in file.tensors.items():
         if name in FACTORS:
             continue
         found = replace(info, name=translate(name, arch))
-        layer = _LAYER.match(name)
-        if paired and layer and layer[2] in _HEADS:
-            heads = config[_HEADS[layer[2]]]
-            if found.height % (2 * heads):
-                raise SpecError(
-                    f"{found.path}: the rows of tensor {found.name} are no {heads} heads of pairs"
-                )
-            found = replace(found, heads=heads)
         tensors[found.name] = found
+    if arch in PAIRED:
+        share = config.get("partial_rotary_factor", 1.0)
+        tensors = pair_heads(tensors, Config(str(file.path), config), share)
     return expert_tensors(Checkpoint(file.path, tensors))
 
 

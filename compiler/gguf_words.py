@@ -63,6 +63,7 @@ _V3 = (
 )
 _DEFAULT = (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")
 _LLAMA3 = Words((_letters(_DIGITS),), whole_first=True, begins=True)
+_THREES = Words((_letters(_DIGITS),))
 _PLAIN = Words((_GPT2,))
 _SINGLE = Words((_DIGIT, _GPT2))
 _QWEN = Words((_letters(_DIGIT),), composes=True)
@@ -78,8 +79,7 @@ WORDS: dict[str, Words] = {
     "llama-v3": _LLAMA3,
     "falcon3": _LLAMA3,
     "pixtral": _LLAMA3,
-    "smaug-bpe": replace(_LLAMA3, whole_first=False, begins=False),
-    "dbrx": replace(_LLAMA3, whole_first=False, begins=False),
+    **dict.fromkeys(("smaug-bpe", "dbrx", "glm4", "chatglm-bpe"), _THREES),
     "smollm": _SINGLE,
     "starcoder": _SINGLE,
     "refact": _SINGLE,

@@ -91,26 +91,27 @@ def name_model(given: str | os.PathLike[str]) -> str:
 def find_model(given: str | os.PathLike[str]) -> Path:
     """Return a path as it is, and where the files of a model of the hub are, fetched if need be.
 
-    A local path of that name goes first. Raises SpecError for a model that the hub does not have or
-    does not give, that cannot be reached, or that is of no supported family.
+    A local path of that name goes first. The model that an adapter belongs to is fetched with it.
+    Raises SpecError for a model that the hub does not have or does not give, that cannot be
+    reached, or that is of no supported family.
     """
+    path = _find(given)
+    if is_adapter(path):
+        _find(base_name(path))
+    return path
+
+
+def _find(given: str | os.PathLike[str]) -> Path:
     hub = HubModel.read(given)
     if hub is None:
-        return _with_base(Path(given))
+        return Path(given)
     from huggingface_hub import errors  # noqa: PLC0415 - slow to load
 
     transport = errors.HTTPError  # type: ignore[attr-defined] # of the library that it speaks HTTP by
     try:
-        return _with_base(_Snapshot.open(hub).fetch())
+        return _Snapshot.open(hub).fetch()
     except (OSError, ValueError, transport) as error:
         raise SpecError(_explain(hub, error)) from None
-
-
-def _with_base(path: Path) -> Path:
-    """Return the path of a model; the model that an adapter belongs to is fetched if need be."""
-    if is_adapter(path):
-        find_model(base_name(path))
-    return path
 
 
 def find_models(named: Mapping[str, str | os.PathLike[str]]) -> dict[str, Path]:

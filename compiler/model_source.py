@@ -17,6 +17,7 @@ from dovetail.compiler.checkpoint import INDEX_FILE, SINGLE_FILE, Checkpoint, op
 from dovetail.compiler.config import MAX_JSON_BYTES, Config, parse_json_object, read_bounded
 from dovetail.compiler.experts import expert_tensors
 from dovetail.compiler.packed import packed_tensors
+from dovetail.compiler.pairs import halves
 from dovetail.compiler.text_part import text_config, text_tensors
 from dovetail.ir.errors import SpecError
 
@@ -59,7 +60,8 @@ class ModelDirectory:
     def checkpoint(self) -> Checkpoint:
         """Read the headers of the safetensors files."""
         opened = text_tensors(open_checkpoint(self.path))
-        found = expert_tensors(packed_tensors(opened, self.config()))
+        config = self.config()
+        found = halves(expert_tensors(packed_tensors(opened, config)), config)
         beside = {
             f"dense.{i}.{name}": info
             for i, folder in enumerate(self.dense)
@@ -86,7 +88,8 @@ class AdapterDirectory:
 
     def checkpoint(self) -> Checkpoint:
         """Read the headers of both."""
-        return merge(self.path, self.base.checkpoint())
+        tied = self.config().flag("tie_word_embeddings")
+        return merge(self.path, self.base.checkpoint(), tied=tied)
 
 
 ModelSource: TypeAlias = "ModelDirectory | AdapterDirectory | GgufModel"

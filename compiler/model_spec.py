@@ -151,7 +151,7 @@ def read_architecture(
         sliding_window=window,
         window_layers=window_layers,
         attention_bias=bool(bias) or config_bias,
-        output_bias=config_bias,
+        output_bias=config_bias and family.output_bias,
         mlp_bias=config.flag("mlp_bias") if family.mlp_bias is None else family.mlp_bias,
         sinks=family.sinks,
         qk_norm=family.qk_norm,

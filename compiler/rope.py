@@ -35,26 +35,24 @@ def read_rope(
     max_context: int | None = None,
     *,
     theta: float = 10000.0,
-    partial: bool = False,
+    partial: float | None = None,
     per_layer: bool = False,
 ) -> RopeSpec:
     """Return the rope of a config: `rope_parameters`, or the older `rope_theta` + `rope_scaling`.
 
     max_context: positions that will be used, None for all. theta: the base where none is told.
-    partial: the rope may turn a part of each head. per_layer: layers with a window have a rope of
-    their own (`read_local_rope`). Raises SpecError for what this product does not compute.
+    partial: the part of each head that it turns, unless it is told; None: always all of it.
+    per_layer: layers with a window have a rope of their own (`read_local_rope`). Raises SpecError
+    for what this product does not compute.
     """
     places = [config, _section(config)]
     if any(isinstance(value, dict) for value in places[1].values.values()):
         if not per_layer:
             raise SpecError(f"{places[1].name} differs between layer types, which is not supported")
         places[1] = places[1].section(FULL)
-    share = 1.0
     for place in places:  # the latter stands; what a newer version passes over must be fit
         theta = place.number("rope_theta", MIN_THETA, MAX_THETA, theta)
-        share = place.number("partial_rotary_factor", 0.0, 1.0, share)
-        if share != 1.0 and not partial:
-            raise place.fail("partial_rotary_factor", "but only 1 is supported")
+    share = turned_share(config, partial)
     spec = RopeSpec(theta=theta, rotary_dim=int(head_dim * share + 1e-6))
     if spec.rotary_dim < 2 or spec.rotary_dim % 2:
         raise SpecError(
@@ -62,6 +60,16 @@ def read_rope(
             f"{head_dim} values of a head, but must turn an even number of them"
         )
     return _read(places[1], config, spec, max_position, max_context)
+
+
+def turned_share(config: Config, partial: float | None) -> float:
+    """Return the part of each head that a rope turns; `partial` as of `read_rope`."""
+    share = 1.0 if partial is None else partial
+    for place in (config, _section(config)):
+        share = place.number("partial_rotary_factor", 0.0, 1.0, share)
+        if share != 1.0 and partial is None:
+            raise place.fail("partial_rotary_factor", "but only 1 is supported")
+    return share
 
 
 def read_local_rope(config: Config, head_dim: int, max_position: int) -> RopeSpec:

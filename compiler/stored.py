@@ -18,6 +18,7 @@ from dovetail.compiler.writer import ArtifactWriter
 from dovetail.ir.errors import SpecError, WorkflowError
 from dovetail.ir.graph import ExecutionGraph
 from dovetail.ir.index_file import IndexManifest
+from dovetail.ir.options import check_types
 from dovetail.ir.ragraph import RAGraph
 from dovetail.ir.template import find_functions, lower
 from dovetail.ir.workflow import Workflow
@@ -56,6 +57,7 @@ def read_workflows(
     """
     found: dict[str, Stored] = {}
     for item in given:
+        check_types({"a workflow": item}, {"a workflow": GivenWorkflow}, SpecError)
         for stored in _read(item):
             name = stored.workflow.name
             check_name("a workflow in an artifact", name)

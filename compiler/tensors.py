@@ -129,7 +129,7 @@ def _layer_sources(spec: ModelSpec, layer: int) -> Iterator[WeightSource]:
     qkv = tuple(f"{there}.self_attn.{p}_proj" for p in "qkv")
     pair = tuple(f"{there}.mlp.{p}_proj" for p in ("gate", "up"))
     out, down = f"{there}.self_attn.o_proj", f"{there}.mlp.down_proj"
-    norms = _BRANCH_NORMS if spec.branch_norms else _NORMS
+    norms = _NORMS_OF.get(spec.family, _NORMS)
 
     def norm(name: str, scale: float = 1.0) -> WeightSource:
         return _norm(spec, f"{here}.{name}", f"{there}.{norms[name]}.weight", hidden, scale)
@@ -205,16 +205,23 @@ def _expert_sources(spec: ModelSpec, layer: int, count: int) -> Iterator[WeightS
             yield WeightSource(f"{here}.{name}_bias", vector, sum(rows), 1, _biases(modules), rows)
 
 
-FUSED_QKV, FUSED_PAIR = ("phi3",), ("phi3", "granite4")
+FUSED_QKV, FUSED_PAIR = ("phi3",), ("phi3", "granite4", "glm4")
 """Families whose checkpoints have q, k and v as one tensor; and those of gate and up."""
 _NORMS = {"input_norm": "input_layernorm", "post_norm": "post_attention_layernorm"}
-_BRANCH_NORMS = {
-    "input_norm": "input_layernorm",
-    "attention_norm": "post_attention_layernorm",
-    "post_norm": "pre_feedforward_layernorm",
-    "mlp_norm": "post_feedforward_layernorm",
+_NORMS_OF = {
+    "gemma3": {
+        "input_norm": "input_layernorm",
+        "attention_norm": "post_attention_layernorm",
+        "post_norm": "pre_feedforward_layernorm",
+        "mlp_norm": "post_feedforward_layernorm",
+    },
+    "glm4": {
+        **_NORMS,
+        "attention_norm": "post_self_attn_layernorm",
+        "mlp_norm": "post_mlp_layernorm",
+    },
 }
-"""Our norms of a layer by what checkpoints call them."""
+"""Our norms of a layer by what checkpoints call them, in most families and in those of branches."""
 
 
 def _norm(spec: ModelSpec, name: str, tensor: str, n: int, scale: float = 1.0) -> WeightSource:

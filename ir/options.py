@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, TypedDict, Union, get_args, get_origin
+from typing import Any, Literal, TypedDict, Union, get_args, get_origin, get_type_hints
 
-from dovetail.ir.errors import DovetailError, RequestError
+from dovetail.ir.errors import DovetailError, RequestError, SpecError
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -97,18 +98,26 @@ def check_types(
 ) -> None:
     """Raise `error` for the first value of `given` that is of no type of its hint."""
     for name, value in given.items():
-        hint = hints[name]
-        parts = get_args(hint) if get_origin(hint) in CHOICES else (hint,)
-        kinds = [_kind(part) for part in parts]
+        kinds = [*_kinds(hints[name])]
         if not any(_is(value, kind) for kind in kinds):
             wanted = " or ".join(dict.fromkeys(TYPES.get(kind, kind.__name__) for kind in kinds))
             raise error(f"{name} must be {wanted}, not {value!r}")
 
 
-def _kind(part: Any) -> type:
-    """Return the type of a part of a hint: a Literal has words, and a tuple may be any list."""
-    kind = str if isinstance(part, str) else get_origin(part) or part
-    return Sequence if kind is tuple else kind
+def check_fields(value: Any, error: type[DovetailError] = SpecError) -> None:
+    """Raise `error` for the first field of a dataclass that is of no type of its hint."""
+    given = {field.name: getattr(value, field.name) for field in fields(value)}
+    check_types(given, get_type_hints(type(value)), error)
+
+
+def _kinds(hint: Any) -> Iterator[type]:
+    """Yield the types of a hint: a Literal has words, and a tuple may be any list."""
+    if get_origin(hint) in CHOICES:
+        for part in get_args(hint):
+            yield from _kinds(part)
+    else:
+        kind = str if isinstance(hint, str) else get_origin(hint) or hint
+        yield Sequence if kind is tuple else kind
 
 
 def _is(value: object, kind: type) -> bool:

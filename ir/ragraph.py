@@ -42,7 +42,8 @@ class RAGraph:
             inputs: the names that a run is given.
             max_steps: how often one node may run for one request; a loop ends there with an error.
         """
-        check_types({"max_steps": max_steps}, {"max_steps": int}, WorkflowError)
+        hints = {"inputs": Sequence, "max_steps": int}
+        check_types({"inputs": inputs, "max_steps": max_steps}, hints, WorkflowError)
         if max_steps < 1:
             raise WorkflowError(f"workflow {name!r}: max_steps must be at least 1, not {max_steps}")
         if isinstance(inputs, str):

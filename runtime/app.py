@@ -320,10 +320,12 @@ class App:
 
     def cancel(self, job: Job) -> None:
         """End a job. When this returns its blocks are free; its result has the reason `abort`."""
+        check_types({"job": job}, {"job": Job})
         self.generator.abandon([job])
 
     async def acancel(self, job: Job) -> None:
         """As `cancel`, in an event loop: it goes on while a step ends."""
+        check_types({"job": job}, {"job": Job})
         await self.generator.aabandon([job])
 
     def _read(self, prompts: abc.Sequence[Prompt], options: GenerateOptions, **form: bool) -> Ask:
@@ -442,10 +444,8 @@ class App:
                 token ids with its special tokens.
             model: the encoder's name in the artifact, default its first one that embeds.
             prompt_name, prompt: what goes before each text: one of the model's prompts, or a text.
-            dimensions: the first values of each row, of length 1 again where whole rows are: for
-                models that were trained so (Matryoshka).
-            wait: with an SLO (`load(embedding=...)`), wait for room instead of BUSY; for many
-                texts. Without an SLO calls always wait.
+            dimensions: of each row only so many values, for models trained so (Matryoshka).
+            wait: with an SLO, for room, not BUSY (many texts). Without one calls always wait.
 
         Raises:
             RequestError: a text or option is wrong, or the artifact has no such encoder.

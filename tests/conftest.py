@@ -25,7 +25,10 @@ def pytest_configure(config: pytest.Config) -> None:
     No example has a deadline: other work on the machine is no fault of ours.
     Take SIGINT as a terminal's process does: a shell's background jobs ignore it, and so would the
     commands that tests interrupt.
+    Libraries compute on one thread: models here are so small that more only wait for each other,
+    which costs a third of the time of tests with torch. Where threads matter they are asked for.
     """
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     long = "long" in config.getoption("markexpr").replace("not long", "")
     hypothesis.settings.load_profile("untimed" if long else "seeded")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

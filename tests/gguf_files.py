@@ -18,6 +18,7 @@ ARCHITECTURES = {
     **{name: name for name in ("qwen2", "qwen3", "phi3", "smollm3", "granite")},
     "granitemoehybrid": "granite",  # its converter's name for models without Mamba
     "ministral3": "mistral3",
+    **{name: name for name in ("glm4", "ernie4_5")},
     "gemma3_text": "gemma3",
     "qwen3_moe": "qwen3moe",
     "mixtral": "llama",
@@ -48,7 +49,8 @@ def read_state(directory: Path) -> dict[str, np.ndarray]:
 
 def read_own_state(directory: Path) -> dict[str, np.ndarray]:
     """Return the tensors as `read_state` does, of experts each matrix by the name that we have."""
-    state = _pick_experts(dict(parts_of_mlp(read_state(directory))))
+    state = dict(parts_of_mlp(our_rows(directory, read_state(directory))))
+    state = _pick_experts(state)
     names = {"router.layer": "gate", "w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
     fused = {"input_linear": ("gate_proj", "up_proj"), "output_linear": ("down_proj",)}
     for name in [name for name in state if "block_sparse_moe" in name]:
@@ -97,16 +99,40 @@ def _matrices(values: np.ndarray, parts: int) -> list[np.ndarray]:
     return list(values.reshape(len(values) * parts, -1, values.shape[2]))
 
 
-def pair_rows(values: np.ndarray, heads: int) -> np.ndarray:
-    """Return the rows of each head in the order (0, d/2), (1, d/2 + 1), ..."""
-    split = values.reshape(heads, 2, -1, *values.shape[1:])
-    return np.ascontiguousarray(split.swapaxes(1, 2)).reshape(values.shape)
+def pair_rows(values: np.ndarray, heads: int, share: float = 1.0) -> np.ndarray:
+    """Return the rows of each head in the order (0, d/2), (1, d/2 + 1), ...
+
+    share: d, in parts of a head; the rows behind it stay.
+    """
+    return _reordered(values, heads, share, lambda turned: turned.reshape(2, -1).T)
 
 
-def split_rows(values: np.ndarray, heads: int) -> np.ndarray:
+def split_rows(values: np.ndarray, heads: int, share: float = 1.0) -> np.ndarray:
     """Undo `pair_rows`."""
-    pairs = values.reshape(heads, -1, 2, *values.shape[1:])
-    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(values.shape)
+    return _reordered(values, heads, share, lambda turned: turned.reshape(-1, 2).T)
+
+
+def _reordered(
+    values: np.ndarray, heads: int, share: float, order: Callable[[np.ndarray], np.ndarray]
+) -> np.ndarray:
+    size = len(values) // heads
+    rows, turned = np.arange(size), int(size * share)
+    rows[:turned] = order(rows[:turned]).reshape(-1)
+    return np.ascontiguousarray(values.reshape(heads, size, -1)[:, rows]).reshape(values.shape)
+
+
+def our_rows(directory: Path, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return queries and keys with the rows that a rope turns as halves, as ours are."""
+    config = json.loads((directory / "config.json").read_text())
+    if config["model_type"] not in NEIGHBOURS:
+        return dict(state)
+    heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
+    found = {}
+    for name, values in state.items():
+        key = heads.get(name.split(".")[-2])
+        share = NEIGHBOURS[config["model_type"]]
+        found[name] = split_rows(values, config[key], share) if key else values
+    return found
 
 
 def save_gguf(
@@ -160,7 +186,8 @@ def save_gguf(
             continue
         paired = {"q_proj": heads, "k_proj": kv_heads} if arch in PAIRED else {}
         count = paired.get(name.split(".")[-2])
-        rows = pair_rows(values, count) if count else values
+        share = NEIGHBOURS.get(config["model_type"], 1.0)
+        rows = pair_rows(values, count, share) if count else values
         rows = rows + 1 if is_offset(arch, name) else rows
         plain = values.ndim == 1 or name.endswith(".bias")
         form = gguf.GGMLQuantizationType["F32" if plain else kind_of(name)]
@@ -209,8 +236,10 @@ def stacked_name(name: str) -> str | None:
     return f"blk.{layer}.{known[stem]}.{kind}" if stem in known else None
 
 
-PAIRED = ("llama", "mistral3", "smollm3", "granite", "granitemoe")
-"""Architectures whose converter reorders the rows of queries and keys."""
+PAIRED = ("llama", "mistral3", "smollm3", "granite", "granitemoe", "glm4", "ernie4_5")
+"""Architectures whose files have the rows of queries and keys as pairs."""
+NEIGHBOURS = {"glm4": 0.5, "ernie4_5": 1.0}
+"""Families that are trained so, with the part of each head that a rope turns."""
 
 
 def is_offset(arch: str, name: str) -> bool:
@@ -224,6 +253,8 @@ def add_rope(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     if "full_attention" in rope:
         rope = rope["full_attention"]
     writer.add_rope_freq_base(rope["rope_theta"])
+    if config["model_type"] == "glm4":
+        writer.add_rope_dimension_count(int(config["head_dim"] * NEIGHBOURS["glm4"]))
     if rope["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "smollm3", "gemma3", "granite")
-FAMILIES += ("ministral3", "granite4")
+FAMILIES += ("ministral3", "granite4", "glm4", "ernie4_5")
 EXPERTS = ("qwen3_moe", "mixtral", "granitemoe", "gpt_oss")
 """Families of experts."""
 
@@ -34,6 +34,8 @@ OWN: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 16},
     "phi3": {"pad_token_id": 2, "rms_norm_eps": 1e-6},
     "granite": MULTIPLIERS,
+    "glm4": {"head_dim": 32, "rms_norm_eps": 1e-6, "pad_token_id": 2},
+    "ernie4_5": {"head_dim": 16, "rms_norm_eps": 1e-6},
     "granite4": {
         **MULTIPLIERS,
         "shared_intermediate_size": 120,
@@ -97,6 +99,8 @@ def make_model(family: str, *, seed: int = 0, dtype: str = "float32", **override
         "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
         "phi3": (transformers.Phi3Config, transformers.Phi3ForCausalLM),
         "granite": (transformers.GraniteConfig, transformers.GraniteForCausalLM),
+        "glm4": (transformers.Glm4Config, transformers.Glm4ForCausalLM),
+        "ernie4_5": (transformers.Ernie4_5Config, transformers.Ernie4_5ForCausalLM),
         "granite4": (
             transformers.GraniteMoeHybridConfig,
             transformers.GraniteMoeHybridForCausalLM,

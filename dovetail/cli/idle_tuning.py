@@ -98,7 +98,8 @@ class IdleTuner:
             with self._changed:
                 self._child = None
             if code and self._stopped:
-                log.info("tuning: stopped for requests; the measurements are kept")
+                why = "with the server" if self._closed else "for requests"
+                log.info("tuning: stopped %s; the measurements are kept", why)
                 return None
             if code:
                 log.warning("tuning: %r could not be compiled: %s", job.name, _last_line(said))

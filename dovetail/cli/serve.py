@@ -7,6 +7,7 @@ and keys of a YAML file, too. Out: a server, until SIGTERM or Ctrl-C; what runs 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -105,6 +106,9 @@ class ModelFlags:
         """Raise SpecError for what cannot be meant."""
         if self.tune not in ("off", "idle"):
             raise SpecError(f"--tune must be off or idle, not {self.tune!r}")
+        for name in ("tune_after", "tune_budget"):
+            if (seconds := getattr(self, name)) is not None and not 0 <= seconds < math.inf:
+                raise SpecError(f"{flag_of(name)} must be seconds, 0 or more, not {seconds:g}")
         if self.tune == "idle" and timeline is not None:
             raise SpecError("--timeline and --tune idle cannot be combined; omit one of them")
         if timeline and not (timeline.exists() or os.access(timeline.absolute().parent, os.W_OK)):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from dovetail.ir.errors import SpecError
+from dovetail.ir.options import check_fields
 from dovetail.runtime.embed.line import Arrival
 
 CLASSES = (32, 128, 512)
@@ -40,6 +41,7 @@ class EmbeddingSettings:
 
     def __post_init__(self) -> None:
         """Raise SpecError for what cannot be meant."""
+        check_fields(self)
         if not 0 < self.slo < math.inf:
             raise SpecError(f"an SLO of {self.slo:g} s cannot be met; give a positive time")
         if self.arrival not in get_args(Arrival):

@@ -14,13 +14,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from threading import Event, Lock
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, get_type_hints
 
 import msgspec
 
 from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.errors import SpecError, WorkflowError
 from dovetail.ir.index_file import DOCUMENTS, OFFSETS, EmbedderEntry
+from dovetail.ir.options import check_fields, check_types
 from dovetail.ir.place import find_searches
 from dovetail.ir.ragraph import RAGraph
 from dovetail.ir.workflow import Generation, Node, Retrieval, Workflow
@@ -94,7 +95,8 @@ class FlowSettings:
     max_waiting: int | None = None
 
     def __post_init__(self) -> None:
-        """Raises SpecError for numbers that are too small, or unknown transformations."""
+        """Raises SpecError for what is of a wrong type, too small, or an unknown transformation."""
+        check_fields(self)
         check_transformations(self.wavefront.transformations or ())
         for name, least in (("threads", 1), ("cluster_bytes", 0), ("max_waiting", 1)):
             value = getattr(self, name)
@@ -221,6 +223,7 @@ class FlowService:
         embed: EmbedTexts | None = None,
     ) -> None:
         """Open an index in the worker and measure it; see `App.add_index`."""
+        check_types({"path": path, "name": name}, get_type_hints(FlowService.add_index), SpecError)
         if nprobe is not None and not (isinstance(nprobe, int) and nprobe > 0):
             raise SpecError(f"nprobe must be a whole number of at least 1, not {nprobe!r}")
         folder = Path(path).resolve()

@@ -12,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 import dovetail
 from dovetail.cli.model_cache import find_artifact
+from dovetail.compiler.adapter import base_name
 from dovetail.compiler.model_source import open_model
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.errors import SpecError
@@ -193,11 +194,33 @@ def test_what_does_not_fit_is_told(
         open_model(adapter).checkpoint()
 
 
-def test_a_head_that_is_the_embedding_is_not_changed(tmp_path: Path) -> None:
-    base = save_model(tmp_path / "model", "llama", tie_word_embeddings=True)
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_head_that_is_the_embedding_is_not_changed(stored: bool, tmp_path: Path) -> None:
+    base = save_model(tmp_path / "model", "llama", tie_word_embeddings=not stored)
+    if stored:  # but not used
+        config = json.loads((base / "config.json").read_text()) | {"tie_word_embeddings": True}
+        (base / "config.json").write_text(json.dumps(config))
     adapter = save_adapter(tmp_path / "a", base, factors(EMBED))
     with pytest.raises(SpecError, match="is the head, too"):
         open_model(adapter).checkpoint()
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("org/llama-bnb-4bit", "org/llama"),
+        ("org/llama-unsloth-bnb-4bit", "org/llama"),
+        ("org/llama", "org/llama@v2"),
+    ],
+)
+def test_of_rounded_models_the_float_one_is_taken(name: str, wanted: str, tmp_path: Path) -> None:
+    assert base_name(save_adapter(tmp_path / "a", name, factors(Q), revision="v2")) == wanted
+
+
+def test_an_adapter_of_itself_is_no_model(tmp_path: Path) -> None:
+    adapter = save_adapter(tmp_path / "a", tmp_path / "a", factors(Q))
+    with pytest.raises(SpecError, match=r"config\.json is missing"):
+        dovetail.compile(adapter, output=tmp_path / "x.dove", effort="none")
 
 
 def test_the_model_of_an_adapter_is_looked_for(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def hub() -> Iterator[Hub]:
     dense["modules.json"] = json.dumps(modules).encode()
     tags = ("Q4_K_M", "UD-Q4_K_M", "Q8_0", "F32-00001-of-00002", "F32-00002-of-00002")
     named = {f"{tag[:3]}/tiny-{tag}.gguf": tag.encode() for tag in tags}
-    other = {"config.json": b'{"architectures": ["MPNetModel"]}', "model.safetensors": b"x"}
+    other = {"config.json": b'{"architectures": ["FunnelModel"]}', "model.safetensors": b"x"}
     adapter = {"adapter_config.json": b'{"base_model_name_or_path": "tiny/llama"}'}
     adapter |= {"adapter_model.safetensors": b"x", "tokenizer.json": files["tokenizer.json"]}
     with run_hub(
@@ -152,7 +152,7 @@ def test_what_cannot_be_fetched_is_told_in_a_sentence(hub: Hub, tmp_path: Path) 
         "tiny/secret": f"accept its conditions at {hub.url}/tiny/secret, then give a token that",
         "tiny/GGUF:Q2_K": "tiny/GGUF has no GGUF file Q2_K",
         "tiny/pickles": "tiny/pickles is not what Dovetail reads: a config.json with model.safete",
-        "tiny/strange": "architecture MPNetModel is not supported",
+        "tiny/strange": "architecture FunnelModel is not supported",
         "tiny--x/llama": "it is no name of a model",
     }
     for text, part in zip(find(hub, tmp_path, *said), said.values(), strict=True):

@@ -17,7 +17,7 @@ from dovetail.ir.dtypes import DTYPES, widen_bf16
 from dovetail.ir.errors import SpecError
 from dovetail.ir.formats import FORMATS
 from dovetail.ir.model import weight_shapes
-from tests.gguf_files import parts_of_mlp
+from tests.gguf_files import our_rows, parts_of_mlp
 from tests.models import FAMILIES, make_model, save_model
 
 
@@ -41,15 +41,20 @@ def pack(path, target, **options):
     return spec, {e.name: e for e in entries}, chunks
 
 
-NORMS = (
-    (("input_norm", "input_layernorm", 1), ("post_norm", "post_attention_layernorm", 1)),
-    (
+PLAIN = (("input_norm", "input_layernorm", 1), ("post_norm", "post_attention_layernorm", 1))
+NORMS = {
+    "glm4": (
+        *PLAIN,
+        ("attention_norm", "post_self_attn_layernorm", 1),
+        ("mlp_norm", "post_mlp_layernorm", 1),
+    ),
+    "gemma3": (
         ("input_norm", "input_layernorm", 1),
         ("attention_norm", "post_attention_layernorm", 1 / 8),  # a stream of 64 values
         ("post_norm", "pre_feedforward_layernorm", 1),
         ("mlp_norm", "post_feedforward_layernorm", 1 / 8),
     ),
-)
+}
 """(ours, theirs, scale), and those of models with norms of branches."""
 
 
@@ -76,7 +81,8 @@ def test_packed_weights_are_the_checkpoints(family, chunk_bytes, tmp_path, monke
     path = save_model(tmp_path / "m", family, **options)
     spec, entries, _ = pack(path, tmp_path / "w")
     model = make_model(family, **options).state_dict()
-    state = dict(parts_apart(dict(parts_of_mlp({k: v.numpy() for k, v in model.items()}))))
+    state = our_rows(path, {name: value.numpy() for name, value in model.items()})
+    state = dict(parts_apart(dict(parts_of_mlp(state))))
     got = {name: read_packed(tmp_path / "w", entry) for name, entry in entries.items()}
 
     def stacked(pattern, parts, kind="weight"):
@@ -98,10 +104,10 @@ def test_packed_weights_are_the_checkpoints(family, chunk_bytes, tmp_path, monke
     for side, name in enumerate(("gate", "up")):
         pair = got["layers.1.gate_up"][side]
         np.testing.assert_array_equal(pair, stacked("mlp.{}_proj", [name]))
-    for name, source, times in NORMS[family == "gemma3"]:
+    for name, source, times in NORMS.get(family, PLAIN):
         norm = (stacked(source, [""]) + plus) * np.float32(times)
         np.testing.assert_array_equal(got[f"layers.1.{name}"][:, 0], norm)
-    assert ("layers.1.qkv_bias" in got) == (family in ("llama", "qwen2"))
+    assert ("layers.1.qkv_bias" in got) == (family in ("llama", "qwen2", "glm4"))
     if "layers.1.qkv_bias" in got:
         bias = stacked("self_attn.{}_proj", "qkv", "bias")
         np.testing.assert_array_equal(got["layers.1.qkv_bias"][:, 0], bias)

@@ -93,8 +93,8 @@ def test_what_is_no_supported_encoder_is_refused_before_it_is_compiled(
 ) -> None:
     output, unknown = tmp_path / "idx", tmp_path / "unknown"
     unknown.mkdir()
-    (unknown / "config.json").write_text('{"architectures": ["MPNetModel"]}')
-    for model, family in ((LLAMA, "LlamaForCausalLM"), (unknown, "MPNetModel")):
+    (unknown / "config.json").write_text('{"architectures": ["FunnelModel"]}')
+    for model, family in ((LLAMA, "LlamaForCausalLM"), (unknown, "FunnelModel")):
         result = dovetail("index", "build", written, "-o", output, "--embedder", model)
         assert_one_sentence(result)
         assert f"architecture {family} is not a supported encoder" in result.err

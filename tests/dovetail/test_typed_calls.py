@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,12 @@ def test_every_sampling_option_is_read() -> None:
     }
 
 
+@pytest.fixture(scope="module")
+def app(artifact: Path) -> Iterator[dovetail.App]:
+    with dovetail.load(artifact) as opened:
+        yield opened
+
+
 @pytest.mark.parametrize(
     "call",
     [
@@ -117,19 +124,17 @@ def test_every_sampling_option_is_read() -> None:
     ],
 )
 def test_misspelt_options_are_errors_of_ours_when_they_run(
-    call: Callable[[object], object], artifact: Path
+    call: Callable[[object], object], app: dovetail.App
 ) -> None:
-    with dovetail.load(artifact) as app:
-        with pytest.raises(dovetail.DovetailError, match="has no option 'max_tokes'"):
-            call(app)
+    with pytest.raises(dovetail.DovetailError, match="has no option 'max_tokes'"):
+        call(app)
 
 
-def test_the_option_that_is_meant_is_named(artifact: Path) -> None:
-    with dovetail.load(artifact) as app:
-        with pytest.raises(dovetail.RequestError, match="did you mean 'max_tokens'"):
-            app.generate("x", max_tokes=3)
-        with pytest.raises(dovetail.RequestError, match="embed has no option 'modl'; did you mean"):
-            app.embed("x", modl="m")
+def test_the_option_that_is_meant_is_named(app: Any) -> None:
+    with pytest.raises(dovetail.RequestError, match="did you mean 'max_tokens'"):
+        app.generate("x", max_tokes=3)
+    with pytest.raises(dovetail.RequestError, match="embed has no option 'modl'; did you mean"):
+        app.embed("x", modl="m")
 
 
 @pytest.mark.parametrize(
@@ -165,3 +170,32 @@ def test_values_of_a_wrong_type_are_errors_of_ours(options: dict[str, Any], said
 def test_so_are_those_of_a_compile(options: dict[str, Any], said: str) -> None:
     with pytest.raises(dovetail.SpecError, match=said):
         dovetail.compile(**{"model": "nowhere", "output": "x.dove", **options})
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "said"),
+    [
+        (dovetail.FlowSettings, {"threads": "x"}, "must be a whole number or None, not 'x'"),
+        (dovetail.FlowSettings, {"wavefront": 3}, "must be WavefrontSettings, not 3"),
+        (dovetail.WavefrontSettings, {"refresh": "x"}, "must be a whole number, not 'x'"),
+        (dovetail.WavefrontSettings, {"patience": 0.5}, "number or a text or None, not 0.5"),
+        (dovetail.EmbeddingSettings, {"slo": "x"}, "must be a number, not 'x'"),
+    ],
+)
+def test_so_are_those_of_settings(settings: type, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(dovetail.SpecError, match=f"{next(iter(options))} .*{said}"):
+        settings(**options)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda app: app.cancel(None), "job must be Job, not None"),
+        (lambda app: asyncio.run(app.acancel(None)), "job must be Job, not None"),
+        (lambda app: app.add_index(None), "path must be a text or a path, not None"),
+        (lambda app: app.add_index("idx", name=3), "name must be a text or None, not 3"),
+    ],
+)
+def test_so_are_those_of_an_app(call: Callable[[object], object], said: str, app: Any) -> None:
+    with pytest.raises(dovetail.DovetailError, match=said):
+        call(app)

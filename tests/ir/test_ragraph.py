@@ -167,6 +167,7 @@ def test_a_choice_without_targets_may_lead_anywhere() -> None:
         (lambda g: g.add_retrieval(5, query="input", output=7), "node 5: output 7"),
         (lambda g: g.add_function(5, "no code", "d"), "node 5: 'no code' is no function"),
         (lambda g: RAGraph(inputs="input"), "inputs is a list of names"),
+        (lambda g: RAGraph(inputs=None), "inputs must be a list, not None"),
         (lambda g: g.add_function(5, len, "no name"), "node 5: output 'no name'"),
         (lambda g: g.add_function("END", len, "x"), "node 'END': START and END are the two ends"),
         (lambda g: g.add_function(END, len, "x"), "named by a number or a text"),

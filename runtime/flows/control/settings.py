@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dovetail.ir.errors import SpecError
+from dovetail.ir.options import check_fields
 
 MEASURED: Literal["measured"] = "measured"
 """A patience that each index has of its own."""
@@ -37,7 +38,8 @@ class WavefrontSettings:
     fixed_clusters: int | None = None
 
     def __post_init__(self) -> None:
-        """Raises SpecError for a number below 1."""
+        """Raises SpecError for a value of a wrong type, or a number below 1."""
+        check_fields(self)
         for name in ("refresh", "patience", "width", "fixed_clusters"):
             value = getattr(self, name)
             if isinstance(value, int) and value < 1:

@@ -74,7 +74,9 @@ def test_rounded_rows_at_tile_edges(target: str, name: str) -> None:
         problem.check(target, name, 2, m_tile=rows, block_n=k % 2, grid_n=2, block_k=8)
 
 
-@pytest.mark.parametrize(("target", "name"), [p for p in PAIRED if tile_of(p[1])[1] > 2], ids=str)
+@pytest.mark.parametrize(
+    ("target", "name"), share([p for p in PAIRED if tile_of(p[1])[1] > 2], 2), ids=str
+)
 def test_rounded_rows_are_right_in_the_text(target: str, name: str) -> None:
     rows, panels = tile_of(name)
     problem = Problem(17, 16 * panels + 1, 3, "bf16", name.split("_")[1])

@@ -80,8 +80,9 @@ def test_results_are_switched_to_one_after_the_other(
 
 
 def test_a_request_ends_the_child_and_idleness_begins_another(
-    make: Callable[..., tuple[IdleTuner, list[Child], Any]],
+    make: Callable[..., tuple[IdleTuner, list[Child], Any]], caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO")
     tuner, (child, failing, last), switched = make("one", "failing", "last")
     tuner.idle()
     group = child.await_begin()
@@ -98,6 +99,8 @@ def test_a_request_ends_the_child_and_idleness_begins_another(
     assert switched.empty()
     tuner.close()
     assert not _lives(group)
+    said = [record.message for record in caplog.records if "stopped" in record.message]
+    assert [words.split()[2:4] for words in said] == [["for", "requests;"], ["with", "the"]]
 
 
 def _lives(group: int) -> bool:

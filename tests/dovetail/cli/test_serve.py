@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 from pathlib import Path
@@ -10,7 +11,8 @@ import pytest
 import typer
 
 from dovetail.cli.app import app
-from dovetail.cli.serve import HttpFlags, read_config
+from dovetail.cli.serve import HttpFlags, ModelFlags, read_config
+from dovetail.errors import SpecError
 from tests.dovetail.commands import assert_one_sentence, dovetail
 
 
@@ -36,6 +38,14 @@ def test_a_list_of_keys_has_no_empty_ones(
     file.write_text(f"api-key: [first, {item}]\n")
     with pytest.raises(typer.BadParameter, match="api_key must be"):
         read_config(context, file)
+
+
+@pytest.mark.parametrize("name", ["tune_after", "tune_budget"])
+@pytest.mark.parametrize("seconds", [-1.0, math.inf, math.nan])
+def test_seconds_of_tuning_are_no_less_than_none(name: str, seconds: float) -> None:
+    flag = name.replace("_", "-")
+    with pytest.raises(SpecError, match=f"--{flag} must be seconds, 0 or more, not {seconds:g}"):
+        ModelFlags(**{name: seconds}).check(None)
 
 
 def test_keys_of_a_file_may_be_any_bytes(tmp_path: Path) -> None:

@@ -169,12 +169,12 @@ def test_a_model_is_compiled_into_the_cache_once(
     assert artifact.is_dir()  # its kernels are in the cache
     monkeypatch.setenv("DOVETAIL_CACHE", str(link_cache(tmp_path)))
     monkeypatch.chdir(model.parent)
+    with face.load(artifact) as app:
+        text = app.chat([{"role": "user", "content": QUESTION}]).message.content
     for name, said in ((model, True), (model, False), (model.name, False)):
         command = [sys.executable, "-P", "-c", MAIN, "run", str(name), "-p", QUESTION]
         found = subprocess.run(command, capture_output=True, text=True, check=True)
         assert ("compiling" in found.stderr) == said
-        with face.load(artifact) as app:
-            text = app.chat([{"role": "user", "content": QUESTION}]).message.content
         assert found.stdout == f"{text}\n"
 
 
@@ -185,17 +185,20 @@ def test_standard_input_is_a_prompt(artifact: Path) -> None:
         command, input=QUESTION + "\n", capture_output=True, text=True, check=False
     )
     assert (piped.returncode, piped.stdout) == (0, given.out) and " tokens/s" in piped.stderr
-    for wrong in (b"", b" \n", b"\xff\xfe"):
-        for locale in ("C.UTF-8", "C"):  # the second one reads such bytes as surrogates
-            ended = subprocess.run(
-                command,
-                input=wrong,
-                capture_output=True,
-                check=False,
-                env={**os.environ, "LC_ALL": locale},
-            )
-            assert ended.returncode == 2 and ended.stderr.count(b"dovetail: ") == 1
-            assert (b"is not UTF-8" in ended.stderr) == (wrong == b"\xff\xfe")
+    for wrong, locale in (
+        (b" \n", "C.UTF-8"),
+        (b"\xff\xfe", "C.UTF-8"),
+        (b"\xff\xfe", "C"),  # which reads such bytes as surrogates
+    ):
+        ended = subprocess.run(
+            command,
+            input=wrong,
+            capture_output=True,
+            check=False,
+            env={**os.environ, "LC_ALL": locale},
+        )
+        assert ended.returncode == 2 and ended.stderr.count(b"dovetail: ") == 1
+        assert (b"is not UTF-8" in ended.stderr) == (wrong == b"\xff\xfe")
 
 
 def test_an_empty_answer_is_explained(artifact: Path) -> None:

@@ -64,7 +64,8 @@ def ranks(
 ) -> Iterator[tuple[App, list[StepPlan]]]:
     """Load with pools of so many blocks at each rank; also give the plans that ran."""
     given = {"plan": plan(count), "ranks": choices.pop("options", None)}
-    with two_pools(path, gpu, cpu, given=given, min_gain=0.0, patience=4, **choices) as found:
+    choices = {"min_gain": 0.0, "patience": 4, **choices}
+    with two_pools(path, gpu, cpu, given=given, **choices) as found:
         yield found
 
 

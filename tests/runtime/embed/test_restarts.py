@@ -188,8 +188,12 @@ def test_a_device_is_not_given_up_while_one_of_its_instances_is_started() -> Non
 
 @pytest.mark.parametrize("hangs", ["batch", "start"])
 def test_closing_waits_neither_for_a_batch_nor_for_a_start(
-    hangs: str, toy_source: Callable[..., EncoderSource], tmp_path: Path
+    hangs: str,
+    toy_source: Callable[..., EncoderSource],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("dovetail.runtime.child.launch.END_SECONDS", 0.1)
     pipe = tmp_path / "begun"
     os.mkfifo(pipe)
     process = ProcessInstance(toy_source("stuck", pipe=str(pipe), started=str(tmp_path / "once")))

@@ -276,6 +276,8 @@ def test_a_worker_that_reads_no_more_is_replaced(
     path: Path, vectors: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "SEND_SECONDS", 1)
+    for module in ("supervisor", "launch"):  # a stopped process does not end by itself
+        monkeypatch.setattr(f"dovetail.runtime.child.{module}.END_SECONDS", 0.1)
     worker = RetrievalProcess()
     worker.open("a", path)
     assert worker.pid is not None
@@ -291,7 +293,10 @@ def test_a_worker_that_reads_no_more_is_replaced(
     worker.close()
 
 
-def test_closing_ends_the_worker_and_fails_what_waits(path: Path, vectors: np.ndarray) -> None:
+def test_closing_ends_the_worker_and_fails_what_waits(
+    path: Path, vectors: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dovetail.runtime.child.launch.END_SECONDS", 0.1)
     worker = RetrievalProcess()
     worker.open("a", path)
     pid = worker.pid

@@ -33,8 +33,6 @@ def read_decoder(config: Config, dtypes: tuple[str, str], max_tokens: int) -> di
     dtypes: of the packed weights and of the checkpoint's. Raises SpecError as `read_model_spec`.
     """
     _, family = config.architecture(EMBEDDING_DECODERS, "a supported encoder")
-    if config.has("quantization_config"):
-        raise config.fail("quantization_config", "but quantized encoders are not supported")
     (packed, stored), causal, plain = dtypes, config.flag("is_causal", True), config
     if family.name == "gemma3" and config.flag(_BOTH):
         causal, plain = False, Config(config.name, {**config.values, _BOTH: False})

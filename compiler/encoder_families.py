@@ -136,8 +136,6 @@ def find_family(config: Config) -> tuple[str, EncoderFamily]:
 
 def check_fixed(config: Config, family: EncoderFamily) -> None:
     """Raise SpecError for a config.json that asks for what this family's kernels do not do."""
-    if config.has("quantization_config"):
-        raise config.fail("quantization_config", "but quantized encoders are not supported")
     if config.flag("is_decoder"):
         raise config.fail("is_decoder", "but only bidirectional models are encoders")
     kind = POSITION_KINDS[family.positions]

@@ -144,6 +144,8 @@ def read_encoder_spec(
     """
     folder = open_folder(Path(path))
     config = Config.read(folder.transformer / CONFIG)
+    if config.has("quantization_config"):
+        raise config.fail("quantization_config", "but quantized encoders are not supported")
     stored = stored_dtype(open_checkpoint(folder.transformer))
     dtypes = (resolve_weight_dtype(weight_dtype, stored, target), stored)
     if _embeds(config, folder):

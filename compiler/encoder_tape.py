@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from dovetail.compiler.tapes import NO_RESIDUAL, DecoderTape, TapeBuilder, Value
 from dovetail.ir.encoder import EncoderSpec
-from dovetail.ir.model import SPLIT_K_ELEMENTS, WeightEntry
+from dovetail.ir.model import SPLIT_K_ELEMENTS, WeightEntry, rope_names
 from dovetail.ir.tape import ENCODE_ARGS, ArgRef, BufferRef, Tape, WeightRef
 
 
@@ -199,7 +199,7 @@ class _Encode(_Packed):
         spec = self.spec
         if table not in spec.ropes:
             return
-        tables = (self.weight(f"{table}_cos"), self.weight(f"{table}_sin"))
+        tables = map(self.weight, rope_names(table))
         heads = (*self.rows(self.qkv), spec.n_heads, spec.n_heads, spec.head_dim)
         norms = (WeightRef(name=None), WeightRef(name=None), spec.norm_eps)
         self.add("rope_rows", segment, _T, *heads, ArgRef(name="positions"), *tables, *norms)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail.compiler.checkpoint import Checkpoint
-from dovetail.compiler.rope import rope_tables
+from dovetail.compiler.rope import named_tables
 from dovetail.compiler.tensors import UNUSED_TIED, WeightSource, check_sources, weight_sources
 from dovetail.ir.encoder import EncoderSpec
 from dovetail.ir.model import ModelSpec
@@ -146,10 +146,7 @@ def encoder_tables(spec: EncoderSpec, checkpoint: Checkpoint) -> dict[str, npt.N
     for source in _buckets(spec, checkpoint):
         (name,) = source.tensors
         tables["bias"] = checkpoint.floats(name)[[find_bucket(d) for d in distances]].T
-    for name, rope in spec.ropes.items():
-        pair = zip(("cos", "sin"), rope_tables(rope, spec.max_tokens), strict=True)
-        tables |= {f"{name}_{part}": table for part, table in pair}
-    return tables
+    return tables | named_tables(spec.ropes, spec.max_tokens)
 
 
 def _decoder_sources(decoder: ModelSpec, checkpoint: Checkpoint) -> Iterator[WeightSource]:

@@ -7,7 +7,7 @@ of a frequency is already a visible angle.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from dovetail.compiler.config import Config
 from dovetail.ir.errors import SpecError
-from dovetail.ir.model import RopeSpec
+from dovetail.ir.model import RopeSpec, rope_names
 
 F32 = npt.NDArray[np.float32]
 MIN_THETA, MAX_THETA = 1.001, 1e12
@@ -113,6 +113,14 @@ def usable_positions(config: Config, rope: RopeSpec, max_position: int) -> int:
     if _section(config).number(SCORES_GROW, 0.0, 1.0, 0.0):
         return rope.original_max_position
     return min(MAX_POSITION, max(max_position, int(rope.original_max_position * rope.factor)))
+
+
+def named_tables(ropes: Mapping[str, RopeSpec], positions: int) -> dict[str, F32]:
+    """Return the tables of ropes, as `rope_names` calls them."""
+    tables: dict[str, F32] = {}
+    for name, rope in ropes.items():
+        tables |= zip(rope_names(name), rope_tables(rope, positions), strict=True)
+    return tables
 
 
 def rope_tables(rope: RopeSpec, positions: int) -> tuple[F32, F32]:

@@ -23,14 +23,14 @@ from dovetail.compiler.checkpoint import Checkpoint
 from dovetail.compiler.encoder_tensors import encoder_sources, encoder_tables
 from dovetail.compiler.quantise import quantise_rows
 from dovetail.compiler.quantising import Advance
-from dovetail.compiler.rope import rope_tables
+from dovetail.compiler.rope import named_tables
 from dovetail.compiler.tensors import WeightSource, weight_sources
 from dovetail.compiler.weight_formats import stored_format
 from dovetail.ir.block_format import BlockFormat, Blocks, stack_blocks
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.encoder import EncoderSpec
 from dovetail.ir.formats import FORMATS, WeightFormat
-from dovetail.ir.model import PANEL, ModelSpec, WeightChunks, WeightEntry, rope_names
+from dovetail.ir.model import PANEL, ModelSpec, WeightChunks, WeightEntry
 
 PAGE = 4096
 CHUNK_BYTES = 4 << 20
@@ -84,9 +84,7 @@ def pack_weights(
     powers: Mapping[str, Array] = NO_POWERS,
 ) -> tuple[tuple[WeightEntry, ...], WeightChunks]:
     """Write `path` for a decoder; see `pack_sources`."""
-    tables: dict[str, Array] = {}
-    for name, rope in spec.ropes().items():
-        tables |= zip(rope_names(name), rope_tables(rope, spec.max_context), strict=True)
+    tables = named_tables(spec.ropes(), spec.max_context)
     given = (weight_sources(spec), spec.weight_format, checkpoint, path, tables)
     return pack_sources(*given, advance, powers)
 

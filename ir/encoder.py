@@ -11,7 +11,7 @@ from typing import TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from dovetail.ir.model import ModelSpec, RopeSpec, WeightEntry, weight_shapes
+from dovetail.ir.model import ModelSpec, RopeSpec, WeightEntry, rope_names, weight_shapes
 
 
 class DenseSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,8 +111,7 @@ class EncoderSpec(msgspec.Struct, frozen=True, kw_only=True):
         if self.relative or self.positions == "alibi":
             found["bias"] = (self.n_heads, 2 * self.span)
         for name, rope in self.ropes.items():
-            shape = (self.max_tokens, rope.rotary_dim // 2)
-            found |= {f"{name}_cos": shape, f"{name}_sin": shape}
+            found |= dict.fromkeys(rope_names(name), (self.max_tokens, rope.rotary_dim // 2))
         return found
 
     @property

@@ -62,10 +62,10 @@ CORE = ("native", "schedule", "engine", "accel", "child", "group")
 LINES = {
     "dovetail": 7_410,
     "compiler": 17_180,
-    "codegen": 18_040,
+    "codegen": 18_070,
     "topology": 4_020,
     "ir": 10_250,
-    "runtime": 39_260,
+    "runtime": 39_270,
     "runtime/machine": 1_230,
     "runtime/schedule": 3_900,
     "runtime/child": 900,

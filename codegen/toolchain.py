@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
@@ -238,11 +238,16 @@ def _build(
     sources = [*(("", text) for text in spec.parts), *files]
     longest_first = sorted(sources, key=lambda source: -len(source[1]))
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        made: dict[tuple[str, str], str] = {}
-        built = zip(longest_first, pool.map(compile_source, longest_first), strict=True)
-        for done, (source, result) in enumerate(built, 1):
-            made[source] = result
-            advance(done, len(sources))
+        jobs = {pool.submit(compile_source, source): source for source in longest_first}
+        made, done = dict[tuple[str, str], str](), 0
+        try:
+            for job in as_completed(jobs):
+                made[jobs[job]] = job.result()
+                done += len(jobs[job][1])
+                advance(done, sum(len(text) for _, text in sources))
+        finally:
+            for job in jobs:
+                job.cancel()
     objects = [made[source] for source in sources]
     run(work, "-shared", "-Wl,-z,defs", *objects, "-lm", "-o", f"{spec.name}.so")
     for path in work.glob("*.o"):

@@ -220,7 +220,10 @@ class Models:
                 code="model_not_found",
             )
         if skill is not None and skill not in found.skills:
-            raise ApiError(400, f"the model {name!r} does not {SAID[skill]}", param="model")
+            others = ", ".join(repr(model.id) for model in self if skill in model.skills)
+            other = f"use {others}" if others else "no model here does"
+            said = f"the model {name!r} does not {SAID[skill]}; {other}"
+            raise ApiError(400, said, param="model")
         return found
 
     def close(self) -> None:

@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import filelock
 import pytest
 
 import dovetail as face
+from dovetail.cli import model_cache
 from dovetail.cli.model_cache import find_artifact
 from dovetail.cli.talk import Pace
 from dovetail.errors import SpecError
@@ -257,6 +259,36 @@ def test_a_cache_is_read_that_cannot_be_written(
     monkeypatch.setenv("DOVETAIL_CACHE", "/dev/null")
     with pytest.raises(SpecError, match="set DOVETAIL_CACHE to a folder"):
         find_artifact(model, {})
+
+
+def test_a_model_that_a_cache_cannot_take_is_told(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOVETAIL_CACHE", str(link_cache(tmp_path)))
+    lock = Path(f"{find_artifact(model, {})}.lock")
+    lock.unlink()
+    lock.mkdir()  # so that no file of that name can be made
+    monkeypatch.setattr(model_cache, "_fits", lambda _path: False)
+    with pytest.raises(SpecError, match=r"cannot use the cache .* set DOVETAIL_CACHE to a folder"):
+        find_artifact(model, {})
+
+
+def test_who_waits_for_the_compile_of_another_says_so(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOVETAIL_CACHE", str(link_cache(tmp_path)))
+    other, said = filelock.FileLock(f"{find_artifact(model, {})}.lock"), list[str]()
+
+    def tell(line: str) -> None:
+        said.append(line)
+        other.release()
+
+    monkeypatch.setattr(model_cache, "tell", tell)
+    monkeypatch.setattr(model_cache, "_fits", lambda _path: bool(said))
+    with other:
+        assert Path(f"{find_artifact(model, {})}.lock") == Path(other.lock_file)
+    (line,) = said
+    assert line.startswith("another process compiles") and model.name in line
 
 
 def test_what_is_no_model_is_told(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -178,6 +179,26 @@ def test_a_model_is_compiled_into_the_cache_once(
         found = subprocess.run(command, capture_output=True, text=True, check=True)
         assert ("compiling" in found.stderr) == said
         assert found.stdout == f"{text}\n"
+
+
+def test_tokens_are_drawn_as_the_model_advises(model: Path, tmp_path: Path) -> None:
+    hot = shutil.copytree(model, tmp_path / "hot")
+    advice = {"do_sample": True, "temperature": 40.0, "top_k": 50, "eos_token_id": 1}
+    (hot / "generation_config.json").write_text(json.dumps(advice))
+    artifact = tmp_path / "hot.dove"
+    face.compile(hot, output=artifact, effort="none")
+    asked = ("run", artifact, "-p", QUESTION, "--max-tokens", 12, "--seed", 3)
+    conversation = [{"role": "user", "content": QUESTION}]
+    with face.load(artifact) as app:
+        for options, given in (
+            ({"temperature": 40.0, "top_k": 50}, ()),
+            ({"temperature": 40.0, "top_k": 2}, ("--top-k", 2)),
+            ({}, ("--temperature", 0)),
+        ):
+            wanted = app.chat(conversation, max_tokens=12, seed=3, **options)
+            assert dovetail(*asked, *given).out == f"{wanted.message.content}\n"
+        greedy = app.chat(conversation, max_tokens=12)
+    assert dovetail(*asked).out != f"{greedy.message.content}\n"
 
 
 def test_standard_input_is_a_prompt(artifact: Path) -> None:

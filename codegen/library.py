@@ -38,10 +38,12 @@ from dovetail.codegen.nvidia import CudaCompiler, compile_cuda, find_cuda_compil
 from dovetail.codegen.targets import TARGETS
 from dovetail.codegen.text_cache import remember_text, text_path
 from dovetail.codegen.toolchain import (
+    Advance,
     BuildSpec,
     Compiler,
     compile_shared,
     find_compiler,
+    unheard,
 )
 from dovetail.ir.artifact import KernelEntry, KernelIndex, KernelParam
 from dovetail.ir.cache import cache_directory
@@ -98,18 +100,23 @@ class BuiltLibrary:
     index: KernelIndex
 
 
-def build_library(spec: LibrarySpec, cache: Path | None = None) -> BuiltLibrary:
+def build_library(
+    spec: LibrarySpec, cache: Path | None = None, advance: Advance = unheard
+) -> BuiltLibrary:
     """Return the library of `spec`, from the build cache where it is there already.
 
+    Half of a CPU's is made once its texts are there.
     Raises SpecError for two kernels of one name, ScheduleError for an unknown kernel or a binding
     outside a tunable's choices, ToolchainError when the compiler fails.
     """
     check_names(spec)
     if spec.target.device:
         return _build_device_library(spec, cache)
-    kernels = emit_kernels(spec, cache)
+    kernels = emit_kernels(spec, cache, lambda done, total: advance(done, 2 * total))
     texts = [kernel.text for kernel in kernels]
-    path = compile_shared(_build_spec(spec, texts), cache)
+    path = compile_shared(
+        _build_spec(spec, texts), cache, lambda done, total: advance(total + done, 2 * total)
+    )
     source = emit_unit(spec.name, spec.target, texts, texts if spec.tvm_ffi else ())
     return BuiltLibrary(path, source, _cpu_index(spec, kernels, path.name))
 
@@ -171,10 +178,12 @@ def device_text(spec: LibrarySpec, cache: Path) -> DeviceText:
     return remember_text(request, cache, DeviceText, generate)
 
 
-def emit_kernels(spec: LibrarySpec, cache: Path | None) -> list[EmittedKernel]:
+def emit_kernels(
+    spec: LibrarySpec, cache: Path | None, advance: Advance = unheard
+) -> list[EmittedKernel]:
     """Return the kernels of a CPU's library; remembered unless they are of the user's files."""
     folder = cache or cache_directory()
-    _lower_beside(spec, folder)
+    _lower_beside(spec, folder, advance)
     return [
         remember_kernel(spec.target, request, folder)
         if request.module not in spec.modules
@@ -197,7 +206,7 @@ def remember_kernel(target: Target, request: KernelRequest, cache: Path) -> Emit
     return remember_text(key, cache, EmittedKernel, lambda: emit_kernel(target, request))
 
 
-def _lower_beside(spec: LibrarySpec, cache: Path) -> None:
+def _lower_beside(spec: LibrarySpec, cache: Path, advance: Advance) -> None:
     """Lower kernels that are not remembered in as many processes as there are CPUs.
 
     What a child could not do is left to the caller, who then meets the error.
@@ -208,7 +217,7 @@ def _lower_beside(spec: LibrarySpec, cache: Path) -> None:
     ours = (request for request in spec.kernels if request.module not in spec.modules)
     lacking = [r for r in ours if not text_path((target.name, request_key(r)), cache).exists()]
     lacking.sort(key=lambda r: int(r.binding.get("MR", 0)) * int(r.binding.get("NP", 0)))
-    count = min(len(os.sched_getaffinity(0)), len(lacking) // LEAST_SHARE)
+    count = max(1, min(len(os.sched_getaffinity(0)), len(lacking) // LEAST_SHARE))
     children = [
         subprocess.Popen(TEXT_CHILD, stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL)
         for _ in range(count - 1)
@@ -217,8 +226,9 @@ def _lower_beside(spec: LibrarySpec, cache: Path) -> None:
         for i, child in enumerate(children):
             job = {"target": target.name, "cache": str(cache), "requests": lacking[i::count]}
             _feed(child, msgspec.json.encode(job))
-        for request in lacking[count - 1 :: count] if children else ():
+        for done, request in enumerate(own := lacking[count - 1 :: count], 1):
             remember_kernel(target, request, cache)
+            advance(done, len(own))
         for child in children:
             child.wait()
     finally:

@@ -26,7 +26,7 @@ from dovetail.codegen.library import (
     request_key,
 )
 from dovetail.codegen.text_cache import generator_digest
-from dovetail.codegen.toolchain import content_key
+from dovetail.codegen.toolchain import Advance, content_key, unheard
 from dovetail.ir.artifact import KernelEntry
 from dovetail.ir.errors import ToolchainError
 from dovetail.ir.files import write_whole
@@ -38,6 +38,7 @@ def share_kernels(
     requests: Sequence[KernelRequest],
     cache: Path | None = None,
     store: Path | None = None,
+    advance: Advance = unheard,
 ) -> tuple[KernelEntry, ...]:
     """Return the entries of kernels in shared libraries; those that none has are built.
 
@@ -56,7 +57,7 @@ def share_kernels(
                 known = _known(target, stores)
                 lacking = {k: r for k, r in zip(keys, requests, strict=True) if k not in known}
                 if lacking:
-                    known |= _add_library(target, lacking, cache, root / target.name)
+                    known |= _add_library(target, lacking, cache, root / target.name, advance)
         except OSError as error:
             raise ToolchainError(
                 f"cannot write the shared kernels {root}: {error}; set DOVETAIL_CACHE to another "
@@ -79,14 +80,18 @@ def _request_key(target: Target, request: KernelRequest) -> str:
 
 
 def _add_library(
-    target: Target, requests: dict[str, KernelRequest], cache: Path | None, folder: Path
+    target: Target,
+    requests: dict[str, KernelRequest],
+    cache: Path | None,
+    folder: Path,
+    advance: Advance,
 ) -> dict[str, KernelEntry]:
     """Build a library of these kernels, put it into a store, and return their entries.
 
     Its description is written last: a library without is none.
     """
     spec = LibrarySpec(target=target, kernels=tuple(requests.values()))
-    built = build_library(spec, cache)
+    built = build_library(spec, cache, advance)
     entries = tuple(
         replace(kernel.entry, shared=_text_hash(target, kernel))
         for kernel in emit_kernels(spec, cache)

@@ -14,12 +14,12 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from filelock import FileLock
 
@@ -32,6 +32,14 @@ ZIG = "zig"
 PART, OBJECT = "unit.c", "unit.o"
 """Names of every part and its object in its cache entry: debuggers see them."""
 ADVICE = "install gcc or clang, dovetail with the extra `zig`, or set DOVETAIL_CC to a C compiler"
+
+
+Advance: TypeAlias = Callable[[int, int], None]
+"""Hears how much of a library is made, and of how much."""
+
+
+def unheard(_done: int, _total: int) -> None:
+    """Be an Advance for nobody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,11 +161,11 @@ def content_key(content: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def compile_shared(spec: BuildSpec, cache: Path | None = None) -> Path:
+def compile_shared(spec: BuildSpec, cache: Path | None = None, advance: Advance = unheard) -> Path:
     """Return the built library, from the cache where it is there already."""
     compiler = find_compiler(spec.target)
     key, name = build_key(spec, compiler), f"{spec.name}.so"
-    return cached_build(key, name, cache, lambda work: _build(spec, compiler, work, cache))
+    return cached_build(key, name, cache, lambda work: _build(spec, compiler, work, cache, advance))
 
 
 def cached_build(key: str, name: str, cache: Path | None, build: Callable[[Path], None]) -> Path:
@@ -195,7 +203,9 @@ def _fill_entry(entry: Path, name: str, build: Callable[[Path], None]) -> None:
     work.rename(entry)
 
 
-def _build(spec: BuildSpec, compiler: Compiler, work: Path, cache: Path | None) -> None:
+def _build(
+    spec: BuildSpec, compiler: Compiler, work: Path, cache: Path | None, advance: Advance
+) -> None:
     flags = _flags(spec, compiler)
     environment = {
         **os.environ,
@@ -228,7 +238,16 @@ def _build(spec: BuildSpec, compiler: Compiler, work: Path, cache: Path | None) 
     sources = [*(("", text) for text in spec.parts), *files]
     longest_first = sorted(sources, key=lambda source: -len(source[1]))
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        made = dict(zip(longest_first, pool.map(compile_source, longest_first), strict=True))
+        jobs = {pool.submit(compile_source, source): source for source in longest_first}
+        made, done = dict[tuple[str, str], str](), 0
+        try:
+            for job in as_completed(jobs):
+                made[jobs[job]] = job.result()
+                done += len(jobs[job][1])
+                advance(done, sum(len(text) for _, text in sources))
+        finally:
+            for job in jobs:
+                job.cancel()
     objects = [made[source] for source in sources]
     run(work, "-shared", "-Wl,-z,defs", *objects, "-lm", "-o", f"{spec.name}.so")
     for path in work.glob("*.o"):

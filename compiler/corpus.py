@@ -172,8 +172,9 @@ def _decode(text: str, where: str) -> Any:
 
 def _read_record(record: Any, where: str) -> Passage:
     """Return a passage; fields that have no meaning of their own are metadata."""
-    if not isinstance(record, dict):
-        raise SpecError(f"{where}: must be an object with a field {TEXT_FIELDS[0]!r}")
+    if not isinstance(record, dict) or record.keys().isdisjoint(TEXT_FIELDS):
+        fields = " or ".join(map(repr, TEXT_FIELDS))
+        raise SpecError(f"{where}: must be an object with a field {fields}")
     left = dict(record)
     text = next((left.pop(name) for name in TEXT_FIELDS if name in left), None)
     key = next((left.pop(name) for name in KEY_FIELDS if name in left), None)

@@ -72,7 +72,7 @@ def read_ending_tokenizer(source: ModelSource) -> bytes | None:
         return data
     end = settings.values.get("eos_token")
     end = end.get("content") if isinstance(end, dict) else end
-    ids = [token["id"] for token in found.values["added_tokens"] if token["content"] == end]
+    ids = [token["id"] for token in found.values.get("added_tokens", ()) if token["content"] == end]
     before = found.values.get("post_processor")
     if not ids or json.dumps(end) in json.dumps(before):
         return data

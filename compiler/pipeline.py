@@ -289,7 +289,9 @@ def _build_libraries(
         here = is_here(target, first.request)
         modules = {k.module: k.unit for k in own}
         every = tuple(kernels.values())
-        found = target_kernels(target, every, cache, here=here, modules=modules)
+        found = target_kernels(
+            target, every, cache, here=here, modules=modules, advance=steps.advance
+        )
         libraries[target.name] = found
         steps.advance(number + 1, len(first.targets) + len(first.devices))
     for device in first.devices:

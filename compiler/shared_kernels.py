@@ -29,6 +29,7 @@ from dovetail.codegen.isa.target import Target
 from dovetail.codegen.library import ABI, BuiltLibrary, LibrarySpec, build_library
 from dovetail.codegen.shared import share_kernels
 from dovetail.codegen.targets import TARGETS, get_target, host_target
+from dovetail.codegen.toolchain import Advance, unheard
 from dovetail.compiler.model_spec import KV_DTYPES
 from dovetail.compiler.schedules import (
     GATES,
@@ -104,6 +105,7 @@ def target_kernels(
     *,
     here: bool,
     modules: Mapping[str, Unit] | None = None,
+    advance: Advance = unheard,
 ) -> TargetKernels:
     """Return kernels for an artifact: those of the rules shared, the others in a library.
 
@@ -113,9 +115,10 @@ def target_kernels(
     rules = set(map(_identity, rule_kernels(target))) if here else set()
     shared = [request for request in requests if _identity(request) in rules]
     own = tuple(request for request in requests if _identity(request) not in rules)
-    entries = share_kernels(target, shared, cache) if shared else ()
+    entries = share_kernels(target, shared, cache, advance=advance) if shared else ()
     if own:
-        built = build_library(LibrarySpec(target=target, kernels=own, modules=modules or {}), cache)
+        spec = LibrarySpec(target=target, kernels=own, modules=modules or {})
+        built = build_library(spec, cache, advance)
         index = replace(built.index, kernels=(*built.index.kernels, *entries))
         return TargetKernels(index, built)
     index = KernelIndex(

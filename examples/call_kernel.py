@@ -3,7 +3,7 @@
     dovetail kernel build examples/saxpy.dk -o saxpy
     python examples/call_kernel.py saxpy
 
-Needs `pip install 'dovetail[ffi]'`. Tensors of torch or JAX are passed in the same way.
+Needs `pip install -e '.[ffi]'`. Tensors of torch or JAX are passed in the same way.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 
 SECONDS are those of a job. Trials run on the nodes of the cluster that are machines like this one;
 where there are none, the error says how such a node is started. An interrupted job continues when
-the command is given again. Needs `pip install 'dovetail[ray,tune]'`.
+the command is given again. Needs `pip install -e '.[ray,tune]'`.
 """
 
 from __future__ import annotations

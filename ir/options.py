@@ -15,6 +15,17 @@ from typing import Any, Literal, TypedDict, Union, get_args, get_origin, get_typ
 
 from dovetail.ir.errors import DovetailError, RequestError, SpecError
 
+ADVISED = ("temperature", "top_p", "top_k", "min_p")
+"""What a model's generation_config.json may set."""
+
+
+def advised(generation: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sampling options that a generation_config.json advises."""
+    found = {name: generation[name] for name in ADVISED if generation.get(name) is not None}
+    if generation.get("do_sample") is False:
+        found["temperature"] = 0.0
+    return found
+
 
 class SamplingOptions(TypedDict, total=False):
     """How tokens are chosen, with vLLM's names; greedy and 16 tokens by default.

@@ -121,7 +121,11 @@ def read_as_records(folder: Path, chance: random.Random) -> None:
         body = json.dumps(change_one(record, chance)).encode()[:-1]
         lines.append(body + b',"crc":"%08x"}\n' % zlib.crc32(body))
     path.write_bytes(b"".join(lines))
-    database = TuningDatabase(path)
+    try:
+        database = TuningDatabase(path)
+    except SpecError as error:  # no line begins as records do
+        assert len(str(error).splitlines()) == 1, error
+        return
     database.trusted()
     for record in database.records():
         database.lookup(record.key)

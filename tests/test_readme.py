@@ -14,13 +14,12 @@ from tests.repository import ROOT
 
 README = ROOT / "README.md"
 PAGES = [
-    (README, ["sh", "python", "sh"]),
-    (ROOT / "docs/getting-started.md", ["sh", "python", "sh"]),
-    pytest.param(ROOT / "docs/usage.md", ["sh", "python"], marks=pytest.mark.long),
-    (ROOT / "docs/extend/kernel.md", ["sh"]),
+    ((README, ROOT / "docs/getting-started.md"), ["sh", "python", "sh"] * 2),
+    pytest.param((ROOT / "docs/usage.md",), ["sh", "python"], marks=pytest.mark.long),
+    ((ROOT / "docs/extend/kernel.md",), ["sh"]),
 ]
-"""The pages, and the languages of their runnable blocks. The verbs that only one of them shows have
-tests of their own.
+"""The pages, those that are read one after the other in one folder, and the languages of their
+runnable blocks. The verbs that only one of them shows have tests of their own.
 """
 BLOCK = re.compile(
     r"<!-- (runnable|file: (\S+)) -->\n```(\w+)\n(.*?)```\n(?:```text\n(.*?)```)?", re.DOTALL
@@ -34,13 +33,14 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("page", "languages"), PAGES, ids=lambda p: getattr(p, "name", ""))
+@pytest.mark.parametrize(("pages", "languages"), PAGES)
 def test_blocks_run_as_they_stand_and_end_with_what_is_shown(
-    page: Path, languages: list[str], folder: Path
+    pages: tuple[Path, ...], languages: list[str], folder: Path
 ) -> None:
     environment = with_command(folder)
     ran = []
-    for _, file, language, text, shown in BLOCK.findall(page.read_text()):
+    written = "".join(page.read_text() for page in pages)
+    for _, file, language, text, shown in BLOCK.findall(written):
         if file:
             (folder / file).write_text(text)
             continue

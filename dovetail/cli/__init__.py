@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line on `arguments` (default: the process's); ends in SystemExit."""
+    logging.basicConfig(format="dovetail: %(message)s")  # as `tell` writes: what is warned of
     try:
         from dovetail.cli.app import app  # takes a moment, in which Ctrl-C may come, too
 

@@ -84,14 +84,33 @@ def find_artifact(given: str | os.PathLike[str], options: Mapping[str, object]) 
         return _mark_used(tuned)
     if _fits(artifact):  # also in a cache that cannot be written
         return _mark_used(artifact)
-    artifact.parent.mkdir(parents=True, exist_ok=True)  # names at the hub have several parts
-    with filelock.FileLock(f"{artifact}.lock"):
+    with _lock(artifact, name_model(given)):
         if not _fits(artifact):
             tell(f"compiling {name_model(given)} into {artifact}")
             command = child_command(model, artifact, options, ["--effort", "none"])
             if CompileChild(command, artifact).wait():
                 raise DovetailError(f"{given} could not be compiled; see the lines above")
     return _mark_used(artifact)
+
+
+def _lock(artifact: Path, name: str) -> filelock.AcquireReturnProxy[filelock.FileLock]:
+    """Hold an artifact's place in the cache; say so where that is to wait for a compile."""
+    lock = filelock.FileLock(f"{artifact}.lock")
+    try:
+        artifact.parent.mkdir(parents=True, exist_ok=True)  # names at the hub have several parts
+        try:
+            return lock.acquire(timeout=0)
+        except filelock.Timeout:
+            tell(f"another process compiles {name}; waiting for it")
+            return lock.acquire()
+    except OSError as error:
+        raise _unusable(artifact.parent, error) from None
+
+
+def _unusable(folder: Path, error: OSError) -> SpecError:
+    return SpecError(
+        f"cannot use the cache {folder}: {error.strerror}; set DOVETAIL_CACHE to a folder"
+    )
 
 
 def _refuse(artifact: str | os.PathLike[str], options: Mapping[str, object]) -> NoReturn:
@@ -204,8 +223,7 @@ def _folder() -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         sweep(folder)
     except OSError as error:
-        said = f"cannot use the cache {folder}: {error.strerror}; set DOVETAIL_CACHE to a folder"
-        raise SpecError(said) from None
+        raise _unusable(folder, error) from None
     return folder
 
 

@@ -7,6 +7,7 @@ five questions answered from retrieved passages beside the answers without them,
 from __future__ import annotations
 
 import random
+import shlex
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -120,7 +121,7 @@ def quickstart_command(
         asked=tuple(asked),
         new_tokens=reader.new_tokens,
         decode_tokens_per_second=reader.decode_rate,
-        serve=f"dovetail serve {artifact} --port {port}",
+        serve=f"dovetail serve {shlex.quote(str(artifact))} --port {port}",
         page=f"http://{HttpFlags.host}:{port}/",
         report=str(written),
     )
@@ -128,7 +129,7 @@ def quickstart_command(
 
 
 def _describe(report: QuickstartReport) -> str:
-    right, path = sum(one.right for one in report.asked), report.artifact
+    right, path = sum(one.right for one in report.asked), shlex.quote(report.artifact)
     return (
         f"\n{right} of {len(report.asked)} right; {report.decode_tokens_per_second:.0f} tokens/s\n"
         f"Next: dovetail inspect {path}; dovetail run {path} --workflow one-shot --input Q\n"

@@ -43,20 +43,29 @@ class WorkflowRun(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()
 
 
+OWN = "Default: the model's own (generation_config.json), else"
+
+
 @dataclass(frozen=True, kw_only=True)
 class SamplingFlags:
     """How tokens are chosen; the names are those of `App.generate`."""
 
     PANEL = "Sampling"
 
-    temperature: Annotated[float, "Randomness; 0 always takes the most likely token."] = 0.0
-    top_p: Annotated[float, "Nucleus sampling: smallest token set with this total probability."] = (
-        1.0
-    )
-    top_k: Annotated[int, "Number of most likely tokens to sample from; 0 for all."] = 0
-    min_p: Annotated[float, "Minimum probability of a token, relative to the most likely one."] = (
-        0.0
-    )
+    temperature: Annotated[
+        float | None, f"Randomness; 0 always takes the most likely token. {OWN} 0."
+    ] = None
+    top_p: Annotated[
+        float | None,
+        f"Nucleus sampling: smallest token set with this total probability. {OWN} 1.",
+    ] = None
+    top_k: Annotated[
+        int | None, f"Number of most likely tokens to sample from; 0 for all. {OWN} 0."
+    ] = None
+    min_p: Annotated[
+        float | None,
+        f"Minimum probability of a token, relative to the most likely one. {OWN} 0.",
+    ] = None
     seed: Annotated[int | None, "Seed of the sampling."] = None
     stop: Annotated[list[str] | None, "Text that ends the answer; repeatable."] = None
     n: Annotated[int, "Number of completions of each prompt."] = 1
@@ -99,6 +108,7 @@ def run_command(
     """Ask a model: one prompt streams, several run as a batch; without any, chat on a terminal."""
     from dovetail.cli.asking import Asker
     from dovetail.cli.model_cache import find_artifact
+    from dovetail.ir.options import advised
     from dovetail.loading import load
     from dovetail.runtime.engine.options import EngineOptions
     from dovetail.runtime.schedule.request import SamplingParams
@@ -111,9 +121,9 @@ def run_command(
         prompts = _read_prompts(prompt or [], prompt_ids or [])
     elif prompt or prompt_ids:
         raise SpecError("a workflow makes its own prompts; give --input, or omit --workflow")
-    options = {**vars(sampling), "stop": sampling.stop or []}
+    named = {name: value for name, value in vars(sampling).items() if value is not None}
     most = RAW_TOKENS if max_tokens is None else max_tokens
-    SamplingParams.make({**options, "max_tokens": most})  # before a model is fetched and compiled
+    SamplingParams.make({**named, "max_tokens": most})  # before a model is fetched and compiled
     EngineOptions(**vars(engine))
     artifact = find_artifact(model, compiling.chosen())
     with load(artifact, check_weights=check_weights, trust=trust, **vars(engine)) as app:
@@ -126,7 +136,9 @@ def run_command(
         chats = texts and _has_chats(app, raw=raw, system=system)
         if max_tokens is None and chats:
             most = app.chat_prompts.context
-        asker = Asker(app, chats, system, {**options, "max_tokens": most})
+        file = next((part.file for part in app.artifact.models.values()), None)
+        of_model = advised(file.generation) if file else {}
+        asker = Asker(app, chats, system, {**of_model, **named, "max_tokens": most})
         _answer(asker, None if talks else prompts, json=json)
 
 

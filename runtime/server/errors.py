@@ -24,7 +24,8 @@ KINDS: dict[int, str] = {
 }
 """The `type` of each status; all others are the request's fault."""
 SAID: dict[int, str] = {
-    404: "there is no such path; /openapi.json lists what there is",
+    404: "there is no such path; chats are at /v1/chat/completions, plain text at /v1/completions, "
+    "vectors at /v1/embeddings, and /openapi.json lists all",
     405: "this path does not take this method; the header `allow` names those it takes",
 }
 LONGEST_WAIT = 60.0

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias
 
 from dovetail.ir.errors import LengthError, RequestError
 from dovetail.ir.model import ModelFile
+from dovetail.ir.options import advised
 from dovetail.runtime.app import App
 from dovetail.runtime.embed.texts import TextEncoder
 from dovetail.runtime.schedule.structured import StructuredOutputs
@@ -29,8 +30,6 @@ SAID: dict[Skill, str] = {
     "embed": "embed texts",
     "rerank": "rank documents",
 }
-SAMPLED = ("temperature", "top_p", "top_k", "min_p")
-"""What a model's generation_config.json may set."""
 
 
 @dataclass(frozen=True)
@@ -103,11 +102,7 @@ class ServedModel:
     @cached_property
     def sampling(self) -> Mapping[str, Any]:
         """Options where a request names none: the checkpoint's own, else OpenAI's."""
-        known = self.file.generation if self.file else {}
-        found = {name: known[name] for name in SAMPLED if known.get(name) is not None}
-        if known.get("do_sample") is False:
-            found["temperature"] = 0.0
-        return {"temperature": 1.0, **found}
+        return {"temperature": 1.0, **advised(self.file.generation if self.file else {})}
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -220,7 +215,10 @@ class Models:
                 code="model_not_found",
             )
         if skill is not None and skill not in found.skills:
-            raise ApiError(400, f"the model {name!r} does not {SAID[skill]}", param="model")
+            others = ", ".join(repr(model.id) for model in self if skill in model.skills)
+            other = f"use {others}" if others else "no model here does"
+            said = f"the model {name!r} does not {SAID[skill]}; {other}"
+            raise ApiError(400, said, param="model")
         return found
 
     def close(self) -> None:

@@ -78,7 +78,7 @@ def _responses(endpoint: Endpoint, refs: dict[Any, Any]) -> dict[str, Any]:
     if endpoint.reply is not None:
         content = {"application/json": {"schema": refs[endpoint.reply]}}
     if endpoint.body is not None and "stream" in endpoint.body.__struct_fields__:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {}  # events, for which OpenAPI 3.1 has no schema
     envelope = BlockError if endpoint.path.startswith(BLOCK_PATH) else ErrorReply
     error = {"application/json": {"schema": refs[envelope]}}
     failures = {

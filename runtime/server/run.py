@@ -147,7 +147,8 @@ def _listen(settings: ServeSettings) -> socket.socket:
         )
     except (OSError, OverflowError) as error:
         place = f"{settings.host}:{settings.port}"
-        why = getattr(error, "strerror", None) or error
+        why = str(getattr(error, "strerror", None) or error)
+        why = why.partition(" (while")[0]  # Python names the address once more
         raise SpecError(
             f"cannot listen on {place} ({why}); choose another --host or --port"
         ) from None

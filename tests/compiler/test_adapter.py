@@ -18,6 +18,7 @@ from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.errors import SpecError
 from dovetail.runtime.artifact import open_artifact
 from dovetail.topology.hardware import read_hardware
+from tests.gguf_files import our_rows
 from tests.models import save_model
 from tests.packed_files import save_packed
 
@@ -83,6 +84,17 @@ def test_sums_of_linear_layers(
     assert np.allclose(read(adapter, f"{Q}.weight"), wanted, atol=1e-6)
     other = "model.layers.0.self_attn.q_proj.weight"
     assert np.array_equal(read(adapter, other), before[other])
+
+
+def test_rows_that_are_read_in_another_order(tmp_path: Path) -> None:
+    base = save_model(tmp_path / "model", "ernie4_5")  # whose ropes turn neighbours
+    tensors = factors(Q)
+    weights = load_file(base / "model.safetensors")
+    summed = weights[f"{Q}.weight"] + ALPHA / RANK * product(tensors, Q)
+    wanted = our_rows(base, {f"{Q}.weight": summed})[f"{Q}.weight"]
+    assert not np.array_equal(wanted, summed)
+    found = read(save_adapter(tmp_path / "a", base, tensors), f"{Q}.weight")
+    assert np.allclose(found, wanted, atol=1e-6)
 
 
 def test_any_rows_are_those_of_the_whole(model: Path, tmp_path: Path) -> None:

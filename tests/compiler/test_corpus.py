@@ -95,6 +95,7 @@ def test_cutting_loses_no_word_and_no_passage_is_too_long(
     [
         ("a.jsonl", "{", "a.jsonl:1: is not JSON"),
         ("a.jsonl", "[1]", "must be an object"),
+        ("a.jsonl", '{"page_content": "x"}', "an object with a field 'text' or 'contents' or"),
         ("a.jsonl", '{"title": 4, "text": "x"}', "must be texts"),
         ("a.jsonl", '{"text": " "}', "neither text nor title"),
         ("a.jsonl", '{"id": 1, "text": "x"}\n{"id": "1", "text": "y"}', "the key '1'"),

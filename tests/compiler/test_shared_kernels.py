@@ -176,6 +176,13 @@ def test_a_library_grows_by_what_is_missing(cache):
     assert sorted(names) == [["gather_rows"], ["rmsnorm"]]
 
 
+def test_who_waits_for_kernels_hears_how_many_are_made(cache):
+    told = []
+    share_kernels(TARGET, [GATHER, NORM], advance=lambda done, total: told.append(done / total))
+    assert told[0] < 0.5 < told[-2] < told[-1] == 1
+    assert told == sorted(told)
+
+
 def test_a_changed_text_gives_a_new_library(cache, monkeypatch):
     (before,) = share_kernels(TARGET, [NORM])
     monkeypatch.setattr(shared, "generator_digest", lambda: "changed")

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import shlex
 import socket
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from dovetail.cli.quickstart import (
     ASKED,
     Asked,
+    _describe,
     describe_asked,
     draw_questions,
     find_port,
@@ -62,6 +65,15 @@ def test_hops_are_read_search_by_search() -> None:
         assert words in text
 
 
+def test_commands_to_go_on_with_name_paths_as_a_shell_takes_them() -> None:
+    report = SimpleNamespace(
+        **{"asked": (), "decode_tokens_per_second": 1.0, "artifact": "my files/app.dove"},
+        **{"serve": "", "page": "", "report": ""},
+    )
+    text = _describe(report)  # type: ignore[arg-type]
+    assert "dovetail inspect 'my files/app.dove'; dovetail run 'my files/app.dove' --w" in text
+
+
 def test_a_port_that_is_taken_is_not_named() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
@@ -75,7 +87,7 @@ def test_a_port_that_is_taken_is_not_named() -> None:
 @pytest.mark.timeout(1800)
 def test_the_whole_road(tmp_path: Path) -> None:
     pytest.importorskip("faiss")
-    result = dovetail("quickstart", "--directory", tmp_path, "--json")
+    result = dovetail("quickstart", "--directory", tmp_path / "my files", "--json")
     assert result.code == 0, result.err
     report = json.loads(result.out)
     assert report["passages"] == len(corpus.passages()) and report["new_tokens"] > 0
@@ -85,5 +97,6 @@ def test_the_whole_road(tmp_path: Path) -> None:
         assert asked["hops"] and asked["answer"] and asked["closed_book"]
         assert all(len(hop["passages"]) == 5 for hop in asked["hops"])
     assert dovetail("verify", report["artifact"]).code == 0
+    assert shlex.split(report["serve"])[2] == report["artifact"]
     assert report["page"] == f"http://127.0.0.1:{report['serve'].split()[-1]}/"
     assert "<h1>app.dove</h1>" in Path(report["report"]).read_text()

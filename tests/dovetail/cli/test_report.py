@@ -55,3 +55,14 @@ def test_a_signal_inside_a_finalizer_still_ends_the_command(number: signal.Signa
     done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
     assert done.stderr.startswith("dovetail: ") and "nothing half-made" in done.stderr
     assert done.returncode != 0
+
+
+def test_what_a_library_warns_of_reads_as_our_lines() -> None:
+    code = (
+        "import logging; from dovetail.cli import main\n"
+        "try: main(['--version'])\n"
+        "except SystemExit: logging.getLogger('uvicorn.error').error('one task was cancelled')"
+    )
+    command = [sys.executable, "-P", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stderr == "dovetail: one task was cancelled\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -14,9 +15,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import filelock
 import pytest
 
 import dovetail as face
+from dovetail.cli import model_cache
 from dovetail.cli.model_cache import find_artifact
 from dovetail.cli.talk import Pace
 from dovetail.errors import SpecError
@@ -178,6 +181,26 @@ def test_a_model_is_compiled_into_the_cache_once(
         assert found.stdout == f"{text}\n"
 
 
+def test_tokens_are_drawn_as_the_model_advises(model: Path, tmp_path: Path) -> None:
+    hot = shutil.copytree(model, tmp_path / "hot")
+    advice = {"do_sample": True, "temperature": 40.0, "top_k": 50, "eos_token_id": 1}
+    (hot / "generation_config.json").write_text(json.dumps(advice))
+    artifact = tmp_path / "hot.dove"
+    face.compile(hot, output=artifact, effort="none")
+    asked = ("run", artifact, "-p", QUESTION, "--max-tokens", 12, "--seed", 3)
+    conversation = [{"role": "user", "content": QUESTION}]
+    with face.load(artifact) as app:
+        for options, given in (
+            ({"temperature": 40.0, "top_k": 50}, ()),
+            ({"temperature": 40.0, "top_k": 2}, ("--top-k", 2)),
+            ({}, ("--temperature", 0)),
+        ):
+            wanted = app.chat(conversation, max_tokens=12, seed=3, **options)
+            assert dovetail(*asked, *given).out == f"{wanted.message.content}\n"
+        greedy = app.chat(conversation, max_tokens=12)
+    assert dovetail(*asked).out != f"{greedy.message.content}\n"
+
+
 def test_standard_input_is_a_prompt(artifact: Path) -> None:
     command = [sys.executable, "-P", "-c", MAIN, "run", str(artifact)]
     given = dovetail("run", artifact, "-p", QUESTION)
@@ -257,6 +280,36 @@ def test_a_cache_is_read_that_cannot_be_written(
     monkeypatch.setenv("DOVETAIL_CACHE", "/dev/null")
     with pytest.raises(SpecError, match="set DOVETAIL_CACHE to a folder"):
         find_artifact(model, {})
+
+
+def test_a_model_that_a_cache_cannot_take_is_told(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOVETAIL_CACHE", str(link_cache(tmp_path)))
+    lock = Path(f"{find_artifact(model, {})}.lock")
+    lock.unlink()
+    lock.mkdir()  # so that no file of that name can be made
+    monkeypatch.setattr(model_cache, "_fits", lambda _path: False)
+    with pytest.raises(SpecError, match=r"cannot use the cache .* set DOVETAIL_CACHE to a folder"):
+        find_artifact(model, {})
+
+
+def test_who_waits_for_the_compile_of_another_says_so(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOVETAIL_CACHE", str(link_cache(tmp_path)))
+    other, said = filelock.FileLock(f"{find_artifact(model, {})}.lock"), list[str]()
+
+    def tell(line: str) -> None:
+        said.append(line)
+        other.release()
+
+    monkeypatch.setattr(model_cache, "tell", tell)
+    monkeypatch.setattr(model_cache, "_fits", lambda _path: bool(said))
+    with other:
+        assert Path(f"{find_artifact(model, {})}.lock") == Path(other.lock_file)
+    (line,) = said
+    assert line.startswith("another process compiles") and model.name in line
 
 
 def test_what_is_no_model_is_told(tmp_path: Path) -> None:

@@ -44,7 +44,8 @@ def test_two_servers_on_one_cache_compile_a_model_once(tmp_path: Path) -> None:
     found = run_together([[FIND, str(LLAMA)]] * 3, cache)
     assert [code for code, _, _ in found] == [0, 0, 0], found
     (path,) = {out.strip() for _, out, _ in found}
-    assert sum("compiling" in err for _, _, err in found) == 1
+    assert sum("dovetail: compiling" in err for _, _, err in found) == 1
+    assert sum("another process compiles llama" in err for _, _, err in found) == 2
     assert verify_artifact(path).ok
     made = [file.name for file in (cache / "models").iterdir() if not file.name.endswith(".lock")]
     assert made == [Path(path).name], "nothing half-made lies beside it"

@@ -39,7 +39,7 @@ def test_encoders_of_one_artifact_are_asked_for_by_name(tmp_path: Path) -> None:
         assert models.find("two/small").context == 512
         with pytest.raises(ApiError):
             models.find("two/other")
-        with pytest.raises(ApiError, match="does not generate"):
+        with pytest.raises(ApiError, match="does not generate text; no model here does"):
             models.find("two/small", "generate")
         found = ServerMetrics(models, "dovetail").render().decode()
         (line,) = re.findall(r"^dovetail:speculations_total.*accepted.*$", found, re.MULTILINE)

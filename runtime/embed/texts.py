@@ -144,9 +144,9 @@ class TextEncoder:
 
     def cutter(self, dimensions: int | None) -> Callable[[Rows], Rows]:
         """Return what cuts rows to so many values, of length 1 again where whole ones are."""
-        dim, unit = self.spec.dim, self.spec.unit
-        if dimensions in (None, dim):
+        if dimensions is None or dimensions == (dim := self.spec.dim):
             return lambda rows: rows
+        unit = self.spec.unit
         if dimensions not in range(1, dim):
             raise RequestError(f"dimensions must be 1 to {dim}, which vectors of this encoder have")
 

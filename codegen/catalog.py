@@ -46,6 +46,11 @@ KERNELS: dict[str, str] = {
     "sort_experts": "experts",
     "expert_rows": "experts",
     "combine_experts": "experts",
+    "conv_rows": "recurrent",
+    "gated_conv_rows": "recurrent",
+    "delta_rows": "recurrent",
+    "gated_norm": "recurrent",
+    "gate_rows": "recurrent",
     "rope_store": "rope",
     "prefill_attention": "attention_prefill",
     "decode_attention": "attention_decode",
@@ -262,6 +267,7 @@ def model_kernels(spec: Spec, target: Target) -> tuple[KernelRequest, ...]:
     table = "embed_packed" if spec.tied_head or is_quantised(stored) else "embed"
     used = {"rmsnorm_add": spec.branch_norms, "scaled_add": spec.branch_scale != 1.0}
     used |= {f: spec.experts is not None for f, module in KERNELS.items() if module == "experts"}
+    used |= _recurrent_kernels(spec)
     others = (f for f in KERNELS if not f.startswith("embed") and used.get(f, True))
     families = [table, *others]
     dtypes = {"W": stored, "KV": spec.kv_dtype}
@@ -270,6 +276,14 @@ def model_kernels(spec: Spec, target: Target) -> tuple[KernelRequest, ...]:
         kernel_request(family, target, dtypes.get(DTYPE_PARAMETER.get(family, "")), heads)
         for family in families
     )
+
+
+def _recurrent_kernels(spec: ModelSpec) -> dict[str, bool]:
+    """Return which kernels of recurrent layers a model needs."""
+    short = spec.recurrent is not None and not spec.recurrent.delta
+    delta = spec.recurrent is not None and spec.recurrent.delta
+    used = dict.fromkeys(("conv_rows", "delta_rows", "gated_norm"), delta)
+    return used | {"gated_conv_rows": short, "gate_rows": spec.output_gate}
 
 
 def _encoder_kernels(spec: EncoderSpec, target: Target) -> tuple[KernelRequest, ...]:

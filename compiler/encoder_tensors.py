@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from dovetail.compiler.checkpoint import Checkpoint
 from dovetail.compiler.rope import named_tables
-from dovetail.compiler.tensors import UNUSED_TIED, WeightSource, check_sources, weight_sources
+from dovetail.compiler.sources import WeightSource
+from dovetail.compiler.tensors import UNUSED_TIED, check_sources, weight_sources
 from dovetail.ir.encoder import EncoderSpec
 from dovetail.ir.model import ModelSpec
 

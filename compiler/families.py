@@ -9,13 +9,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from dovetail.compiler.config import Config
+from dovetail.compiler.recurrent import read_delta, read_short_conv
 from dovetail.compiler.rope import FULL, MAX_POSITION, SLIDING
+from dovetail.ir.model import RecurrentSpec
 
 PATTERN = 6
 """Gemma 3: of so many layers one has no window."""
 
 Windows = Callable[[Config, int], tuple[int, tuple[bool, ...]]]
 """(config, layers) to the window, 0 for none, and in which layers it applies, () in all."""
+Recurrent = Callable[[Config, int], RecurrentSpec | None]
+"""(config, layers) to the layers without keys."""
 RopeLayers = Callable[[Config, int], tuple[bool, ...]]
 """(config, layers) to whether each turns queries and keys, () for all."""
 
@@ -87,6 +91,13 @@ def _window(config: Config) -> int:
     return config.integer("sliding_window", 1, MAX_POSITION)
 
 
+# ---- layers without keys ----
+
+
+def _no_states(_config: Config, _n_layers: int) -> None:
+    return None
+
+
 # ---- ropes ----
 
 
@@ -122,7 +133,8 @@ class Family:
     """What an architecture fixes: defaults of config.json keys and which parts it has at all.
 
     `attention_bias`: True or False where the architecture decides, None where config.json does
-    (for q, k, v, and o where it has an output_bias); `mlp_bias` likewise. sinks: see ModelSpec.
+    (for q, k, v, and o where it has an output_bias); `mlp_bias` likewise. sinks, recurrent,
+    output_gate: see ModelSpec.
     theta: base of the rope, where config.json has none. partial: the part of each head that ropes
     turn, unless config.json tells, None where it may not; neighbours: they turn the rows (0, 1),
     (2, 3), ... (`pairs.py`). local_rope: layers with
@@ -142,6 +154,8 @@ class Family:
     qk_norm: bool = False
     sinks: bool = False
     windows: Windows = _no_window
+    recurrent: Recurrent = _no_states
+    output_gate: bool = False
     rope_layers: RopeLayers = _all_layers
     local_rope: bool = False
     kv_heads: int | None = None
@@ -196,6 +210,20 @@ FAMILIES: dict[str, Family] = {
         theta=150000.0,
         activation="clamped",
         experts=True,
+    ),
+    "Lfm2ForCausalLM": Family(
+        "lfm2", qk_norm=True, recurrent=read_short_conv, kv_heads=8, tied=True, theta=1e6
+    ),
+    "Qwen3_5ForCausalLM": Family(
+        "qwen3_5",
+        attention_bias=None,
+        qk_norm=True,
+        recurrent=read_delta,
+        output_gate=True,
+        kv_heads=4,
+        head_dim=256,
+        partial=0.25,
+        norm_offset=1.0,
     ),
     "GraniteForCausalLM": Family("granite", attention_bias=None, mlp_bias=None, multipliers=True),
     "GraniteMoeHybridForCausalLM": Family(

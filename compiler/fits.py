@@ -48,7 +48,7 @@ def memory_need(spec: ModelSpec, step: tuple[int, int]) -> MemoryNeed:
     tapes = build_forward_tape(spec, entries, *step), build_sample_tape(spec, step[1])
     return MemoryNeed(
         weights=total_bytes(entries),
-        block=2 * spec.n_layers * layer_block_bytes(spec),
+        block=2 * spec.kv_layers * layer_block_bytes(spec),
         activations=sum(tape.arena_bytes for tape in tapes) + step_bytes(spec, *step),
         context=spec.max_context,
     )

@@ -18,6 +18,7 @@ from dovetail.compiler.config import MAX_JSON_BYTES, Config, parse_json_object, 
 from dovetail.compiler.experts import expert_tensors
 from dovetail.compiler.packed import packed_tensors
 from dovetail.compiler.pairs import halves
+from dovetail.compiler.recurrent import lfm2_config, lfm2_tensors
 from dovetail.compiler.text_part import text_config, text_tensors
 from dovetail.ir.errors import SpecError
 
@@ -48,7 +49,7 @@ class ModelDirectory:
         """Read config.json."""
         if not (self.path / CONFIG).is_file() and (files := sorted(self.path.glob("*.gguf"))):
             raise SpecError(f"{self.path} has no {CONFIG}; to compile a GGUF file give {files[0]}")
-        return text_config(Config.read(self.path / CONFIG))
+        return lfm2_config(text_config(Config.read(self.path / CONFIG)))
 
     def file(self, name: str) -> bytes | None:
         """Read a small file, None where it is not there."""
@@ -59,8 +60,8 @@ class ModelDirectory:
 
     def checkpoint(self) -> Checkpoint:
         """Read the headers of the safetensors files."""
-        opened = text_tensors(open_checkpoint(self.path))
         config = self.config()
+        opened = lfm2_tensors(text_tensors(open_checkpoint(self.path)), config)
         found = halves(expert_tensors(packed_tensors(opened, config)), config)
         beside = {
             f"dense.{i}.{name}": info

@@ -155,6 +155,8 @@ def read_architecture(
         mlp_bias=config.flag("mlp_bias") if family.mlp_bias is None else family.mlp_bias,
         sinks=family.sinks,
         qk_norm=family.qk_norm,
+        output_gate=family.output_gate,
+        recurrent=family.recurrent(config, n_layers),
         tied_head=config.flag("tie_word_embeddings", family.tied),
         rope_layers=family.rope_layers(config, n_layers),
         local_rope=local,

@@ -38,6 +38,8 @@ _LINEAR = _GEMM + "R:in? ldr:int C:out ldc:int partial:out partial_size:int"
 _HEADS = "n_q:int n_kv:int hd:int "
 _SEEN = "scale:float window:int sinks:weight? "
 _KEYS = "seq_starts:in seq_lengths:in block_tables:in table_stride:int kpool:in vpool:in "
+_STATES = "seq_starts:in positions:in slots:in state:inout stride:int "
+_CONV = "n_prefill:int n_decode:int C:int taps:int x:inout ldx:int w:weight bias:weight? "
 _TURNS = "positions:in cos:weight sin:weight q_norm:weight? k_norm:weight? eps:float"
 _SLOTS = {
     "embed": "T:int H:int ids:in table:weight out:out ldo:int",
@@ -55,6 +57,11 @@ _SLOTS = {
     + "out:part ldo:int",
     "decode_attention": "n_prefill:int n_decode:int " + _HEADS + _SEEN + "kv_splits:int q:in "
     "ldq:int " + _KEYS + "partial:out out:part ldo:int",
+    **dict.fromkeys(("conv_rows", "gated_conv_rows"), _CONV + _STATES + "out:out ldo:int"),
+    "delta_rows": "n_prefill:int n_decode:int hk:int hv:int dk:int dv:int tiled:int x:in ldx:int "
+    "rates:in ldr:int a_log:weight dt_bias:weight " + _STATES + "out:out ldo:int",
+    "gated_norm": "T:int heads:int hd:int w:weight eps:float gate:in ldg:int x:inout ldx:int",
+    "gate_rows": "T:int H:int gate:in ldg:int x:inout ldx:int",
     **dict.fromkeys(("qkv", "o", "router", "up", "down"), _LINEAR),
     **dict.fromkeys(("head", "pooler", "classifier", "dense"), _LINEAR),
     "gate_up": _GEMM + "C:out ldc:int",

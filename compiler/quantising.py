@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from dovetail.compiler.checkpoint import Checkpoint
 from dovetail.compiler.quantise import squared_error
-from dovetail.compiler.tensors import WeightSource
+from dovetail.compiler.sources import WeightSource
 from dovetail.compiler.weight_formats import FINER, WIDEST, wanted_format
 from dovetail.ir.block_format import BlockFormat
 from dovetail.ir.encoder import Spec

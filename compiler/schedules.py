@@ -24,7 +24,7 @@ from dovetail.codegen.isa.target import Target
 from dovetail.ir.block_format import GROUP, QUAD, BlockFormat
 from dovetail.ir.encoder import EncoderSpec, Spec
 from dovetail.ir.formats import FORMATS, FloatFormat, is_quantised
-from dovetail.ir.model import PANEL, ModelSpec
+from dovetail.ir.model import PANEL, ModelSpec, RecurrentSpec
 from dovetail.ir.schedule import ORDERS, SCHEDULE_VALUES, Row, ScheduleTable
 from dovetail.ir.tuning import WorkKey
 from dovetail.runtime.native.shard import split_model
@@ -163,8 +163,12 @@ def count_gemms(spec: Spec, processes: int = 1) -> dict[GemmOp, int]:
     found: Counter[GemmOp] = Counter()
     for layer in range(spec.n_layers):
         here, parts = f"layers.{layer}", spec.qkv_parts(layer)
-        sides = [heads, kv_heads, kv_heads]
-        if len(parts) == processes == 1:
+        sides = [heads + spec.gate_size, kv_heads, kv_heads]
+        mixed = heads
+        if spec.recurrent and spec.is_recurrent(layer):
+            parts, sides = _mixers(spec.recurrent, here)
+            mixed = spec.recurrent.width
+        elif len(parts) == processes == 1:
             sides = [sum(sides)]
         for i, n in enumerate(sides):
             stored = spec.weight_format(parts[i % len(parts)])
@@ -172,7 +176,7 @@ def count_gemms(spec: Spec, processes: int = 1) -> dict[GemmOp, int]:
         used = spec.experts.used if spec.experts else 1
         router = [("router", LINEAR, spec.experts.count, hidden, 1)] if spec.experts else []
         for name, kind, n, k, times in (
-            ("o", LINEAR, hidden, heads, 1),
+            ("o", LINEAR, hidden, mixed, 1),
             *router,
             ("gate_up", GATES[spec.activation], inner, hidden, used),
             ("down", LINEAR, hidden, inner, used),
@@ -180,6 +184,14 @@ def count_gemms(spec: Spec, processes: int = 1) -> dict[GemmOp, int]:
             found[GemmOp(name, kind, n, k, spec.weight_format(f"{here}.{name}"))] += times
     found[GemmOp("head", LINEAR, vocabulary, hidden, spec.weight_format("head"))] += 1
     return dict(found)
+
+
+def _mixers(recurrent: RecurrentSpec, here: str) -> tuple[tuple[str, ...], list[int]]:
+    """Return the projections of a recurrent layer: weights, and columns of each."""
+    sides = {f"{here}.mix": recurrent.channels * recurrent.parts}
+    if recurrent.delta:
+        sides |= {f"{here}.mix_gate": recurrent.width, f"{here}.rates": 2 * recurrent.value_heads}
+    return tuple(sides), list(sides.values())
 
 
 def _encoder_gemms(spec: EncoderSpec) -> Iterator[GemmOp]:

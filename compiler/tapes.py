@@ -20,12 +20,14 @@ from dovetail.ir.model import (
     SPLIT_K_ELEMENTS,
     ExpertSpec,
     ModelSpec,
+    RecurrentSpec,
     WeightEntry,
     rope_names,
 )
 from dovetail.ir.tape import (
     FORWARD_ARGS,
     SAMPLE_ARGS,
+    STATE_ARGS,
     ArgRef,
     Buffer,
     BufferRef,
@@ -35,6 +37,7 @@ from dovetail.ir.tape import (
     IntConst,
     KvRef,
     Slot,
+    StateRef,
     Tape,
     WeightRef,
 )
@@ -43,7 +46,9 @@ Value = Slot | int | float
 """A slot of an entry; numbers stand for constants."""
 _BRANCH_NORMS = {"o": "attention_norm", "down": "mlp_norm"}
 NO_RESIDUAL: tuple[Value, int] = (WeightRef(name=None), 0)
+_F32 = DTYPES["f32"].size
 _T, _OUT = ArgRef(name="n_tokens"), ArgRef(name="n_out")
+_COUNTS = ArgRef(name="n_prefill"), ArgRef(name="n_decode")
 
 
 def build_forward_tape(
@@ -211,11 +216,11 @@ class DecoderTape(TapeBuilder):
     ) -> None:
         super().__init__(weights)
         self.spec, self.tokens, self.sequences = spec, tokens, sequences
-        hidden, heads = spec.hidden_size, spec.n_heads * spec.head_dim
+        hidden = spec.hidden_size
         self.x = self.padded("x", tokens, hidden)
         self.normed = self.padded("normed", tokens, hidden)
         self.qkv = self.padded("qkv", tokens, spec.qkv_size)
-        self.attention = self.padded("attention", tokens, heads)
+        self.attention = self.padded("attention", tokens, spec.mixed_size)
         each = spec.experts.used if spec.experts else 1
         self.inner = self.padded("inner", tokens * each, spec.intermediate_size)
         if spec.experts:
@@ -227,7 +232,7 @@ class DecoderTape(TapeBuilder):
             )
         self.split = (self.dense("split_k", 1, SPLIT_K_ELEMENTS), SPLIT_K_ELEMENTS)
         self.picked = self.padded("picked", sequences, hidden)
-        self.picked_attention = self.padded("picked_attention", sequences, heads)
+        self.picked_attention = self.padded("picked_attention", sequences, spec.mixed_size)
 
     def embed(self) -> None:
         """Token ids to x; a tied model reads the head's packed columns."""
@@ -358,25 +363,35 @@ class _Forward(DecoderTape):
         part = spec.n_heads * MAX_KV_SPLITS * (spec.head_dim + 16)
         self.partial = self.dense("partial", sequences, part)
         self.final = self.padded("final", sequences, spec.hidden_size)
+        if recurrent := spec.recurrent:
+            self.mixed = self.padded("mixed_tokens", tokens, recurrent.channels * recurrent.parts)
+            if recurrent.delta:
+                self.convolved = self.padded("convolved", tokens, recurrent.channels)
+                self.gates = self.padded("gates", tokens, recurrent.width)
+                self.rates = self.padded("rates", tokens, 2 * recurrent.value_heads)
 
     def build(self) -> Tape:
         """Return the finished tape."""
         self.embed()
         last, rows = self.spec.n_layers - 1, (_T, self.x, self.attention)
         for layer in range(self.spec.n_layers):
-            self.pre_attention(layer)
-            self.attend(layer)
+            if self.spec.recurrent and self.spec.is_recurrent(layer):
+                self.mix(self.spec.recurrent, layer)
+            else:
+                self.pre_attention(layer)
+                self.attend(layer)
             if layer == last:
                 rows = self.pick(layer, _OUT, "out_rows")
             self.post_attention(layer, *rows)
         self.head()
-        return self.finish("forward", FORWARD_ARGS, self.tokens, self.sequences)
+        args = FORWARD_ARGS + (STATE_ARGS if self.spec.recurrent else ())
+        return self.finish("forward", args, self.tokens, self.sequences)
 
     def pre_attention(self, layer: int) -> None:
         """Norm and projection, rotary embedding, and k and v into the pools."""
         super().pre_attention(layer)
-        heads = (*self.rows(self.qkv), *self.heads(), self.spec.layer_rope(layer)[1])
-        stored = (_arg("kv_slots"), *_pools(layer))
+        heads = (*self.turned, *self.heads(), self.spec.layer_rope(layer)[1])
+        stored = (_arg("kv_slots"), *self.pools(layer))
         self.add("rope_store", f"pre_attn({layer})", _T, *heads, *self.turns(layer), *stored)
 
     def attend(self, layer: int) -> None:
@@ -385,12 +400,68 @@ class _Forward(DecoderTape):
         window, sinks = self.spec.layer_window(layer), self.weight(f"layers.{layer}.sinks")
         shared: tuple[Value, ...] = (*self.heads(), self.scale, window, sinks)
         keys = tuple(_arg(n) for n in ("seq_starts", "seq_lengths", "block_tables", "table_stride"))
-        where: tuple[Value, ...] = (*self.rows(self.qkv), *keys, *_pools(layer))
+        where: tuple[Value, ...] = (*self.turned, *keys, *self.pools(layer))
         prefill, decode = _arg("n_prefill"), _arg("n_decode")
         out = self.rows(self.attention)
         self.add("prefill_attention", segment, prefill, *shared, *where, *out, skips=True)
         values = (prefill, decode, *shared, _arg("kv_splits"), *where, self.partial, *out)
         self.add("decode_attention", segment, *values, m=decode, skips=True)
+        if gates := self.spec.gate_size:
+            self.add("gate_rows", segment, _T, gates, *self.rows(self.qkv), *out)
+
+    @property
+    def turned(self) -> tuple[BufferRef, int]:
+        """Return where q, k and v lie: behind the gate of what attention gives."""
+        before = self.spec.gate_size * _F32
+        return replace(self.qkv, offset=before), self.rows(self.qkv)[1]
+
+    def pools(self, layer: int) -> tuple[KvRef, KvRef]:
+        """Return where a layer's keys and values lie."""
+        place = self.spec.kv_layer(layer)
+        return KvRef(pool="k", layer=place), KvRef(pool="v", layer=place)
+
+    def mix(self, recurrent: RecurrentSpec, layer: int) -> None:
+        """Norm, projections, and what a layer's state and the rows before tell each row."""
+        name, place = f"layers.{layer}", recurrent.state_size * sum(recurrent.layers[:layer])
+        self.norm(f"pre_attn({layer})", f"{name}.input_norm", self.x, self.normed)
+        sides = {"mix": self.mixed}
+        if recurrent.delta:
+            sides |= {"mix_gate": self.gates, "rates": self.rates}
+        for part, out in sides.items():  # sums of K are never parted: they would share the memory
+            rest = (*NO_RESIDUAL, *self.rows(out), self.split[0], 0)
+            self.product("qkv", f"pre_attn({layer})", _T, f"{name}.{part}", self.normed, *rest)
+        if recurrent.delta:
+            self.convolve("conv_rows", layer, recurrent, place, self.convolved)
+            self.apply_delta(layer, recurrent, place + recurrent.kept)
+        else:
+            self.convolve("gated_conv_rows", layer, recurrent, place, self.attention)
+
+    def convolve(
+        self, op: str, layer: int, recurrent: RecurrentSpec, place: int, out: BufferRef
+    ) -> None:
+        """Append the convolution of `mixed`; place: floats before its part of a state."""
+        name = f"layers.{layer}.conv"
+        rows: tuple[Value, ...] = (*self.rows(self.mixed), self.weight(name))
+        taps = (recurrent.channels, recurrent.taps, *rows, self.weight(f"{name}_bias"))
+        there = (*self.states(place), *self.rows(out))
+        self.add(op, f"attn({layer})", *_COUNTS, *taps, *there, m=_T)
+
+    def apply_delta(self, layer: int, recurrent: RecurrentSpec, place: int) -> None:
+        """Append the delta rule of `convolved`, its norm and its gate; place: see `convolve`."""
+        name, segment, out = f"layers.{layer}", f"attn({layer})", self.rows(self.attention)
+        heads, size = recurrent.value_heads, recurrent.value_dim
+        shape = (recurrent.key_heads, heads, recurrent.key_dim, size, int(recurrent.tiled))
+        rows = (*self.rows(self.convolved), *self.rows(self.rates))
+        rates = (self.weight(f"{name}.a_log"), self.weight(f"{name}.dt_bias"))
+        there = (*self.states(place), *out)
+        self.add("delta_rows", segment, *_COUNTS, *shape, *rows, *rates, *there, m=_T)
+        norm = (self.weight(f"{name}.mix_norm"), self.spec.norm_eps)
+        self.add("gated_norm", segment, _T, heads, size, *norm, *self.rows(self.gates), *out)
+
+    def states(self, place: int) -> tuple[Value, ...]:
+        """Return where sequences begin, and their states from `place` floats on."""
+        rows = (_arg(name) for name in ("seq_starts", "positions", *STATE_ARGS))
+        return (*rows, StateRef(offset=place * _F32), self.spec.state_bytes // _F32)
 
     def head(self) -> None:
         """Logits of the picked rows."""
@@ -401,10 +472,6 @@ class _Forward(DecoderTape):
 
 def _arg(name: str) -> ArgRef:
     return ArgRef(name=name)
-
-
-def _pools(layer: int) -> tuple[KvRef, KvRef]:
-    return KvRef(pool="k", layer=layer), KvRef(pool="v", layer=layer)
 
 
 def _slot(value: Value) -> Slot:
@@ -419,4 +486,6 @@ def _resource(slot: Slot) -> str | None:
         return slot.name
     if isinstance(slot, KvRef):
         return f"kv:{slot.pool}:{slot.layer}"
+    if isinstance(slot, StateRef):
+        return f"state:{slot.offset}"
     return f"arg:{slot.name}" if isinstance(slot, ArgRef) else None

@@ -8,50 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from dovetail.compiler.checkpoint import Checkpoint
+from dovetail.compiler.recurrent import recurrent_sources
+from dovetail.compiler.sources import WeightSource
 from dovetail.ir.errors import SpecError
 from dovetail.ir.formats import is_quantised
 from dovetail.ir.model import ModelSpec, rope_names
-
-
-@dataclass(frozen=True, slots=True)
-class WeightSource:
-    """One packed weight: its layout, logical n x k, and the tensors stacked along n to make it.
-
-    `rows` are the rows taken of each tensor, from `starts` on or the first; layout `packed_pair`
-    has gate then up, of experts all gates, then all ups; `pair_vector` is a bias in the order of a
-    pair's panels. A `vector` has (values + plus) * times. Weights without tensors (rope tables)
-    are computed from the spec.
-    """
-
-    name: str
-    layout: str
-    n: int
-    k: int
-    tensors: tuple[str, ...] = ()
-    rows: tuple[int, ...] = ()
-    starts: tuple[int, ...] = ()
-    plus: float = 0.0
-    times: float = 1.0
-
-    @property
-    def is_matrix(self) -> bool:
-        """Whether it is a matrix of a checkpoint."""
-        return bool(self.tensors) and not self.layout.endswith("vector")
-
-    @property
-    def parts(self) -> tuple[tuple[str, int, int], ...]:
-        """Return (tensor, first row, rows) of each part."""
-        return tuple(
-            zip(self.tensors, self.starts or (0,) * len(self.rows), self.rows, strict=True)
-        )
-
-    @property
-    def heights(self) -> dict[str, int]:
-        """Return the rows of each tensor, all of which are taken."""
-        return {name: sum(n for t, _, n in self.parts if t == name) for name in self.tensors}
 
 
 def weight_sources(spec: ModelSpec) -> tuple[WeightSource, ...]:
@@ -77,11 +40,11 @@ def check_sources(
     for source in sources:
         for name, rows in source.heights.items():
             info = checkpoint.info(name)
-            wanted = (rows,) if source.layout.endswith("vector") else (rows, source.k)
-            if info.shape != wanted:
+            shapes = source.shapes(rows)
+            if info.shape not in shapes:
                 raise SpecError(
                     f"{info.path}: tensor {name} has shape {list(info.shape)}, "
-                    f"its configuration asks for {list(wanted)}"
+                    f"its configuration asks for {list(shapes[0])}"
                 )
             if info.dtype.name not in ("f32", "f16", "bf16"):
                 raise SpecError(
@@ -102,7 +65,8 @@ def _is_no_bias(name: str, checkpoint: Checkpoint) -> bool:
     return name.endswith(".bias") and not checkpoint.load(name).any()
 
 
-_UNUSED = re.compile(r".*rotary_emb\.(inv_freq|cos_cached|sin_cached)|.*attn\.masked_bias")
+_UNUSED = re.compile(r".*rotary_emb\.(inv_freq|cos_cached|sin_cached)|.*attn\.masked_bias|mtp\..*")
+"""Tables, and layers that draft tokens (Qwen3.5)."""
 UNUSED_TIED = re.compile(rf"{_UNUSED.pattern}|lm_head\.weight")
 
 
@@ -125,38 +89,18 @@ def _layer_sources(spec: ModelSpec, layer: int) -> Iterator[WeightSource]:
     """Yield one layer's weights in the order of its tape."""
     here, there = f"layers.{layer}", f"model.layers.{layer}"
     hidden, inner = spec.hidden_size, spec.intermediate_size
-    q, kv = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
-    qkv = tuple(f"{there}.self_attn.{p}_proj" for p in "qkv")
     pair = tuple(f"{there}.mlp.{p}_proj" for p in ("gate", "up"))
-    out, down = f"{there}.self_attn.o_proj", f"{there}.mlp.down_proj"
+    down = f"{there}.mlp.down_proj"
     norms = _NORMS_OF.get(spec.family, _NORMS)
 
     def norm(name: str, scale: float = 1.0) -> WeightSource:
         return _norm(spec, f"{here}.{name}", f"{there}.{norms[name]}.weight", hidden, scale)
 
     yield norm("input_norm")
-    parts = spec.qkv_parts(layer)
-    if spec.family in FUSED_QKV:  # one tensor has one format: it is never parted
-        whole = f"{there}.self_attn.qkv_proj.weight"
-        yield WeightSource(parts[0], "packed", q + 2 * kv, hidden, (whole,), (q + 2 * kv,))
-    elif len(parts) > 1:
-        for name, tensor, n in zip(parts, _weights(qkv), (q, kv, kv), strict=True):
-            yield WeightSource(name, "packed", n, hidden, (tensor,), (n,))
+    if spec.recurrent and spec.is_recurrent(layer):
+        yield from recurrent_sources(spec, spec.recurrent, layer)
     else:
-        yield WeightSource(parts[0], "packed", q + 2 * kv, hidden, _weights(qkv), (q, kv, kv))
-    if spec.attention_bias:
-        yield WeightSource(
-            f"{here}.qkv_bias", "vector", spec.qkv_size, 1, _biases(qkv), (q, kv, kv)
-        )
-    if spec.qk_norm:
-        for part in "qk":
-            source = f"{there}.self_attn.{part}_norm.weight"
-            yield _norm(spec, f"{here}.{part}_norm", source, spec.head_dim)
-    if spec.sinks:
-        yield _vector(f"{here}.sinks", f"{there}.self_attn.sinks", spec.n_heads)
-    yield WeightSource(f"{here}.o", "packed", hidden, q, _weights((out,)), (hidden,))
-    if spec.output_bias:
-        yield _vector(f"{here}.o_bias", f"{out}.bias", hidden)
+        yield from _attention_sources(spec, layer)
     if spec.branch_norms:
         yield norm("attention_norm", 1 / spec.stream_scale)
     yield norm("post_norm")
@@ -182,6 +126,56 @@ def _layer_sources(spec: ModelSpec, layer: int) -> Iterator[WeightSource]:
         yield _vector(f"{here}.down_bias", f"{down}.bias", hidden)
     if spec.branch_norms:
         yield norm("mlp_norm", 1 / spec.stream_scale)
+
+
+def _attention_sources(spec: ModelSpec, layer: int) -> Iterator[WeightSource]:
+    """Yield the weights of a layer's attention."""
+    here, there = f"layers.{layer}", f"model.layers.{layer}"
+    hidden = spec.hidden_size
+    q, kv = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
+    qkv = tuple(f"{there}.self_attn.{p}_proj" for p in "qkv")
+    out = f"{there}.self_attn.o_proj"
+    parts = spec.qkv_parts(layer)
+    if spec.family in FUSED_QKV:  # one tensor has one format: it is never parted
+        whole = f"{there}.self_attn.qkv_proj.weight"
+        yield WeightSource(parts[0], "packed", q + 2 * kv, hidden, (whole,), (q + 2 * kv,))
+    elif len(parts) > 1:
+        for name, module, n in zip(parts, qkv, (q, kv, kv), strict=True):
+            yield _stacked(spec, name, "packed", hidden, ((module, n),), "weight")
+    else:
+        modules = tuple(zip(qkv, (q, kv, kv), strict=True))
+        yield _stacked(spec, parts[0], "packed", hidden, modules, "weight")
+    if spec.attention_bias:
+        modules = tuple(zip(qkv, (q, kv, kv), strict=True))
+        yield _stacked(spec, f"{here}.qkv_bias", "vector", 1, modules, "bias")
+    if spec.qk_norm:
+        for part in "qk":
+            source = f"{there}.self_attn.{part}_norm.weight"
+            yield _norm(spec, f"{here}.{part}_norm", source, spec.head_dim)
+    if spec.sinks:
+        yield _vector(f"{here}.sinks", f"{there}.self_attn.sinks", spec.n_heads)
+    yield WeightSource(f"{here}.o", "packed", hidden, q, _weights((out,)), (hidden,))
+    if spec.output_bias:
+        yield _vector(f"{here}.o_bias", f"{out}.bias", hidden)
+
+
+def _stacked(
+    spec: ModelSpec, name: str, layout: str, k: int, modules: tuple[tuple[str, int], ...], kind: str
+) -> WeightSource:
+    """Return projections (module, rows) as one weight; q may have a gate behind each head.
+
+    Then the rows of all gates come first, those of q next.
+    """
+    parts: list[tuple[str, int, int]] = []
+    for module, rows in modules:
+        tensor, size = f"{module}.{kind}", spec.head_dim
+        if spec.output_gate and module.endswith("q_proj"):
+            for side in (1, 0):
+                parts += [(tensor, (2 * h + side) * size, size) for h in range(spec.n_heads)]
+        else:
+            parts.append((tensor, 0, rows))
+    tensors, starts, counts = zip(*parts, strict=True)
+    return WeightSource(name, layout, sum(counts), k, tensors, counts, starts)
 
 
 def _expert_sources(spec: ModelSpec, layer: int, count: int) -> Iterator[WeightSource]:

@@ -19,6 +19,7 @@ _PARTS: Mapping[str, Mapping[str, str]] = {
         "ministral3": "Ministral3ForCausalLM",
     },
     "Gemma3ForConditionalGeneration": {"gemma3_text": "Gemma3ForCausalLM"},
+    "Qwen3_5ForConditionalGeneration": {"qwen3_5_text": "Qwen3_5ForCausalLM"},
 }
 """Architecture to those of its text part by model_type, the one where none is told first."""
 _LEFT_OUT: Mapping[str, Mapping[str, Any]] = {
@@ -39,7 +40,7 @@ _SHARED = ("dtype", "torch_dtype", "tie_word_embeddings")
 """Keys of the whole where the text part has none of its own."""
 _PREFIXES = {"model.language_model.": "model.", "language_model.": ""}
 """Where tensors of the text part lie, by version of transformers."""
-_OTHERS = ("vision_tower.", "multi_modal_projector.")
+_OTHERS = ("vision_tower.", "multi_modal_projector.", "visual.")
 
 
 def text_config(config: Config) -> Config:

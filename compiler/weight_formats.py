@@ -13,7 +13,8 @@ from msgspec.structs import replace
 
 from dovetail.compiler.checkpoint import Checkpoint, TensorInfo
 from dovetail.compiler.gguf_blocks import FORM_OF_KIND
-from dovetail.compiler.tensors import WeightSource, weight_sources
+from dovetail.compiler.sources import WeightSource
+from dovetail.compiler.tensors import weight_sources
 from dovetail.ir.encoder import Spec
 from dovetail.ir.formats import FORMATS
 from dovetail.ir.model import ModelSpec
@@ -64,8 +65,8 @@ FINER = {"q4_32": ("q8_32",), "q6_16k": ("q8_32",)}
 
 
 def is_router(source: WeightSource) -> bool:
-    """Return whether a matrix chooses experts."""
-    return source.name.endswith(".router")
+    """Return whether a matrix chooses experts, or how fast states fade: errors would add up."""
+    return source.name.endswith((".router", ".rates"))
 
 
 def wanted_format(source: WeightSource, spec: Spec) -> str:

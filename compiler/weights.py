@@ -24,7 +24,8 @@ from dovetail.compiler.encoder_tensors import encoder_sources, encoder_tables
 from dovetail.compiler.quantise import quantise_rows
 from dovetail.compiler.quantising import Advance
 from dovetail.compiler.rope import named_tables
-from dovetail.compiler.tensors import WeightSource, weight_sources
+from dovetail.compiler.sources import WeightSource
+from dovetail.compiler.tensors import weight_sources
 from dovetail.compiler.weight_formats import stored_format
 from dovetail.ir.block_format import BlockFormat, Blocks, stack_blocks
 from dovetail.ir.dtypes import DTYPES
@@ -55,7 +56,7 @@ def plan_sources(
         dtype = format_of(source.name) if source.is_matrix else "f32"
         n, count = _packed_extent(source, dtype)
         size = count * FORMATS[dtype].dtype.size
-        layout = "vector" if source.layout == "pair_vector" else source.layout
+        layout = _STORED.get(source.layout, source.layout)
         entries.append(
             WeightEntry(
                 name=source.name,
@@ -69,6 +70,10 @@ def plan_sources(
         )
         offset += _round_up(size, PAGE)
     return tuple(entries)
+
+
+_STORED = {"pair_vector": "vector", "taps": "rows"}
+"""Layout of a source to that of its weight, where it is another."""
 
 
 def total_bytes(entries: tuple[WeightEntry, ...]) -> int:
@@ -188,6 +193,9 @@ class _Packer:
         """
         if source.name in self.tables:
             return self.tables[source.name][first:last]
+        if source.layout == "taps":
+            taps: Array = self.checkpoint.floats(source.tensors[0]).reshape(source.k, source.n).T
+            return taps[first:last]
         power, form = self.powers.get(source.name), FORMATS[dtype]
         parts = [_Part(self.checkpoint, form, power, *part) for part in source.parts]
         top, bottom = first * PANEL, last * PANEL

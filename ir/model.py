@@ -47,6 +47,52 @@ class ExpertSpec(msgspec.Struct, frozen=True, kw_only=True):
     share: bool = True  # the weights of a token's experts are divided by their sum
 
 
+class RecurrentSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Layers that keep a state of one size of each sequence in place of keys and values.
+
+    `taps` tokens, the newest included, are convolved, each of `channels` values alone. Without
+    value heads that is all (LFM2); else comes the gated delta rule (Qwen3.5): each value head has a
+    matrix [key_dim][value_dim], and each key head serves value_heads / key_heads of them.
+    """
+
+    layers: tuple[bool, ...]  # of the model: is it one of these
+    taps: int
+    channels: int
+    bias: bool = False  # of all its products and the convolution
+    key_heads: int = 0
+    value_heads: int = 0
+    key_dim: int = 0
+    value_dim: int = 0
+    tiled: bool = (
+        False  # value head v belongs to key head v % key_heads, else to v // (their ratio)
+    )
+
+    @property
+    def delta(self) -> bool:
+        """Whether the delta rule follows the convolution."""
+        return self.value_heads > 0
+
+    @property
+    def width(self) -> int:
+        """Values of a token that go into the output projection."""
+        return self.value_heads * self.value_dim if self.delta else self.channels
+
+    @property
+    def parts(self) -> int:
+        """Parts of `channels` values that a token's projection has: x, or x and two gates of it."""
+        return 1 if self.delta else 3
+
+    @property
+    def kept(self) -> int:
+        """Floats of a layer's state that are inputs of the convolution; the matrices follow."""
+        return -(-(self.taps - 1) * self.channels // 16) * 16
+
+    @property
+    def state_size(self) -> int:
+        """Floats of a layer's state."""
+        return self.kept + self.value_heads * self.key_dim * self.value_dim
+
+
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A decoder-only transformer: dims in elements, dtypes by name of `dovetail.ir.dtypes`."""
 
@@ -73,6 +119,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     mlp_bias: bool = False  # gate, up, down; of experts their router, too
     sinks: bool = False  # of each query head a learnt score that no key has
     qk_norm: bool = False
+    output_gate: bool = False  # attention is multiplied by a sigmoid, computed beside q, k and v
+    recurrent: RecurrentSpec | None = None  # layers without keys
     rope_layers: tuple[bool, ...] = ()  # per layer: are q and k rotated; () = all layers
     local_rope: RopeSpec | None = None  # of layers with a window, where theirs is another
     attention_scale: float | None = None  # of q k^T; None = head_dim ** -0.5
@@ -89,8 +137,39 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def qkv_size(self) -> int:
-        """Columns of the fused q, k, v projection: (n_heads + 2 n_kv_heads) head_dim."""
-        return (self.n_heads + 2 * self.n_kv_heads) * self.head_dim
+        """Columns of the fused projection: of the gate, where there is one, then q, k and v."""
+        return self.gate_size + (self.n_heads + 2 * self.n_kv_heads) * self.head_dim
+
+    @property
+    def gate_size(self) -> int:
+        """Columns of the gate of attention's output."""
+        return self.n_heads * self.head_dim if self.output_gate else 0
+
+    @property
+    def mixed_size(self) -> int:
+        """Values of a token that go into the output projection, at most."""
+        heads = self.n_heads * self.head_dim
+        return max(heads, self.recurrent.width) if self.recurrent else heads
+
+    def is_recurrent(self, layer: int) -> bool:
+        """Return whether a layer has a state in place of keys."""
+        return self.recurrent is not None and self.recurrent.layers[layer]
+
+    @property
+    def kv_layers(self) -> int:
+        """Layers that have keys and values."""
+        return self.n_layers - (sum(self.recurrent.layers) if self.recurrent else 0)
+
+    def kv_layer(self, layer: int) -> int:
+        """Return the place of a layer's keys among those of all layers."""
+        return sum(not self.is_recurrent(before) for before in range(layer))
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of a sequence's states, of all layers."""
+        if self.recurrent is None:
+            return 0
+        return 4 * self.recurrent.state_size * sum(self.recurrent.layers)
 
     def inner_columns(self, rows: float = 1) -> float:
         """Return the inner columns of a layer that so many tokens go through, at most."""
@@ -119,7 +198,10 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         return next((form for name, form in self.formats if name == weight), self.weight_dtype)
 
     def qkv_parts(self, layer: int) -> tuple[str, ...]:
-        """Return the weights that hold q, k and v of a layer: one, or three of several formats."""
+        """Return the weights that hold q, k and v of a layer: one, or three of several formats.
+
+        The gate of attention's output, where there is one, stands before q.
+        """
         parts = tuple(f"layers.{layer}.{part}" for part in "qkv")
         listed = any(name == parts[0] for name, _ in self.formats)
         return parts if listed else (f"layers.{layer}.qkv",)
@@ -156,10 +238,31 @@ def weight_shapes(spec: ModelSpec) -> dict[str, tuple[int, int]]:
     if spec.branch_norms:
         layer |= {"attention_norm": (hidden, 1), "mlp_norm": (hidden, 1)}
     query, kv = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
+    rows: tuple[int, ...]
     for i in range(spec.n_layers):
         shapes |= {f"layers.{i}.{name}": shape for name, shape in layer.items()}
-        rows = (query, kv, kv) if len(names := spec.qkv_parts(i)) > 1 else (spec.qkv_size,)
+        if spec.recurrent and spec.is_recurrent(i):
+            mixers = _mixer_shapes(spec.recurrent, hidden)
+            shapes |= {f"layers.{i}.{name}": shape for name, shape in mixers.items()}
+            continue
+        query_rows = query + spec.gate_size
+        rows = (query_rows, kv, kv) if len(names := spec.qkv_parts(i)) > 1 else (spec.qkv_size,)
         shapes |= {name: (n, hidden) for name, n in zip(names, rows, strict=True)}
+    return shapes
+
+
+def _mixer_shapes(recurrent: RecurrentSpec, hidden: int) -> dict[str, tuple[int, int]]:
+    """Return (n, k) of the weights of a recurrent layer in place of attention."""
+    shapes = {
+        "mix": (recurrent.channels * recurrent.parts, hidden),
+        "conv": (recurrent.taps, recurrent.channels),
+        "o": (hidden, recurrent.width),
+    }
+    if recurrent.delta:
+        heads = recurrent.value_heads
+        shapes |= {"mix_gate": (recurrent.width, hidden), "rates": (2 * heads, hidden)}
+        shapes |= {"a_log": (heads, 1), "dt_bias": (heads, 1)}
+        shapes["mix_norm"] = (recurrent.value_dim, 1)
     return shapes
 
 

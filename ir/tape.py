@@ -49,7 +49,13 @@ class KvRef(msgspec.Struct, frozen=True, kw_only=True, tag="kv"):
     layer: int
 
 
-Slot = BufferRef | WeightRef | ArgRef | IntConst | FloatConst | KvRef
+class StateRef(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
+    """Place in the state of a sequence: `offset` bytes from its start, of the first one of all."""
+
+    offset: int
+
+
+Slot = BufferRef | WeightRef | ArgRef | IntConst | FloatConst | KvRef | StateRef
 
 
 class Buffer(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,6 +142,9 @@ FORWARD_ARGS: tuple[str, ...] = (
     "kv_splits",  # parts each decode sequence's keys are split into, >= 1
 )
 """Arguments of every `forward` tape. Token rows: prefill sequences first, then decodes."""
+
+STATE_ARGS: tuple[str, ...] = ("state_slots",)  # i32 [n_prefill + n_decode]: a sequence's state
+"""Further ones of a model with recurrent layers."""
 
 SAMPLE_ARGS: tuple[str, ...] = (
     "n_rows",

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from dovetail.ir.errors import ArtifactError, CapacityError
+from dovetail.ir.model import ModelSpec
 from dovetail.runtime.artifact import Artifact, ArtifactReader, check_chunks, open_artifact
 from dovetail.runtime.machine.elf import ReadLibrary
 from dovetail.runtime.machine.isa import supports
@@ -88,10 +89,12 @@ def _bind_all(artifact: Artifact) -> None:
     """Bind every tape in both phases, with a KV pool of no blocks: nothing is run."""
     library, service = ReadLibrary(*artifact.libraries), artifact.service
     for part in artifact.parts:
-        layers = allocate(part.file.spec.n_layers)
+        spec = part.file.spec
+        layers = allocate(spec.n_layers)
+        states = allocate(spec.state_bytes) if isinstance(spec, ModelSpec) else None
         for tape in part.tapes.values():
             operands = Operands(
-                Weights(part), allocate(tape.arena_bytes), KvArrays(layers, layers, 1)
+                Weights(part), allocate(tape.arena_bytes), KvArrays(layers, layers, 1), states
             )
             for phase, plan in (("prefill", service.prefill), ("decode", service.decode)):
                 tables = pick_tables(part.schedules.tables, artifact.target, phase, plan.threads)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "smollm3", "gemma3", "granite")
-FAMILIES += ("ministral3", "granite4", "glm4", "ernie4_5")
+FAMILIES += ("ministral3", "granite4", "glm4", "ernie4_5", "lfm2", "qwen3_5")
 EXPERTS = ("qwen3_moe", "mixtral", "granitemoe", "gpt_oss")
 """Families of experts."""
 
@@ -35,6 +35,20 @@ OWN: dict[str, dict[str, Any]] = {
     "phi3": {"pad_token_id": 2, "rms_norm_eps": 1e-6},
     "granite": MULTIPLIERS,
     "glm4": {"head_dim": 32, "rms_norm_eps": 1e-6, "pad_token_id": 2},
+    "lfm2": {
+        "layer_types": ["conv", "full_attention", "conv"],
+        "num_hidden_layers": 3,
+        "block_multiple_of": 16,
+        "norm_eps": 1e-6,
+    },
+    "qwen3_5": {
+        "head_dim": 32,
+        "num_hidden_layers": 4,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 64,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+    },
     "ernie4_5": {"head_dim": 16, "rms_norm_eps": 1e-6},
     "granite4": {
         **MULTIPLIERS,
@@ -106,6 +120,8 @@ def make_model(family: str, *, seed: int = 0, dtype: str = "float32", **override
             transformers.GraniteMoeHybridForCausalLM,
         ),
         "ministral3": (transformers.Ministral3Config, transformers.Ministral3ForCausalLM),
+        "lfm2": (transformers.Lfm2Config, transformers.Lfm2ForCausalLM),
+        "qwen3_5": (transformers.Qwen3_5TextConfig, transformers.Qwen3_5ForCausalLM),
         "smollm3": (transformers.SmolLM3Config, transformers.SmolLM3ForCausalLM),
         "qwen3_moe": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM),
         "mixtral": (transformers.MixtralConfig, transformers.MixtralForCausalLM),

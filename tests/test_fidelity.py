@@ -70,6 +70,19 @@ def shape(
     }
 
 
+CONVOLVED = {
+    "layer_types": ["conv", "conv", "full_attention", "conv"],
+    "num_hidden_layers": 4,
+    "conv_L_cache": 4,
+}
+ONE_HEAD = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "num_hidden_layers": 2,
+    "linear_num_key_heads": 3,
+    "linear_num_value_heads": 3,
+    "linear_key_head_dim": 48,
+    "linear_value_head_dim": 32,
+}
 EIGHT = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 80}
 SHORT = {"norm_topk_prob": False, "use_sliding_window": True, "sliding_window": 33}
 TIED = {"tie_word_embeddings": True}
@@ -112,6 +125,10 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", shape(4, 2, 64, 128, 160, 131, num_local_experts=4, **TIED)),
     "granite-experts": ("granitemoe", shape(4, 2, 64, 256, 48, 140)),
     "qwen3-gqa8": ("qwen3", shape(8, 1, 64, 96, 210, 1000, attention_bias=True)),
+    "lfm2": ("lfm2", shape(4, 2, 32, 128, 96, 131, **CONVOLVED)),
+    "lfm2-biases": ("lfm2", shape(4, 1, 16, 64, 96, 107, **CONVOLVED, conv_bias=True)),
+    "qwen3_5": ("qwen3_5", shape(4, 2, 64, 96, 150, 140)),
+    "qwen3_5-tied": ("qwen3_5", shape(4, 1, 64, 80, 99, 101, **ONE_HEAD, **TIED)),
     "gpt-oss": ("gpt_oss", shape(8, 1, 64, 96, 80, 163, sliding_window=33)),
 }
 EVERY_DAY = (
@@ -125,6 +142,8 @@ EVERY_DAY = (
     "qwen3-experts",
     "granite-experts",
     "gpt-oss",
+    "lfm2",
+    "qwen3_5",
     "gemma3-windows",
     "llama-gqa4-80",
     "llama-biases-tied",

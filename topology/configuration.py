@@ -68,6 +68,8 @@ def allows_processes(model: ModelSpec, count: int) -> bool:
 
     Whole KV heads and query heads per rank (§5.3), and whole panels of the packed weights.
     """
+    if model.recurrent:
+        return count == 1
     return (
         model.n_kv_heads % count == 0
         and model.n_heads % count == 0

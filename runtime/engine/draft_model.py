@@ -15,6 +15,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from dovetail.ir.errors import RequestError
 from dovetail.runtime.artifact import Artifact
 from dovetail.runtime.engine.engine import Engine, Filled
 from dovetail.runtime.engine.executor import CpuExecutor
@@ -44,6 +45,8 @@ def add_draft_model(
     if speculation is None:
         return
     part = next(iter(artifact.models.values()))
+    if part.file.spec.recurrent:
+        raise RequestError("a model that drafts must have keys in all layers; give another draft")
     executor = CpuExecutor(
         artifact, part, hardware, _options(engine, part.file.spec.max_context, options)
     )

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 
 from dovetail.ir.artifact import PHASES, ServicePlan
-from dovetail.ir.errors import CapacityError
+from dovetail.ir.errors import CapacityError, RequestError
 from dovetail.ir.model import KV_BLOCK, ModelSpec
 from dovetail.runtime.artifact import Artifact, ModelPart
 from dovetail.runtime.engine.engine import Engine, Filled, Pen
@@ -37,11 +37,14 @@ from dovetail.runtime.schedule.kv_pool import KvPool, blocks_for
 from dovetail.runtime.schedule.plan import Limits, StepPlan
 from dovetail.runtime.schedule.predictor import Predictor
 from dovetail.runtime.schedule.scheduler import Scheduler
+from dovetail.runtime.schedule.states import StateSlots
 from dovetail.topology.division import DECODE, PREFILL
 from dovetail.topology.hardware import HardwareSpec
 
 MEMORY_SHARE = 0.5
 """Part of the memory that weights leave, which a KV pool sized at load may take."""
+STATE_SHARE = 0.25
+"""Part of the memory beside one request that states of recurrent layers may take."""
 
 log = logging.getLogger("dovetail")
 _warn_once = cache(partial(log.warning, "%s"))
@@ -84,18 +87,21 @@ class CpuExecutor:
         arenas = forward.arena_bytes + sample.arena_bytes
         need = MemoryNeed(
             weights=0 if own_logits else part.chunks.total_bytes,
-            block=2 * self.spec.n_layers * layer_block_bytes(self.spec) * copies,  # of a KV head
-            activations=arenas + step_bytes(self.spec, tokens, sequences),
+            block=2 * self.spec.kv_layers * layer_block_bytes(self.spec) * copies,  # of a KV head
+            activations=arenas + step_bytes(self.spec, tokens, sequences) + self.spec.state_bytes,
             context=KV_BLOCK if own_logits else bounds.context,  # a device has room of its own
         )
         wanted = self.service.kv_blocks or sequences * blocks_for(bounds.context)
         free = available_memory(hardware)
-        self.blocks = count_blocks(need, free, options.kv_blocks, wanted)
+        self.state_slots = count_states(self.spec.state_bytes, need, free, sequences)
+        others = max(0, self.state_slots - 1) * self.spec.state_bytes
+        self.blocks = count_blocks(need, free - others, options.kv_blocks, wanted)
         plans = plan_ranks(
             self.service,
             hardware,
             options.threads,
             self.blocks,
+            state_slots=self.state_slots,
             floats=options.activations == "float",
             deterministic=options.deterministic,
             own_logits=own_logits,
@@ -134,7 +140,10 @@ class CpuExecutor:
     def fill(self, plan: StepPlan, scheduler: Scheduler) -> Sequence[Filled]:
         """Write the one batch that there is on one device."""
         (batch,) = plan.batches
-        shape = self.buffers.fill(batch, scheduler.requests, scheduler.pool.table)
+        pool = scheduler.pool
+        if pool.states is not None:
+            self.model.copy_states(pool.states.take_copies())
+        shape = self.buffers.fill(batch, scheduler.requests, pool.table, pool.slot)
         return (Filled(batch, shape, self.buffers),) if shape.n_tokens else ()
 
     def compute(self, plan: StepPlan, filled: Sequence[Filled]) -> None:
@@ -229,9 +238,26 @@ def open_on_cpu(
 def make_engine(executor: CpuExecutor, options: EngineOptions) -> Engine:
     """Return an engine that schedules for the CPU alone."""
     settings = options.scheduling
-    pool = KvPool(executor.blocks, keep=settings.keep_prefixes)
+    if executor.state_slots and settings.num_speculative_tokens:
+        raise RequestError(
+            f"{executor.spec.family} has layers without keys, whose states cannot go back: nothing "
+            "can be drafted; load without speculative_config and draft"
+        )
+    states = StateSlots(executor.state_slots) if executor.state_slots else None
+    pool = KvPool(executor.blocks, keep=settings.keep_prefixes, states=states)
     scheduler = Scheduler(executor.limits, pool, Predictor(), time.perf_counter, settings=settings)
     return Engine(executor.spec, scheduler, executor)
+
+
+def count_states(size: int, need: MemoryNeed, free: int, sequences: int) -> int:
+    """Return how many states of `size` bytes to have: for all sequences, and as many prefixes.
+
+    0 where a sequence has none, else at least one, whose memory is a part of `need`.
+    """
+    if not size:
+        return 0
+    spare = free - need.total
+    return 1 + max(0, min(2 * sequences - 1, int(spare * STATE_SHARE) // size))
 
 
 def count_blocks(need: MemoryNeed, free: int, asked: int | None, wanted: int) -> int:

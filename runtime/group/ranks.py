@@ -81,6 +81,7 @@ def plan_ranks(
     threads: int | None,
     kv_blocks: int,
     *,
+    state_slots: int = 0,
     deterministic: bool = False,
     own_logits: bool = False,
     floats: bool = False,
@@ -92,6 +93,7 @@ def plan_ranks(
         hardware: CPUs and quota of this process.
         threads: of each process, instead of the plan's; then the quota is not looked at.
         kv_blocks: size of the KV pool.
+        state_slots: states of recurrent layers that there is memory for.
         deterministic: whether the bits may not depend on this plan.
         own_logits: whether each rank has memory of its own for the logits of a step.
         floats: whether activations stay float32 where weights are quantised.
@@ -121,6 +123,7 @@ def plan_ranks(
             decode=d,
             spin=spin,
             kv_blocks=kv_blocks,
+            state_slots=state_slots,
             deterministic=deterministic,
             own_logits=own_logits,
             floats=floats,

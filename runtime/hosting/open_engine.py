@@ -59,6 +59,8 @@ def _open(
         )
 
         try:
+            if part.file.spec.recurrent:
+                raise DeviceError("layers without keys run on the CPU alone; use device cpu")
             return open_on_device(artifact, part, hardware, options, board)
         except DeviceError as error:
             if not options.spare_cpu:
@@ -84,6 +86,8 @@ def _open_file(engine: Engine, artifact: Artifact, options: EngineOptions, path:
     if executor.group is not None:
         log.warning("%s is not used: KV is in several processes here", path)
         return
+    if engine.spec.recurrent:
+        raise RequestError("kv_file keeps no states of layers without keys; load without it")
     kept = json.encode([artifact.manifest, options.deterministic, options.activations])
     kv, layers = executor.model.kv, engine.spec.n_layers
     blocks = KvBlocks(*(pool.reshape(layers, executor.blocks, -1) for pool in (kv.k, kv.v)))

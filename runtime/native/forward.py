@@ -6,7 +6,7 @@ one native call per step. The parent process is rank 0; a group of one is the wh
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from mmap import PAGESIZE
 
@@ -49,6 +49,7 @@ class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
     deterministic: the same bits whatever the other fields say.
     own_logits: the logits of a step are no memory that all ranks share.
     floats: activations stay float32 where weights are quantised.
+    state_slots: sequences and prefixes whose state there is memory for.
     """
 
     rank: int = 0
@@ -58,6 +59,7 @@ class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
     decode: PhasePlan
     spin: int
     kv_blocks: int
+    state_slots: int = 0
     deterministic: bool = False
     own_logits: bool = False
     floats: bool = False
@@ -125,7 +127,9 @@ class ForwardModel:
         arena = allocate(home.tape.arena_bytes)
         place_pages(arena, plan.nodes)
         self.kv = self._take_kv(plan, shared)
-        operands = Operands(self.weights, arena, self.kv)
+        state = self._part.file.spec.state_bytes
+        self.states = allocate(plan.state_slots * state).reshape(plan.state_slots, state)
+        operands = Operands(self.weights, arena, self.kv, self.states)
         self.tapes = {p: self.bind(self.parts[p].tape, operands, p) for p in plan.phases}
         self._group_args: dict[str, dict[str, int]] = {phase: {} for phase in plan.phases}
 
@@ -153,7 +157,7 @@ class ForwardModel:
         spec, unit = self._part.file.spec, pool_unit(self._part.file.spec, plan)
         if not unit or shared is None:
             layer = plan.kv_blocks * layer_block_bytes(self.spec)
-            keys, values = (allocate(layer * spec.n_layers) for _ in "kv")
+            keys, values = (allocate(layer * spec.kv_layers) for _ in "kv")
             own = slice(None)
         else:
             layer = plan.kv_blocks * layer_block_bytes(replace(spec, n_kv_heads=unit))
@@ -213,6 +217,11 @@ class ForwardModel:
         """Return the fewest keys of a part of a sequence in decode attention; 0 = never cut."""
         rows = [table.rows[0] for table in self._tables(phase).get("decode_attention", ())]
         return rows[0].schedule[SCHEDULE_VALUES.index("block_k")] if rows else 0
+
+    def copy_states(self, copies: Iterable[tuple[int, int]]) -> None:
+        """Copy states from slot to slot, in order."""
+        for source, target in copies:
+            self.states[target] = self.states[source]
 
     def run(
         self, args: Mapping[str, int], phase: str, usable: Collection[int] | None = None

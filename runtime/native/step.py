@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail.ir.model import KV_BLOCK, ModelSpec
+from dovetail.ir.tape import STATE_ARGS
 from dovetail.runtime.schedule.kv_pool import blocks_for
 from dovetail.runtime.schedule.plan import Batch, PrefillChunk
 from dovetail.runtime.schedule.request import Request
@@ -96,7 +97,8 @@ class StepBuffers:
         addresses = {name: int(a.ctypes.data) for name, a in self.arrays.items()}
         stride = {"logits_stride": self.arrays["logits"].shape[1]}
         tables = {"table_stride": self.arrays["block_tables"].shape[1]}
-        self.addresses = {name: addresses[name] for name in _FORWARD_ARRAYS} | tables | stride
+        arrays = (*_FORWARD_ARRAYS, *(STATE_ARGS if spec.recurrent else ()))
+        self.addresses = {name: addresses[name] for name in arrays} | tables | stride
         """The forward tape's arguments that are the same in every step."""
         self._sample = {name: addresses[name] for name in _SAMPLE_ARRAYS} | stride
         self._sampled: tuple[Request, ...] = ()  # whose parameters lie in the arrays
@@ -104,9 +106,13 @@ class StepBuffers:
         self._iota = np.arange(spec.max_context, dtype=np.int32)
 
     def fill(
-        self, batch: Batch, requests: Mapping[int, Request], table: Callable[[int], Blocks]
+        self,
+        batch: Batch,
+        requests: Mapping[int, Request],
+        table: Callable[[int], Blocks],
+        slot: Callable[[int], int] | None = None,
     ) -> StepShape:
-        """Write the arrays for `batch`; `table` gives the blocks of a request."""
+        """Write the arrays for `batch`; `table` gives the blocks of a request, `slot` its state."""
         row, sequence = 0, 0
         self._again.clear()
         outputs: list[Request] = []
@@ -129,6 +135,9 @@ class StepBuffers:
         decodes = [requests[number] for number in (*batch.gpu_decode, *batch.cpu_decode)]
         decoders, longest = self._put_decodes(decodes, table, sequence, row, len(outputs))
         outputs += decodes
+        if slot is not None and "state_slots" in self._cells:
+            numbers = (*(c.request for c in batch.prefill), *(r.id for r in decodes))
+            self.arrays["state_slots"][: len(numbers)] = [*map(slot, numbers)]
         if score_rows:
             self.arrays["out_rows"][len(outputs) : len(outputs) + len(score_rows)] = score_rows
         return StepShape(
@@ -267,7 +276,8 @@ def _draw_block(seed: int, index: int, block: int, again: int) -> list[float]:
 def _shapes(spec: ModelSpec, tokens: int, rows: int) -> dict[str, _Shape]:
     """Return dtype and shape of each array of a step of `tokens` rows in `rows` sequences."""
     stride = -(-spec.vocab_size // ROW_ALIGN) * ROW_ALIGN + ROW_ALIGN
-    return {
+    states: dict[str, _Shape] = {name: (np.int32, (rows,)) for name in STATE_ARGS}
+    return (states if spec.recurrent else {}) | {
         "token_ids": (np.int32, (tokens,)),
         "positions": (np.int32, (tokens,)),
         "kv_slots": (np.int64, (tokens,)),

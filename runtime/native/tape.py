@@ -28,6 +28,7 @@ from dovetail.ir.tape import (
     IntConst,
     KvRef,
     Slot,
+    StateRef,
     Tape,
     WeightRef,
 )
@@ -52,6 +53,7 @@ class Operands:
     weights: Weights
     arena: npt.NDArray[np.uint8]
     kv: KvArrays | None = None
+    states: npt.NDArray[np.uint8] | None = None  # [slot][bytes of all layers]
 
 
 Tables = Mapping[str, Sequence[ScheduleTable]]
@@ -326,6 +328,8 @@ class BoundTape:
             self._slots[place].i = self._buffer_address(slot)
         elif isinstance(slot, WeightRef):
             self._slots[place].i = self._weight_address(slot)
+        elif isinstance(slot, StateRef):
+            self._slots[place].i = self._state_address(slot)
         else:
             self._slots[place].i = self._kv_address(slot)
 
@@ -354,6 +358,12 @@ class BoundTape:
         if kv is None or pool is None or not 0 <= slot.layer < len(pool) // kv.layer_bytes:
             raise self._error(f"there is no layer {slot.layer} in the {slot.pool!r} pool")
         return int(pool.ctypes.data) + slot.layer * kv.layer_bytes
+
+    def _state_address(self, slot: StateRef) -> int:
+        states = self._operands.states
+        if states is None or not 0 <= slot.offset < states.nbytes:
+            raise self._error(f"there is no state of {slot.offset} bytes")
+        return int(states.ctypes.data) + slot.offset
 
     def _bind_entries(self) -> ctypes.Array[abi.Entry]:
         entries = (abi.Entry * max(1, len(self.tape.entries)))()

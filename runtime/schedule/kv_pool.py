@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from dovetail.ir.errors import CapacityError
 from dovetail.ir.model import KV_BLOCK
+from dovetail.runtime.schedule.states import StateSlots
 
 if TYPE_CHECKING:
     from dovetail.runtime.machine.kv_file import KvFile
@@ -51,14 +52,18 @@ def hash_blocks(tokens: Sequence[int]) -> list[bytes]:
 class KvPool:
     """Blocks 0..n_blocks-1, each free or held by one or more sequences."""
 
-    def __init__(self, n_blocks: int, *, keep: bool = False) -> None:
+    def __init__(
+        self, n_blocks: int, *, keep: bool = False, states: StateSlots | None = None
+    ) -> None:
         """`keep`: free blocks stay shareable until they are given away.
 
         Those that one sequence alone has held go first, then those that others shared; of each
         kind the one freed first, of one sequence its last. Shared ones of long ago do not stay for
         ever: half of the blocks at most are kept for that reason (as a segmented LRU does).
+        states: of sequences, where the model has recurrent layers; then a prefix is shared where
+        the state at its end is kept.
         """
-        self.n_blocks, self.keep = n_blocks, keep
+        self.n_blocks, self.keep, self.states = n_blocks, keep, states
         self.file: KvFile | None = None  # keeps what blocks hold beyond that
         self._blank = list(range(n_blocks))[::-1]  # free, nothing to share; the last goes first
         self._kept: OrderedDict[int, None] = OrderedDict()  # free, hashed; the first goes first
@@ -74,6 +79,15 @@ class KvPool:
         """Number of blocks nobody holds."""
         return len(self._blank) + len(self._kept) + len(self._popular)
 
+    @property
+    def has_room(self) -> bool:
+        """Whether a sequence more may have a state, where there are any."""
+        return self.states is None or self.states.free > 0
+
+    def slot(self, sequence: Hashable) -> int:
+        """Return which state is that of `sequence`, 0 where there are none."""
+        return self.states.slot(sequence) if self.states else 0
+
     def table(self, sequence: Hashable) -> array[int]:
         """Return the blocks of `sequence` in order (int32, not to be changed)."""
         return self._tables[sequence].blocks
@@ -88,6 +102,9 @@ class KvPool:
         `hashes` are those of its first blocks: of `hash_blocks`, or of another pool.
         """
         assert sequence not in self._tables, "the sequence is open already"
+        if self.states is not None:
+            hashes = hashes[: self._restorable(hashes, self.states)]
+            self.states.open(sequence, hashes[-1] if hashes else None)
         table = self._tables[sequence] = _Table()
         for digest in hashes:
             block = self._block_of.get(digest)
@@ -127,9 +144,17 @@ class KvPool:
                 self._block_of[digest] = table.blocks[i]
                 self._hash_of[table.blocks[i]] = digest
 
+    def keep_state(self, sequence: Hashable, stored: int, *, decoding: bool) -> None:
+        """Keep the state of `sequence` behind its first `stored` tokens, if a block ends there."""
+        hashes = self._tables[sequence].hashes
+        if self.states is not None and self.keep and len(hashes) * KV_BLOCK == stored > 0:
+            self.states.keep(sequence, hashes[-1], decoding=decoding)
+
     def close(self, sequence: Hashable, *, sound: bool = True) -> None:
         """Give back the blocks of `sequence`; nobody shares them from now on if it is not sound."""
         table = self._tables.pop(sequence)
+        if self.states is not None:
+            self.states.close(sequence)
         for i in reversed(range(len(table.blocks))):  # the end of a prompt goes first
             block = table.blocks[i]
             self._references[block] -= 1
@@ -154,6 +179,15 @@ class KvPool:
                 self._forget(block)
             self._blank += kept
             kept.clear()
+
+    def _restorable(self, hashes: Sequence[bytes], states: StateSlots) -> int:
+        """Return how many first blocks are here and end where a state is kept."""
+        count = 0
+        for i, digest in enumerate(hashes, start=1):
+            if digest not in self._block_of:
+                break
+            count = i if states.holds(digest) else count
+        return count
 
     def _settle(self, block: int, digest: bytes) -> None:
         """Keep `block` for what it holds, or rather the one that holds the same.

@@ -169,7 +169,11 @@ class RequestQueues:
             request.computed += length
             request.served = self.plans
             request.metrics.offloaded |= beside and request.home is Home.CPU
-            self.pools[request.home].publish(number, request.tokens, request.computed)
+            pool = self.pools[request.home]
+            pool.publish(number, request.tokens, request.computed)
+            if pool.states is not None:
+                decoding = request.computed > request.prompt_length
+                pool.keep_state(number, request.computed, decoding=decoding)
             if request.pending == 0 and request.max_tokens:
                 outputs.append(request)
         return tuple(outputs)
@@ -240,7 +244,7 @@ class RequestQueues:
     def prepare(self, request: Request, home: Home, spare: int) -> bool:
         """Open a waiting `request` on `home` if its tokens fit and `spare` blocks stay free."""
         pool = self.pools[home]
-        if blocks_for(len(request.tokens)) > pool.n_blocks:
+        if blocks_for(len(request.tokens)) > pool.n_blocks or not pool.has_room:
             return False
         if request.hashes is None:
             request.hashes = hash_blocks(request.tokens)

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from dovetail.ir.model import KV_BLOCK
 from dovetail.runtime.schedule.kv_pool import KvPool
 from dovetail.runtime.schedule.pipeline import LayerTimes
 from dovetail.runtime.schedule.plan import (
@@ -27,6 +28,8 @@ from dovetail.runtime.schedule.speculation import Speculation
 
 STEP_ROWS = 8
 """Rows of prompts that take as long as what a step takes besides (measured: SmolLM2, bfloat16)."""
+STATE_TOKENS = 4 * KV_BLOCK
+"""Tokens of a prompt's last part from which the state behind them is worth a step of its own."""
 SAMPLE = 16
 """Waiting requests whose prompts tell how long all are."""
 
@@ -63,6 +66,20 @@ class Draft:
         """Count `tokens` more rows in `places` of the sequences."""
         self.tokens -= tokens
         self.sequences -= places
+
+
+def cut_at_block(start: int, length: int, tokens: int) -> int:
+    """Return how many of `length` tokens from `start` on to take so that a state may be kept.
+
+    It is kept where a block ends, the last time at the last one that may be shared (the last token
+    never is). A short rest would cost a step and spare little: it is taken with the others.
+    """
+    last = (tokens - 1) // KV_BLOCK * KV_BLOCK
+    end = start + length
+    if start < last < end:
+        return last - start if last - start >= STATE_TOKENS else length
+    whole = end // KV_BLOCK * KV_BLOCK
+    return whole - start if end < tokens and whole > start else length
 
 
 class Scheduler(RequestQueues):
@@ -227,6 +244,8 @@ class Scheduler(RequestQueues):
         length = min(draft.tokens, request.pending)
         if unscored:
             length = min(length, draft.sequences)
+        elif request.home is not None and self.pools[request.home].states is not None:
+            length = cut_at_block(start, length, len(request.tokens))
         scores = range(max(start, unscored.start), min(start + length, unscored.stop))
         chunk = PrefillChunk(request.id, start, length, scores)
         draft.chunks.append(chunk)

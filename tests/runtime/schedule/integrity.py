@@ -34,6 +34,10 @@ def _check_pool(pool: KvPool) -> None:
     assert set(pool._popular) <= pool._shared, "nobody shared a block that stays for that"
     assert len(pool._popular) <= pool.n_blocks // 2, "too many blocks stay"
     assert pool.keep or not kept, "a block is kept"
+    if (states := pool.states) is not None:
+        assert set(states._held) == set(pool._tables), "states and tables of other sequences"
+        slots = [*states._blank, *states._held.values(), *states._kept.values()]
+        assert sorted(slots) == list(range(states.count)), "a slot is lost, or has two holders"
 
 
 def _check_queues(queues: RequestQueues) -> None:

@@ -1,0 +1,188 @@
+"""Layers with a state in place of keys: what config.json says of them, and their tensors.
+
+In: a config.json, or a ModelSpec. Out: a `RecurrentSpec`, and rows of the table of tensors. LFM2
+has short convolutions between gates; Qwen3.5 the gated delta rule behind a convolution.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from dovetail.compiler.checkpoint import Checkpoint
+from dovetail.compiler.config import Config
+from dovetail.compiler.rope import FULL
+from dovetail.compiler.sources import WeightSource
+from dovetail.ir.model import PANEL, ModelSpec, RecurrentSpec
+
+MOST_TAPS = 16
+COLUMNS, MOST_KEYS = 32, 256
+"""Columns that a matrix of the delta rule is cut by, and its most rows (`delta_rows`)."""
+TILED = "linear_value_heads_tiled"
+"""Whether value heads of the same key head lie apart: so it is in GGUF files."""
+_LFM2 = {
+    r"operator_norm": "input_layernorm",
+    r"ffn_norm": "post_attention_layernorm",
+    r"feed_forward\.w1": "mlp.gate_proj",
+    r"feed_forward\.w2": "mlp.down_proj",
+    r"feed_forward\.w3": "mlp.up_proj",
+    r"self_attn\.out_proj": "self_attn.o_proj",
+    r"self_attn\.([qk])_layernorm": r"self_attn.\1_norm",
+}
+"""Modules of a layer of LFM2 to what most families call them."""
+_LFM2_NAME = re.compile(r"(model\.layers\.\d+\.)(.+)")
+
+
+# ---- config.json ----
+
+
+def read_short_conv(config: Config, n_layers: int) -> RecurrentSpec:
+    """Return the convolutions of LFM2: in all layers that layer_types does not call attention."""
+    return RecurrentSpec(
+        layers=_layers(config, n_layers, "conv"),
+        taps=config.integer("conv_L_cache", 2, MOST_TAPS, 3),
+        channels=config.integer("hidden_size", 1, 1 << 17),
+        bias=config.flag("conv_bias"),
+    )
+
+
+def read_delta(config: Config, n_layers: int) -> RecurrentSpec:
+    """Return Qwen3.5's linear attention; raises SpecError for heads that kernels do not take."""
+    keys = config.integer("linear_num_key_heads", 1, 4096, 16)
+    values = config.integer("linear_num_value_heads", keys, 4096, 32)
+    key_dim = config.integer("linear_key_head_dim", PANEL, MOST_KEYS, 128)
+    value_dim = config.integer("linear_value_head_dim", COLUMNS, 1 << 12, 128)
+    for key, value, step in (
+        ("linear_num_value_heads", values, keys),
+        ("linear_key_head_dim", key_dim, PANEL),
+        ("linear_value_head_dim", value_dim, COLUMNS),
+    ):
+        if value % step:
+            raise config.fail(key, f"but must be a multiple of {step}")
+    return RecurrentSpec(
+        layers=_layers(config, n_layers, "linear_attention"),
+        taps=config.integer("linear_conv_kernel_dim", 2, MOST_TAPS, 4),
+        channels=2 * keys * key_dim + values * value_dim,
+        key_heads=keys,
+        value_heads=values,
+        key_dim=key_dim,
+        value_dim=value_dim,
+        tiled=config.flag(TILED),
+    )
+
+
+def _layers(config: Config, n_layers: int, kind: str) -> tuple[bool, ...]:
+    """Return which layers are of `kind`, by layer_types or by what stands for it."""
+    kinds = config.texts("layer_types")
+    if not kinds:
+        every = config.integer("full_attention_interval", 1, 1024, 4)
+        return tuple((layer + 1) % every != 0 for layer in range(n_layers))
+    if len(kinds) != n_layers or not set(kinds) <= {FULL, kind}:
+        raise config.fail("layer_types", f"but must name {FULL} or {kind} {n_layers} times")
+    return tuple(name == kind for name in kinds)
+
+
+def lfm2_config(config: Config) -> Config:
+    """Return a configuration of LFM2 with the keys of most families; others pass unchanged."""
+    if "Lfm2ForCausalLM" not in config.texts("architectures"):
+        return config
+    layers = config.integer("num_hidden_layers", 1, 1024)
+    given: dict[str, object] = {
+        "intermediate_size": _inner(config),
+        "rms_norm_eps": config.number("norm_eps", 0.0, 1.0, 1e-5),
+        "tie_word_embeddings": config.flag(
+            "tie_embedding", config.flag("tie_word_embeddings", True)
+        ),
+    }
+    if not config.has("layer_types"):
+        full = config.values.get("full_attn_idxs")
+        full = range(layers) if full is None else full
+        if not isinstance(full, list | range):
+            raise config.fail("full_attn_idxs", "but must be a list of layers")
+        given["layer_types"] = [FULL if i in full else "conv" for i in range(layers)]
+    return Config(config.name, {**config.values, **given})
+
+
+def _inner(config: Config) -> int:
+    """Return the width of LFM2's MLP: two thirds of what is told, rounded up to a multiple."""
+    key = "block_ff_dim" if config.has("block_ff_dim") else "intermediate_size"
+    inner = config.integer(key, 1, 1 << 20)
+    if not config.flag("block_auto_adjust_ff_dim", True):
+        return inner
+    step = config.integer("block_multiple_of", 1, 1 << 20, 256)
+    inner = int(config.number("block_ffn_dim_multiplier", 1e-3, 1e3, 1.0) * int(2 * inner / 3))
+    return -(-inner // step) * step
+
+
+# ---- tensors ----
+
+
+def lfm2_tensors(checkpoint: Checkpoint, config: Config) -> Checkpoint:
+    """Return the tensors of LFM2 by the names of most families; others pass unchanged."""
+    if "Lfm2ForCausalLM" not in config.texts("architectures"):
+        return checkpoint
+    found = {}
+    for name, info in checkpoint.tensors.items():
+        own = _lfm2_name(name)
+        found[own] = replace(info, name=own)
+    return replace(checkpoint, tensors=found)
+
+
+def _lfm2_name(name: str) -> str:
+    if name.startswith("model.embedding_norm."):
+        return name.replace("embedding_norm", "norm", 1)
+    found = _LFM2_NAME.fullmatch(name)
+    if found is None:
+        return name
+    own = found[2]
+    for pattern, ours in _LFM2.items():
+        own = re.sub(rf"^{pattern}(?=\.)", ours, own)
+    return found[1] + own
+
+
+def recurrent_sources(
+    spec: ModelSpec, recurrent: RecurrentSpec, layer: int
+) -> Iterator[WeightSource]:
+    """Yield what a recurrent layer has in place of attention."""
+    here, there = f"layers.{layer}", f"model.layers.{layer}"
+    names = _DELTA if recurrent.delta else _SHORT
+    hidden, heads = spec.hidden_size, recurrent.value_heads
+
+    def matrix(name: str, n: int, k: int, *modules: str) -> Iterator[WeightSource]:
+        weights = tuple(f"{there}.{module}.weight" for module in modules)
+        rows = (n // len(modules),) * len(modules)
+        yield WeightSource(f"{here}.{name}", "packed", n, k, weights, rows)
+        if recurrent.bias:
+            biases = tuple(f"{there}.{module}.bias" for module in modules)
+            yield WeightSource(f"{here}.{name}_bias", "vector", n, 1, biases, rows)
+
+    def vector(name: str, tensor: str, n: int) -> WeightSource:
+        return WeightSource(f"{here}.{name}", "vector", n, 1, (f"{there}.{tensor}",), (n,))
+
+    channels = recurrent.channels
+    yield from matrix("mix", channels * recurrent.parts, hidden, names["mix"])
+    if recurrent.delta:
+        yield from matrix("mix_gate", recurrent.width, hidden, "linear_attn.in_proj_z")
+        rates = tuple(f"linear_attn.in_proj_{part}" for part in "ba")
+        yield from matrix("rates", 2 * heads, hidden, *rates)
+    conv = f"{there}.{names['conv']}"
+    yield WeightSource(
+        f"{here}.conv", "taps", recurrent.taps, channels, (f"{conv}.weight",), (channels,)
+    )
+    if recurrent.bias:
+        yield vector("conv_bias", f"{names['conv']}.bias", channels)
+    if recurrent.delta:
+        yield vector("a_log", "linear_attn.A_log", heads)
+        yield vector("dt_bias", "linear_attn.dt_bias", heads)
+        yield vector("mix_norm", "linear_attn.norm.weight", recurrent.value_dim)
+    yield from matrix("o", hidden, recurrent.width, names["o"])
+
+
+_SHORT: Mapping[str, str] = {"mix": "conv.in_proj", "conv": "conv.conv", "o": "conv.out_proj"}
+_DELTA: Mapping[str, str] = {
+    "mix": "linear_attn.in_proj_qkv",
+    "conv": "linear_attn.conv1d",
+    "o": "linear_attn.out_proj",
+}
+"""Our weights of a layer by the modules of checkpoints."""

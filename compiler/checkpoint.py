@@ -109,6 +109,11 @@ class Checkpoint:
     path: Path
     tensors: Mapping[str, TensorInfo]
 
+    @property
+    def packs_matrices(self) -> bool:
+        """Whether any matrix is not stored as its values."""
+        return any(info.packed and len(info.shape) > 1 for info in self.tensors.values())
+
     def info(self, name: str) -> TensorInfo:
         """Return where `name` stands. Raises SpecError when the checkpoint lacks it."""
         try:

@@ -16,6 +16,7 @@ from dovetail.compiler.checkpoint import Checkpoint
 from dovetail.compiler.config import Config
 from dovetail.compiler.gguf_file import GgufFile
 from dovetail.compiler.gguf_tensors import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
+from dovetail.compiler.recurrent import TILED
 from dovetail.compiler.rope import FULL, SCORES_GROW, SLIDING, inverse_frequencies
 from dovetail.ir.errors import SpecError
 from dovetail.ir.model import RopeSpec
@@ -34,6 +35,8 @@ ARCHITECTURES = {
     "qwen3moe": "Qwen3MoeForCausalLM",
     "granitemoe": "GraniteMoeForCausalLM",
     "gpt-oss": "GptOssForCausalLM",
+    "lfm2": "Lfm2ForCausalLM",
+    "qwen35": "Qwen3_5ForCausalLM",
 }
 """general.architecture -> that of config.json; files of Llama and of Mistral models say llama."""
 _KEYS = {
@@ -77,6 +80,8 @@ _MULTIPLIERS = {
     "logit_scale": "logits_scaling",
 }
 """Of these, what Granite has a place for."""
+_SECTIONS = "rope.dimension_sections"
+"""Which dimensions turn by place in time, height, width of a picture: of texts all are alike."""
 _SCALED = ("granite", "granitemoe")
 _GROWING = ("attention.temperature_scale", "attention.temperature_length", _LOG_MULTIPLIER)
 """What Ministral 3 has a place for."""
@@ -98,8 +103,9 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
     own = {
         key.removeprefix(arch + "."): value
         for key, value in file.values.items()
-        if key.startswith(arch + ".")
+        if key.startswith(arch + ".") and not key.endswith(_SECTIONS)
     }
+    kinds = _pick_layers(own, arch)
     metadata = Config(f"{file.path}: {arch}", {k: _one(k, v, file) for k, v in own.items()})
     _check_neutral(metadata, _placed(arch, file))
     heads = metadata.integer("attention.head_count", 1, 4096)
@@ -129,6 +135,7 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
         found |= _gemma3(metadata, found)
     else:
         found |= _window(metadata, arch)
+    found |= kinds | _recurrent(metadata, arch)
     found |= _experts(metadata, arch)
     for theirs in ("bos_token_id", "eos_token_id"):
         found[theirs] = file.values.get(f"tokenizer.ggml.{theirs}")
@@ -180,7 +187,44 @@ def _experts(metadata: Config, arch: str) -> dict[str, Any]:
     return found
 
 
-_PARTIAL = ("phi3", "glm4")
+def _pick_layers(own: dict[str, Any], arch: str) -> dict[str, Any]:
+    """Return layer_types where layers without KV heads are told, and keep the others' number.
+
+    Layers behind the model's own draft tokens: they are left out.
+    """
+    drafting = own.get("nextn_predict_layers", 0)
+    if arch in _RECURRENT and isinstance(drafting, int) and "block_count" in own:
+        own["block_count"] -= drafting
+    heads = own.get(key := "attention.head_count_kv")
+    if arch not in _RECURRENT or not isinstance(heads, np.ndarray) or heads.all():
+        return {}
+    own[key] = heads[heads > 0]
+    kinds = (FULL if count else _RECURRENT[arch] for count in heads[: own.get("block_count")])
+    return {"layer_types": list(kinds)}
+
+
+def _recurrent(metadata: Config, arch: str) -> dict[str, Any]:
+    """Return the keys of layers without keys; norms are stored as they multiply."""
+    if arch == "lfm2":
+        return {"conv_L_cache": metadata.values.get("shortconv.l_cache")}
+    if arch != "qwen35":
+        return {}
+    heads = metadata.integer("ssm.time_step_rank", 1, 1 << 16)
+    return {
+        "linear_num_key_heads": metadata.values.get("ssm.group_count"),
+        "linear_num_value_heads": heads,
+        "linear_key_head_dim": metadata.values.get("ssm.state_size"),
+        "linear_value_head_dim": metadata.integer("ssm.inner_size", 1, 1 << 24) // heads,
+        "linear_conv_kernel_dim": metadata.values.get("ssm.conv_kernel"),
+        "full_attention_interval": metadata.values.get("full_attention_interval"),
+        "norm_offset": 0.0,
+        TILED: True,
+    }
+
+
+_RECURRENT = {"lfm2": "conv", "qwen35": "linear_attention"}
+"""Architectures to what layer_types calls their layers without keys."""
+_PARTIAL = ("phi3", "glm4", "qwen35")
 """Architectures whose ropes may turn a part of each head."""
 _MIXED = ("qwen3moe", "granitemoe", "gpt-oss")
 """Architectures whose feed-forward parts are all of experts."""

@@ -16,6 +16,7 @@ from dovetail.compiler.config import Config
 from dovetail.compiler.experts import expert_tensors
 from dovetail.compiler.gguf_file import GgufFile
 from dovetail.compiler.pairs import pair_heads
+from dovetail.compiler.recurrent import as_logarithms
 
 ROPE_FACTORS = "rope_freqs.weight"
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
@@ -47,6 +48,22 @@ _OF_LAYER = {
     "ffn_down_exps": "mlp.experts.down_proj",
 }
 _OF_ARCHITECTURE: Mapping[str, Mapping[str, str]] = {
+    "lfm2": {
+        "token_embd_norm": "model.norm",
+        **{f"shortconv.{part}": f"conv.{part}" for part in ("conv", "in_proj", "out_proj")},
+    },
+    "qwen35": {
+        "post_attention_norm": "post_attention_layernorm",
+        "attn_qkv": "linear_attn.in_proj_qkv",
+        "attn_gate": "linear_attn.in_proj_z",
+        "ssm_alpha": "linear_attn.in_proj_a",
+        "ssm_beta": "linear_attn.in_proj_b",
+        "ssm_a": "linear_attn.A_log",
+        "ssm_dt": "linear_attn.dt_bias",
+        "ssm_conv1d": "linear_attn.conv1d",
+        "ssm_norm": "linear_attn.norm",
+        "ssm_out": "linear_attn.out_proj",
+    },
     "gpt-oss": {
         "post_attention_norm": "post_attention_layernorm",
         "attn_sinks": "self_attn.sinks",
@@ -63,7 +80,9 @@ _OF_ARCHITECTURE: Mapping[str, Mapping[str, str]] = {
         "post_ffw_norm": "post_feedforward_layernorm",
     },
 }
-_LAYER = re.compile(r"blk\.(\d{1,4})\.(\w+)")
+_BARE = ("sinks", "A_log", "dt_bias")
+"""Vectors without a module."""
+_LAYER = re.compile(r"blk\.(\d{1,4})\.([\w.]+)")
 _EXPERT = re.compile(r"blk\.(\d{1,4})\.ffn_(gate|up|down)\.(\d{1,4})")
 """A matrix of one expert: files of Mixtral had these before they had tensors of all."""
 
@@ -79,7 +98,7 @@ def gguf_checkpoint(file: GgufFile, config: Mapping[str, Any]) -> Checkpoint:
         if name in FACTORS:
             continue
         found = replace(info, name=translate(name, arch))
-        tensors[found.name] = found
+        tensors[found.name] = as_logarithms(found) if found.name.endswith("A_log") else found
     if arch in PAIRED:
         share = config.get("partial_rotary_factor", 1.0)
         tensors = pair_heads(tensors, Config(str(file.path), config), share)
@@ -92,11 +111,12 @@ def translate(name: str, arch: str) -> str:
     if expert := _EXPERT.fullmatch(stem):
         layer, part, number = expert.groups()
         return f"model.layers.{int(layer)}.mlp.experts.{int(number)}.{part}_proj.{kind}"
-    found = _LAYER.fullmatch(stem)
+    own = _OF_ARCHITECTURE.get(arch, {})
+    found = _LAYER.fullmatch(stem) or _LAYER.fullmatch(name)
     if found is None:
-        return _WHOLE.get(stem, stem) + dot + kind
-    known = _OF_ARCHITECTURE.get(arch, {}).get(found[2]) or _OF_LAYER.get(found[2])
+        return (own.get(stem) or _WHOLE.get(stem, stem)) + dot + kind
+    known = own.get(found[2]) or _OF_LAYER.get(found[2])
     if known is None:
         return name
-    ending = "" if known.endswith("sinks") else f".{kind}"  # a vector without a module
+    ending = "" if known.endswith(_BARE) else f".{kind}"
     return f"model.layers.{int(found[1])}.{known}{ending}"

@@ -255,7 +255,7 @@ def stored_dtype(checkpoint: Checkpoint) -> str:
     Beside packed matrices float16 counts as bfloat16, as in `keep_formats`.
     """
     names = {info.dtype.name for info in checkpoint.tensors.values() if len(info.shape) > 1}
-    if any(info.packed for info in checkpoint.tensors.values()):
+    if checkpoint.packs_matrices:
         names = {"bf16" if name == "f16" else name for name in names}
     return names.pop() if len(names) == 1 else "f32"
 

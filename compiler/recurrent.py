@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
-from dovetail.compiler.checkpoint import Checkpoint
+import numpy as np
+import numpy.typing as npt
+
+from dovetail.compiler.checkpoint import Checkpoint, TensorInfo, map_tensor
 from dovetail.compiler.config import Config
 from dovetail.compiler.rope import FULL
 from dovetail.compiler.sources import WeightSource
@@ -139,6 +143,24 @@ def _lfm2_name(name: str) -> str:
     for pattern, ours in _LFM2.items():
         own = re.sub(rf"^{pattern}(?=\.)", ours, own)
     return found[1] + own
+
+
+@dataclass(frozen=True, slots=True)
+class Logarithms:
+    """What -exp(x) is stored of."""
+
+    info: TensorInfo
+
+    def values(self, first: int, last: int) -> npt.NDArray[Any]:
+        """Return x [first, last), float32; what no x has is no number."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            found: npt.NDArray[Any] = np.log(-map_tensor(self.info)[first:last])
+        return found
+
+
+def as_logarithms(info: TensorInfo) -> TensorInfo:
+    """Return A_log of a GGUF file, which has -exp(A_log) in float32."""
+    return replace(info, packed=Logarithms(info))
 
 
 def recurrent_sources(

@@ -49,7 +49,7 @@ def keep_formats(spec: ModelSpec, checkpoint: Checkpoint) -> ModelSpec:
     the embedding's, becomes bfloat16, but for routers: float32 would be larger than all else.
     """
     spec = replace(spec, formats=tuple(_split_qkv(spec, checkpoint)))
-    kept, packed = {}, any(info.packed for info in checkpoint.tensors.values())
+    kept, packed = {}, checkpoint.packs_matrices
     for source in matrices(spec):
         infos, narrow = map(checkpoint.info, source.tensors), packed and not is_router(source)
         found = {"bf16" if narrow and i.dtype.name == "f16" else stored_format(i) for i in infos}
@@ -98,7 +98,8 @@ def _split_qkv(spec: ModelSpec, checkpoint: Checkpoint) -> Iterator[tuple[str, s
         layer, _, name = source.name.rpartition(".")
         if name != "qkv":
             continue
-        found = [stored_format(checkpoint.info(tensor)) for tensor in source.tensors]
+        tensors = dict.fromkeys(source.tensors)  # q's rows may come in several parts
+        found = [stored_format(checkpoint.info(tensor)) for tensor in tensors]
         if len(set(found)) > 1:
             yield from ((f"{layer}.{part}", form) for part, form in zip("qkv", found, strict=True))
 

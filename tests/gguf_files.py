@@ -24,6 +24,8 @@ ARCHITECTURES = {
     "mixtral": "llama",
     "granitemoe": "granitemoe",
     "gpt_oss": "gpt-oss",
+    "lfm2": "lfm2",
+    "qwen3_5_text": "qwen35",
 }
 SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -155,14 +157,25 @@ def save_gguf(
     writer = gguf.GGUFWriter(path, arch, split_max_tensors=split)
     layers, heads = config["num_hidden_layers"], config["num_attention_heads"]
     kv_heads = config["num_key_value_heads"]
+    state = read_own_state(directory)
+    if arch == "qwen35":
+        state = dict(tile_heads(config, state))
     writer.add_block_count(layers)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     inner = config.get("shared_intermediate_size", config["intermediate_size"])
+    if arch == "lfm2":
+        inner = len(state["model.layers.0.feed_forward.w1.weight"])
     writer.add_feed_forward_length(inner)
     writer.add_head_count(heads)
-    writer.add_head_count_kv(kv_heads)
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    kinds = config.get("layer_types", [])
+    writer.add_head_count_kv(
+        [kv_heads if kind == "full_attention" else 0 for kind in kinds]
+        if arch == "lfm2"
+        else kv_heads
+    )
+    writer.add_layer_norm_rms_eps(config["norm_eps" if arch == "lfm2" else "rms_norm_eps"])
+    add_recurrent(writer, config)
     add_rope(writer, config)
     if config.get("sliding_window") and arch in ("phi3", "gemma3", "gpt-oss"):
         writer.add_sliding_window(config["sliding_window"])
@@ -181,18 +194,20 @@ def save_gguf(
         writer.add_value_length(config["head_dim"])
     (tokenizer or add_no_tokens)(writer)
     names = gguf.get_tensor_name_map(arch_of(arch), layers)
-    for name, values in stack_experts(read_own_state(directory)).items():
+    for name, values in stack_experts(state).items():
         if config["tie_word_embeddings"] and name == "lm_head.weight":
             continue
         paired = {"q_proj": heads, "k_proj": kv_heads} if arch in PAIRED else {}
         count = paired.get(name.split(".")[-2])
         share = NEIGHBOURS.get(config["model_type"], 1.0)
         rows = pair_rows(values, count, share) if count else values
+        rows = rows[:, 0] if rows.ndim == 3 and ".conv." in name else rows
         rows = rows + 1 if is_offset(arch, name) else rows
-        plain = values.ndim == 1 or name.endswith(".bias")
+        plain = values.ndim == 1 or name.endswith((".bias", "conv.weight", "conv1d.weight"))
         form = gguf.GGMLQuantizationType["F32" if plain else kind_of(name)]
         known = stacked_name(name) or names.get_name(name, try_suffixes=(".weight", ".bias"))
         known = f"{known}.weight" if name.endswith("sinks") else known
+        known = known or names.get_name(name.replace("dt_bias", "dt_proj"), ()) + ".bias"
         assert known is not None, name
         drawn = form.name in HALVES
         stored = draw_blocks(rows.shape, form) if drawn else gguf.quants.quantize(rows, form)
@@ -244,7 +259,53 @@ NEIGHBOURS = {"glm4": 0.5, "ernie4_5": 1.0}
 
 def is_offset(arch: str, name: str) -> bool:
     """Tell whether a converter adds 1 to a tensor."""
+    if arch == "qwen35":
+        return name.endswith("norm.weight") and "linear_attn" not in name
     return arch == "gemma3" and name.endswith("norm.weight")
+
+
+def add_recurrent(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
+    """Write what files tell of layers without keys."""
+    if config["model_type"] == "lfm2":
+        writer.add_shortconv_l_cache(config["conv_L_cache"])
+    if config["model_type"] != "qwen3_5_text":
+        return
+    heads = config["linear_num_value_heads"]
+    writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
+    writer.add_ssm_state_size(config["linear_key_head_dim"])
+    writer.add_ssm_group_count(config["linear_num_key_heads"])
+    writer.add_ssm_time_step_rank(heads)
+    writer.add_ssm_inner_size(heads * config["linear_value_head_dim"])
+    writer.add_full_attention_interval(4)
+
+
+def tile_heads(
+    config: Mapping[str, Any], state: Mapping[str, np.ndarray]
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield Qwen3.5's tensors as its converter stores them.
+
+    Value heads that share a key head lie apart; A_log is -exp(A_log); convolutions are matrices.
+    """
+    keys, heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    order = np.arange(heads).reshape(keys, -1).T.reshape(-1)
+    before = 2 * keys * config["linear_key_head_dim"]
+
+    def tiled(values: np.ndarray) -> np.ndarray:
+        return values.reshape(heads, -1, *values.shape[1:])[order].reshape(values.shape)
+
+    for name, values in state.items():
+        part = name.removesuffix(".weight").rpartition(".")[2]
+        found = values
+        if part in ("in_proj_z", "in_proj_a", "in_proj_b", "dt_bias"):
+            found = tiled(values)
+        elif part == "A_log":
+            found = -np.exp(tiled(values))
+        elif part == "out_proj" and "linear_attn" in name:
+            found = tiled(values.T).T
+        elif part in ("in_proj_qkv", "conv1d"):
+            rows = values.reshape(len(values), -1)
+            found = np.concatenate([rows[:before], tiled(rows[before:])])
+        yield name, np.ascontiguousarray(found)
 
 
 def add_rope(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
@@ -255,6 +316,10 @@ def add_rope(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     writer.add_rope_freq_base(rope["rope_theta"])
     if config["model_type"] == "glm4":
         writer.add_rope_dimension_count(int(config["head_dim"] * NEIGHBOURS["glm4"]))
+    if config["model_type"] == "qwen3_5_text":
+        turned = int(config["head_dim"] * rope["partial_rotary_factor"])
+        writer.add_rope_dimension_count(turned)
+        writer.add_rope_dimension_sections([*(len(range(i, turned // 2, 3)) for i in range(3)), 0])
     if rope["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "smollm3", "gemma3", "granite")
-FAMILIES += ("ministral3", "granite4", "glm4", "ernie4_5", "lfm2", "qwen3_5")
+FAMILIES += ("ministral3", "granite4", "glm4", "ernie4_5")
+RECURRENT = ("lfm2", "qwen3_5")
+"""Families with layers without keys."""
 EXPERTS = ("qwen3_moe", "mixtral", "granitemoe", "gpt_oss")
 """Families of experts."""
 

@@ -230,6 +230,11 @@ def open_on_cpu(
 
     board: where it hears in each step which CPUs other workers leave it.
     """
+    if part.file.spec.recurrent and options.scheduling.num_speculative_tokens:
+        raise RequestError(
+            f"{part.file.spec.family} has layers without keys, whose states cannot go back: "
+            "nothing can be drafted; load without speculative_config and draft"
+        )
     executor = CpuExecutor(artifact, part, hardware, options)
     executor.seat = Seat(board, ENGINE_SLOT) if board else None
     return make_engine(executor, options)
@@ -238,11 +243,6 @@ def open_on_cpu(
 def make_engine(executor: CpuExecutor, options: EngineOptions) -> Engine:
     """Return an engine that schedules for the CPU alone."""
     settings = options.scheduling
-    if executor.state_slots and settings.num_speculative_tokens:
-        raise RequestError(
-            f"{executor.spec.family} has layers without keys, whose states cannot go back: nothing "
-            "can be drafted; load without speculative_config and draft"
-        )
     states = StateSlots(executor.state_slots) if executor.state_slots else None
     pool = KvPool(executor.blocks, keep=settings.keep_prefixes, states=states)
     scheduler = Scheduler(executor.limits, pool, Predictor(), time.perf_counter, settings=settings)

@@ -40,22 +40,28 @@ _SEEN = "scale:float window:int sinks:weight? "
 _KEYS = "seq_starts:in seq_lengths:in block_tables:in table_stride:int kpool:in vpool:in "
 _TURNS = "positions:in cos:weight sin:weight q_norm:weight? k_norm:weight? eps:float"
 _SLOTS = {
-    "embed": "T:int H:int ids:in table:weight out:out ldo:int",
+    **dict.fromkeys(
+        ("embed", "embed_layers"), "T:int H:int ids:in table:weight out:out ldo:int"
+    ),
     "rmsnorm": "T:int H:int x:in ldx:int w:weight eps:float out:out ldo:int",
-    "rmsnorm_add": "T:int H:int x:in ldx:int w:weight eps:float out:inout ldo:int",
+    "rmsnorm_add": "T:int H:int x:in ldx:int w:weight eps:float scale:weight? out:inout ldo:int",
+    "rmsnorm_parts": "T:int n:int H:int x:in ldx:int w:weight eps:float out:inout ldo:int",
+    "gate_rows": "T:int H:int x:inout ldx:int scale:float y:in ldy:int",
+    "cap_rows": "R:int V:int cap:float x:inout ldx:int",
     "scaled_add": "T:int H:int x:in ldx:int scale:float out:inout ldo:int",
     "route": "T:int E:int k:int share:int logits:in ldl:int chosen:out weights:out",
     "sort_experts": "T:int E:int k:int chosen:in starts:out places:out tokens:out",
     "expert_rows": "T:int k:int H:int tokens:in x:in ldx:int out:out ldo:int",
     "combine_experts": "T:int k:int H:int places:in weights:in x:in ldx:int R:in? ldr:int "
     "scale:float out:out ldo:int",
-    "rope_store": "T:int qkv:inout ldq:int " + _HEADS + "rot:int " + _TURNS
-    + " kv_slots:in kpool:out vpool:out",
+    "rope_store": "T:int qkv:inout ldq:int " + _HEADS + "rot:int apart:int " + _TURNS
+    + " v_norm:int kv_slots:in kpool:out vpool:out",
     "prefill_attention": "n_prefill:int " + _HEADS + _SEEN + "q:in ldq:int " + _KEYS
     + "out:part ldo:int",
     "decode_attention": "n_prefill:int n_decode:int " + _HEADS + _SEEN + "kv_splits:int q:in "
     "ldq:int " + _KEYS + "partial:out out:part ldo:int",
     **dict.fromkeys(("qkv", "o", "router", "up", "down"), _LINEAR),
+    **dict.fromkeys(("layer_inputs", "input_gate", "input_out"), _LINEAR),
     **dict.fromkeys(("head", "pooler", "classifier", "dense"), _LINEAR),
     "gate_up": _GEMM + "C:out ldc:int",
     "embed_sum": "T:int H:int ids:in table:weight positions:in places:weight? types:in "

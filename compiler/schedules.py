@@ -27,7 +27,7 @@ from dovetail.ir.formats import FORMATS, FloatFormat, is_quantised
 from dovetail.ir.model import PANEL, ModelSpec
 from dovetail.ir.schedule import ORDERS, SCHEDULE_VALUES, Row, ScheduleTable
 from dovetail.ir.tuning import WorkKey
-from dovetail.runtime.native.shard import split_model
+from dovetail.runtime.native.shard import Shard, split_model
 from dovetail.topology.values import HardwareSpec
 
 LINEAR, SILU, GEGLU, GEGLU_TANH = "linear", "silu", "geglu", "geglu_tanh"
@@ -155,15 +155,12 @@ def count_gemms(spec: Spec, processes: int = 1) -> dict[GemmOp, int]:
         assert processes == 1, "encoders are not shared"
         return dict(Counter(_encoder_gemms(spec)))
     shards = [split_model(spec, rank, processes) for rank in range(processes)]
-    size, hidden = spec.head_dim, spec.hidden_size
-    heads = max(len(shard.heads) for shard in shards) * size
-    kv_heads = max(len(shard.kv_heads) for shard in shards) * size
-    inner = max(len(shard.inner) for shard in shards)
-    vocabulary = max(len(shard.vocab) for shard in shards)
+    hidden, vocabulary = spec.hidden_size, max(len(shard.vocab) for shard in shards)
     found: Counter[GemmOp] = Counter()
     for layer in range(spec.n_layers):
         here, parts = f"layers.{layer}", spec.qkv_parts(layer)
-        sides = [heads, kv_heads, kv_heads]
+        inner, *sides = _largest_share(spec, shards, layer)
+        heads = sides[0]
         if len(parts) == processes == 1:
             sides = [sum(sides)]
         for i, n in enumerate(sides):
@@ -176,10 +173,31 @@ def count_gemms(spec: Spec, processes: int = 1) -> dict[GemmOp, int]:
             *router,
             ("gate_up", GATES[spec.activation], inner, hidden, used),
             ("down", LINEAR, hidden, inner, used),
+            *_input_products(spec),
         ):
             found[GemmOp(name, kind, n, k, spec.weight_format(f"{here}.{name}"))] += times
+    if spec.layer_inputs:
+        every, stored = spec.n_layers * spec.layer_inputs, spec.weight_format("layer_inputs")
+        found[GemmOp("layer_inputs", LINEAR, every, hidden, stored)] += 1
     found[GemmOp("head", LINEAR, vocabulary, hidden, spec.weight_format("head"))] += 1
     return dict(found)
+
+
+def _largest_share(spec: ModelSpec, shards: Sequence[Shard], layer: int) -> tuple[int, ...]:
+    """Return the inner columns of a layer, and those of q, k and v, in the largest shard."""
+    if len(shards) == 1:
+        return spec.layer_inner(layer), *spec.qkv_rows(layer)
+    kv_heads = max(len(shard.kv_heads) for shard in shards)
+    sides = max(len(shard.heads) for shard in shards), kv_heads, kv_heads
+    return max(len(shard.inner) for shard in shards), *(spec.head_dim * n for n in sides)
+
+
+def _input_products(spec: ModelSpec) -> tuple[tuple[str, str, int, int, int], ...]:
+    """Return the products of a layer with what it has of its own of a token, if it has."""
+    hidden, width = spec.hidden_size, spec.layer_inputs
+    if not width:
+        return ()
+    return ("input_gate", LINEAR, width, hidden, 1), ("input_out", LINEAR, hidden, width, 1)
 
 
 def _encoder_gemms(spec: EncoderSpec) -> Iterator[GemmOp]:

@@ -41,7 +41,8 @@ from dovetail.ir.tape import (
 
 Value = Slot | int | float
 """A slot of an entry; numbers stand for constants."""
-_BRANCH_NORMS = {"o": "attention_norm", "down": "mlp_norm"}
+_BRANCH_NORMS = {"o": "attention_norm", "down": "mlp_norm", "input_out": "input_out_norm"}
+_INPUTS = ("layer_inputs", "projected_inputs")
 NO_RESIDUAL: tuple[Value, int] = (WeightRef(name=None), 0)
 _T, _OUT = ArgRef(name="n_tokens"), ArgRef(name="n_out")
 
@@ -171,7 +172,7 @@ class TapeBuilder:
         self, segment: str, m: ArgRef, places: str, source: BufferRef, target: BufferRef
     ) -> None:
         """Append target = the m rows of source that the argument `places` tells."""
-        values = (m, self.buffers[source.name].columns, ArgRef(name=places))
+        values = (m, self.buffers[target.name].columns, ArgRef(name=places))
         self.add("gather_rows", segment, *values, *self.rows(source), *self.rows(target))
 
     def finish(self, name: str, args: tuple[str, ...], tokens: int, sequences: int) -> Tape:
@@ -211,13 +212,15 @@ class DecoderTape(TapeBuilder):
     ) -> None:
         super().__init__(weights)
         self.spec, self.tokens, self.sequences = spec, tokens, sequences
-        hidden, heads = spec.hidden_size, spec.n_heads * spec.head_dim
+        layers = range(spec.n_layers)
+        hidden, heads = spec.hidden_size, max(spec.qkv_rows(layer)[0] for layer in layers)
+        inner = max(map(spec.layer_inner, layers))
         self.x = self.padded("x", tokens, hidden)
         self.normed = self.padded("normed", tokens, hidden)
         self.qkv = self.padded("qkv", tokens, spec.qkv_size)
         self.attention = self.padded("attention", tokens, heads)
         each = spec.experts.used if spec.experts else 1
-        self.inner = self.padded("inner", tokens * each, spec.intermediate_size)
+        self.inner = self.padded("inner", tokens * each, inner)
         if spec.experts:
             self.scores = self.padded("scores", tokens, spec.experts.count)
             self.mixed = self.padded("mixed", tokens * each, hidden)
@@ -228,12 +231,33 @@ class DecoderTape(TapeBuilder):
         self.split = (self.dense("split_k", 1, SPLIT_K_ELEMENTS), SPLIT_K_ELEMENTS)
         self.picked = self.padded("picked", sequences, hidden)
         self.picked_attention = self.padded("picked_attention", sequences, heads)
+        if spec.layer_inputs:
+            every = spec.n_layers * spec.layer_inputs
+            self.given, self.projected = (self.padded(n, tokens, every) for n in _INPUTS)
+            self.gate = self.padded("gate", tokens, spec.layer_inputs)
+            self.picked_input = self.padded("picked_input", sequences, spec.layer_inputs)
 
     def embed(self) -> None:
         """Token ids to x; a tied model reads the head's packed columns."""
         table = "head" if self.spec.tied_head else "embed"
         values = (_T, self.spec.hidden_size, _arg("token_ids"), self.weight(table))
         self.add("embed", "embed", *values, *self.rows(self.x))
+        if self.spec.layer_inputs:
+            self.embed_layers(self.spec.layer_inputs)
+
+    def embed_layers(self, width: int) -> None:
+        """What each layer has of a token: its own embedding, and the normed product of x's.
+
+        Both are kept smaller by sqrt(width / 2), as x is by the stream's scale.
+        """
+        spec, table = self.spec, self.weight("layer_embed")
+        every = spec.n_layers * width
+        given = self.rows(self.given)
+        self.add("embed_layers", "embed", _T, every, _arg("token_ids"), table, *given)
+        self.linear("layer_inputs", "embed", _T, "layer_inputs", self.x, self.projected)
+        norm = self.weight("layer_inputs_norm"), spec.norm_eps
+        rows = self.rows(self.projected)
+        self.add("rmsnorm_parts", "embed", _T, spec.n_layers, width, *rows, *norm, *given)
 
     def pre_attention(self, layer: int) -> None:
         """Norm and the fused q, k, v projection."""
@@ -259,9 +283,16 @@ class DecoderTape(TapeBuilder):
 
     def pick(self, layer: int, m: ArgRef, places: str) -> tuple[ArgRef, BufferRef, BufferRef]:
         """Gather the m rows that are read later: behind the last layer's K and V no other is."""
-        for of, to in ((self.x, self.picked), (self.attention, self.picked_attention)):
-            self.gather(f"post_attn({layer})", m, places, of, to)
+        of = [(self.x, self.picked), (self.attention, self.picked_attention)]
+        if self.spec.layer_inputs:
+            of.append((self.input_of(layer), self.picked_input))
+        for source, to in of:
+            self.gather(f"post_attn({layer})", m, places, source, to)
         return m, self.picked, self.picked_attention
+
+    def input_of(self, layer: int) -> BufferRef:
+        """Return where a layer's own values of all tokens are."""
+        return replace(self.given, offset=layer * self.spec.layer_inputs * DTYPES["f32"].size)
 
     def post_attention(self, layer: int, m: ArgRef, x: BufferRef, attention: BufferRef) -> None:
         """Output projection and MLP of m rows, each added to x."""
@@ -274,6 +305,18 @@ class DecoderTape(TapeBuilder):
             return
         self.product("gate_up", segment, m, gate_up, self.normed, *self.rows(self.inner))
         self.branch("down", segment, m, name, self.inner, x)
+        if self.spec.layer_inputs:
+            self.add_input(layer, m, x)
+
+    def add_input(self, layer: int, m: ArgRef, x: BufferRef) -> None:
+        """Add to m rows of x what a layer has of its own of these tokens, gated by x."""
+        name, segment, spec = f"layers.{layer}", f"post_attn({layer})", self.spec
+        own = self.picked_input if m == _OUT else self.input_of(layer)
+        gate = self.rows(self.gate)
+        self.linear("input_gate", segment, m, f"{name}.input_gate", x, self.gate)
+        scale, stride = spec.stream_scale, self.rows(own)[1]
+        self.add("gate_rows", segment, m, spec.layer_inputs, *gate, scale, own, stride)
+        self.branch("input_out", segment, m, name, self.gate, x)
 
     def experts(self, experts: ExpertSpec, layer: int, m: ArgRef, x: BufferRef) -> None:
         """Append the experts of m normed rows: each multiplies those that chose it, x gets sums."""
@@ -318,8 +361,11 @@ class DecoderTape(TapeBuilder):
         self.linear(op, segment, m, weight, a, self.normed)
         rows = (m, spec.hidden_size, *self.rows(self.normed))
         if spec.branch_norms:
-            how: tuple[Value, ...] = (self.weight(f"{layer}.{_BRANCH_NORMS[op]}"), spec.norm_eps)
-            self.add("rmsnorm_add", segment, *rows, *how, *self.rows(x))
+            ends = op == ("input_out" if spec.layer_inputs else "down")
+            eps = spec.norm_eps * (2 / spec.layer_inputs if op == "input_out" else 1)
+            scale = self.weight(f"{layer}.scale") if ends else WeightRef(name=None)
+            norm = self.weight(f"{layer}.{_BRANCH_NORMS[op]}")
+            self.add("rmsnorm_add", segment, *rows, norm, eps, scale, *self.rows(x))
         else:
             self.add("scaled_add", segment, *rows, spec.branch_scale, *self.rows(x))
 
@@ -330,10 +376,6 @@ class DecoderTape(TapeBuilder):
         spec = self.spec
         values = (m, spec.hidden_size, *self.rows(x), self.weight(weight), spec.stream_eps)
         self.add("rmsnorm", segment, *values, *self.rows(out))
-
-    def heads(self) -> tuple[int, int, int]:
-        """Return query heads, KV heads and head_dim."""
-        return self.spec.n_heads, self.spec.n_kv_heads, self.spec.head_dim
 
     @property
     def scale(self) -> float:
@@ -347,6 +389,11 @@ class DecoderTape(TapeBuilder):
         tables = map(self.weight, rope_names(rope))
         return _arg("positions"), *tables, *norms, self.spec.norm_eps
 
+    def stored_heads(self, layer: int) -> tuple[int, int, int]:
+        """Return query heads, KV heads that are a layer's own, and head_dim."""
+        heads, kv_heads, size = self.spec.layer_heads(layer)
+        return heads, kv_heads if self.spec.kv_values(layer) else 0, size
+
 
 class _Forward(DecoderTape):
     """The forward tape, one method per segment."""
@@ -355,7 +402,7 @@ class _Forward(DecoderTape):
         self, spec: ModelSpec, weights: Sequence[WeightEntry], tokens: int, sequences: int
     ) -> None:
         super().__init__(spec, weights, tokens, sequences)
-        part = spec.n_heads * MAX_KV_SPLITS * (spec.head_dim + 16)
+        part = spec.n_heads * MAX_KV_SPLITS * (max(hd for *_, hd in spec.head_shapes) + 16)
         self.partial = self.dense("partial", sequences, part)
         self.final = self.padded("final", sequences, spec.hidden_size)
 
@@ -375,17 +422,19 @@ class _Forward(DecoderTape):
     def pre_attention(self, layer: int) -> None:
         """Norm and projection, rotary embedding, and k and v into the pools."""
         super().pre_attention(layer)
-        heads = (*self.rows(self.qkv), *self.heads(), self.spec.layer_rope(layer)[1])
-        stored = (_arg("kv_slots"), *_pools(layer))
+        spec = self.spec
+        heads = (*self.rows(self.qkv), *self.stored_heads(layer), *spec.layer_turns(layer))
+        stored = (int(spec.v_norm), _arg("kv_slots"), *_pools(spec.kv_layer(layer)))
         self.add("rope_store", f"pre_attn({layer})", _T, *heads, *self.turns(layer), *stored)
 
     def attend(self, layer: int) -> None:
         """Prefill and decode attention, side by side: they write different rows."""
         segment = f"attn({layer})"
         window, sinks = self.spec.layer_window(layer), self.weight(f"layers.{layer}.sinks")
-        shared: tuple[Value, ...] = (*self.heads(), self.scale, window, sinks)
+        heads = self.spec.layer_heads(layer)
+        shared: tuple[Value, ...] = (*heads, self.scale, window, sinks)
         keys = tuple(_arg(n) for n in ("seq_starts", "seq_lengths", "block_tables", "table_stride"))
-        where: tuple[Value, ...] = (*self.rows(self.qkv), *keys, *_pools(layer))
+        where: tuple[Value, ...] = (*self.rows(self.qkv), *keys, *_pools(self.spec.kv_layer(layer)))
         prefill, decode = _arg("n_prefill"), _arg("n_decode")
         out = self.rows(self.attention)
         self.add("prefill_attention", segment, prefill, *shared, *where, *out, skips=True)
@@ -397,6 +446,9 @@ class _Forward(DecoderTape):
         self.norm("head", "final_norm", self.picked, self.final, _OUT)
         rest = (*NO_RESIDUAL, _arg("logits"), _arg("logits_stride"), *self.split)
         self.product("head", "head", _OUT, "head", self.final, *rest)
+        if cap := self.spec.logits_cap:
+            logits = _arg("logits"), _arg("logits_stride")
+            self.add("cap_rows", "head", _OUT, self.spec.vocab_size, cap, *logits)
 
 
 def _arg(name: str) -> ArgRef:

@@ -50,8 +50,11 @@ class WeightSource:
 
     @property
     def heights(self) -> dict[str, int]:
-        """Return the rows of each tensor, all of which are taken."""
-        return {name: sum(n for t, _, n in self.parts if t == name) for name in self.tensors}
+        """Return the rows of each tensor, all of which are taken, some twice."""
+        ends: dict[str, int] = {}
+        for name, first, count in self.parts:
+            ends[name] = max(ends.get(name, 0), first + count)
+        return ends
 
 
 def weight_sources(spec: ModelSpec) -> tuple[WeightSource, ...]:
@@ -66,7 +69,10 @@ def check_tensors(spec: ModelSpec, checkpoint: Checkpoint) -> None:
     dtype, or is not known to this architecture (an adapter or quantization that would silently
     be lost).
     """
-    check_sources(weight_sources(spec), checkpoint, UNUSED_TIED if spec.tied_head else _UNUSED)
+    unused = [UNUSED_TIED.pattern if spec.tied_head else _UNUSED.pattern]
+    shared = range(spec.n_layers - spec.shared_kv, spec.n_layers)  # published files have K and V
+    unused += [rf"model\.layers\.{i}\.self_attn\.[kv]_(proj|norm)\.weight" for i in shared]
+    check_sources(weight_sources(spec), checkpoint, re.compile("|".join(unused)))
 
 
 def check_sources(
@@ -111,6 +117,8 @@ def _all_sources(spec: ModelSpec) -> Iterator[WeightSource]:
     if not spec.tied_head:
         layout = "packed" if is_quantised(spec.weight_format("embed")) else "rows"
         yield WeightSource("embed", layout, vocab, hidden, ("model.embed_tokens.weight",), (vocab,))
+    if spec.layer_inputs:
+        yield from _input_sources(spec, spec.layer_inputs)
     for name, rope in spec.ropes().items():
         for table in rope_names(name):
             yield WeightSource(table, "rows", spec.max_context, rope.rotary_dim // 2)
@@ -124,9 +132,12 @@ def _all_sources(spec: ModelSpec) -> Iterator[WeightSource]:
 def _layer_sources(spec: ModelSpec, layer: int) -> Iterator[WeightSource]:
     """Yield one layer's weights in the order of its tape."""
     here, there = f"layers.{layer}", f"model.layers.{layer}"
-    hidden, inner = spec.hidden_size, spec.intermediate_size
-    q, kv = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
-    qkv = tuple(f"{there}.self_attn.{p}_proj" for p in "qkv")
+    hidden, inner = spec.hidden_size, spec.layer_inner(layer)
+    q, kv, _ = rows = spec.qkv_rows(layer)
+    one = spec.keys_as_values and not spec.layer_window(layer)
+    qkv = tuple(f"{there}.self_attn.{p}_proj" for p in ("qkk" if one else "qkv"))
+    if not kv:
+        qkv, rows = qkv[:1], rows[:1]
     pair = tuple(f"{there}.mlp.{p}_proj" for p in ("gate", "up"))
     out, down = f"{there}.self_attn.o_proj", f"{there}.mlp.down_proj"
     norms = _NORMS_OF.get(spec.family, _NORMS)
@@ -140,18 +151,16 @@ def _layer_sources(spec: ModelSpec, layer: int) -> Iterator[WeightSource]:
         whole = f"{there}.self_attn.qkv_proj.weight"
         yield WeightSource(parts[0], "packed", q + 2 * kv, hidden, (whole,), (q + 2 * kv,))
     elif len(parts) > 1:
-        for name, tensor, n in zip(parts, _weights(qkv), (q, kv, kv), strict=True):
+        for name, tensor, n in zip(parts, _weights(qkv), rows, strict=True):
             yield WeightSource(name, "packed", n, hidden, (tensor,), (n,))
     else:
-        yield WeightSource(parts[0], "packed", q + 2 * kv, hidden, _weights(qkv), (q, kv, kv))
+        yield WeightSource(parts[0], "packed", sum(rows), hidden, _weights(qkv), rows)
     if spec.attention_bias:
-        yield WeightSource(
-            f"{here}.qkv_bias", "vector", spec.qkv_size, 1, _biases(qkv), (q, kv, kv)
-        )
+        yield WeightSource(f"{here}.qkv_bias", "vector", sum(rows), 1, _biases(qkv), rows)
     if spec.qk_norm:
-        for part in "qk":
+        for part in "qk" if kv else "q":
             source = f"{there}.self_attn.{part}_norm.weight"
-            yield _norm(spec, f"{here}.{part}_norm", source, spec.head_dim)
+            yield _norm(spec, f"{here}.{part}_norm", source, spec.layer_heads(layer)[2])
     if spec.sinks:
         yield _vector(f"{here}.sinks", f"{there}.self_attn.sinks", spec.n_heads)
     yield WeightSource(f"{here}.o", "packed", hidden, q, _weights((out,)), (hidden,))
@@ -182,6 +191,27 @@ def _layer_sources(spec: ModelSpec, layer: int) -> Iterator[WeightSource]:
         yield _vector(f"{here}.down_bias", f"{down}.bias", hidden)
     if spec.branch_norms:
         yield norm("mlp_norm", 1 / spec.stream_scale)
+    if spec.layer_inputs:
+        width = spec.layer_inputs
+        for name, (tensor, n, k) in {
+            "input_gate": ("per_layer_input_gate", width, hidden),
+            "input_out": ("per_layer_projection", hidden, width),
+        }.items():
+            yield WeightSource(f"{here}.{name}", "packed", n, k, (f"{there}.{tensor}.weight",), (n,))
+        yield norm("input_out_norm", 1 / spec.stream_scale)
+    if spec.layer_scale:
+        yield _vector(f"{here}.scale", f"{there}.layer_scalar", 1)
+
+
+def _input_sources(spec: ModelSpec, width: int) -> Iterator[WeightSource]:
+    """Yield what gives each layer values of its own of a token: see `tapes.embed_layers`."""
+    every, vocab = spec.n_layers * width, spec.vocab_size
+    layout = "packed" if is_quantised(spec.weight_format("layer_embed")) else "rows"
+    table, model = "model.embed_tokens_per_layer.weight", "model.per_layer_model_projection.weight"
+    yield WeightSource("layer_embed", layout, vocab, every, (table,), (vocab,))
+    yield WeightSource("layer_inputs", "packed", every, spec.hidden_size, (model,), (every,))
+    norm = "model.per_layer_projection_norm.weight"
+    yield _norm(spec, "layer_inputs_norm", norm, width, width**-0.5)
 
 
 def _expert_sources(spec: ModelSpec, layer: int, count: int) -> Iterator[WeightSource]:
@@ -214,6 +244,13 @@ _NORMS_OF = {
         "attention_norm": "post_attention_layernorm",
         "post_norm": "pre_feedforward_layernorm",
         "mlp_norm": "post_feedforward_layernorm",
+    },
+    "gemma4": {
+        "input_norm": "input_layernorm",
+        "attention_norm": "post_attention_layernorm",
+        "post_norm": "pre_feedforward_layernorm",
+        "mlp_norm": "post_feedforward_layernorm",
+        "input_out_norm": "post_per_layer_input_norm",
     },
     "glm4": {
         **_NORMS,

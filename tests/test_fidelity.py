@@ -114,7 +114,24 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-gqa8": ("qwen3", shape(8, 1, 64, 96, 210, 1000, attention_bias=True)),
     "gpt-oss": ("gpt_oss", shape(8, 1, 64, 96, 80, 163, sliding_window=33)),
 }
+GEMMA4 = {"vocab_size_per_layer_input": 171, "final_logit_softcapping": 3.0}
+KINDS = ["sliding_attention", "full_attention"]
+ONE_PROJECTION = {
+    "hidden_size_per_layer_input": 0,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+    "num_kv_shared_layers": 0,
+    "num_hidden_layers": 2,
+    "layer_types": KINDS,
+    "global_head_dim": 512,
+}
+CONFIGS |= {
+    "gemma4-inputs": ("gemma4", shape(4, 1, 64, 128, 190, 171, sliding_window=33, **GEMMA4)),
+    "gemma4-one-projection": ("gemma4", shape(4, 2, 256, 96, 150, 211, **ONE_PROJECTION)),
+}
 EVERY_DAY = (
+    "gemma4-inputs",
+    "gemma4-one-projection",
     "phi3-longrope",
     "smollm3-nope",
     "granite-multipliers",

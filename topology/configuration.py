@@ -70,6 +70,7 @@ def allows_processes(model: ModelSpec, count: int) -> bool:
     """
     return (
         model.n_kv_heads % count == 0
+        and (count == 1 or not model.uneven)
         and model.n_heads % count == 0
         and (count == 1 or model.intermediate_size % (count * cut_unit(model, "down")) == 0)
         and (count == 1 or model.n_heads // count * model.head_dim % cut_unit(model, "o") == 0)

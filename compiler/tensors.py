@@ -197,7 +197,9 @@ def _layer_sources(spec: ModelSpec, layer: int) -> Iterator[WeightSource]:
             "input_gate": ("per_layer_input_gate", width, hidden),
             "input_out": ("per_layer_projection", hidden, width),
         }.items():
-            yield WeightSource(f"{here}.{name}", "packed", n, k, (f"{there}.{tensor}.weight",), (n,))
+            yield WeightSource(
+                f"{here}.{name}", "packed", n, k, (f"{there}.{tensor}.weight",), (n,)
+            )
         yield norm("input_out_norm", 1 / spec.stream_scale)
     if spec.layer_scale:
         yield _vector(f"{here}.scale", f"{there}.layer_scalar", 1)

@@ -91,7 +91,9 @@ def _bind_all(artifact: Artifact) -> None:
         layers = allocate(part.file.spec.n_layers)
         for tape in part.tapes.values():
             operands = Operands(
-                Weights(part), allocate(tape.arena_bytes), KvArrays(layers, layers, range(len(layers) + 1))
+                Weights(part),
+                allocate(tape.arena_bytes),
+                KvArrays(layers, layers, range(len(layers) + 1)),
             )
             for phase, plan in (("prefill", service.prefill), ("decode", service.decode)):
                 tables = pick_tables(part.schedules.tables, artifact.target, phase, plan.threads)

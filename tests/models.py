@@ -88,8 +88,9 @@ OWN: dict[str, dict[str, Any]] = {
         "head_dim": 16,
         "global_head_dim": 32,
         "sliding_window": 24,
-        "layer_types": ["sliding_attention", "full_attention", *["sliding_attention"] * 2]
-        + ["full_attention"],
+        "layer_types": [
+            f"{kind}_attention" for kind in "sliding full sliding sliding full".split()
+        ],
         "num_kv_shared_layers": 2,
         "use_double_wide_mlp": True,
         "vocab_size_per_layer_input": 100,

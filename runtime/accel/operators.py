@@ -176,8 +176,9 @@ def bind_rope(tape: TorchTape, entry: Entry) -> Work:
 
     Rows from `n_stored` on are the CPU's decodes: their k and v are stored there.
     """
-    _, qkv, _, *dims, positions, cos, sin, q_norm, k_norm, eps, *last = entry.slots
-    (n_q, n_kv, size, turned, apart), (v_norm, _, kpool, vpool) = map(integer, dims), last
+    *first, v_norm, _, kpool, vpool = entry.slots
+    _, qkv, _, *dims, positions, cos, sin, q_norm, k_norm, eps = first
+    n_q, n_kv, size, turned, apart = map(integer, dims)
     rows = tape.rows(qkv, (n_q + 2 * n_kv) * size, entry.m)
     turns = bind_turns(tape, entry, positions, (cos, sin)) if turned else None
     norm = bind_head_norms(tape, (q_norm, k_norm, eps), n_q, n_kv)

@@ -58,10 +58,11 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class DevicePools:
-    """K and V of each layer on the device, [block][kv_head][16][head_dim] (FlashInfer's HND layout).
+    """K and V of each layer on the device, [block][kv_head][16][head_dim] (FlashInfer's HND).
 
-    A layer without K and V of its own has none. Behind its `blocks` lie `landing` ones, in which KV of the CPU's prompts is computed, an unread
-    one for rows that nobody asked for, and one of zeros, for what a sequence has not.
+    A layer without K and V of its own has none. Behind its `blocks` lie `landing` ones, in which KV
+    of the CPU's prompts is computed, an unread one for rows that nobody asked for, and one of
+    zeros, for what a sequence has not.
     """
 
     k: Sequence[torch.Tensor]

@@ -53,9 +53,7 @@ def split_model(spec: ModelSpec, rank: int, ranks: int) -> Shard:
         SpecError: heads, panels or ranks do not go into one another.
     """
     if spec.uneven and ranks > 1:
-        raise SpecError(
-            "layers of different heads cannot be shared by processes; use one process"
-        )
+        raise SpecError("layers of different heads cannot be shared by processes; use one process")
     group = spec.n_heads // spec.n_kv_heads
     if ranks <= spec.n_kv_heads:
         kv_heads = _part(spec.n_kv_heads, rank, ranks)

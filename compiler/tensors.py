@@ -133,11 +133,11 @@ def _layer_sources(spec: ModelSpec, layer: int) -> Iterator[WeightSource]:
     """Yield one layer's weights in the order of its tape."""
     here, there = f"layers.{layer}", f"model.layers.{layer}"
     hidden, inner = spec.hidden_size, spec.layer_inner(layer)
-    q, kv, _ = rows = spec.qkv_rows(layer)
+    q, kv, _ = spec.qkv_rows(layer)
+    rows = tuple(filter(None, spec.qkv_rows(layer)))
     one = spec.keys_as_values and not spec.layer_window(layer)
-    qkv = tuple(f"{there}.self_attn.{p}_proj" for p in ("qkk" if one else "qkv"))
-    if not kv:
-        qkv, rows = qkv[:1], rows[:1]
+    kinds = ("qkk" if one else "qkv")[: len(rows)]
+    qkv = tuple(f"{there}.self_attn.{p}_proj" for p in kinds)
     pair = tuple(f"{there}.mlp.{p}_proj" for p in ("gate", "up"))
     out, down = f"{there}.self_attn.o_proj", f"{there}.mlp.down_proj"
     norms = _NORMS_OF.get(spec.family, _NORMS)

@@ -43,8 +43,10 @@ _SHARED = ("dtype", "torch_dtype", "tie_word_embeddings")
 """Keys of the whole where the text part has none of its own."""
 _PREFIXES = {"model.language_model.": "model.", "language_model.": ""}
 """Where tensors of the text part lie, by version of transformers."""
-_OTHERS = ("vision_tower.", "multi_modal_projector.", "audio_tower.")
-_OTHERS += ("embed_vision.", "embed_audio.", "vision_embedder.")
+_OTHERS = (
+    *("vision_tower.", "multi_modal_projector.", "vision_embedder."),
+    *("audio_tower.", "embed_vision.", "embed_audio."),
+)
 
 
 def text_config(config: Config) -> Config:

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "smollm3", "gemma3", "granite")
-FAMILIES += ("ministral3", "granite4", "glm4", "ernie4_5", "gemma4")
+FAMILIES += ("ministral3", "granite4", "glm4", "ernie4_5")
+UNEVEN = ("gemma4",)
+"""Families whose layers differ in heads."""
 EXPERTS = ("qwen3_moe", "mixtral", "granitemoe", "gpt_oss")
 """Families of experts."""
 

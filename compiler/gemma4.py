@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from dovetail.compiler.config import Config
+from dovetail.compiler.experts import read_experts
 from dovetail.ir.errors import SpecError
 
 Fields = dict[str, Any]
@@ -26,9 +28,9 @@ def read_gemma4(config: Config, kv_heads: int, head_dim: int, local: Sequence[bo
     own = local[: len(local) - shared]
     if set(own) != set(local):
         raise config.fail("num_kv_shared_layers", "but leaves no layer of a kind K and V to share")
-    if config.flag("enable_moe_block"):
-        raise config.fail("enable_moe_block", "but only false is supported")
     wide = config.flag("use_double_wide_mlp") and shared
+    if wide and config.flag("enable_moe_block"):
+        raise config.fail("use_double_wide_mlp", "but only false is supported beside experts")
     full = _full_heads(config, kv_heads, local)
     return {
         "full_heads": None if full == (kv_heads, head_dim) else full,
@@ -41,6 +43,19 @@ def read_gemma4(config: Config, kv_heads: int, head_dim: int, local: Sequence[bo
         "logits_cap": config.number("final_logit_softcapping", 0.0, 1e6, 0.0),
         "attention_scale": 1.0,
         "stream_scale": math.sqrt(config.integer("hidden_size", 1, 1 << 17)),
+        **(_experts(config) if config.flag("enable_moe_block") else {}),
+    }
+
+
+def _experts(config: Config) -> Fields:
+    """Return the fields of experts beside an MLP."""
+    inner = config.integer("moe_intermediate_size", 1, 1 << 20)
+    named = replace(config, aliases={"num_experts_per_tok": "top_k_experts"})
+    hidden = config.integer("hidden_size", 1, 1 << 17)
+    return {
+        "experts": read_experts(named, shared=True, hidden=hidden, inner=inner),
+        "intermediate_size": inner,
+        "dense_inner": config.integer("intermediate_size", 1, 1 << 20),
     }
 
 

@@ -11,6 +11,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from dovetail.codegen.isa.target import Target
 from dovetail.compiler.checkpoint import Checkpoint
 from dovetail.compiler.config import Config
@@ -138,7 +140,7 @@ def read_architecture(
         experts = read_experts(config, shared=family.experts, hidden=hidden, inner=inner)
     bias = family.attention_bias
     config_bias = config.flag("attention_bias") if bias is None else False
-    return ModelSpec(
+    spec = ModelSpec(
         family=family.name,
         vocab_size=config.integer("vocab_size", 1, 1 << 24),
         hidden_size=hidden,
@@ -162,7 +164,6 @@ def read_architecture(
         rope_layers=family.rope_layers(config, n_layers),
         local_rope=local,
         **_scales(config, family, hidden),
-        **more,
         activation=family.activation,
         branch_norms=family.branch_norms,
         experts=experts,
@@ -175,6 +176,7 @@ def read_architecture(
         weight_dtype=weight_dtype,
         checkpoint_dtype=stored,
     )
+    return replace(spec, **more)
 
 
 def _check_arithmetic(config: Config, family: Family) -> None:

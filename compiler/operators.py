@@ -49,7 +49,7 @@ _SLOTS = {
     "gate_rows": "T:int H:int x:inout ldx:int scale:float y:in ldy:int",
     "cap_rows": "R:int V:int cap:float x:inout ldx:int",
     "scaled_add": "T:int H:int x:in ldx:int scale:float out:inout ldo:int",
-    "route": "T:int E:int k:int share:int logits:in ldl:int chosen:out weights:out",
+    "route": "T:int E:int k:int share:int scale:weight? logits:in ldl:int chosen:out weights:out",
     "sort_experts": "T:int E:int k:int chosen:in starts:out places:out tokens:out",
     "expert_rows": "T:int k:int H:int tokens:in x:in ldx:int out:out ldo:int",
     "combine_experts": "T:int k:int H:int places:in weights:in x:in ldx:int R:in? ldr:int "

@@ -173,9 +173,10 @@ def count_gemms(spec: Spec, processes: int = 1) -> dict[GemmOp, int]:
             *router,
             ("gate_up", GATES[spec.activation], inner, hidden, used),
             ("down", LINEAR, hidden, inner, used),
-            *_input_products(spec),
         ):
             found[GemmOp(name, kind, n, k, spec.weight_format(f"{here}.{name}"))] += times
+        for name, op, kind, n, k in _own_products(spec):
+            found[GemmOp(op, kind, n, k, spec.weight_format(f"{here}.{name}"))] += 1
     if spec.layer_inputs:
         every, stored = spec.n_layers * spec.layer_inputs, spec.weight_format("layer_inputs")
         found[GemmOp("layer_inputs", LINEAR, every, hidden, stored)] += 1
@@ -192,12 +193,15 @@ def _largest_share(spec: ModelSpec, shards: Sequence[Shard], layer: int) -> tupl
     return max(len(shard.inner) for shard in shards), *(spec.head_dim * n for n in sides)
 
 
-def _input_products(spec: ModelSpec) -> tuple[tuple[str, str, int, int, int], ...]:
-    """Return the products of a layer with what it has of its own of a token, if it has."""
-    hidden, width = spec.hidden_size, spec.layer_inputs
-    if not width:
-        return ()
-    return ("input_gate", LINEAR, width, hidden, 1), ("input_out", LINEAR, hidden, width, 1)
+def _own_products(spec: ModelSpec) -> Iterator[tuple[str, str, str, int, int]]:
+    """Yield the products, by weight and operator, that few families have beside the others."""
+    hidden = spec.hidden_size
+    if width := spec.layer_inputs:
+        yield "input_gate", "input_gate", LINEAR, width, hidden
+        yield "input_out", "input_out", LINEAR, hidden, width
+    if beside := spec.dense_inner:
+        yield "dense_gate_up", "gate_up", GATES[spec.activation], beside, hidden
+        yield "dense_down", "down", LINEAR, hidden, beside
 
 
 def _encoder_gemms(spec: EncoderSpec) -> Iterator[GemmOp]:

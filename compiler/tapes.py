@@ -231,6 +231,9 @@ class DecoderTape(TapeBuilder):
         self.split = (self.dense("split_k", 1, SPLIT_K_ELEMENTS), SPLIT_K_ELEMENTS)
         self.picked = self.padded("picked", sequences, hidden)
         self.picked_attention = self.padded("picked_attention", sequences, heads)
+        if spec.dense_inner:
+            self.dense_inner = self.padded("dense_inner", tokens, spec.dense_inner)
+            self.dense_out = self.padded("dense_out", tokens, hidden)
         if spec.layer_inputs:
             every = spec.n_layers * spec.layer_inputs
             self.given, self.projected = (self.padded(n, tokens, every) for n in _INPUTS)
@@ -299,12 +302,15 @@ class DecoderTape(TapeBuilder):
         name, segment = f"layers.{layer}", f"post_attn({layer})"
         self.branch("o", segment, m, name, attention, x)
         self.norm(segment, f"{name}.post_norm", x, self.normed, m)
-        gate_up = f"{name}.gate_up"
-        if self.spec.experts:
-            self.experts(self.spec.experts, layer, m, x)
-            return
-        self.product("gate_up", segment, m, gate_up, self.normed, *self.rows(self.inner))
-        self.branch("down", segment, m, name, self.inner, x)
+        if (experts := self.spec.experts) and self.spec.dense_inner:
+            self.mlp_and_experts(experts, layer, m, x)
+        elif experts:
+            self.choose(experts, layer, m)
+            self.experts(experts, layer, m, x, self.rows(x))
+        else:
+            gate_up = f"{name}.gate_up"
+            self.product("gate_up", segment, m, gate_up, self.normed, *self.rows(self.inner))
+            self.branch("down", segment, m, name, self.inner, x)
         if self.spec.layer_inputs:
             self.add_input(layer, m, x)
 
@@ -318,17 +324,48 @@ class DecoderTape(TapeBuilder):
         self.add("gate_rows", segment, m, spec.layer_inputs, *gate, scale, own, stride)
         self.branch("input_out", segment, m, name, self.gate, x)
 
-    def experts(self, experts: ExpertSpec, layer: int, m: ArgRef, x: BufferRef) -> None:
-        """Append the experts of m normed rows: each multiplies those that chose it, x gets sums."""
+    def mlp_and_experts(self, experts: ExpertSpec, layer: int, m: ArgRef, x: BufferRef) -> None:
+        """An MLP of m normed rows, experts of others, each normed: their normed sum is added to x.
+
+        Who chooses experts, and these, read x with norms of their own.
+        """
+        name, segment, spec = f"layers.{layer}", f"post_attn({layer})", self.spec
+        normed, dense = self.rows(self.normed), self.rows(self.dense_out)
+        inner, rows = self.rows(self.dense_inner), (m, spec.hidden_size, *normed)
+        self.product("gate_up", segment, m, f"{name}.dense_gate_up", self.normed, *inner)
+        self.linear("down", segment, m, f"{name}.dense_down", self.dense_inner, self.normed)
+        norm, eps = self.weight(f"{name}.dense_norm"), spec.norm_eps
+        self.add("rmsnorm", segment, *rows, norm, eps, *dense)
+        self.norm(segment, f"{name}.router_norm", x, self.normed, m)
+        self.choose(experts, layer, m)
+        self.norm(segment, f"{name}.experts_norm", x, self.normed, m)
+        self.experts(experts, layer, m, self.normed, NO_RESIDUAL)
+        norm, none = self.weight(f"{name}.experts_out_norm"), WeightRef(name=None)
+        self.add("rmsnorm_add", segment, *rows, norm, eps, none, *dense)
+        self.add_normed("down", segment, m, name, self.dense_out, x)
+
+    def choose(self, experts: ExpertSpec, layer: int, m: ArgRef) -> None:
+        """Append the choice of experts for m normed rows, and their order."""
         name, segment = f"layers.{layer}", f"post_attn({layer})"
-        used, hidden, share = experts.used, self.spec.hidden_size, int(experts.share)
         self.linear("router", segment, m, f"{name}.router", self.normed, self.scores)
-        scores, normed = self.rows(self.scores), self.rows(self.normed)
-        chosen = m, experts.count, used
-        self.add("route", segment, *chosen, share, *scores, self.chosen, self.shares)
+        scores, scale = self.rows(self.scores), self.weight(f"{name}.expert_scale")
+        chosen, found = (m, experts.count, experts.used), (self.chosen, self.shares)
+        self.add("route", segment, *chosen, int(experts.share), scale, *scores, *found)
         sorted_ = self.starts, self.places, self.sources
         self.add("sort_experts", segment, *chosen, self.chosen, *sorted_)
-        rows = m, used, hidden
+
+    def experts(
+        self,
+        experts: ExpertSpec,
+        layer: int,
+        m: ArgRef,
+        out: BufferRef,
+        residual: tuple[Value, int],
+    ) -> None:
+        """Append the experts of m normed rows: each multiplies those that chose it; out: sums."""
+        name, segment = f"layers.{layer}", f"post_attn({layer})"
+        used, normed = experts.used, self.rows(self.normed)
+        rows = m, used, self.spec.hidden_size
         self.add("expert_rows", segment, *rows, self.sources, *normed, *self.rows(self.mixed))
         whole = self.split[0], 0  # sums of K are never parted
         for op, a, rest in (
@@ -345,9 +382,9 @@ class DecoderTape(TapeBuilder):
                 bias_bytes=bias.bytes // count if bias else 0,
             )
             self.add(op, segment, *self.gemm(weight.name, a, m, count), *rest, groups=groups)
-        summed = self.places, self.shares, *self.rows(self.mixed), *self.rows(x)
+        summed = self.places, self.shares, *self.rows(self.mixed), *residual
         scale = self.spec.branch_scale
-        self.add("combine_experts", segment, *rows, *summed, scale, *self.rows(x))
+        self.add("combine_experts", segment, *rows, *summed, scale, *self.rows(out))
 
     def branch(
         self, op: str, segment: str, m: ArgRef, layer: str, a: BufferRef, x: BufferRef
@@ -359,15 +396,23 @@ class DecoderTape(TapeBuilder):
             self.linear(op, segment, m, weight, a, x, residual=x)
             return
         self.linear(op, segment, m, weight, a, self.normed)
-        rows = (m, spec.hidden_size, *self.rows(self.normed))
         if spec.branch_norms:
-            ends = op == ("input_out" if spec.layer_inputs else "down")
-            eps = spec.norm_eps * (2 / spec.layer_inputs if op == "input_out" else 1)
-            scale = self.weight(f"{layer}.scale") if ends else WeightRef(name=None)
-            norm = self.weight(f"{layer}.{_BRANCH_NORMS[op]}")
-            self.add("rmsnorm_add", segment, *rows, norm, eps, scale, *self.rows(x))
+            self.add_normed(op, segment, m, layer, self.normed, x)
         else:
+            rows = (m, spec.hidden_size, *self.rows(self.normed))
             self.add("scaled_add", segment, *rows, spec.branch_scale, *self.rows(x))
+
+    def add_normed(
+        self, op: str, segment: str, m: ArgRef, layer: str, a: BufferRef, x: BufferRef
+    ) -> None:
+        """Append what adds a branch to x: its norm, and behind a layer's last one x's scale."""
+        spec = self.spec
+        ends = op == ("input_out" if spec.layer_inputs else "down")
+        eps = spec.norm_eps * (2 / spec.layer_inputs if op == "input_out" else 1)
+        scale = self.weight(f"{layer}.scale") if ends else WeightRef(name=None)
+        norm = self.weight(f"{layer}.{_BRANCH_NORMS[op]}")
+        rows = (m, spec.hidden_size, *self.rows(a))
+        self.add("rmsnorm_add", segment, *rows, norm, eps, scale, *self.rows(x))
 
     # ---- groups of slots ----
 

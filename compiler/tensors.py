@@ -169,12 +169,14 @@ def _layer_sources(spec: ModelSpec, layer: int) -> Iterator[WeightSource]:
     if spec.branch_norms:
         yield norm("attention_norm", 1 / spec.stream_scale)
     yield norm("post_norm")
-    if spec.experts:
+    if spec.experts and not spec.dense_inner:
         yield from _expert_sources(spec, layer, spec.experts.count)
         return
+    beside = "dense_" if spec.dense_inner else ""
+    inner = spec.dense_inner or inner
     fused = (f"{there}.mlp.gate_up_proj.weight",) * 2
     yield WeightSource(
-        f"{here}.gate_up",
+        f"{here}.{beside}gate_up",
         "packed_pair",
         2 * inner,
         hidden,
@@ -186,9 +188,18 @@ def _layer_sources(spec: ModelSpec, layer: int) -> Iterator[WeightSource]:
         yield WeightSource(
             f"{here}.gate_up_bias", "pair_vector", 2 * inner, 1, _biases(pair), (inner, inner)
         )
-    yield WeightSource(f"{here}.down", "packed", hidden, inner, _weights((down,)), (hidden,))
+    made = _weights((down,)), (hidden,)
+    yield WeightSource(f"{here}.{beside}down", "packed", hidden, inner, *made)
     if spec.mlp_bias:
         yield _vector(f"{here}.down_bias", f"{down}.bias", hidden)
+    if spec.experts:  # beside the MLP
+        yield norm("dense_norm")
+        yield _norm(spec, f"{here}.router_norm", f"{there}.router.scale", hidden, hidden**-0.5)
+        yield norm("experts_norm")
+        yield from _expert_sources(spec, layer, spec.experts.count)
+        scale = f"{there}.router.per_expert_scale"
+        yield _vector(f"{here}.expert_scale", scale, spec.experts.count)
+        yield norm("experts_out_norm")
     if spec.branch_norms:
         yield norm("mlp_norm", 1 / spec.stream_scale)
     if spec.layer_inputs:
@@ -252,6 +263,9 @@ _NORMS_OF = {
         "attention_norm": "post_attention_layernorm",
         "post_norm": "pre_feedforward_layernorm",
         "mlp_norm": "post_feedforward_layernorm",
+        "dense_norm": "post_feedforward_layernorm_1",
+        "experts_norm": "pre_feedforward_layernorm_2",
+        "experts_out_norm": "post_feedforward_layernorm_2",
         "input_out_norm": "post_per_layer_input_norm",
     },
     "glm4": {

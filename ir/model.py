@@ -93,6 +93,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     layer_scale: bool = False  # what a layer gives is multiplied by a learnt number
     logits_cap: float = 0.0  # c of logits c tanh(x / c); 0 = they are x
     experts: ExpertSpec | None = None
+    dense_inner: int = 0  # intermediate_size of an MLP beside experts, both normed; 0 = none
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
 
@@ -138,12 +139,13 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def uneven(self) -> bool:
         """Whether layers differ in more than windows and ropes, or have parts of Gemma 4's."""
-        return bool(self.full_heads or self.shared_kv or self.layer_inputs or self.logits_cap)
+        parts = self.full_heads, self.shared_kv, self.layer_inputs, self.logits_cap
+        return any((*parts, self.dense_inner))
 
     def inner_columns(self, rows: float = 1) -> float:
         """Return the inner columns of a layer that so many tokens go through, at most."""
         used = min(rows * self.experts.used, self.experts.count) if self.experts else 1
-        return self.intermediate_size * used
+        return self.intermediate_size * used + self.dense_inner
 
     @property
     def stream_eps(self) -> float:
@@ -219,6 +221,10 @@ def _layer_shapes(spec: ModelSpec, layer: int, matrices: int) -> dict[str, tuple
     }
     if spec.experts:
         found["router"] = (matrices, hidden)
+    if beside := spec.dense_inner:
+        found |= {"dense_gate_up": (2 * beside, hidden), "dense_down": (hidden, beside)}
+        found |= dict.fromkeys(("dense_norm", "router_norm", "experts_norm"), norm)
+        found |= {"experts_out_norm": norm, "expert_scale": (matrices, 1)}
     if spec.branch_norms:
         found |= {"attention_norm": norm, "mlp_norm": norm}
     if spec.layer_inputs:

@@ -136,6 +136,7 @@ def make_model(family: str, *, seed: int = 0, dtype: str = "float32", **override
         model = make(make_config(**{**SMALL, **OWN.get(family, {}), **overrides}))
         for name, parameter in model.named_parameters():
             center = 1.0 if "norm" in name and family != "gemma3" else 0.0
+            center = 1.0 if name.endswith("scale") else center
             torch.nn.init.normal_(parameter, center, 2.0 if name.endswith("sinks") else 0.08)
         for name, buffer in model.named_buffers():
             if name.endswith("layer_scalar"):

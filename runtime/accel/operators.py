@@ -190,7 +190,7 @@ def bind_rope(tape: TorchTape, entry: Entry) -> Work:
         heads = rows(step).view(-1, n_q + 2 * n_kv, size)
         norm(heads)
         if turns is not None:
-            turn_pairs(heads[:, : n_q + n_kv], *turns(step), apart)
+            turn_pairs(heads[:, : n_q + n_kv], apart, *turns(step))
         if plain is not None:
             values = heads[:, n_q + n_kv :]
             values.copy_(F.rms_norm(values.float(), *plain))
@@ -242,7 +242,7 @@ def bind_turns(
     return lambda step: [rows(step) for rows in turns]
 
 
-def turn_pairs(heads: Tensor, cosine: Tensor, sine: Tensor, apart: int) -> None:
+def turn_pairs(heads: Tensor, apart: int, cosine: Tensor, sine: Tensor) -> None:
     """Rotate heads [T][n][size] in place, pairs (c, c + apart)."""
     half = cosine.shape[-1]
     parts = heads[..., :half], heads[..., apart : apart + half]
@@ -384,11 +384,13 @@ def _clamp_pair(gate: Tensor, up: Tensor) -> Tensor:
 
 def decoder_operators(spec: ModelSpec) -> dict[str, Bind]:
     """Return what a decoder's forward tape is made of."""
-    if spec.experts:
-        return {**_DECODER, **expert_operators(_pair(spec.activation))}
-    end = ACTIVATIONS[spec.activation]
-    gates = {"gate_up": partial(bind_gated, end=end), "gate_rows": partial(bind_gate, end=end)}
-    return {**_DECODER, **gates}
+    found = dict(_DECODER)
+    if end := ACTIVATIONS.get(spec.activation):
+        found["gate_up"] = partial(bind_gated, end=end)
+        found["gate_rows"] = partial(bind_gate, end=end)
+    if not spec.experts:
+        return found
+    return {**found, **expert_operators(_pair(spec.activation), found)}
 
 
 _DECODER: Mapping[str, Bind] = {

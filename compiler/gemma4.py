@@ -32,6 +32,7 @@ def read_gemma4(config: Config, kv_heads: int, head_dim: int, local: Sequence[bo
     if wide and config.flag("enable_moe_block"):
         raise config.fail("use_double_wide_mlp", "but only false is supported beside experts")
     full = _full_heads(config, kv_heads, local)
+    config.section("rope_parameters")  # without it other families have a default
     return {
         "full_heads": None if full == (kv_heads, head_dim) else full,
         "shared_kv": shared,

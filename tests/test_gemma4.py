@@ -39,7 +39,7 @@ def test_quantised_and_narrow_weights_stay_near(tmp_path: Path) -> None:
     width = {"hidden_size": 128, "intermediate_size": 256, "hidden_size_per_layer_input": 32}
     folder = save_model(tmp_path / "model", "gemma4", dtype="bfloat16", **width)
     wanted = reference_logits(load_exact(folder), PROMPT)[-1]
-    for form, near in (("bf16", 0.05), ("int8", 0.05)):
+    for form, near in (("bf16", 0.05), ("int8", 0.15)):
         with load(compiled(folder, tmp_path, form, weight_dtype=form)) as app:
             (got,) = logits(app, PROMPT)
         assert np.linalg.norm(got - wanted) < near * np.linalg.norm(wanted)
@@ -57,11 +57,12 @@ def test_a_device_gives_the_tokens_of_the_cpu(kind: str, tmp_path: Path) -> None
 def test_a_file_keeps_kv_of_layers_of_several_sizes(tmp_path: Path) -> None:
     path = make_artifact(tmp_path, "gemma4")
     answers, given = [], {"kv_file": str(tmp_path / "kv"), "kv_blocks": 64}
-    for _ in range(2):
+    for cached in (0, 80):
         with load(path, **given) as app:
-            answers.append(app.generate([PROMPT], **ASKED)[0].token_ids)
-            found = app.engine.scheduler.pool.file.found
-    assert answers[0] == answers[1] and found
+            (done,) = app.generate([PROMPT], **ASKED)
+            answers.append(done.token_ids)
+            assert done.metrics.cached_tokens == cached
+    assert answers[0] == answers[1]
 
 
 def test_processes_cannot_share_its_layers(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ KERNELS: dict[str, str] = {
     "gather_rows": "embed",
     "rmsnorm": "norm",
     "rmsnorm_add": "norm",
+    "rmsnorm_parts": "norm",
     "scaled_add": "norm",
     "route": "experts",
     "sort_experts": "experts",
@@ -50,7 +51,9 @@ KERNELS: dict[str, str] = {
     "gated_conv_rows": "recurrent",
     "delta_rows": "recurrent",
     "gated_norm": "recurrent",
-    "gate_rows": "recurrent",
+    "sigmoid_rows": "recurrent",
+    "gate_rows": "activation",
+    "cap_rows": "activation",
     "rope_store": "rope",
     "prefill_attention": "attention_prefill",
     "decode_attention": "attention_decode",
@@ -83,6 +86,7 @@ DTYPE_PARAMETER: dict[str, str] = {
     "ivf_scan": "METRIC",
     "embed_sum": "W",
     "activate_rows": "ACT",
+    "gate_rows": "ACT",
 }
 """The tunable of a family that names its dtype, metric or function; it ends the kernel's name."""
 
@@ -111,6 +115,8 @@ PROMPTS = ("prefill_attention", "decode_attention_rows")
 """Families of attention of prompts, and of decodes with its bits."""
 
 
+USUAL_HEAD, MOST_HEAD = 256, 512
+"""The largest head_dim that attention of prompts has room for, and where there are larger ones."""
 FIXED_HEAD_DIMS = (64, 80, 96, 128, 256)
 """head_dims that decode attention is unrolled for, as its tunable HD says."""
 SHARED_ROWS = {"avx512": 4, "avx2": 2}
@@ -140,6 +146,7 @@ LEAST_DOT_GROUP = {"bf16": 3, "f16": 5}
 class HeadShape:
     """What attention is specialised on: head_dim, and query heads per KV head.
 
+    most: the largest head_dim, where layers have several; `head_dim` divides them all.
     rounded: whether the model's products round activations, to bfloat16 or int8, where the target
     does so: attention of prompts then rounds its own to bfloat16.
     """
@@ -147,6 +154,7 @@ class HeadShape:
     head_dim: int
     group: int
     rounded: bool = False
+    most: int = 0
 
 
 @lru_cache
@@ -198,9 +206,12 @@ def kernel_request(
     if family == "decode_attention" and heads and (tiles := fixed_tiles(target, dtype, heads)):
         name = f"{family}_{dtype}_{heads.head_dim}x{heads.group}"
         return KernelRequest(module, family, binding | tiles, name)
+    name = f"{family}_{dtype}"
+    if family in PROMPTS and heads and max(heads.head_dim, heads.most) > USUAL_HEAD:
+        binding, name = binding | {"HEAD": MOST_HEAD}, f"{name}_wide"
     if family in PROMPTS and heads and pairs_prompts(target, heads):
-        return KernelRequest(module, family, binding | {"DOT": 1}, f"{family}_{dtype}_pairs")
-    return KernelRequest(module, family, binding, f"{family}_{dtype}")
+        binding, name = binding | {"DOT": 1}, f"{name}_pairs"
+    return KernelRequest(module, family, binding, name)
 
 
 def weight_binding(dtype: str) -> dict[str, int | str]:
@@ -215,7 +226,7 @@ def fixed_tiles(target: Target, dtype: str, heads: HeadShape) -> dict[str, int]:
     Memory limits small groups, which read keys as they lie, a few at a time; arithmetic limits
     large groups, 16 bits and short vectors: those load queries and update maxima less often.
     """
-    if heads.head_dim not in FIXED_HEAD_DIMS or target.isa not in SHARED_ROWS:
+    if heads.most or heads.head_dim not in FIXED_HEAD_DIMS or target.isa not in SHARED_ROWS:
         return {}
     tiles = -(-heads.group // SHARED_ROWS[target.isa])
     rows = -(-heads.group // tiles)
@@ -263,19 +274,33 @@ def model_kernels(spec: Spec, target: Target) -> tuple[KernelRequest, ...]:
     """Return everything but GEMM that the tapes of a model call."""
     if isinstance(spec, EncoderSpec):
         return _encoder_kernels(spec, target)
-    stored = spec.weight_format("head" if spec.tied_head else "embed")
-    table = "embed_packed" if spec.tied_head or is_quantised(stored) else "embed"
     used = {"rmsnorm_add": spec.branch_norms, "scaled_add": spec.branch_scale != 1.0}
+    used |= dict.fromkeys(("rmsnorm_parts", "gate_rows"), bool(spec.layer_inputs))
+    used["cap_rows"] = bool(spec.logits_cap)
     used |= {f: spec.experts is not None for f, module in KERNELS.items() if module == "experts"}
     used |= _recurrent_kernels(spec)
-    others = (f for f in KERNELS if not f.startswith("embed") and used.get(f, True))
-    families = [table, *others]
-    dtypes = {"W": stored, "KV": spec.kv_dtype}
+    families = (f for f in KERNELS if not f.startswith("embed") and used.get(f, True))
+    dtypes = {"KV": spec.kv_dtype, "ACT": spec.activation}
     heads = head_shape(spec)
-    return tuple(
+    others = (
         kernel_request(family, target, dtypes.get(DTYPE_PARAMETER.get(family, "")), heads)
         for family in families
     )
+    tables = {request.name: request for request in embed_kernels(spec, target).values()}
+    return (*tables.values(), *others)
+
+
+def embed_kernels(spec: ModelSpec, target: Target) -> dict[str, KernelRequest]:
+    """Return what reads each table of embeddings, by its operator: in panels or row by row."""
+    tables = {"embed": "head" if spec.tied_head else "embed"}
+    if spec.layer_inputs:
+        tables["embed_layers"] = "layer_embed"
+    found = {}
+    for op, table in tables.items():
+        stored = spec.weight_format(table)
+        packed = table == "head" or is_quantised(stored)
+        found[op] = kernel_request("embed_packed" if packed else "embed", target, stored)
+    return found
 
 
 def _recurrent_kernels(spec: ModelSpec) -> dict[str, bool]:
@@ -283,7 +308,7 @@ def _recurrent_kernels(spec: ModelSpec) -> dict[str, bool]:
     short = spec.recurrent is not None and not spec.recurrent.delta
     delta = spec.recurrent is not None and spec.recurrent.delta
     used = dict.fromkeys(("conv_rows", "delta_rows", "gated_norm"), delta)
-    return used | {"gated_conv_rows": short, "gate_rows": spec.output_gate}
+    return used | {"gated_conv_rows": short, "sigmoid_rows": spec.output_gate}
 
 
 def _encoder_kernels(spec: EncoderSpec, target: Target) -> tuple[KernelRequest, ...]:
@@ -315,9 +340,11 @@ ENCODER_FAMILIES: tuple[str, ...] = (
 
 
 def head_shape(spec: ModelSpec) -> HeadShape:
-    """Return the shape that attention of a model is made for."""
+    """Return the shape that attention of a model is made for, which serves all its layers."""
     rounded = spec.weight_dtype == "bf16" or is_quantised(spec.weight_dtype)
-    return HeadShape(spec.head_dim, spec.n_heads // spec.n_kv_heads, rounded)
+    group, sizes = spec.n_heads // spec.n_kv_heads, [size for *_, size in spec.head_shapes]
+    most = 0 if len(spec.head_shapes) == 1 else max(sizes)
+    return HeadShape(math.gcd(*sizes), group, rounded, most)
 
 
 ROW_TYPES = ("f32", "bf16", "f16")

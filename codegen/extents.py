@@ -37,12 +37,15 @@ NORM = {"w": "H", "b": "H", "out": "rows(T, ldo, H)"}
 ROWS = {"x": "rows(T, ldx, H)", "w": "H", "out": "rows(T, ldo, H)"}
 EXTENTS: dict[str, dict[str, str]] = {
     "rmsnorm": ROWS,
-    "rmsnorm_add": ROWS,
+    "rmsnorm_add": {**ROWS, "scale": "1"},
+    "rmsnorm_parts": {"x": "rows(T, ldx, n * H)", "w": "H", "out": "rows(T, ldo, n * H)"},
+    "gate_rows": {"x": "rows(T, ldx, H)", "y": "rows(T, ldy, H)"},
+    "cap_rows": {"x": "rows(R, ldx, V)"},
     "scaled_add": ROWS,
     "embed": {"ids": "T", "out": "rows(T, ldo, H)"},
     "embed_packed": {"ids": "T", "out": "rows(T, ldo, H)"},
     "gather_rows": {"rows": "R", "out": "rows(R, ldo, H)"},
-    "route": {"logits": "rows(T, ldl, E)", "chosen": "T * k", "weights": "T * k"},
+    "route": {"scale": "E", "logits": "rows(T, ldl, E)", "chosen": "T * k", "weights": "T * k"},
     "sort_experts": {
         "chosen": "T * k",
         "starts": "E + 1",
@@ -106,7 +109,11 @@ EXTENTS: dict[str, dict[str, str]] = {
 
 HEADS = (
     ("n_q", "n_kv >= 1 && n_q >= 1 && n_q % n_kv == 0", "be a multiple of n_kv, both at least 1"),
-    ("hd", "hd >= 16 && hd <= 256 && hd % 16 == 0", "be a multiple of 16, at most 256"),
+    ("hd", "hd >= 16 && hd <= 512 && hd % 16 == 0", "be a multiple of 16, at most 512"),
+)
+PROMPTS = (
+    *HEADS,
+    ("hd", "hd <= HEAD || (HEAD == 0 && hd <= 256)", "be at most what this kernel has room for"),
 )
 PAIRS = ("hd", "DOT == 0 || hd % 32 == 0", "be a multiple of 32, whose products are of pairs")
 DECODES = (
@@ -121,13 +128,17 @@ LIMITS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("E", "E >= 1 && E <= 1024", "be at least 1, at most 1024"),
         ("k", "k >= 1 && k <= E", "be at least 1, at most E"),
     ),
-    "rope_store": (*HEADS, ("rot", "rot >= 0 && rot <= hd && rot % 2 == 0", "be even, at most hd")),
-    "prefill_attention": (*HEADS, PAIRS),
+    "rope_store": (
+        *HEADS,
+        ("rot", "rot >= 0 && rot <= hd && rot % 2 == 0", "be even, at most hd"),
+        ("apart", "apart >= rot / 2 && apart <= hd - rot / 2", "keep pairs within a head"),
+    ),
+    "prefill_attention": (*PROMPTS, PAIRS),
     "decode_attention": (*DECODES, *SPLITS),
     "decode_attention_merge": (*DECODES, *SPLITS),
-    "decode_attention_rows": (*DECODES, PAIRS),
+    "decode_attention_rows": (*PROMPTS, *DECODES, PAIRS),
     "rope_rows": HEADS,
-    "packed_attention": HEADS,
+    "packed_attention": PROMPTS,
 }
 """Family to (parameter, condition on integers and tunables, what the parameter must be)."""
 

@@ -220,10 +220,10 @@ class _EncodeDecoder(DecoderTape, _Packed):
         self.embed()
         for layer in range(self.spec.n_layers):
             self.pre_attention(layer)
-            heads = (*self.rows(self.qkv), *self.heads())
+            heads = (*self.rows(self.qkv), *self.spec.layer_heads(layer))
             self.add("rope_rows", f"pre_attn({layer})", _T, *heads, *self.turns(layer))
             local = self.encoder.is_local(layer)
-            self.see(f"attn({layer})", self.heads(), self.scale, local)
+            self.see(f"attn({layer})", self.spec.layer_heads(layer), self.scale, local)
             if layer + 1 == self.spec.n_layers and self.picks_early:
                 self.count, self.x, self.attention = self.pick(layer, _S, "picked_rows")
             self.post_attention(layer, self.count, self.x, self.attention)

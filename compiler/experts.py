@@ -33,6 +33,7 @@ _NAMES = {
     "block_sparse_moe.gate.weight": "gate.weight",
     "block_sparse_moe.router.layer.weight": "gate.weight",
     "mlp.router.weight": "gate.weight",
+    "router.proj.weight": "gate.weight",
     "mlp.router.bias": "gate.bias",
 }
 """Name in a layer to ours in its MLP, of routers and of Granite 4's only MLP."""
@@ -40,6 +41,8 @@ _STACKED: Mapping[str, tuple[str, ...]] = {
     "block_sparse_moe.input_linear.weight": ("gate_proj", "up_proj"),
     "block_sparse_moe.output_linear.weight": ("down_proj",),
     "mlp.experts.gate_up_proj": ("gate_proj", "up_proj"),
+    "experts.gate_up_proj": ("gate_proj", "up_proj"),
+    "experts.down_proj": ("down_proj",),
     "mlp.experts.gate_up_proj.weight": ("gate_proj", "up_proj"),
     "mlp.experts.down_proj": ("down_proj",),
     **{

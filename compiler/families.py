@@ -5,10 +5,11 @@ In: a config.json. Out: a `Family`, and which layers have windows and ropes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dovetail.compiler.config import Config
+from dovetail.compiler.gemma4 import Fields, read_gemma4
 from dovetail.compiler.recurrent import read_delta, read_short_conv
 from dovetail.compiler.rope import FULL, MAX_POSITION, SLIDING
 from dovetail.ir.model import RecurrentSpec
@@ -20,6 +21,8 @@ Windows = Callable[[Config, int], tuple[int, tuple[bool, ...]]]
 """(config, layers) to the window, 0 for none, and in which layers it applies, () in all."""
 Recurrent = Callable[[Config, int], RecurrentSpec | None]
 """(config, layers) to the layers without keys."""
+More = Callable[[Config, int, int, Sequence[bool]], Fields]
+"""(config, KV heads, head_dim, layers with a window) to fields that other families have not."""
 RopeLayers = Callable[[Config, int], tuple[bool, ...]]
 """(config, layers) to whether each turns queries and keys, () for all."""
 
@@ -61,6 +64,13 @@ def _gemma_windows(config: Config, n_layers: int) -> tuple[int, tuple[bool, ...]
     each = config.integer("sliding_window_pattern", 1, 1024, PATTERN)
     window = config.integer("sliding_window", 1, MAX_POSITION, 4096)
     return window, _sliding(config, n_layers, lambda layer: (layer + 1) % each != 0)
+
+
+def _gemma4_windows(config: Config, n_layers: int) -> tuple[int, tuple[bool, ...]]:
+    """Gemma 4: the same, but the last layer has none, whatever layer_types says."""
+    window = config.integer("sliding_window", 1, MAX_POSITION, 512)
+    kinds = _sliding(config, n_layers, lambda layer: (layer + 1) % PATTERN != 0)
+    return window, (*kinds[:-1], False)
 
 
 def _oss_windows(config: Config, n_layers: int) -> tuple[int, tuple[bool, ...]]:
@@ -141,7 +151,7 @@ class Family:
     a window have a rope of their own.
     query_scalar: scores are scaled by query_pre_attn_scalar, embeddings by sqrt(hidden_size).
     multipliers: config.json tells what scales scores, embeddings, branches and logits.
-    norm_offset: what its code adds to weights of RMSNorms.
+    norm_offset: what its code adds to weights of RMSNorms. more: see `More`.
     experts: whether the weights of a token's experts sum to 1 unless config.json says otherwise,
     None for a dense family; inner: the key of the width of an expert, or of the only MLP. fixed:
     keys that may have no other value.
@@ -169,11 +179,25 @@ class Family:
     branch_norms: bool = False
     multipliers: bool = False
     norm_offset: float = 0.0
+    more: More | None = None
     experts: bool | None = None
     fixed: Mapping[str, object] = field(default_factory=dict)
     inner: str = "intermediate_size"
 
 
+_GEMMA4 = Family(
+    "gemma4",
+    attention_bias=None,
+    qk_norm=True,
+    windows=_gemma4_windows,
+    local_rope=True,
+    kv_heads=4,
+    head_dim=256,
+    tied=True,
+    activation="gelu_tanh",
+    branch_norms=True,
+    more=read_gemma4,
+)
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family("llama", attention_bias=None, mlp_bias=None),
     "MistralForCausalLM": Family("mistral", windows=_mistral_window, kv_heads=8),
@@ -279,4 +303,6 @@ FAMILIES: dict[str, Family] = {
         branch_norms=True,
         norm_offset=1.0,
     ),
+    "Gemma4ForCausalLM": _GEMMA4,
+    "Gemma4UnifiedForCausalLM": _GEMMA4,
 }

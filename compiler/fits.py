@@ -19,7 +19,7 @@ from dovetail.compiler.weights import plan_sources, total_bytes
 from dovetail.ir.errors import CapacityError
 from dovetail.ir.formats import is_quantised
 from dovetail.ir.model import ModelSpec
-from dovetail.runtime.native.forward import layer_block_bytes
+from dovetail.runtime.native.forward import kv_block_bytes
 from dovetail.runtime.native.step import step_bytes
 from dovetail.runtime.schedule.device_limits import MemoryNeed
 from dovetail.topology.hardware import HardwareSpec
@@ -48,7 +48,7 @@ def memory_need(spec: ModelSpec, step: tuple[int, int]) -> MemoryNeed:
     tapes = build_forward_tape(spec, entries, *step), build_sample_tape(spec, step[1])
     return MemoryNeed(
         weights=total_bytes(entries),
-        block=2 * spec.kv_layers * layer_block_bytes(spec),
+        block=kv_block_bytes(spec),
         activations=sum(tape.arena_bytes for tape in tapes) + step_bytes(spec, *step),
         context=spec.max_context,
     )

@@ -11,6 +11,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from dovetail.codegen.isa.target import Target
 from dovetail.compiler.checkpoint import Checkpoint
 from dovetail.compiler.config import Config
@@ -33,7 +35,7 @@ from dovetail.ir.formats import is_quantised
 from dovetail.ir.model import ModelSpec
 
 DEFAULT_MAX_CONTEXT = 131072
-HEAD_DIM_STEP, MAX_HEAD_DIM = 16, 256
+HEAD_DIM_STEP, MAX_HEAD_DIM = 16, 512
 KV_DTYPES = ("f32", "bf16", "f16")
 
 
@@ -118,31 +120,34 @@ def read_architecture(
     heads = config.integer("num_attention_heads", 1, 4096)
     head_dim = _head_dim(config, family, hidden, heads)
     positions = config.integer("max_position_embeddings", 1, MAX_POSITION)
-    given = config, head_dim, positions
+    window, window_layers = family.windows(config, n_layers)
+    kv_heads = _kv_heads(config, family, heads)
+    more = family.more(config, kv_heads, head_dim, window_layers) if family.more else {}
+    full = more.get("full_heads") or (kv_heads, head_dim)
+    _check_heads(config, heads, *full)
     rope = read_rope(
-        *given,
+        *(config, full[1], positions),
         min(max_context or DEFAULT_MAX_CONTEXT, positions),
         theta=family.theta,
         partial=family.partial,
         per_layer=family.local_rope,
     )
-    local = read_local_rope(*given) if family.local_rope else None
+    local = read_local_rope(config, head_dim, positions) if family.local_rope else None
     positions = usable_positions(config, rope, positions)
-    window, window_layers = family.windows(config, n_layers)
     inner = config.integer(family.inner, 1, 1 << 20)
     experts = None
     if family.experts is not None:
         experts = read_experts(config, shared=family.experts, hidden=hidden, inner=inner)
     bias = family.attention_bias
     config_bias = config.flag("attention_bias") if bias is None else False
-    return ModelSpec(
+    spec = ModelSpec(
         family=family.name,
         vocab_size=config.integer("vocab_size", 1, 1 << 24),
         hidden_size=hidden,
         intermediate_size=inner,
         n_layers=n_layers,
         n_heads=heads,
-        n_kv_heads=_kv_heads(config, family, heads),
+        n_kv_heads=kv_heads,
         head_dim=head_dim,
         max_position=positions,
         max_context=_context(config, max_context, positions),
@@ -173,6 +178,7 @@ def read_architecture(
         weight_dtype=weight_dtype,
         checkpoint_dtype=stored,
     )
+    return replace(spec, **more)
 
 
 def _check_arithmetic(config: Config, family: Family) -> None:
@@ -180,11 +186,12 @@ def _check_arithmetic(config: Config, family: Family) -> None:
     key, wanted = _ACTIVATIONS[family.activation]
     if (found := config.text(key, wanted)) != wanted:
         raise SpecError(f"{config.name}: {key} is {found!r}, but only {wanted} is supported")
-    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+    for key in ("attn_logit_softcapping", *(() if family.more else ("final_logit_softcapping",))):
         if config.has(key):
             raise config.fail(key, "but only null is supported")
-    if config.flag("use_bidirectional_attention"):
-        raise config.fail("use_bidirectional_attention", "but only false is supported")
+    seen = "use_bidirectional_attention"  # of pictures alone where it is "vision"
+    if config.values.get(seen) not in (None, False, *(("vision",) if family.more else ())):
+        raise config.fail(seen, "but only false is supported")
     for key, fixed in {**_CLAMPED, **family.fixed}.items():
         if config.has(key) and config.values[key] != fixed:
             raise config.fail(key, f"but only {fixed} is supported")
@@ -224,12 +231,21 @@ def _head_dim(config: Config, family: Family, hidden: int, heads: int) -> int:
     if not config.has("head_dim") and family.head_dim is None and hidden % heads:
         raise config.fail("hidden_size", f"but must be a multiple of num_attention_heads {heads}")
     head_dim = config.integer("head_dim", 1, 1 << 17, family.head_dim or max(1, hidden // heads))
+    _check_heads(config, heads, 1, head_dim)
+    return head_dim
+
+
+def _check_heads(config: Config, heads: int, kv_heads: int, head_dim: int) -> None:
+    if heads % kv_heads:
+        raise SpecError(
+            f"{config.name}: num_attention_heads is {heads}, but must be a multiple of the KV "
+            f"heads, {kv_heads}"
+        )
     if head_dim % HEAD_DIM_STEP or head_dim > MAX_HEAD_DIM:
         raise SpecError(
             f"{config.name}: head_dim {head_dim} is not supported; the attention kernels take "
             f"multiples of {HEAD_DIM_STEP} up to {MAX_HEAD_DIM}"
         )
-    return head_dim
 
 
 def _kv_heads(config: Config, family: Family, heads: int) -> int:

@@ -42,17 +42,22 @@ _STATES = "seq_starts:in positions:in slots:in state:inout stride:int "
 _CONV = "n_prefill:int n_decode:int C:int taps:int x:inout ldx:int w:weight bias:weight? "
 _TURNS = "positions:in cos:weight sin:weight q_norm:weight? k_norm:weight? eps:float"
 _SLOTS = {
-    "embed": "T:int H:int ids:in table:weight out:out ldo:int",
+    **dict.fromkeys(
+        ("embed", "embed_layers"), "T:int H:int ids:in table:weight out:out ldo:int"
+    ),
     "rmsnorm": "T:int H:int x:in ldx:int w:weight eps:float out:out ldo:int",
-    "rmsnorm_add": "T:int H:int x:in ldx:int w:weight eps:float out:inout ldo:int",
+    "rmsnorm_add": "T:int H:int x:in ldx:int w:weight eps:float scale:weight? out:inout ldo:int",
+    "rmsnorm_parts": "T:int n:int H:int x:in ldx:int w:weight eps:float out:inout ldo:int",
+    "gate_rows": "T:int H:int x:inout ldx:int scale:float y:in ldy:int",
+    "cap_rows": "R:int V:int cap:float x:inout ldx:int",
     "scaled_add": "T:int H:int x:in ldx:int scale:float out:inout ldo:int",
-    "route": "T:int E:int k:int share:int logits:in ldl:int chosen:out weights:out",
+    "route": "T:int E:int k:int share:int scale:weight? logits:in ldl:int chosen:out weights:out",
     "sort_experts": "T:int E:int k:int chosen:in starts:out places:out tokens:out",
     "expert_rows": "T:int k:int H:int tokens:in x:in ldx:int out:out ldo:int",
     "combine_experts": "T:int k:int H:int places:in weights:in x:in ldx:int R:in? ldr:int "
     "scale:float out:out ldo:int",
-    "rope_store": "T:int qkv:inout ldq:int " + _HEADS + "rot:int " + _TURNS
-    + " kv_slots:in kpool:out vpool:out",
+    "rope_store": "T:int qkv:inout ldq:int " + _HEADS + "rot:int apart:int " + _TURNS
+    + " v_norm:int kv_slots:in kpool:out vpool:out",
     "prefill_attention": "n_prefill:int " + _HEADS + _SEEN + "q:in ldq:int " + _KEYS
     + "out:part ldo:int",
     "decode_attention": "n_prefill:int n_decode:int " + _HEADS + _SEEN + "kv_splits:int q:in "
@@ -61,8 +66,9 @@ _SLOTS = {
     "delta_rows": "n_prefill:int n_decode:int hk:int hv:int dk:int dv:int tiled:int x:in ldx:int "
     "rates:in ldr:int a_log:weight dt_bias:weight " + _STATES + "out:out ldo:int",
     "gated_norm": "T:int heads:int hd:int w:weight eps:float gate:in ldg:int x:inout ldx:int",
-    "gate_rows": "T:int H:int gate:in ldg:int x:inout ldx:int",
+    "sigmoid_rows": "T:int H:int gate:in ldg:int x:inout ldx:int",
     **dict.fromkeys(("qkv", "o", "router", "up", "down"), _LINEAR),
+    **dict.fromkeys(("layer_inputs", "input_gate", "input_out"), _LINEAR),
     **dict.fromkeys(("head", "pooler", "classifier", "dense"), _LINEAR),
     "gate_up": _GEMM + "C:out ldc:int",
     "embed_sum": "T:int H:int ids:in table:weight positions:in places:weight? types:in "

@@ -133,7 +133,8 @@ def rope_tables(rope: RopeSpec, positions: int) -> tuple[F32, F32]:
 
 def inverse_frequencies(rope: RopeSpec) -> F32:
     """Return the float32 angle per position of each of the rotary_dim / 2 pairs."""
-    exponents = np.arange(0, rope.rotary_dim, 2, dtype=np.float32) / np.float32(rope.rotary_dim)
+    width = np.float32(rope.span or rope.rotary_dim)
+    exponents = np.arange(0, rope.rotary_dim, 2, dtype=np.float32) / width
     powers = np.power(rope.theta, exponents.astype(np.float64)).astype(np.float32)
     plain = np.float32(1.0) / powers
     return _SCALERS[rope.kind](rope, plain) if rope.kind in _SCALERS else plain
@@ -214,11 +215,22 @@ def _read_longrope(
     )
 
 
+def _read_proportional(rope: Config, spec: RopeSpec, _max_position: int) -> RopeSpec:
+    """Gemma 4: a part of the pairs of a head is turned, as slowly as if all were."""
+    share = rope.number("partial_rotary_factor", 0.0, 1.0, 1.0)
+    turned = 2 * int(share * spec.rotary_dim // 2)
+    if not turned:
+        raise rope.fail("partial_rotary_factor", "but must turn some values of a head")
+    factor = rope.number("factor", 1e-6, MAX_FACTOR, 1.0)
+    return replace(spec, rotary_dim=turned, span=spec.rotary_dim, factor=factor)
+
+
 _READERS: dict[str, Callable[[Config, RopeSpec, int], RopeSpec]] = {
     "default": lambda _rope, spec, _max_position: spec,
     "linear": _read_factor,
     "dynamic": _read_factor,
     "llama3": _read_llama3,
+    "proportional": _read_proportional,
     "yarn": _read_yarn,
 }
 
@@ -278,7 +290,9 @@ def _scale_longrope(rope: RopeSpec, plain: F32) -> F32:
 
 
 _SCALERS: dict[str, Callable[[RopeSpec, F32], F32]] = {
-    "linear": lambda rope, plain: plain / np.float32(rope.factor),
+    **dict.fromkeys(
+        ("linear", "proportional"), lambda rope, plain: plain / np.float32(rope.factor)
+    ),
     "llama3": _scale_llama3,
     "longrope": _scale_longrope,
     "ntk": _scale_ntk,

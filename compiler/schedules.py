@@ -27,7 +27,7 @@ from dovetail.ir.formats import FORMATS, FloatFormat, is_quantised
 from dovetail.ir.model import PANEL, ModelSpec, RecurrentSpec
 from dovetail.ir.schedule import ORDERS, SCHEDULE_VALUES, Row, ScheduleTable
 from dovetail.ir.tuning import WorkKey
-from dovetail.runtime.native.shard import split_model
+from dovetail.runtime.native.shard import Shard, split_model
 from dovetail.topology.values import HardwareSpec
 
 LINEAR, SILU, GEGLU, GEGLU_TANH = "linear", "silu", "geglu", "geglu_tanh"
@@ -155,19 +155,16 @@ def count_gemms(spec: Spec, processes: int = 1) -> dict[GemmOp, int]:
         assert processes == 1, "encoders are not shared"
         return dict(Counter(_encoder_gemms(spec)))
     shards = [split_model(spec, rank, processes) for rank in range(processes)]
-    size, hidden = spec.head_dim, spec.hidden_size
-    heads = max(len(shard.heads) for shard in shards) * size
-    kv_heads = max(len(shard.kv_heads) for shard in shards) * size
-    inner = max(len(shard.inner) for shard in shards)
-    vocabulary = max(len(shard.vocab) for shard in shards)
+    hidden, vocabulary = spec.hidden_size, max(len(shard.vocab) for shard in shards)
     found: Counter[GemmOp] = Counter()
     for layer in range(spec.n_layers):
         here, parts = f"layers.{layer}", spec.qkv_parts(layer)
-        sides = [heads + spec.gate_size, kv_heads, kv_heads]
-        mixed = heads
+        inner, *sides = _largest_share(spec, shards, layer)
+        heads = sides[0]
+        sides[0] += spec.gate_size
         if spec.recurrent and spec.is_recurrent(layer):
             parts, sides = _mixers(spec.recurrent, here)
-            mixed = spec.recurrent.width
+            heads = spec.recurrent.width
         elif len(parts) == processes == 1:
             sides = [sum(sides)]
         for i, n in enumerate(sides):
@@ -176,12 +173,17 @@ def count_gemms(spec: Spec, processes: int = 1) -> dict[GemmOp, int]:
         used = spec.experts.used if spec.experts else 1
         router = [("router", LINEAR, spec.experts.count, hidden, 1)] if spec.experts else []
         for name, kind, n, k, times in (
-            ("o", LINEAR, hidden, mixed, 1),
+            ("o", LINEAR, hidden, heads, 1),
             *router,
             ("gate_up", GATES[spec.activation], inner, hidden, used),
             ("down", LINEAR, hidden, inner, used),
         ):
             found[GemmOp(name, kind, n, k, spec.weight_format(f"{here}.{name}"))] += times
+        for name, op, kind, n, k in _own_products(spec):
+            found[GemmOp(op, kind, n, k, spec.weight_format(f"{here}.{name}"))] += 1
+    if spec.layer_inputs:
+        every, stored = spec.n_layers * spec.layer_inputs, spec.weight_format("layer_inputs")
+        found[GemmOp("layer_inputs", LINEAR, every, hidden, stored)] += 1
     found[GemmOp("head", LINEAR, vocabulary, hidden, spec.weight_format("head"))] += 1
     return dict(found)
 
@@ -192,6 +194,26 @@ def _mixers(recurrent: RecurrentSpec, here: str) -> tuple[tuple[str, ...], list[
     if recurrent.delta:
         sides |= {f"{here}.mix_gate": recurrent.width, f"{here}.rates": 2 * recurrent.value_heads}
     return tuple(sides), list(sides.values())
+
+
+def _largest_share(spec: ModelSpec, shards: Sequence[Shard], layer: int) -> tuple[int, ...]:
+    """Return the inner columns of a layer, and those of q, k and v, in the largest shard."""
+    if len(shards) == 1:
+        return spec.layer_inner(layer), *spec.qkv_rows(layer)
+    kv_heads = max(len(shard.kv_heads) for shard in shards)
+    sides = max(len(shard.heads) for shard in shards), kv_heads, kv_heads
+    return max(len(shard.inner) for shard in shards), *(spec.head_dim * n for n in sides)
+
+
+def _own_products(spec: ModelSpec) -> Iterator[tuple[str, str, str, int, int]]:
+    """Yield the products, by weight and operator, that few families have beside the others."""
+    hidden = spec.hidden_size
+    if width := spec.layer_inputs:
+        yield "input_gate", "input_gate", LINEAR, width, hidden
+        yield "input_out", "input_out", LINEAR, hidden, width
+    if beside := spec.dense_inner:
+        yield "dense_gate_up", "gate_up", GATES[spec.activation], beside, hidden
+        yield "dense_down", "down", LINEAR, hidden, beside
 
 
 def _encoder_gemms(spec: EncoderSpec) -> Iterator[GemmOp]:

@@ -46,5 +46,8 @@ class WeightSource:
 
     @property
     def heights(self) -> dict[str, int]:
-        """Return the rows of each tensor, all of which are taken."""
-        return {name: sum(n for t, _, n in self.parts if t == name) for name in self.tensors}
+        """Return the rows of each tensor, all of which are taken, some twice."""
+        ends: dict[str, int] = {}
+        for name, first, count in self.parts:
+            ends[name] = max(ends.get(name, 0), first + count)
+        return ends

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from dovetail.codegen.catalog import model_kernels
+from dovetail.codegen.catalog import embed_kernels, model_kernels
 from dovetail.codegen.isa.target import Target
 from dovetail.compiler.schedules import GemmOp, default_gemm_rows, gemm_ops, make_schedule
 from dovetail.ir.artifact import PhasePlan, ServicePlan
-from dovetail.ir.encoder import Spec
+from dovetail.ir.encoder import EncoderSpec, Spec
 from dovetail.ir.schedule import Row, ScheduleTable
 from dovetail.runtime.native.kv_parts import PART_TOKENS
 from dovetail.topology.hardware import HardwareSpec
@@ -53,16 +53,15 @@ OWN_SCHEDULES = {"decode_attention": make_schedule(block_k=PART_TOKENS)}
 
 def other_tables(spec: Spec, target: Target, phase: str, threads: int) -> Iterator[ScheduleTable]:
     """Yield the one-row tables of all operators that are no matrix product."""
-    names = {request.kernel: request.name for request in model_kernels(spec, target)}
-    for kernel, name in names.items():
-        if kernel in REDUCE.values():
+    for op, name in (names := _other_kernels(spec, target)).items():
+        if op in REDUCE.values():
             continue
-        reduce = names.get(REDUCE.get(kernel, ""))
-        schedule = OWN_SCHEDULES.get(kernel, make_schedule())
+        reduce = names.get(REDUCE.get(op, ""))
+        schedule = OWN_SCHEDULES.get(op, make_schedule())
         row = Row(m_lo=1, kernel=name, schedule=schedule, reduce_kernel=reduce)
         yield ScheduleTable(
             target=target.name,
-            op=OP_NAMES.get(kernel, kernel),
+            op=op,
             n=0,
             k=0,
             dtype="f32",
@@ -70,6 +69,13 @@ def other_tables(spec: Spec, target: Target, phase: str, threads: int) -> Iterat
             threads=threads,
             rows=(row,),
         )
+
+
+def _other_kernels(spec: Spec, target: Target) -> dict[str, str]:
+    """Return the kernel of each operator, those of embeddings by the table that they read."""
+    found = {OP_NAMES.get(r.kernel, r.kernel): r.name for r in model_kernels(spec, target)}
+    tables = {} if isinstance(spec, EncoderSpec) else embed_kernels(spec, target)
+    return found | {op: request.name for op, request in tables.items()}
 
 
 def gemm_table(

@@ -44,7 +44,8 @@ from dovetail.ir.tape import (
 
 Value = Slot | int | float
 """A slot of an entry; numbers stand for constants."""
-_BRANCH_NORMS = {"o": "attention_norm", "down": "mlp_norm"}
+_BRANCH_NORMS = {"o": "attention_norm", "down": "mlp_norm", "input_out": "input_out_norm"}
+_INPUTS = ("layer_inputs", "projected_inputs")
 NO_RESIDUAL: tuple[Value, int] = (WeightRef(name=None), 0)
 _F32 = DTYPES["f32"].size
 _T, _OUT = ArgRef(name="n_tokens"), ArgRef(name="n_out")
@@ -176,7 +177,7 @@ class TapeBuilder:
         self, segment: str, m: ArgRef, places: str, source: BufferRef, target: BufferRef
     ) -> None:
         """Append target = the m rows of source that the argument `places` tells."""
-        values = (m, self.buffers[source.name].columns, ArgRef(name=places))
+        values = (m, self.buffers[target.name].columns, ArgRef(name=places))
         self.add("gather_rows", segment, *values, *self.rows(source), *self.rows(target))
 
     def finish(self, name: str, args: tuple[str, ...], tokens: int, sequences: int) -> Tape:
@@ -216,13 +217,14 @@ class DecoderTape(TapeBuilder):
     ) -> None:
         super().__init__(weights)
         self.spec, self.tokens, self.sequences = spec, tokens, sequences
-        hidden = spec.hidden_size
+        layers, hidden = range(spec.n_layers), spec.hidden_size
+        inner = max(map(spec.layer_inner, layers))
         self.x = self.padded("x", tokens, hidden)
         self.normed = self.padded("normed", tokens, hidden)
         self.qkv = self.padded("qkv", tokens, spec.qkv_size)
         self.attention = self.padded("attention", tokens, spec.mixed_size)
         each = spec.experts.used if spec.experts else 1
-        self.inner = self.padded("inner", tokens * each, spec.intermediate_size)
+        self.inner = self.padded("inner", tokens * each, inner)
         if spec.experts:
             self.scores = self.padded("scores", tokens, spec.experts.count)
             self.mixed = self.padded("mixed", tokens * each, hidden)
@@ -233,12 +235,36 @@ class DecoderTape(TapeBuilder):
         self.split = (self.dense("split_k", 1, SPLIT_K_ELEMENTS), SPLIT_K_ELEMENTS)
         self.picked = self.padded("picked", sequences, hidden)
         self.picked_attention = self.padded("picked_attention", sequences, spec.mixed_size)
+        if spec.dense_inner:
+            self.dense_inner = self.padded("dense_inner", tokens, spec.dense_inner)
+            self.dense_out = self.padded("dense_out", tokens, hidden)
+        if spec.layer_inputs:
+            every = spec.n_layers * spec.layer_inputs
+            self.given, self.projected = (self.padded(n, tokens, every) for n in _INPUTS)
+            self.gate = self.padded("gate", tokens, spec.layer_inputs)
+            self.picked_input = self.padded("picked_input", sequences, spec.layer_inputs)
 
     def embed(self) -> None:
         """Token ids to x; a tied model reads the head's packed columns."""
         table = "head" if self.spec.tied_head else "embed"
         values = (_T, self.spec.hidden_size, _arg("token_ids"), self.weight(table))
         self.add("embed", "embed", *values, *self.rows(self.x))
+        if self.spec.layer_inputs:
+            self.embed_layers(self.spec.layer_inputs)
+
+    def embed_layers(self, width: int) -> None:
+        """What each layer has of a token: its own embedding, and the normed product of x's.
+
+        Both are kept smaller by sqrt(width / 2), as x is by the stream's scale.
+        """
+        spec, table = self.spec, self.weight("layer_embed")
+        every = spec.n_layers * width
+        given = self.rows(self.given)
+        self.add("embed_layers", "embed", _T, every, _arg("token_ids"), table, *given)
+        self.linear("layer_inputs", "embed", _T, "layer_inputs", self.x, self.projected)
+        norm = self.weight("layer_inputs_norm"), spec.norm_eps
+        rows = self.rows(self.projected)
+        self.add("rmsnorm_parts", "embed", _T, spec.n_layers, width, *rows, *norm, *given)
 
     def pre_attention(self, layer: int) -> None:
         """Norm and the fused q, k, v projection."""
@@ -264,33 +290,86 @@ class DecoderTape(TapeBuilder):
 
     def pick(self, layer: int, m: ArgRef, places: str) -> tuple[ArgRef, BufferRef, BufferRef]:
         """Gather the m rows that are read later: behind the last layer's K and V no other is."""
-        for of, to in ((self.x, self.picked), (self.attention, self.picked_attention)):
-            self.gather(f"post_attn({layer})", m, places, of, to)
+        of = [(self.x, self.picked), (self.attention, self.picked_attention)]
+        if self.spec.layer_inputs:
+            of.append((self.input_of(layer), self.picked_input))
+        for source, to in of:
+            self.gather(f"post_attn({layer})", m, places, source, to)
         return m, self.picked, self.picked_attention
+
+    def input_of(self, layer: int) -> BufferRef:
+        """Return where a layer's own values of all tokens are."""
+        return replace(self.given, offset=layer * self.spec.layer_inputs * DTYPES["f32"].size)
 
     def post_attention(self, layer: int, m: ArgRef, x: BufferRef, attention: BufferRef) -> None:
         """Output projection and MLP of m rows, each added to x."""
         name, segment = f"layers.{layer}", f"post_attn({layer})"
         self.branch("o", segment, m, name, attention, x)
         self.norm(segment, f"{name}.post_norm", x, self.normed, m)
-        gate_up = f"{name}.gate_up"
-        if self.spec.experts:
-            self.experts(self.spec.experts, layer, m, x)
-            return
-        self.product("gate_up", segment, m, gate_up, self.normed, *self.rows(self.inner))
-        self.branch("down", segment, m, name, self.inner, x)
+        if (experts := self.spec.experts) and self.spec.dense_inner:
+            self.mlp_and_experts(experts, layer, m, x)
+        elif experts:
+            self.choose(experts, layer, m)
+            self.experts(experts, layer, m, x, self.rows(x))
+        else:
+            gate_up = f"{name}.gate_up"
+            self.product("gate_up", segment, m, gate_up, self.normed, *self.rows(self.inner))
+            self.branch("down", segment, m, name, self.inner, x)
+        if self.spec.layer_inputs:
+            self.add_input(layer, m, x)
 
-    def experts(self, experts: ExpertSpec, layer: int, m: ArgRef, x: BufferRef) -> None:
-        """Append the experts of m normed rows: each multiplies those that chose it, x gets sums."""
+    def add_input(self, layer: int, m: ArgRef, x: BufferRef) -> None:
+        """Add to m rows of x what a layer has of its own of these tokens, gated by x."""
+        name, segment, spec = f"layers.{layer}", f"post_attn({layer})", self.spec
+        own = self.picked_input if m == _OUT else self.input_of(layer)
+        gate = self.rows(self.gate)
+        self.linear("input_gate", segment, m, f"{name}.input_gate", x, self.gate)
+        scale, stride = spec.stream_scale, self.rows(own)[1]
+        self.add("gate_rows", segment, m, spec.layer_inputs, *gate, scale, own, stride)
+        self.branch("input_out", segment, m, name, self.gate, x)
+
+    def mlp_and_experts(self, experts: ExpertSpec, layer: int, m: ArgRef, x: BufferRef) -> None:
+        """An MLP of m normed rows, experts of others, each normed: their normed sum is added to x.
+
+        Who chooses experts, and these, read x with norms of their own.
+        """
+        name, segment, spec = f"layers.{layer}", f"post_attn({layer})", self.spec
+        normed, dense = self.rows(self.normed), self.rows(self.dense_out)
+        inner, rows = self.rows(self.dense_inner), (m, spec.hidden_size, *normed)
+        self.product("gate_up", segment, m, f"{name}.dense_gate_up", self.normed, *inner)
+        self.linear("down", segment, m, f"{name}.dense_down", self.dense_inner, self.normed)
+        norm, eps = self.weight(f"{name}.dense_norm"), spec.norm_eps
+        self.add("rmsnorm", segment, *rows, norm, eps, *dense)
+        self.norm(segment, f"{name}.router_norm", x, self.normed, m)
+        self.choose(experts, layer, m)
+        self.norm(segment, f"{name}.experts_norm", x, self.normed, m)
+        self.experts(experts, layer, m, self.normed, NO_RESIDUAL)
+        norm, none = self.weight(f"{name}.experts_out_norm"), WeightRef(name=None)
+        self.add("rmsnorm_add", segment, *rows, norm, eps, none, *dense)
+        self.add_normed("down", segment, m, name, self.dense_out, x)
+
+    def choose(self, experts: ExpertSpec, layer: int, m: ArgRef) -> None:
+        """Append the choice of experts for m normed rows, and their order."""
         name, segment = f"layers.{layer}", f"post_attn({layer})"
-        used, hidden, share = experts.used, self.spec.hidden_size, int(experts.share)
         self.linear("router", segment, m, f"{name}.router", self.normed, self.scores)
-        scores, normed = self.rows(self.scores), self.rows(self.normed)
-        chosen = m, experts.count, used
-        self.add("route", segment, *chosen, share, *scores, self.chosen, self.shares)
+        scores, scale = self.rows(self.scores), self.weight(f"{name}.expert_scale")
+        chosen, found = (m, experts.count, experts.used), (self.chosen, self.shares)
+        self.add("route", segment, *chosen, int(experts.share), scale, *scores, *found)
         sorted_ = self.starts, self.places, self.sources
         self.add("sort_experts", segment, *chosen, self.chosen, *sorted_)
-        rows = m, used, hidden
+
+    def experts(
+        self,
+        experts: ExpertSpec,
+        layer: int,
+        m: ArgRef,
+        out: BufferRef,
+        residual: tuple[Value, int],
+    ) -> None:
+        """Append the experts of m normed rows: each multiplies those that chose it; out: sums."""
+        name, segment = f"layers.{layer}", f"post_attn({layer})"
+        used, normed = experts.used, self.rows(self.normed)
+        rows = m, used, self.spec.hidden_size
         self.add("expert_rows", segment, *rows, self.sources, *normed, *self.rows(self.mixed))
         whole = self.split[0], 0  # sums of K are never parted
         for op, a, rest in (
@@ -307,9 +386,9 @@ class DecoderTape(TapeBuilder):
                 bias_bytes=bias.bytes // count if bias else 0,
             )
             self.add(op, segment, *self.gemm(weight.name, a, m, count), *rest, groups=groups)
-        summed = self.places, self.shares, *self.rows(self.mixed), *self.rows(x)
+        summed = self.places, self.shares, *self.rows(self.mixed), *residual
         scale = self.spec.branch_scale
-        self.add("combine_experts", segment, *rows, *summed, scale, *self.rows(x))
+        self.add("combine_experts", segment, *rows, *summed, scale, *self.rows(out))
 
     def branch(
         self, op: str, segment: str, m: ArgRef, layer: str, a: BufferRef, x: BufferRef
@@ -321,12 +400,23 @@ class DecoderTape(TapeBuilder):
             self.linear(op, segment, m, weight, a, x, residual=x)
             return
         self.linear(op, segment, m, weight, a, self.normed)
-        rows = (m, spec.hidden_size, *self.rows(self.normed))
         if spec.branch_norms:
-            how: tuple[Value, ...] = (self.weight(f"{layer}.{_BRANCH_NORMS[op]}"), spec.norm_eps)
-            self.add("rmsnorm_add", segment, *rows, *how, *self.rows(x))
+            self.add_normed(op, segment, m, layer, self.normed, x)
         else:
+            rows = (m, spec.hidden_size, *self.rows(self.normed))
             self.add("scaled_add", segment, *rows, spec.branch_scale, *self.rows(x))
+
+    def add_normed(
+        self, op: str, segment: str, m: ArgRef, layer: str, a: BufferRef, x: BufferRef
+    ) -> None:
+        """Append what adds a branch to x: its norm, and behind a layer's last one x's scale."""
+        spec = self.spec
+        ends = op == ("input_out" if spec.layer_inputs else "down")
+        eps = spec.norm_eps * (2 / spec.layer_inputs if op == "input_out" else 1)
+        scale = self.weight(f"{layer}.scale") if ends else WeightRef(name=None)
+        norm = self.weight(f"{layer}.{_BRANCH_NORMS[op]}")
+        rows = (m, spec.hidden_size, *self.rows(a))
+        self.add("rmsnorm_add", segment, *rows, norm, eps, scale, *self.rows(x))
 
     # ---- groups of slots ----
 
@@ -335,10 +425,6 @@ class DecoderTape(TapeBuilder):
         spec = self.spec
         values = (m, spec.hidden_size, *self.rows(x), self.weight(weight), spec.stream_eps)
         self.add("rmsnorm", segment, *values, *self.rows(out))
-
-    def heads(self) -> tuple[int, int, int]:
-        """Return query heads, KV heads and head_dim."""
-        return self.spec.n_heads, self.spec.n_kv_heads, self.spec.head_dim
 
     @property
     def scale(self) -> float:
@@ -352,6 +438,11 @@ class DecoderTape(TapeBuilder):
         tables = map(self.weight, rope_names(rope))
         return _arg("positions"), *tables, *norms, self.spec.norm_eps
 
+    def stored_heads(self, layer: int) -> tuple[int, int, int]:
+        """Return query heads, KV heads that are a layer's own, and head_dim."""
+        heads, kv_heads, size = self.spec.layer_heads(layer)
+        return heads, kv_heads if self.spec.kv_values(layer) else 0, size
+
 
 class _Forward(DecoderTape):
     """The forward tape, one method per segment."""
@@ -360,11 +451,11 @@ class _Forward(DecoderTape):
         self, spec: ModelSpec, weights: Sequence[WeightEntry], tokens: int, sequences: int
     ) -> None:
         super().__init__(spec, weights, tokens, sequences)
-        part = spec.n_heads * MAX_KV_SPLITS * (spec.head_dim + 16)
+        part = spec.n_heads * MAX_KV_SPLITS * (max(hd for *_, hd in spec.head_shapes) + 16)
         self.partial = self.dense("partial", sequences, part)
         self.final = self.padded("final", sequences, spec.hidden_size)
         if recurrent := spec.recurrent:
-            self.mixed = self.padded("mixed_tokens", tokens, recurrent.channels * recurrent.parts)
+            self.mixing = self.padded("mixing", tokens, recurrent.channels * recurrent.parts)
             if recurrent.delta:
                 self.convolved = self.padded("convolved", tokens, recurrent.channels)
                 self.gates = self.padded("gates", tokens, recurrent.width)
@@ -390,15 +481,17 @@ class _Forward(DecoderTape):
     def pre_attention(self, layer: int) -> None:
         """Norm and projection, rotary embedding, and k and v into the pools."""
         super().pre_attention(layer)
-        heads = (*self.turned, *self.heads(), self.spec.layer_rope(layer)[1])
-        stored = (_arg("kv_slots"), *self.pools(layer))
+        spec = self.spec
+        heads = (*self.turned, *self.stored_heads(layer), *spec.layer_turns(layer))
+        stored = (int(spec.v_norm), _arg("kv_slots"), *self.pools(layer))
         self.add("rope_store", f"pre_attn({layer})", _T, *heads, *self.turns(layer), *stored)
 
     def attend(self, layer: int) -> None:
         """Prefill and decode attention, side by side: they write different rows."""
         segment = f"attn({layer})"
         window, sinks = self.spec.layer_window(layer), self.weight(f"layers.{layer}.sinks")
-        shared: tuple[Value, ...] = (*self.heads(), self.scale, window, sinks)
+        heads = self.spec.layer_heads(layer)
+        shared: tuple[Value, ...] = (*heads, self.scale, window, sinks)
         keys = tuple(_arg(n) for n in ("seq_starts", "seq_lengths", "block_tables", "table_stride"))
         where: tuple[Value, ...] = (*self.turned, *keys, *self.pools(layer))
         prefill, decode = _arg("n_prefill"), _arg("n_decode")
@@ -407,7 +500,7 @@ class _Forward(DecoderTape):
         values = (prefill, decode, *shared, _arg("kv_splits"), *where, self.partial, *out)
         self.add("decode_attention", segment, *values, m=decode, skips=True)
         if gates := self.spec.gate_size:
-            self.add("gate_rows", segment, _T, gates, *self.rows(self.qkv), *out)
+            self.add("sigmoid_rows", segment, _T, gates, *self.rows(self.qkv), *out)
 
     @property
     def turned(self) -> tuple[BufferRef, int]:
@@ -424,7 +517,7 @@ class _Forward(DecoderTape):
         """Norm, projections, and what a layer's state and the rows before tell each row."""
         name, place = f"layers.{layer}", recurrent.state_size * sum(recurrent.layers[:layer])
         self.norm(f"pre_attn({layer})", f"{name}.input_norm", self.x, self.normed)
-        sides = {"mix": self.mixed}
+        sides = {"mix": self.mixing}
         if recurrent.delta:
             sides |= {"mix_gate": self.gates, "rates": self.rates}
         for part, out in sides.items():  # sums of K are never parted: they would share the memory
@@ -439,9 +532,9 @@ class _Forward(DecoderTape):
     def convolve(
         self, op: str, layer: int, recurrent: RecurrentSpec, place: int, out: BufferRef
     ) -> None:
-        """Append the convolution of `mixed`; place: floats before its part of a state."""
+        """Append the convolution of `mixing`; place: floats before its part of a state."""
         name = f"layers.{layer}.conv"
-        rows: tuple[Value, ...] = (*self.rows(self.mixed), self.weight(name))
+        rows: tuple[Value, ...] = (*self.rows(self.mixing), self.weight(name))
         taps = (recurrent.channels, recurrent.taps, *rows, self.weight(f"{name}_bias"))
         there = (*self.states(place), *self.rows(out))
         self.add(op, f"attn({layer})", *_COUNTS, *taps, *there, m=_T)
@@ -468,6 +561,9 @@ class _Forward(DecoderTape):
         self.norm("head", "final_norm", self.picked, self.final, _OUT)
         rest = (*NO_RESIDUAL, _arg("logits"), _arg("logits_stride"), *self.split)
         self.product("head", "head", _OUT, "head", self.final, *rest)
+        if cap := self.spec.logits_cap:
+            logits = _arg("logits"), _arg("logits_stride")
+            self.add("cap_rows", "head", _OUT, self.spec.vocab_size, cap, *logits)
 
 
 def _arg(name: str) -> ArgRef:

@@ -29,7 +29,10 @@ def check_tensors(spec: ModelSpec, checkpoint: Checkpoint) -> None:
     dtype, or is not known to this architecture (an adapter or quantization that would silently
     be lost).
     """
-    check_sources(weight_sources(spec), checkpoint, UNUSED_TIED if spec.tied_head else _UNUSED)
+    unused = [UNUSED_TIED.pattern if spec.tied_head else _UNUSED.pattern]
+    shared = range(spec.n_layers - spec.shared_kv, spec.n_layers)  # published files have K and V
+    unused += [rf"model\.layers\.{i}\.self_attn\.[kv]_(proj|norm)\.weight" for i in shared]
+    check_sources(weight_sources(spec), checkpoint, re.compile("|".join(unused)))
 
 
 def check_sources(
@@ -75,6 +78,8 @@ def _all_sources(spec: ModelSpec) -> Iterator[WeightSource]:
     if not spec.tied_head:
         layout = "packed" if is_quantised(spec.weight_format("embed")) else "rows"
         yield WeightSource("embed", layout, vocab, hidden, ("model.embed_tokens.weight",), (vocab,))
+    if spec.layer_inputs:
+        yield from _input_sources(spec, spec.layer_inputs)
     for name, rope in spec.ropes().items():
         for table in rope_names(name):
             yield WeightSource(table, "rows", spec.max_context, rope.rotary_dim // 2)
@@ -88,7 +93,7 @@ def _all_sources(spec: ModelSpec) -> Iterator[WeightSource]:
 def _layer_sources(spec: ModelSpec, layer: int) -> Iterator[WeightSource]:
     """Yield one layer's weights in the order of its tape."""
     here, there = f"layers.{layer}", f"model.layers.{layer}"
-    hidden, inner = spec.hidden_size, spec.intermediate_size
+    hidden, inner = spec.hidden_size, spec.layer_inner(layer)
     pair = tuple(f"{there}.mlp.{p}_proj" for p in ("gate", "up"))
     down = f"{there}.mlp.down_proj"
     norms = _NORMS_OF.get(spec.family, _NORMS)
@@ -104,12 +109,14 @@ def _layer_sources(spec: ModelSpec, layer: int) -> Iterator[WeightSource]:
     if spec.branch_norms:
         yield norm("attention_norm", 1 / spec.stream_scale)
     yield norm("post_norm")
-    if spec.experts:
+    if spec.experts and not spec.dense_inner:
         yield from _expert_sources(spec, layer, spec.experts.count)
         return
+    beside = "dense_" if spec.dense_inner else ""
+    inner = spec.dense_inner or inner
     fused = (f"{there}.mlp.gate_up_proj.weight",) * 2
     yield WeightSource(
-        f"{here}.gate_up",
+        f"{here}.{beside}gate_up",
         "packed_pair",
         2 * inner,
         hidden,
@@ -121,37 +128,69 @@ def _layer_sources(spec: ModelSpec, layer: int) -> Iterator[WeightSource]:
         yield WeightSource(
             f"{here}.gate_up_bias", "pair_vector", 2 * inner, 1, _biases(pair), (inner, inner)
         )
-    yield WeightSource(f"{here}.down", "packed", hidden, inner, _weights((down,)), (hidden,))
+    made = _weights((down,)), (hidden,)
+    yield WeightSource(f"{here}.{beside}down", "packed", hidden, inner, *made)
     if spec.mlp_bias:
         yield _vector(f"{here}.down_bias", f"{down}.bias", hidden)
+    if spec.experts:  # beside the MLP
+        yield norm("dense_norm")
+        yield _norm(spec, f"{here}.router_norm", f"{there}.router.scale", hidden, hidden**-0.5)
+        yield norm("experts_norm")
+        yield from _expert_sources(spec, layer, spec.experts.count)
+        scale = f"{there}.router.per_expert_scale"
+        yield _vector(f"{here}.expert_scale", scale, spec.experts.count)
+        yield norm("experts_out_norm")
     if spec.branch_norms:
         yield norm("mlp_norm", 1 / spec.stream_scale)
+    if spec.layer_inputs:
+        width = spec.layer_inputs
+        for name, (tensor, n, k) in {
+            "input_gate": ("per_layer_input_gate", width, hidden),
+            "input_out": ("per_layer_projection", hidden, width),
+        }.items():
+            yield WeightSource(
+                f"{here}.{name}", "packed", n, k, (f"{there}.{tensor}.weight",), (n,)
+            )
+        yield norm("input_out_norm", 1 / spec.stream_scale)
+    if spec.layer_scale:
+        yield _vector(f"{here}.scale", f"{there}.layer_scalar", 1)
+
+
+def _input_sources(spec: ModelSpec, width: int) -> Iterator[WeightSource]:
+    """Yield what gives each layer values of its own of a token: see `tapes.embed_layers`."""
+    every, vocab = spec.n_layers * width, spec.vocab_size
+    layout = "packed" if is_quantised(spec.weight_format("layer_embed")) else "rows"
+    table, model = "model.embed_tokens_per_layer.weight", "model.per_layer_model_projection.weight"
+    yield WeightSource("layer_embed", layout, vocab, every, (table,), (vocab,))
+    yield WeightSource("layer_inputs", "packed", every, spec.hidden_size, (model,), (every,))
+    norm = "model.per_layer_projection_norm.weight"
+    yield _norm(spec, "layer_inputs_norm", norm, width, width**-0.5)
 
 
 def _attention_sources(spec: ModelSpec, layer: int) -> Iterator[WeightSource]:
     """Yield the weights of a layer's attention."""
     here, there = f"layers.{layer}", f"model.layers.{layer}"
-    hidden = spec.hidden_size
-    q, kv = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
-    qkv = tuple(f"{there}.self_attn.{p}_proj" for p in "qkv")
-    out = f"{there}.self_attn.o_proj"
+    hidden, out = spec.hidden_size, f"{there}.self_attn.o_proj"
+    q, kv, _ = spec.qkv_rows(layer)
+    rows = tuple(filter(None, spec.qkv_rows(layer)))
+    one = spec.keys_as_values and not spec.layer_window(layer)
+    kinds = ("qkk" if one else "qkv")[: len(rows)]
+    qkv = tuple((f"{there}.self_attn.{p}_proj", n) for p, n in zip(kinds, rows, strict=True))
     parts = spec.qkv_parts(layer)
     if spec.family in FUSED_QKV:  # one tensor has one format: it is never parted
         whole = f"{there}.self_attn.qkv_proj.weight"
         yield WeightSource(parts[0], "packed", q + 2 * kv, hidden, (whole,), (q + 2 * kv,))
     elif len(parts) > 1:
-        for name, module, n in zip(parts, qkv, (q, kv, kv), strict=True):
-            yield _stacked(spec, name, "packed", hidden, ((module, n),), "weight")
+        for name, module in zip(parts, qkv, strict=True):
+            yield _stacked(spec, name, "packed", hidden, (module,), "weight")
     else:
-        modules = tuple(zip(qkv, (q, kv, kv), strict=True))
-        yield _stacked(spec, parts[0], "packed", hidden, modules, "weight")
+        yield _stacked(spec, parts[0], "packed", hidden, qkv, "weight")
     if spec.attention_bias:
-        modules = tuple(zip(qkv, (q, kv, kv), strict=True))
-        yield _stacked(spec, f"{here}.qkv_bias", "vector", 1, modules, "bias")
+        yield _stacked(spec, f"{here}.qkv_bias", "vector", 1, qkv, "bias")
     if spec.qk_norm:
-        for part in "qk":
+        for part in "qk" if kv else "q":
             source = f"{there}.self_attn.{part}_norm.weight"
-            yield _norm(spec, f"{here}.{part}_norm", source, spec.head_dim)
+            yield _norm(spec, f"{here}.{part}_norm", source, spec.layer_heads(layer)[2])
     if spec.sinks:
         yield _vector(f"{here}.sinks", f"{there}.self_attn.sinks", spec.n_heads)
     yield WeightSource(f"{here}.o", "packed", hidden, q, _weights((out,)), (hidden,))
@@ -208,6 +247,16 @@ _NORMS_OF = {
         "attention_norm": "post_attention_layernorm",
         "post_norm": "pre_feedforward_layernorm",
         "mlp_norm": "post_feedforward_layernorm",
+    },
+    "gemma4": {
+        "input_norm": "input_layernorm",
+        "attention_norm": "post_attention_layernorm",
+        "post_norm": "pre_feedforward_layernorm",
+        "mlp_norm": "post_feedforward_layernorm",
+        "dense_norm": "post_feedforward_layernorm_1",
+        "experts_norm": "pre_feedforward_layernorm_2",
+        "experts_out_norm": "post_feedforward_layernorm_2",
+        "input_out_norm": "post_per_layer_input_norm",
     },
     "glm4": {
         **_NORMS,

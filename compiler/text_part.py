@@ -20,18 +20,22 @@ _PARTS: Mapping[str, Mapping[str, str]] = {
     },
     "Gemma3ForConditionalGeneration": {"gemma3_text": "Gemma3ForCausalLM"},
     "Qwen3_5ForConditionalGeneration": {"qwen3_5_text": "Qwen3_5ForCausalLM"},
+    "Gemma4ForConditionalGeneration": {"gemma4_text": "Gemma4ForCausalLM"},
+    "Gemma4UnifiedForConditionalGeneration": {"gemma4_unified_text": "Gemma4UnifiedForCausalLM"},
 }
 """Architecture to those of its text part by model_type, the one where none is told first."""
+_GEMMA: Mapping[str, Any] = {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131072,
+    "bos_token_id": 2,
+    "eos_token_id": 1,
+}
 _LEFT_OUT: Mapping[str, Mapping[str, Any]] = {
-    "gemma3_text": {
-        "vocab_size": 262208,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "max_position_embeddings": 131072,
-        "bos_token_id": 2,
-        "eos_token_id": 1,
-    },
+    "gemma3_text": {**_GEMMA, "vocab_size": 262208},
+    "gemma4_text": {**_GEMMA, "vocab_size": 262144},
+    "gemma4_unified_text": {**_GEMMA, "vocab_size": 262144, "max_position_embeddings": 262144},
 }
 """What a text part may leave out."""
 _OF_WHOLE = ("bos_token_id", "eos_token_id", "quantization_config")
@@ -40,7 +44,10 @@ _SHARED = ("dtype", "torch_dtype", "tie_word_embeddings")
 """Keys of the whole where the text part has none of its own."""
 _PREFIXES = {"model.language_model.": "model.", "language_model.": ""}
 """Where tensors of the text part lie, by version of transformers."""
-_OTHERS = ("vision_tower.", "multi_modal_projector.", "visual.")
+_OTHERS = (
+    *("vision_tower.", "multi_modal_projector.", "vision_embedder.", "visual."),
+    *("audio_tower.", "embed_vision.", "embed_audio."),
+)
 
 
 def text_config(config: Config) -> Config:

@@ -22,7 +22,7 @@ SPLIT_K_ELEMENTS = 1 << 19
 class RopeSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Rotary embedding as in config.json.
 
-    kind: default, linear, dynamic, llama3, longrope, ntk or yarn.
+    kind: default, linear, dynamic, llama3, longrope, ntk, proportional or yarn.
     """
 
     kind: str = "default"
@@ -36,6 +36,7 @@ class RopeSpec(msgspec.Struct, frozen=True, kw_only=True):
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     divisors: tuple[float, ...] = ()  # longrope: of each frequency
+    span: int = 0  # proportional: values of a head, of the halves of which some are turned
     truncate: bool = True  # yarn: round the ramp's bounds to whole dimensions
 
 
@@ -131,14 +132,23 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     norm_offset: float = 0.0  # what is added to the RMSNorm weights of the checkpoint
     stream_scale: float = 1.0  # the residual stream is kept so many times smaller
     tied_head: bool = False
+    full_heads: tuple[int, int] | None = None  # KV heads, head_dim of layers without a window
+    shared_kv: int = 0  # last layers that attend over K and V of the last of their kind before them
+    shared_inner: int = 0  # intermediate_size of these, 0 = that of the others
+    keys_as_values: bool = False  # layers without a window have V of K's weights
+    v_norm: bool = False  # an RMSNorm of V, without weights
+    layer_inputs: int = 0  # values that each layer has of its own of a token; 0 = none
+    layer_scale: bool = False  # what a layer gives is multiplied by a learnt number
+    logits_cap: float = 0.0  # c of logits c tanh(x / c); 0 = they are x
     experts: ExpertSpec | None = None
+    dense_inner: int = 0  # intermediate_size of an MLP beside experts, both normed; 0 = none
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
 
     @property
     def qkv_size(self) -> int:
-        """Columns of the fused projection: of the gate, where there is one, then q, k and v."""
-        return self.gate_size + (self.n_heads + 2 * self.n_kv_heads) * self.head_dim
+        """Columns of the largest fused projection: of the gate, if there is one, then q, k, v."""
+        return self.gate_size + max(sum(self.qkv_rows(layer)) for layer in range(self.n_layers))
 
     @property
     def gate_size(self) -> int:
@@ -148,21 +158,12 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def mixed_size(self) -> int:
         """Values of a token that go into the output projection, at most."""
-        heads = self.n_heads * self.head_dim
+        heads = max(self.qkv_rows(layer)[0] for layer in range(self.n_layers))
         return max(heads, self.recurrent.width) if self.recurrent else heads
 
     def is_recurrent(self, layer: int) -> bool:
         """Return whether a layer has a state in place of keys."""
         return self.recurrent is not None and self.recurrent.layers[layer]
-
-    @property
-    def kv_layers(self) -> int:
-        """Layers that have keys and values."""
-        return self.n_layers - (sum(self.recurrent.layers) if self.recurrent else 0)
-
-    def kv_layer(self, layer: int) -> int:
-        """Return the place of a layer's keys among those of all layers."""
-        return sum(not self.is_recurrent(before) for before in range(layer))
 
     @property
     def state_bytes(self) -> int:
@@ -171,10 +172,51 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
             return 0
         return 4 * self.recurrent.state_size * sum(self.recurrent.layers)
 
+    def layer_heads(self, layer: int) -> tuple[int, int, int]:
+        """Return query heads, KV heads and head_dim of a layer."""
+        if self.full_heads and not self.layer_window(layer):
+            return self.n_heads, *self.full_heads
+        return self.n_heads, self.n_kv_heads, self.head_dim
+
+    @property
+    def head_shapes(self) -> tuple[tuple[int, int, int], ...]:
+        """What `layer_heads` gives of any layer, each once."""
+        return tuple(dict.fromkeys(map(self.layer_heads, range(self.n_layers))))
+
+    def kv_layer(self, layer: int) -> int:
+        """Return the layer over whose K and V a layer attends: itself, but of those that share."""
+        own = self.n_layers - self.shared_kv
+        if layer < own:
+            return layer
+        window = self.layer_window(layer)
+        return max(i for i in range(own) if self.layer_window(i) == window)
+
+    def kv_values(self, layer: int) -> int:
+        """Return the values of a token's K, and of its V, that are a layer's own."""
+        _, heads, size = self.layer_heads(layer)
+        own = self.kv_layer(layer) == layer and not self.is_recurrent(layer)
+        return heads * size if own else 0
+
+    def qkv_rows(self, layer: int) -> tuple[int, int, int]:
+        """Return the columns of a layer's q, k and v."""
+        heads, _, size = self.layer_heads(layer)
+        return heads * size, self.kv_values(layer), self.kv_values(layer)
+
+    def layer_inner(self, layer: int) -> int:
+        """Return the intermediate_size of a layer."""
+        shares = layer >= self.n_layers - self.shared_kv
+        return self.shared_inner if self.shared_inner and shares else self.intermediate_size
+
+    @property
+    def uneven(self) -> bool:
+        """Whether layers differ in more than windows and ropes, or have parts of few families."""
+        parts = self.full_heads, self.shared_kv, self.layer_inputs, self.logits_cap, self.recurrent
+        return any((*parts, self.dense_inner))
+
     def inner_columns(self, rows: float = 1) -> float:
         """Return the inner columns of a layer that so many tokens go through, at most."""
         used = min(rows * self.experts.used, self.experts.count) if self.experts else 1
-        return self.intermediate_size * used
+        return self.intermediate_size * used + self.dense_inner
 
     @property
     def stream_eps(self) -> float:
@@ -192,6 +234,11 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
             return ROPE, 0
         name = LOCAL_ROPE if self.local_rope and self.layer_window(layer) else ROPE
         return name, self.ropes()[name].rotary_dim
+
+    def layer_turns(self, layer: int) -> tuple[int, int]:
+        """Return how many values of a head a layer's rope turns, and how far apart pairs are."""
+        name, turned = self.layer_rope(layer)
+        return turned, (self.ropes()[name].span or turned) // 2
 
     def weight_format(self, weight: str) -> str:
         """Return the format of a weight by its name in the index."""
@@ -226,29 +273,44 @@ def weight_shapes(spec: ModelSpec) -> dict[str, tuple[int, int]]:
         shapes |= dict.fromkeys(rope_names(name), (spec.max_context, rope.rotary_dim // 2))
     if not spec.tied_head:
         shapes["embed"] = (spec.vocab_size, hidden)
-    layer = {
-        "input_norm": (hidden, 1),
-        "o": (hidden, spec.n_heads * spec.head_dim),
-        "post_norm": (hidden, 1),
-        "gate_up": (2 * spec.intermediate_size * matrices, hidden),
-        "down": (hidden * matrices, spec.intermediate_size),
-    }
-    if spec.experts:
-        layer["router"] = (matrices, hidden)
-    if spec.branch_norms:
-        layer |= {"attention_norm": (hidden, 1), "mlp_norm": (hidden, 1)}
-    query, kv = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
-    rows: tuple[int, ...]
+    if spec.layer_inputs:
+        every = spec.n_layers * spec.layer_inputs
+        shapes |= {"layer_embed": (spec.vocab_size, every), "layer_inputs": (every, hidden)}
     for i in range(spec.n_layers):
-        shapes |= {f"layers.{i}.{name}": shape for name, shape in layer.items()}
+        shapes |= {f"layers.{i}.{n}": s for n, s in _layer_shapes(spec, i, matrices).items()}
         if spec.recurrent and spec.is_recurrent(i):
             mixers = _mixer_shapes(spec.recurrent, hidden)
             shapes |= {f"layers.{i}.{name}": shape for name, shape in mixers.items()}
             continue
-        query_rows = query + spec.gate_size
-        rows = (query_rows, kv, kv) if len(names := spec.qkv_parts(i)) > 1 else (spec.qkv_size,)
-        shapes |= {name: (n, hidden) for name, n in zip(names, rows, strict=True)}
+        parts, rows = spec.qkv_parts(i), spec.qkv_rows(i)
+        rows = rows[0] + spec.gate_size, *rows[1:]
+        columns = rows if len(parts) > 1 else (sum(rows),)
+        shapes |= {name: (n, hidden) for name, n in zip(parts, columns, strict=True)}
     return shapes
+
+
+def _layer_shapes(spec: ModelSpec, layer: int, matrices: int) -> dict[str, tuple[int, int]]:
+    hidden, inner, norm = spec.hidden_size, spec.layer_inner(layer), (spec.hidden_size, 1)
+    found = {
+        "input_norm": norm,
+        "o": (hidden, spec.qkv_rows(layer)[0]),
+        "post_norm": norm,
+        "gate_up": (2 * inner * matrices, hidden),
+        "down": (hidden * matrices, inner),
+    }
+    if spec.experts:
+        found["router"] = (matrices, hidden)
+    if beside := spec.dense_inner:
+        found |= {"dense_gate_up": (2 * beside, hidden), "dense_down": (hidden, beside)}
+        found |= dict.fromkeys(("dense_norm", "router_norm", "experts_norm"), norm)
+        found |= {"experts_out_norm": norm, "expert_scale": (matrices, 1)}
+    if spec.branch_norms:
+        found |= {"attention_norm": norm, "mlp_norm": norm}
+    if spec.layer_inputs:
+        width = spec.layer_inputs
+        found |= {"input_gate": (width, hidden), "input_out": (hidden, width)}
+        found["input_out_norm"] = norm
+    return found
 
 
 def _mixer_shapes(recurrent: RecurrentSpec, hidden: int) -> dict[str, tuple[int, int]]:

@@ -94,7 +94,10 @@ def _bind_all(artifact: Artifact) -> None:
         states = allocate(spec.state_bytes) if isinstance(spec, ModelSpec) else None
         for tape in part.tapes.values():
             operands = Operands(
-                Weights(part), allocate(tape.arena_bytes), KvArrays(layers, layers, 1), states
+                Weights(part),
+                allocate(tape.arena_bytes),
+                KvArrays(layers, layers, range(len(layers) + 1)),
+                states,
             )
             for phase, plan in (("prefill", service.prefill), ("decode", service.decode)):
                 tables = pick_tables(part.schedules.tables, artifact.target, phase, plan.threads)

@@ -11,6 +11,8 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "smollm3", "gemma3", "
 FAMILIES += ("ministral3", "granite4", "glm4", "ernie4_5")
 RECURRENT = ("lfm2", "qwen3_5")
 """Families with layers without keys."""
+UNEVEN = ("gemma4",)
+"""Families whose layers differ in heads."""
 EXPERTS = ("qwen3_moe", "mixtral", "granitemoe", "gpt_oss")
 """Families of experts."""
 
@@ -99,6 +101,20 @@ OWN: dict[str, dict[str, Any]] = {
     },
     "smollm3": {"pad_token_id": 2},
     "gemma3": {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 24},
+    "gemma4": {
+        "num_hidden_layers": 5,
+        "head_dim": 16,
+        "global_head_dim": 32,
+        "sliding_window": 24,
+        "layer_types": [
+            f"{kind}_attention" for kind in "sliding full sliding sliding full".split()
+        ],
+        "num_kv_shared_layers": 2,
+        "use_double_wide_mlp": True,
+        "vocab_size_per_layer_input": 100,
+        "hidden_size_per_layer_input": 24,
+        "final_logit_softcapping": 5.0,
+    },
 }
 """What families have beside SMALL."""
 
@@ -130,6 +146,7 @@ def make_model(family: str, *, seed: int = 0, dtype: str = "float32", **override
         "granitemoe": (transformers.GraniteMoeConfig, transformers.GraniteMoeForCausalLM),
         "gpt_oss": (transformers.GptOssConfig, transformers.GptOssForCausalLM),
         "gemma3": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM),
+        "gemma4": (transformers.Gemma4TextConfig, transformers.Gemma4ForCausalLM),
     }
     make_config, make = classes[family]
     with torch.random.fork_rng():
@@ -137,7 +154,11 @@ def make_model(family: str, *, seed: int = 0, dtype: str = "float32", **override
         model = make(make_config(**{**SMALL, **OWN.get(family, {}), **overrides}))
         for name, parameter in model.named_parameters():
             center = 1.0 if "norm" in name and family != "gemma3" else 0.0
+            center = 1.0 if name.endswith("scale") else center
             torch.nn.init.normal_(parameter, center, 2.0 if name.endswith("sinks") else 0.08)
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.uniform_(0.5, 1.5)
     model.config._experts_implementation = "eager"  # the others know no float64
     return model.to(getattr(torch, dtype)).eval()
 

@@ -87,6 +87,28 @@ EIGHT = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 80
 SHORT = {"norm_topk_prob": False, "use_sliding_window": True, "sliding_window": 33}
 TIED = {"tie_word_embeddings": True}
 BIASED = {"attention_bias": True, "mlp_bias": True}
+GEMMA4 = {"vocab_size_per_layer_input": 171, "final_logit_softcapping": 3.0}
+KINDS = ["sliding_attention", "full_attention"]
+ONE_PROJECTION = {
+    "hidden_size_per_layer_input": 0,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+    "num_kv_shared_layers": 0,
+    "num_hidden_layers": 2,
+    "layer_types": KINDS,
+    "global_head_dim": 512,
+}
+BESIDE = {
+    "hidden_size_per_layer_input": 0,
+    "num_kv_shared_layers": 0,
+    "use_double_wide_mlp": False,
+    "enable_moe_block": True,
+    "num_experts": 8,
+    "top_k_experts": 3,
+    "moe_intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "layer_types": KINDS,
+}
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-mha-odd": ("llama", shape(3, 3, 64, 192, 200, 101)),
     "llama-gqa2-tied": ("llama", shape(6, 3, 64, 132, 333, 250, **TIED)),
@@ -130,8 +152,13 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5": ("qwen3_5", shape(4, 2, 64, 96, 150, 140)),
     "qwen3_5-tied": ("qwen3_5", shape(4, 1, 64, 80, 99, 101, **ONE_HEAD, **TIED)),
     "gpt-oss": ("gpt_oss", shape(8, 1, 64, 96, 80, 163, sliding_window=33)),
+    "gemma4-experts": ("gemma4", shape(4, 1, 64, 96, 150, 140, **BESIDE)),
+    "gemma4-inputs": ("gemma4", shape(4, 1, 64, 128, 190, 171, sliding_window=33, **GEMMA4)),
+    "gemma4-one-projection": ("gemma4", shape(4, 2, 256, 96, 150, 211, **ONE_PROJECTION)),
 }
 EVERY_DAY = (
+    "gemma4-inputs",
+    "gemma4-one-projection",
     "phi3-longrope",
     "smollm3-nope",
     "granite-multipliers",

@@ -68,10 +68,9 @@ def allows_processes(model: ModelSpec, count: int) -> bool:
 
     Whole KV heads and query heads per rank (§5.3), and whole panels of the packed weights.
     """
-    if model.recurrent:
-        return count == 1
     return (
         model.n_kv_heads % count == 0
+        and (count == 1 or not model.uneven)
         and model.n_heads % count == 0
         and (count == 1 or model.intermediate_size % (count * cut_unit(model, "down")) == 0)
         and (count == 1 or model.n_heads // count * model.head_dim % cut_unit(model, "o") == 0)

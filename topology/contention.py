@@ -55,8 +55,8 @@ class Simulator:
         self._profiles: dict[Configuration, Profile] = {}
         self.elements = matrix_elements(model)
         self.weights = self.read(inf)
-        kv_heads = 2 * model.n_layers * model.n_kv_heads
-        self.kv_row = kv_heads * model.head_dim * DTYPES[model.kv_dtype].size
+        values = 2 * sum(map(model.kv_values, range(model.n_layers)))
+        self.kv_row = values * DTYPES[model.kv_dtype].size
 
     def read(self, rows: float) -> int:
         """Return the bytes of weights that a step of so many rows reads: of experts at most."""

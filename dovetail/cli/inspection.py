@@ -36,7 +36,7 @@ from dovetail.ir.template import WorkflowFile, raise_file
 from dovetail.runtime.artifact import ArtifactReader, read_serve
 from dovetail.runtime.flows.gpu_memory import MemoryDivision
 from dovetail.runtime.native.encoder import device_bytes
-from dovetail.runtime.native.forward import layer_block_bytes
+from dovetail.runtime.native.forward import kv_block_bytes
 from dovetail.runtime.native.step import step_bytes
 from dovetail.runtime.schedule.cost_tables import kept_profiles
 from dovetail.runtime.schedule.kv_pool import blocks_for
@@ -266,7 +266,7 @@ def memory_rows(found: Inspection) -> Iterator[tuple[str, int, str]]:
         spec, file = part.file.spec, part.file
         arenas = sum(tape.arena_bytes for tape in part.tapes)
         steps = step_bytes(spec, file.max_step_tokens, file.max_step_sequences)
-        context = blocks_for(spec.max_context) * 2 * spec.kv_layers * layer_block_bytes(spec)
+        context = blocks_for(spec.max_context) * kv_block_bytes(spec)
         yield f"{name}: weights", sum(w.bytes for w in file.weights), "mapped from the artifact"
         largest = f"a step of {file.max_step_tokens} tokens, {file.max_step_sequences} sequences"
         yield f"{name}: activations", arenas + steps, largest

@@ -34,7 +34,7 @@ from dovetail.runtime.engine.executor import CpuExecutor, fit_service
 from dovetail.runtime.engine.options import EngineOptions
 from dovetail.runtime.group.rank_options import RankOptions
 from dovetail.runtime.machine.seat import ENGINE_SLOT, Board, Seat
-from dovetail.runtime.native.forward import layer_block_bytes
+from dovetail.runtime.native.forward import kv_block_bytes
 from dovetail.runtime.native.weights import row_bytes, weight_bytes
 from dovetail.runtime.schedule.cost_tables import TablePredictor
 from dovetail.runtime.schedule.device_limits import DeviceLimits, device_limits
@@ -150,7 +150,7 @@ class DeviceExecutor:
                 max_step_sequences=self.sizes.sequences,
                 max_context=self.sizes.context,
                 n_layers=self.spec.n_layers,
-                block_bytes=2 * layer_block_bytes(self.spec) * self.spec.n_layers,
+                block_bytes=kv_block_bytes(self.spec),
             )
             setups = self.cpu.setups
             source = None if setups else (artifact, part)
@@ -171,7 +171,7 @@ class DeviceExecutor:
     def _choose_sizes(self, kind: torch.dtype) -> DeviceLimits:
         """Return what the device's free memory holds; CapacityError where that is nothing."""
         spec, options = self.spec, self._options
-        block = 2 * spec.n_layers * layer_block_bytes(self.model.spec)
+        block = kv_block_bytes(self.model.spec)
         context = options.bound_context(spec.max_context)
         landing = min(blocks_for(context), self.cpu.blocks) if self._offloads else 0
         entries = self.model.weights.entries.values()
@@ -198,7 +198,7 @@ class DeviceExecutor:
     def _workspace(self, context: int, kind: torch.dtype) -> int:
         """Return the bytes that attention and the choice of tokens take beside their buffers."""
         spec, kv = self.model.spec, TYPES[self.spec.kv_dtype]
-        row = 2 * spec.n_kv_heads * spec.head_dim * kv.itemsize
+        row = 2 * max(map(spec.kv_values, range(spec.n_layers))) * kv.itemsize
         widened = 0.0 if kv is kind else kind.itemsize / kv.itemsize
         device = self.accelerator.device
         drawn = max(moment_bytes(device), DRAWN_BYTES * spec.vocab_size)

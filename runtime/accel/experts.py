@@ -53,14 +53,17 @@ def _held(tape: TorchTape) -> list[_Routed]:
 
 def bind_route(tape: TorchTape, entry: Entry) -> Work:
     """Choose k of E experts for each row, sort the rows by expert."""
-    _, experts, used, share, logits, *_ = entry.slots
+    _, experts, used, share, scale, logits, *_ = entry.slots
     count, k, shared = integer(experts), integer(used), integer(share)
+    factors = tape.weight(scale)
     scores, held = tape.rows(logits, count, entry.m), _held(tape)
 
     def run(step: Step) -> None:
         weights, chosen = torch.softmax(scores(step).float(), -1).topk(k, -1)
         if shared:
             weights = weights / weights.sum(-1, keepdim=True)
+        if factors is not None:
+            weights = weights * factors[chosen]
         flat = chosen.flatten()
         each = (flat[:, None] == torch.arange(count, device=flat.device)).sum(0)
         ends = each.cumsum(0, dtype=torch.int32)
@@ -130,13 +133,17 @@ def bind_combine(tape: TorchTape, entry: Entry) -> Work:
     return run
 
 
-def expert_operators(end: Pair) -> dict[str, Bind]:
-    """Return what experts add to a decoder's operators, in place of its feed-forward products."""
+def expert_operators(end: Pair, others: Mapping[str, Bind]) -> dict[str, Bind]:
+    """Return what experts add to a decoder's operators; `others`: products beside theirs."""
+
+    def choose(op: str, grouped: Bind) -> Bind:
+        return lambda tape, entry: (grouped if entry.groups else others[op])(tape, entry)
+
     return {
         "route": bind_route,
         "sort_experts": lambda *_: lambda step: None,  # `bind_route` has sorted
         "expert_rows": bind_rows_of_experts,
-        "gate_up": partial(bind_experts, end=end),
-        "down": partial(bind_experts, end=None),
+        "gate_up": choose("gate_up", partial(bind_experts, end=end)),
+        "down": choose("down", partial(bind_experts, end=None)),
         "combine_experts": bind_combine,
     }

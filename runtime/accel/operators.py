@@ -52,15 +52,52 @@ def bind_rmsnorm(tape: TorchTape, entry: Entry) -> Work:
 
 
 def bind_rmsnorm_add(tape: TorchTape, entry: Entry) -> Work:
-    """Norm rows as `bind_rmsnorm` does, and add them to others."""
-    _, hidden, x, _, weight, eps, out, _ = entry.slots
-    size, scale = (integer(hidden),), tape.need(weight)
+    """Norm rows as `bind_rmsnorm` does, and add them to others, which may then be scaled."""
+    _, hidden, x, _, weight, eps, scale, out, _ = entry.slots
+    size, norm, factor = (integer(hidden),), tape.need(weight), tape.weight(scale)
     source, target = (tape.rows(slot, size[0], entry.m) for slot in (x, out))
 
     def run(step: Step) -> None:
-        target(step).add_(F.rms_norm(source(step).float(), size, scale, number(eps)))
+        rows = target(step)
+        normed = F.rms_norm(source(step).float(), size, norm, number(eps))
+        if factor is None:
+            rows.add_(normed)
+        else:
+            rows.copy_(normed.add_(rows).mul_(factor))
 
     return run
+
+
+def bind_rmsnorm_parts(tape: TorchTape, entry: Entry) -> Work:
+    """Norm each of the equal parts of rows, and add them to others."""
+    _, n, hidden, x, _, weight, eps, out, _ = entry.slots
+    count, width, norm = integer(n), integer(hidden), tape.need(weight)
+    source, target = (tape.rows(slot, count * width, entry.m) for slot in (x, out))
+
+    def run(step: Step) -> None:
+        parts = source(step).unflatten(-1, (count, width)).float()
+        target(step).add_(F.rms_norm(parts, (width,), norm, number(eps)).flatten(-2))
+
+    return run
+
+
+def bind_gate(tape: TorchTape, entry: Entry, end: Activation) -> Work:
+    """Replace x by end(x * scale) * y."""
+    _, hidden, x, _, scale, y, _ = entry.slots
+    rows, other = (tape.rows(slot, integer(hidden), entry.m) for slot in (x, y))
+
+    def run(step: Step) -> None:
+        at = rows(step)
+        at.copy_(end(at.float() * number(scale)) * other(step))
+
+    return run
+
+
+def bind_cap(tape: TorchTape, entry: Entry) -> Work:
+    """Replace x by cap * tanh(x / cap)."""
+    _, columns, cap, x, _ = entry.slots
+    rows = tape.rows(x, integer(columns), entry.m)
+    return lambda step: rows(step).div_(number(cap)).tanh_().mul_(number(cap))
 
 
 def bind_scaled_add(tape: TorchTape, entry: Entry) -> Work:
@@ -139,11 +176,13 @@ def bind_rope(tape: TorchTape, entry: Entry) -> Work:
 
     Rows from `n_stored` on are the CPU's decodes: their k and v are stored there.
     """
-    _, qkv, _, *dims, positions, cos, sin, q_norm, k_norm, eps, _, kpool, vpool = entry.slots
-    n_q, n_kv, size, turned = map(integer, dims)
+    *first, v_norm, _, kpool, vpool = entry.slots
+    _, qkv, _, *dims, positions, cos, sin, q_norm, k_norm, eps = first
+    n_q, n_kv, size, turned, apart = map(integer, dims)
     rows = tape.rows(qkv, (n_q + 2 * n_kv) * size, entry.m)
     turns = bind_turns(tape, entry, positions, (cos, sin)) if turned else None
     norm = bind_head_norms(tape, (q_norm, k_norm, eps), n_q, n_kv)
+    plain = ((size,), None, number(eps)) if integer(v_norm) else None
     pools = (tape.layer(kpool), n_q + n_kv), (tape.layer(vpool), n_q + 2 * n_kv)
     slots = _share_slots(tape)
 
@@ -151,8 +190,11 @@ def bind_rope(tape: TorchTape, entry: Entry) -> Work:
         heads = rows(step).view(-1, n_q + 2 * n_kv, size)
         norm(heads)
         if turns is not None:
-            turn_pairs(heads[:, : n_q + n_kv, :turned], *turns(step))
-        if stored := step.counts["n_stored"]:
+            turn_pairs(heads[:, : n_q + n_kv], apart, *turns(step))
+        if plain is not None:
+            values = heads[:, n_q + n_kv :]
+            values.copy_(F.rms_norm(values.float(), *plain))
+        if (stored := step.counts["n_stored"]) and n_kv:
             blocks, places, begun = slots(step)
             for pool, last in pools:
                 if len(begun):
@@ -200,12 +242,14 @@ def bind_turns(
     return lambda step: [rows(step) for rows in turns]
 
 
-def turn_pairs(heads: Tensor, cosine: Tensor, sine: Tensor) -> None:
-    """Rotate heads [T][n][rot] in place, pairs (c, c + rot/2)."""
-    left, right = heads.float().chunk(2, -1)
+def turn_pairs(heads: Tensor, apart: int, cosine: Tensor, sine: Tensor) -> None:
+    """Rotate heads [T][n][size] in place, pairs (c, c + apart)."""
+    half = cosine.shape[-1]
+    parts = heads[..., :half], heads[..., apart : apart + half]
+    left, right = (part.float() for part in parts)
     first, last = left * cosine - right * sine, right * cosine + left * sine
-    half = left.shape[-1]
-    heads[..., :half], heads[..., half:] = first, last
+    parts[0].copy_(first)
+    parts[1].copy_(last)
 
 
 def _share_slots(tape: TorchTape) -> Callable[[Step], Slots]:
@@ -340,16 +384,26 @@ def _clamp_pair(gate: Tensor, up: Tensor) -> Tensor:
 
 def decoder_operators(spec: ModelSpec) -> dict[str, Bind]:
     """Return what a decoder's forward tape is made of."""
-    if spec.experts:
-        return {**_DECODER, **expert_operators(_pair(spec.activation))}
-    return {**_DECODER, "gate_up": partial(bind_gated, end=ACTIVATIONS[spec.activation])}
+    found = dict(_DECODER)
+    if end := ACTIVATIONS.get(spec.activation):
+        found["gate_up"] = partial(bind_gated, end=end)
+        found["gate_rows"] = partial(bind_gate, end=end)
+    if not spec.experts:
+        return found
+    return {**found, **expert_operators(_pair(spec.activation), found)}
 
 
 _DECODER: Mapping[str, Bind] = {
     "embed": bind_embed,
+    "embed_layers": bind_embed,
     "rmsnorm": bind_rmsnorm,
     "rmsnorm_add": bind_rmsnorm_add,
+    "rmsnorm_parts": bind_rmsnorm_parts,
     "scaled_add": bind_scaled_add,
+    "layer_inputs": bind_linear,
+    "input_gate": bind_linear,
+    "input_out": bind_linear,
+    "cap_rows": bind_cap,
     "qkv": bind_linear,
     "rope_store": bind_rope,
     "prefill_attention": bind_prefill,

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
 from dovetail.ir.errors import CapacityError, DovetailError, RankError
-from dovetail.ir.model import KV_BLOCK
+from dovetail.ir.model import KV_BLOCK, ModelSpec
 from dovetail.runtime.accel.device import TYPES, TorchDevice
 from dovetail.runtime.accel.experts import without_experts
 from dovetail.runtime.accel.generated import GeneratedProducts
@@ -27,12 +27,14 @@ from dovetail.runtime.accel.tape import DevicePools
 from dovetail.runtime.accel.weights import load_weights
 from dovetail.runtime.artifact import Artifact, ModelPart
 from dovetail.runtime.engine.engine import Pen
-from dovetail.runtime.native.forward import ForwardModel, layer_block_bytes
+from dovetail.runtime.native.forward import ForwardModel, kv_block_bytes
 from dovetail.runtime.native.runner import Runner
 from dovetail.runtime.schedule.device_limits import DeviceLimits
 from dovetail.runtime.schedule.plan import Move
 from dovetail.runtime.schedule.request import Home
 
+Layers: TypeAlias = Sequence[torch.Tensor]
+"""K, or V, of each layer."""
 UNSEEN = 2
 """Blocks of a pool behind all others: an unread one, and one of zeros."""
 
@@ -179,23 +181,35 @@ class DevicePair:
 def make_pools(model: ForwardModel, device: TorchDevice, blocks: int, landing: int) -> DevicePools:
     """Return KV memory on the device; CapacityError where it does not fit."""
     spec = model.spec
-    shape = (spec.n_layers, blocks + landing + UNSEEN, spec.n_kv_heads, KV_BLOCK, spec.head_dim)
+    whole, kind = blocks + landing + UNSEEN, TYPES[spec.kv_dtype]
+    sizes = [whole * KV_BLOCK * spec.kv_values(layer) for layer in range(spec.n_layers)]
     try:
-        keys, values = (device.zeros(shape, TYPES[spec.kv_dtype]) for _ in "kv")
+        pools = [device.zeros((sum(sizes),), kind) for _ in "kv"]
     except CapacityError as error:
-        size = 2 * spec.n_layers * (blocks + landing) * layer_block_bytes(spec)
+        size = (blocks + landing) * kv_block_bytes(spec)
         raise CapacityError(
             f"a KV pool of {blocks} blocks ({size / 2**20:.0f} MiB) does not fit on {device.name} "
             f"({error}); lower --gpu-memory-utilization"
         ) from None
+    keys, values = (shape_layers(spec, pool.split(sizes)) for pool in pools)
     return DevicePools(keys, values, blocks, landing)
 
 
-def cpu_pools(model: ForwardModel) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return K and V of the CPU, laid out as on the device."""
-    spec, kv = model.spec, model.kv
-    shape = (spec.n_layers, -1, spec.n_kv_heads, KV_BLOCK, spec.head_dim)
+def cpu_pools(model: ForwardModel) -> tuple[Layers, Layers]:
+    """Return K and V of each layer on the CPU, laid out as on the device."""
+    spec, kind = model.spec, TYPES[model.spec.kv_dtype]
     keys, values = (
-        torch.from_numpy(memory).view(TYPES[spec.kv_dtype]).view(shape) for memory in (kv.k, kv.v)
+        shape_layers(spec, [torch.from_numpy(layer).view(kind) for layer in model.kv.layers(pool)])
+        for pool in "kv"
     )
     return keys, values
+
+
+def shape_layers(spec: ModelSpec, layers: Layers) -> Layers:
+    """Return K or V of each layer, given flat, as [block][kv_head][16][head_dim]."""
+    shaped = []
+    for number, layer in enumerate(layers):
+        _, heads, size = spec.layer_heads(number)
+        blocks = len(layer) // (heads * KV_BLOCK * size)
+        shaped.append(layer.view(blocks, heads, KV_BLOCK, size))
+    return shaped

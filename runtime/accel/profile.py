@@ -167,8 +167,8 @@ class _DeviceBench:
         if not self._device.apart:  # untouched pages are one page of zeros, read from a cache
             self._pool = min(self._pool, max(1, CPU_BYTES // self._block_bytes))
             with self._device.working():
-                for pool in (model.pools.k, model.pools.v):
-                    pool[:, : self._pool].zero_()
+                for layer in (*model.pools.k, *model.pools.v):
+                    layer[: self._pool].zero_()
 
     def points(self) -> Iterator[tuple[bool, Point]]:
         """Yield (is an end point, point), ever finer."""

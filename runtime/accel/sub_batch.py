@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 
 from dovetail.ir.model import KV_BLOCK
-from dovetail.ir.tape import BufferRef, Entry, IntConst, KvRef, Tape, WeightRef
+from dovetail.ir.tape import BufferRef, Entry, IntConst, Tape, WeightRef
 from dovetail.runtime.accel.operators import decoder_operators
 from dovetail.runtime.accel.orders import BatchOrder, BatchSizes, pack_arrays, unpack_arrays
 from dovetail.runtime.accel.recorder import Recorder, pad_arrays, padded_rows
@@ -57,18 +57,18 @@ class DeviceModel(PlacedModel):
 
     pools: DevicePools
     cpu: ForwardModel
-    cpu_pools: tuple[torch.Tensor, torch.Tensor]
+    cpu_pools: tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]
 
     def copy_blocks(self, layer: int, blocks: Blocks, target: Home) -> None:
         """Copy one layer of `blocks` [2][n], here and on the CPU, on the copy stream."""
-        if not blocks.size:
+        if not blocks.size or not self.cpu.spec.kv_values(layer):
             return
         here = (self.pools.k, self.pools.v)
         runs = block_runs(*blocks)
         with self.device.copying():
             for ours, theirs in zip(here, self.cpu_pools, strict=True):
                 for first, at, count in runs:
-                    a, b = ours[layer, first : first + count], theirs[layer, at : at + count]
+                    a, b = ours[layer][first : first + count], theirs[layer][at : at + count]
                     to, held = (a, b) if target is Home.GPU else (b, a)
                     to.copy_(held, non_blocking=True)
 
@@ -90,8 +90,7 @@ def attention_tape(tape: Tape, sequences: int) -> Tape:
     entries = []
     for entry in tape.entries:
         if entry.op == "rope_store":
-            layer = next(slot.layer for slot in entry.slots if isinstance(slot, KvRef))
-            entries.append(store_only(entry, f"attn({layer})"))
+            entries.append(store_only(entry, entry.segment.removeprefix("pre_")))
         elif entry.op == "decode_attention":
             entries.append(msgspec.structs.replace(entry, barrier=True))
     used = {s.name for entry in entries for s in entry.slots if isinstance(s, BufferRef)}
@@ -114,11 +113,11 @@ def attention_tape(tape: Tape, sequences: int) -> Tape:
 
 def store_only(entry: Entry, segment: str) -> Entry:
     """Return a `rope_store` that stores: it turns no values, and norms none."""
-    T, qkv, ldq, n_q, n_kv, size, _, positions, cos, sin, _, _, eps, *stored = entry.slots
-    nothing = WeightRef(name=None)
-    kept = T, qkv, ldq, n_q, n_kv, size, IntConst(value=0), positions, cos, sin
+    T, qkv, ldq, n_q, n_kv, size, _, _, positions, cos, sin, _, _, eps, _, *stored = entry.slots
+    nothing, none = WeightRef(name=None), IntConst(value=0)
+    kept = T, qkv, ldq, n_q, n_kv, size, none, none, positions, cos, sin, nothing, nothing, eps
     return msgspec.structs.replace(
-        entry, slots=(*kept, nothing, nothing, eps, *stored), segment=segment, barrier=True
+        entry, slots=(*kept, none, *stored), segment=segment, barrier=True
     )
 
 
@@ -159,9 +158,13 @@ class SubBatch:
         # where the CPU stores its rows; how many blocks these begin, and which
         self._cpu_slots: npt.NDArray[np.int64] = np.zeros(sequences, np.int64)
         self._begun: npt.NDArray[np.int64] = np.zeros(sequences + 1, np.int64)
-        block = layer_block_bytes(model.cpu.spec)
-        spans = (own.segment(f"attn({i})") for i in range(model.cpu.spec.n_layers))
-        self._orders = [self._cpu.order(span, self._begun, block) for span in spans]
+        spec = model.cpu.spec
+        self._orders = [
+            self._cpu.order(
+                own.segment(f"attn({layer})"), self._begun, layer_block_bytes(spec, layer)
+            )
+            for layer in range(spec.n_layers)
+        ]
 
     # ---- arguments ----
 

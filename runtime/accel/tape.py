@@ -6,7 +6,7 @@ over the arrays and integers of a `Step`. The same tape runs on the CPU by nativ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
@@ -58,14 +58,15 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class DevicePools:
-    """K and V on the device, each [layer][block][kv_head][16][head_dim] (FlashInfer's HND layout).
+    """K and V of each layer on the device, [block][kv_head][16][head_dim] (FlashInfer's HND).
 
-    Behind its `blocks` lie `landing` ones, in which KV of the CPU's prompts is computed, an unread
-    one for rows that nobody asked for, and one of zeros, for what a sequence has not.
+    A layer without K and V of its own has none. Behind its `blocks` lie `landing` ones, in which KV
+    of the CPU's prompts is computed, an unread one for rows that nobody asked for, and one of
+    zeros, for what a sequence has not.
     """
 
-    k: torch.Tensor
-    v: torch.Tensor
+    k: Sequence[torch.Tensor]
+    v: Sequence[torch.Tensor]
     blocks: int
     landing: int
 

@@ -20,7 +20,7 @@ from dovetail.runtime.artifact import Artifact
 from dovetail.runtime.engine.engine import Engine, Filled
 from dovetail.runtime.engine.executor import CpuExecutor
 from dovetail.runtime.engine.options import EngineOptions
-from dovetail.runtime.native.forward import layer_block_bytes
+from dovetail.runtime.native.forward import kv_block_bytes
 from dovetail.runtime.schedule.draft_model import Drafter
 from dovetail.runtime.schedule.kv_pool import KvPool, blocks_for
 from dovetail.runtime.schedule.plan import Batch
@@ -58,7 +58,7 @@ def add_draft_model(
     pool = KvPool(executor.blocks, keep=True)
     speculation.drafter = Drafter(limits, pool, partial(_read, executor), time.perf_counter)
     speculation.drafter.warm()
-    kv = 2 * executor.spec.n_layers * layer_block_bytes(executor.spec) * executor.blocks
+    kv = kv_block_bytes(executor.spec) * executor.blocks
     told = part.chunks.total_bytes >> 20, kv >> 20
     log.info("the draft model takes %d MiB of weights and %d MiB of KV", *told)
 

@@ -26,7 +26,7 @@ from dovetail.runtime.native.adapt import adapt_service, deal_cpus
 from dovetail.runtime.native.forward import (
     ForwardModel,
     find_tape,
-    layer_block_bytes,
+    kv_block_bytes,
     shared_kv_bytes,
 )
 from dovetail.runtime.native.kv_parts import count_parts
@@ -87,7 +87,7 @@ class CpuExecutor:
         arenas = forward.arena_bytes + sample.arena_bytes
         need = MemoryNeed(
             weights=0 if own_logits else part.chunks.total_bytes,
-            block=2 * self.spec.kv_layers * layer_block_bytes(self.spec) * copies,  # of a KV head
+            block=kv_block_bytes(self.spec) * copies,  # of a KV head
             activations=arenas + step_bytes(self.spec, tokens, sequences) + self.spec.state_bytes,
             context=KV_BLOCK if own_logits else bounds.context,  # a device has room of its own
         )

@@ -213,7 +213,8 @@ class _TapeBench:
         self._layers = executor.spec.n_layers
         self._requests: dict[int, Request] = {}
         kv, tape = executor.model.kv, executor.model.decode.tape
-        self._block = kv.layer_bytes // self.pool.n_blocks
+        self._pools = tuple(map(kv.layers, "kv"))
+        self._block = max(map(len, self._pools[0])) // self.pool.n_blocks
         free = self.pool.n_blocks
         in_one, in_all = (
             KV_BLOCK * max(1, min(free, KV_BYTES // (2 * self._block * layers)))
@@ -270,11 +271,10 @@ class _TapeBench:
 
     def _touch(self, blocks: Sequence[int], layers: int) -> None:
         """Have pages of these blocks: untouched memory is one page of zeros, read from a cache."""
-        for pool in (self.executor.model.kv.k, self.executor.model.kv.v):
-            whole = pool[: layers * self.pool.n_blocks * self._block]
-            cells = whole.reshape(layers, self.pool.n_blocks, self._block)
+        for layer in (layer for pool in self._pools for layer in pool[:layers]):
+            cells = layer.reshape(self.pool.n_blocks, -1)
             for block in blocks:
-                cells[:, block, ::PAGE] = cells[:, block, ::PAGE]
+                cells[block, ::PAGE] = cells[block, ::PAGE]
 
     def _timed(self, shape: StepShape, names: Sequence[str], layers: int) -> Callable[[], float]:
         executor = self.executor

@@ -26,7 +26,7 @@ from dovetail.runtime.engine.options import EngineOptions
 from dovetail.runtime.flows.costs import measure_scan
 from dovetail.runtime.hosting.wire import Setup
 from dovetail.runtime.native.encoder import device_bytes
-from dovetail.runtime.native.forward import find_tape, layer_block_bytes
+from dovetail.runtime.native.forward import find_tape, kv_block_bytes
 from dovetail.runtime.retrieval import memory_plan, wire
 from dovetail.runtime.retrieval.budget import ScanCost
 from dovetail.runtime.retrieval.process import RetrievalProcess
@@ -106,7 +106,7 @@ class Accelerator:
     @property
     def block_bytes(self) -> int:
         """Bytes of a block of KV in all layers."""
-        return 2 * self.spec.n_layers * layer_block_bytes(self.spec)
+        return kv_block_bytes(self.spec)
 
     @property
     def token_bytes(self) -> int:

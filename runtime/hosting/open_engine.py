@@ -89,7 +89,7 @@ def _open_file(engine: Engine, artifact: Artifact, options: EngineOptions, path:
     if engine.spec.recurrent:
         raise RequestError("kv_file keeps no states of layers without keys; load without it")
     kept = json.encode([artifact.manifest, options.deterministic, options.activations])
-    kv, layers = executor.model.kv, engine.spec.n_layers
-    blocks = KvBlocks(*(pool.reshape(layers, executor.blocks, -1) for pool in (kv.k, kv.v)))
+    layers = (layer for pool in "kv" for layer in executor.model.kv.layers(pool))
+    blocks = KvBlocks(tuple(layer.reshape(executor.blocks, -1) for layer in layers))
     pool = engine.scheduler.pool
     pool.file = KvFile(path, sha256(kept).hexdigest(), blocks, options.kv_file_bytes)

@@ -29,24 +29,24 @@ ENTRY = np.dtype([("digest", "S16"), ("check", "<u4"), ("used", "<u4"), ("full",
 
 @dataclass(frozen=True, slots=True)
 class KvBlocks:
-    """The pools of K and V of one process, `[layer][block][bytes]` each, as views."""
+    """K of all layers of one process, then V, each `[block][bytes]`, as views."""
 
-    k: npt.NDArray[np.uint8]
-    v: npt.NDArray[np.uint8]
+    layers: tuple[npt.NDArray[np.uint8], ...]
 
     @property
     def block_bytes(self) -> int:
         """Bytes of one block in all layers, K and V."""
-        return int(2 * self.k.shape[0] * self.k.shape[2])
+        return sum(layer.shape[1] for layer in self.layers)
 
     def read(self, block: int) -> npt.NDArray[np.uint8]:
         """Return a copy of a block."""
-        return np.concatenate([self.k[:, block].ravel(), self.v[:, block].ravel()])
+        return np.concatenate([layer[block] for layer in self.layers])
 
     def write(self, block: int, stored: npt.NDArray[np.uint8]) -> None:
         """Put the copy of a block into its place."""
-        for pool, half in zip((self.k, self.v), np.split(stored, 2), strict=True):
-            pool[:, block] = half.reshape(pool.shape[0], pool.shape[2])
+        ends = np.cumsum([layer.shape[1] for layer in self.layers])
+        for layer, part in zip(self.layers, np.split(stored, ends[:-1]), strict=True):
+            layer[block] = part
 
 
 class KvFile:

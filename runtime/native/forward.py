@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from mmap import PAGESIZE
 
 import msgspec
@@ -156,18 +157,19 @@ class ForwardModel:
         """Return the pools: the rank's own, or those of all, of which it sees its units."""
         spec, unit = self._part.file.spec, pool_unit(self._part.file.spec, plan)
         if not unit or shared is None:
-            layer = plan.kv_blocks * layer_block_bytes(self.spec)
-            keys, values = (allocate(layer * spec.kv_layers) for _ in "kv")
+            starts = layer_starts(self.spec, plan.kv_blocks)
+            keys, values = (allocate(starts[-1]) for _ in "kv")
             own = slice(None)
         else:
-            layer = plan.kv_blocks * layer_block_bytes(replace(spec, n_kv_heads=unit))
-            heads = layer * spec.n_layers // unit
-            keys, values = (shared.take(heads * spec.n_kv_heads) for _ in "kv")
+            part = replace(spec, n_kv_heads=unit)
+            starts = layer_starts(part, plan.kv_blocks, spec.n_kv_heads // unit)
+            heads = starts[-1] // spec.n_kv_heads
+            keys, values = (shared.take(starts[-1]) for _ in "kv")
             kept = self.shard.kv_heads if self.shard and "decode" in plan.phases else range(0)
             own = slice(heads * kept.start // PAGESIZE * PAGESIZE, heads * kept.stop)
         for memory in (keys, values):
             place_pages(memory[own], plan.nodes)
-        return KvArrays(keys, values, layer)
+        return KvArrays(keys, values, starts)
 
     @property
     def prefill(self) -> BoundTape:
@@ -264,13 +266,24 @@ def pool_unit(spec: ModelSpec, plan: RankPlan) -> int:
 
 def shared_kv_bytes(spec: ModelSpec, plan: RankPlan) -> int:
     """Return the bytes that both pools take of shared memory."""
-    pool = plan.kv_blocks * spec.n_layers * layer_block_bytes(spec)
+    pool = plan.kv_blocks * kv_block_bytes(spec) // 2
     return 2 * -(-pool // PAGESIZE) * PAGESIZE if pool_unit(spec, plan) else 0
 
 
-def layer_block_bytes(spec: ModelSpec) -> int:
-    """Return the bytes of one block of K, or of V, in one layer."""
-    return KV_BLOCK * spec.n_kv_heads * spec.head_dim * DTYPES[spec.kv_dtype].size
+def layer_block_bytes(spec: ModelSpec, layer: int) -> int:
+    """Return the bytes of one block of K, or of V, that a layer has of its own."""
+    return KV_BLOCK * spec.kv_values(layer) * DTYPES[spec.kv_dtype].size
+
+
+def kv_block_bytes(spec: ModelSpec) -> int:
+    """Return the bytes of one block of K and V in all layers."""
+    return 2 * sum(layer_block_bytes(spec, layer) for layer in range(spec.n_layers))
+
+
+def layer_starts(spec: ModelSpec, blocks: int, units: int = 1) -> tuple[int, ...]:
+    """Return where the layers of a pool begin, one unit's after the other's, and their end."""
+    each = [blocks * layer_block_bytes(spec, layer) for layer in range(spec.n_layers)]
+    return tuple(accumulate(each * units, initial=0))
 
 
 def _collective_table(op: str) -> ScheduleTable:

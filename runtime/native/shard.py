@@ -52,8 +52,8 @@ def split_model(spec: ModelSpec, rank: int, ranks: int) -> Shard:
     Raises:
         SpecError: heads, panels or ranks do not go into one another.
     """
-    if spec.recurrent and ranks > 1:
-        raise SpecError("layers without keys cannot be shared by processes; use one process")
+    if spec.uneven and ranks > 1:
+        raise SpecError("layers that differ cannot be shared by processes; use one process")
     group = spec.n_heads // spec.n_kv_heads
     if ranks <= spec.n_kv_heads:
         kv_heads = _part(spec.n_kv_heads, rank, ranks)

@@ -11,6 +11,7 @@ import math
 import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -39,11 +40,20 @@ from dovetail.runtime.native.weights import Weights
 
 @dataclass(frozen=True, slots=True)
 class KvArrays:
-    """The K and V pools `[layer][block][kv_head][16][head_dim]` as raw bytes; layers alike."""
+    """The K and V pools `[layer][block][kv_head][16][head_dim]` as raw bytes.
+
+    starts: where each layer begins, in bytes, and the end of the last; one without K and V of its
+    own takes none.
+    """
 
     k: npt.NDArray[np.uint8]
     v: npt.NDArray[np.uint8]
-    layer_bytes: int
+    starts: Sequence[int]
+
+    def layers(self, pool: str) -> list[npt.NDArray[np.uint8]]:
+        """Return K or V of each layer."""
+        whole = self.k if pool == "k" else self.v
+        return [whole[first:last] for first, last in pairwise(self.starts)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,9 +365,9 @@ class BoundTape:
     def _kv_address(self, slot: KvRef) -> int:
         kv = self._operands.kv
         pool = {"k": kv.k, "v": kv.v}.get(slot.pool) if kv else None
-        if kv is None or pool is None or not 0 <= slot.layer < len(pool) // kv.layer_bytes:
+        if kv is None or pool is None or not 0 <= slot.layer < len(kv.starts) - 1:
             raise self._error(f"there is no layer {slot.layer} in the {slot.pool!r} pool")
-        return int(pool.ctypes.data) + slot.layer * kv.layer_bytes
+        return int(pool.ctypes.data) + kv.starts[slot.layer]
 
     def _state_address(self, slot: StateRef) -> int:
         states = self._operands.states

@@ -96,7 +96,8 @@ def vtanh_probe(n: i64, x: ptr[f32], out: ptr[f32], tid: thread, nth: thread):
 """
 """Kernels that show the @inline functions of math_f32 and gelu one by one."""
 DTYPES = {"W": ("f32", "bf16"), "KV": ("f32", "bf16", "f16"), "METRIC": ("l2", "ip")}
-ACTIVATIONS = {"activate_rows": ("tanh", "gelu", "gelu_tanh")}
+ACTIVATIONS = {"activate_rows": ("tanh", "gelu", "gelu_tanh"), "gate_rows": ("gelu_tanh", "silu")}
+WIDE = HeadShape(512, 1)
 QUANTISED = tuple(name for name in FORMATS if is_quantised(name))
 DISTINCT = {n: t for n, t in FLOAT_TARGETS.items() if not t.rounds_rows}
 """Targets that differ in more than the matrix products, which have tests of their own."""
@@ -142,7 +143,8 @@ def requests(target: Target) -> tuple[KernelRequest, ...]:
     )
     probes = [f.name for f in probe_unit().functions if f.kind == "kernel"]
     named = (KernelRequest("probes", name, {}, name) for name in probes)
-    return (*catalogued, *pair_requests(target), *named)
+    wide = tuple(kernel_request(f, target, kv, WIDE) for f in PROMPTS for kv in DTYPES["KV"])
+    return (*catalogued, *wide, *pair_requests(target), *named)
 
 
 def pair_requests(target: Target) -> tuple[KernelRequest, ...]:

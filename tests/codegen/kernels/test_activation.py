@@ -33,6 +33,28 @@ def near(act: str, got: np.ndarray, want: np.ndarray, size: np.ndarray) -> None:
     assert (np.abs(got - want) <= 1e-6 * np.abs(want) + slack * np.abs(size) + 1e-12).all()
 
 
+@pytest.mark.parametrize("act", ACTIVATIONS["gate_rows"])
+def test_rows_are_gated_by_others(any_runner: Runner, act: str) -> None:
+    rng = np.random.default_rng(3)
+    for h in edges(any_runner.lanes):
+        x, y = (rng.standard_normal((3, h + 2)).astype(np.float32) for _ in range(2))
+        scaled = x[:, :h].astype(np.float64) * 2.5
+        gate = scaled / (1 + np.exp(-scaled)) if act == "silu" else FUNCTIONS[act](scaled)
+        want = gate * y[:, :h]
+        any_runner(f"gate_rows_{act}", 3, h, x, h + 2, 2.5, y, h + 2, nth=2)
+        np.testing.assert_allclose(x[:, :h], want, rtol=2e-6, atol=2e-6)
+
+
+def test_rows_are_capped(any_runner: Runner) -> None:
+    for v in edges(any_runner.lanes):
+        x = np.random.default_rng(v).standard_normal((2, v + 3)).astype(np.float32) * 60
+        there = x.copy()
+        any_runner("cap_rows", 2, v, 30.0, x, v + 3, nth=3)
+        want = 30 * np.tanh(there[:, :v].astype(np.float64) / 30)
+        np.testing.assert_allclose(x[:, :v], want, rtol=1e-6, atol=1e-5)
+        assert (x[:, v:] == there[:, v:]).all()
+
+
 @pytest.mark.parametrize("act", ACTIVATIONS["activate_rows"])
 def test_every_column_edge(any_runner: Runner, act: str) -> None:
     for h in (*edges(any_runner.lanes), 21):

@@ -70,7 +70,7 @@ def check(
 
 
 @pytest.mark.parametrize("kv", ["f32", "bf16", "f16"])
-@pytest.mark.parametrize("hd", [16, 64, 80, 96, 128, 256])
+@pytest.mark.parametrize("hd", [16, 64, 80, 96, 128, 256, 512])
 def test_each_head_dim_and_dtype(native: Runner, kv: str, hd: int) -> None:
     check(native, kv, (4, 2), hd, [83, 7], splits=2, nth=2)
 

@@ -47,7 +47,8 @@ def check(
     sinks = drawn_sinks(rng, n_q) if sinking else None
     head_args = (len(rows), n_q, n_kv, hd, scale, window, sinks, q, ldq)
     args = (*head_args, *tables, pool.k, pool.v, out, ldo)
-    run(f"{kernel}_{kv}" + "_pairs" * (bound == ROUNDED), *args, nth=nth)
+    ends = "_wide" * (hd > 256) + "_pairs" * (bound == ROUNDED)
+    run(f"{kernel}_{kv}{ends}", *args, nth=nth)
     for s, (first, last) in enumerate(itertools.pairwise(starts)):
         query = q[first:last, : n_q * hd].reshape(-1, n_q, hd)
         want = attention(query, pool.keys[s], pool.values[s], scale, window, sinks)
@@ -58,7 +59,7 @@ def check(
 
 
 @pytest.mark.parametrize("kv", ["f32", "bf16", "f16"])
-@pytest.mark.parametrize("hd", [16, 64, 80, 96, 128, 256])
+@pytest.mark.parametrize("hd", [16, 64, 80, 96, 128, 256, 512])
 def test_each_head_dim_and_dtype(native: Runner, kv: str, hd: int) -> None:
     check(native, kv, (4, 2), hd, [33], [33], nth=2)
 

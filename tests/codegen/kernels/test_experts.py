@@ -6,12 +6,19 @@ import pytest
 from tests.codegen.kernels.harness import Runner
 
 
-def routed(run: Runner, logits: np.ndarray, k: int, share: int, nth: int) -> tuple[np.ndarray, ...]:
+def routed(
+    run: Runner,
+    logits: np.ndarray,
+    k: int,
+    share: int,
+    nth: int,
+    scale: np.ndarray | None = None,
+) -> tuple[np.ndarray, ...]:
     t, e = logits.shape
     padded = np.full((t, e + 3), 1e9, np.float32)
     padded[:, :e] = logits
     chosen, weights = np.full((t, k), -1, np.int32), np.zeros((t, k), np.float32)
-    run("route", t, e, k, share, padded, e + 3, chosen, weights, nth=nth)
+    run("route", t, e, k, share, scale, padded, e + 3, chosen, weights, nth=nth)
     return chosen, weights
 
 
@@ -27,6 +34,9 @@ def check_route(run: Runner, t: int, e: int, k: int, nth: int) -> None:
         assert (chosen == wanted).all()
         whole = picked.sum(1, keepdims=True) if share else 1.0
         np.testing.assert_allclose(weights, picked / whole, rtol=3e-6)
+        scale = rng.standard_normal(e).astype(np.float32)
+        _, scaled = routed(run, logits, k, share, nth, scale)
+        np.testing.assert_array_equal(scaled, weights * scale[chosen])
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3])

@@ -30,11 +30,24 @@ def test_a_normed_row_is_added_to_what_is_there(native: Runner, nth: int) -> Non
     for t, h in ((1, 100), (2, 16), (5, 77)):
         x, there = (rng.standard_normal((t, h + 3)).astype(np.float32) for _ in range(2))
         w = rng.standard_normal(h).astype(np.float32)
-        out = there.copy()
-        native("rmsnorm_add", t, h, x, h + 3, w, 1e-5, out, h + 3, nth=nth)
-        wanted = there[:, :h] + rmsnorm(x[:, :h], w, 1e-5)
-        np.testing.assert_allclose(out[:, :h], wanted, rtol=3e-6, atol=2e-6)
-        assert (out[:, h:] == there[:, h:]).all()
+        for scale in (None, np.array([0.3], np.float32)):
+            out = there.copy()
+            native("rmsnorm_add", t, h, x, h + 3, w, 1e-5, scale, out, h + 3, nth=nth)
+            wanted = there[:, :h] + rmsnorm(x[:, :h], w, 1e-5)
+            wanted *= 1 if scale is None else scale
+            np.testing.assert_allclose(out[:, :h], wanted, rtol=3e-6, atol=2e-6)
+            assert (out[:, h:] == there[:, h:]).all()
+
+
+@pytest.mark.parametrize("nth", [1, 3])
+def test_parts_of_rows_are_normed_alike(native: Runner, nth: int) -> None:
+    rng, t, n, h = np.random.default_rng(nth), 3, 4, 20
+    x, there = (rng.standard_normal((t, n * h + 3)).astype(np.float32) for _ in range(2))
+    w, out = rng.standard_normal(h).astype(np.float32), there.copy()
+    native("rmsnorm_parts", t, n, h, x, n * h + 3, w, 1e-5, out, n * h + 3, nth=nth)
+    parts = rmsnorm(x[:, : n * h].reshape(t, n, h), w, 1e-5).reshape(t, -1)
+    np.testing.assert_allclose(out[:, : n * h], there[:, : n * h] + parts, rtol=3e-6, atol=2e-6)
+    assert (out[:, n * h :] == there[:, n * h :]).all()
 
 
 @pytest.mark.parametrize("nth", [1, 3])

@@ -172,7 +172,7 @@ def test_rows_are_multiplied_by_a_sigmoid(native: Runner, nth: int) -> None:
         rng = np.random.default_rng(t)
         x, gate = (rng.standard_normal((t, h + 3)).astype(np.float32) for _ in range(2))
         before = x.copy()
-        native("gate_rows", t, h, gate, h + 3, x, h + 3, nth=nth)
+        native("sigmoid_rows", t, h, gate, h + 3, x, h + 3, nth=nth)
         wanted = before[:, :h] / (1 + np.exp(-gate[:, :h].astype(np.float64)))
         np.testing.assert_allclose(x[:, :h], wanted, rtol=1e-5, atol=1e-6)
         assert (x[:, h:] == before[:, h:]).all()

@@ -9,8 +9,19 @@ from tests.codegen.kernels.reference import rmsnorm, rotate, stored, widened
 TOLERANCE = {"f32": 3e-6, "f16": 2e-3, "bf16": 1e-2}
 
 
-def check(run: Runner, kv: str, norm: bool, heads: tuple[int, int], hd: int, rot: int, nth: int):
+def check(
+    run: Runner,
+    kv: str,
+    norm: bool,
+    heads: tuple[int, int],
+    hd: int,
+    rot: int,
+    nth: int,
+    apart: int | None = None,
+    v_norm: bool = False,
+):
     n_q, n_kv = heads
+    apart = rot // 2 if apart is None else apart
     rng = np.random.default_rng(hd + rot + n_q)
     t, columns = 3, (n_q + 2 * n_kv) * hd
     qkv = rng.standard_normal((t, columns + 16)).astype(np.float32)
@@ -22,15 +33,20 @@ def check(run: Runner, kv: str, norm: bool, heads: tuple[int, int], hd: int, rot
     pools = [stored(np.full((3, n_kv, 16, hd), 7), kv) for _ in range(2)]
     given = qkv.copy()
     norms = tuple(weights) if norm else (None, None)
-    args = (t, qkv, columns + 16, n_q, n_kv, hd, rot, positions, cos, sin, *norms, 1e-6)
-    run(f"rope_store_{kv}", *args, slots, *pools, nth=nth)
+    args = (t, qkv, columns + 16, n_q, n_kv, hd, rot, apart, positions, cos, sin, *norms, 1e-6)
+    run(f"rope_store_{kv}", *args, int(v_norm), slots, *pools, nth=nth)
 
     x = given[:, :columns].reshape(t, n_q + 2 * n_kv, hd)
     q, k, v = x[:, :n_q], x[:, n_q : n_q + n_kv], x[:, n_q + n_kv :]
     if norm:
         q, k = rmsnorm(q, weights[0], 1e-6), rmsnorm(k, weights[1], 1e-6)
+    if v_norm:
+        v = rmsnorm(v, np.ones(hd, np.float32), 1e-6)
     c, s = cos[positions][:, None], sin[positions][:, None]
-    want_q, want_k = rotate(q, c, s), rotate(k, c, s)
+    pairs = [*range(rot // 2), *range(apart, apart + rot // 2)]
+    want_q, want_k = q.copy(), k.copy()
+    for turned in (want_q, want_k):
+        turned[..., pairs] = rotate(turned[..., pairs], c, s)
     np.testing.assert_allclose(qkv[:, : n_q * hd].reshape(q.shape), want_q, rtol=1e-5, atol=5e-6)
     np.testing.assert_array_equal(qkv[:, columns:], given[:, columns:])
     for pool, want in zip(pools, (want_k, v), strict=True):
@@ -54,6 +70,11 @@ def test_heads_are_rotated_and_stored(native: Runner, kv: str, norm: bool) -> No
 def test_partial_rotation_leaves_the_rest(any_runner: Runner) -> None:
     for rot in (2, 14, 32, 34):
         check(any_runner, "f32", True, (2, 1), 48, rot, 2)
+
+
+@pytest.mark.parametrize("n_kv", [0, 1, 2])
+def test_pairs_may_lie_apart_and_values_be_normed(any_runner: Runner, n_kv: int) -> None:
+    check(any_runner, "f32", True, (2, n_kv), 48, 10, 2, apart=24, v_norm=True)
 
 
 @pytest.mark.parametrize("norm", [False, True])

@@ -80,8 +80,8 @@ def two_pools(
             touched = execute(plan)
             check_integrity(engine.scheduler)
             with torch.inference_mode():
-                for pool in (pools.k, pools.v):
-                    pool[:, gpu:-1] = float("nan")  # the next step may not count on what has landed
+                for layer in (*pools.k, *pools.v):
+                    layer[gpu:-1] = float("nan")  # the next step may not count on what has landed
             return touched
 
         engine._execute = follow  # type: ignore[method-assign, assignment]

@@ -75,7 +75,8 @@ def test_attention_is_measured_over_all_that_memory_holds_in_one_layer(
     app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert app.engine.spec.n_layers > 1
-    layer = 2 * app.engine.executor.model.kv.layer_bytes // app.engine.scheduler.pool.n_blocks * 100
+    keys = app.engine.executor.model.kv.layers("k")[0]
+    layer = 2 * len(keys) // app.engine.scheduler.pool.n_blocks * 100
     monkeypatch.setattr(profiler, "KV_BYTES", layer)
     rows = {row.at for row in profile(app, 0.0).tables["cpu_decode"]}
     most = app.engine.scheduler.limits.max_step_sequences

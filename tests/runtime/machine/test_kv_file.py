@@ -17,12 +17,12 @@ from dovetail.runtime.machine.kv_file import ENTRY, KvBlocks, KvFile
 from dovetail.runtime.schedule.kv_pool import KvPool, hash_blocks
 from tests.runtime.schedule.integrity import check_integrity
 
-LAYERS, BLOCKS, EACH = 3, 8, 32
+BLOCKS, EACH = 8, 32
 
 
 def make_blocks() -> KvBlocks:
-    shape = LAYERS, BLOCKS, EACH
-    return KvBlocks(np.zeros(shape, np.uint8), np.zeros(shape, np.uint8))
+    sizes = [EACH, 0, 2 * EACH] * 2  # layers are of several sizes, and some have none
+    return KvBlocks(tuple(np.zeros((BLOCKS, size), np.uint8) for size in sizes))
 
 
 def room(slots: int) -> int:

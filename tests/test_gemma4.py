@@ -1,0 +1,153 @@
+"""Gemma 4 in whole models: capped logits, files as published, quantised, on devices, refusals."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dovetail.compiler.model_spec import read_dimensions, read_model_spec
+from dovetail.compiler.pipeline import compile_model
+from dovetail.ir.artifact import PhasePlan, ServicePlan
+from dovetail.ir.errors import SpecError
+from dovetail.runtime.app import load
+from tests.models import make_model, save_model
+from tests.runtime.accel.engines import ASKED, PROMPTS, make_artifact, two_pools
+from tests.test_experts import compiled, logits
+from tests.test_fidelity import BESIDE, ONE_PROJECTION, load_exact, reference_logits
+
+PROMPT = list(range(3, 90))
+KINDS = {"inputs": {}, "projection": ONE_PROJECTION, "experts": BESIDE}
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_are_those_of_the_reference(kind: str, deterministic: bool, tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "model", "gemma4", **KINDS[kind])
+    wanted = reference_logits(load_exact(folder), PROMPT)[-1]
+    with load(compiled(folder, tmp_path, weight_dtype="f32"), deterministic=deterministic) as app:
+        (got,) = logits(app, PROMPT)
+    assert np.abs(wanted).max() < 5
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=2e-5)
+
+
+def test_quantised_and_narrow_weights_stay_near(tmp_path: Path) -> None:
+    width = {"hidden_size": 128, "intermediate_size": 256, "hidden_size_per_layer_input": 32}
+    folder = save_model(tmp_path / "model", "gemma4", dtype="bfloat16", **width)
+    wanted = reference_logits(load_exact(folder), PROMPT)[-1]
+    for form, near in (("bf16", 0.05), ("int8", 0.15)):
+        with load(compiled(folder, tmp_path, form, weight_dtype=form)) as app:
+            (got,) = logits(app, PROMPT)
+        assert np.linalg.norm(got - wanted) < near * np.linalg.norm(wanted)
+
+
+@pytest.mark.parametrize("kind", ["projection", "experts"])
+def test_a_device_gives_the_tokens_of_the_cpu(kind: str, tmp_path: Path) -> None:
+    path = make_artifact(tmp_path, "gemma4", **KINDS[kind])
+    with load(path, kv_blocks=200) as app:
+        wanted = [done.token_ids for done in app.generate(PROMPTS, **ASKED)]
+    with two_pools(path, 200, 200, offload="full") as (app, _):
+        assert [done.token_ids for done in app.generate(PROMPTS, **ASKED)] == wanted
+
+
+def test_a_file_keeps_kv_of_layers_of_several_sizes(tmp_path: Path) -> None:
+    path = make_artifact(tmp_path, "gemma4")
+    answers, given = [], {"kv_file": str(tmp_path / "kv"), "kv_blocks": 64}
+    for cached in (0, 80):
+        with load(path, **given) as app:
+            (done,) = app.generate([PROMPT], **ASKED)
+            answers.append(done.token_ids)
+            assert done.metrics.cached_tokens == cached
+    assert answers[0] == answers[1]
+
+
+def test_processes_cannot_share_its_layers(tmp_path: Path) -> None:
+    phase = PhasePlan(threads=1, cpus=())
+    plan = ServicePlan(processes=2, prefill=phase, decode=phase)
+    with pytest.raises(SpecError, match="one process"):
+        load(make_artifact(tmp_path, "gemma4"), plan=plan)
+
+
+# ---- files ----
+
+
+def edit(folder: Path, values: Mapping[str, Any]) -> Path:
+    """Change keys of config.json; None removes one."""
+    file = folder / "config.json"
+    config = {**json.loads(file.read_text()), **values}
+    file.write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+    return folder
+
+
+def test_files_may_tell_heads_as_published_ones_do(tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+    folder = save_model(tmp_path / "m", "gemma4", **ONE_PROJECTION)
+    spec = read_model_spec(folder)
+    assert spec.full_heads == (1, 512) and spec.qkv_rows(1) == (4 * 512, 512, 512)
+    told = {"per_layer_config": None, "global_head_dim": 512, "num_global_key_value_heads": 1}
+    assert read_model_spec(edit(folder, told)) == spec
+
+    folder = save_model(tmp_path / "n", "gemma4")
+    spec, file = read_model_spec(folder), folder / "model.safetensors"
+    assert [spec.kv_layer(i) for i in range(5)] == [0, 1, 2, 2, 1]
+    assert [spec.layer_inner(i) for i in range(5)] == [120, 120, 120, 240, 240]
+    state = safetensors.load_file(file)
+    for name in ("k_proj", "v_proj", "k_norm"):  # layers that share have them, and use them not
+        at = "model.layers.{}.self_attn." + name + ".weight"
+        state[at.format(3)] = state[at.format(2)].clone()
+    safetensors.save_file(state, file, {"format": "pt"})
+    assert read_model_spec(folder) == spec
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"per_layer_config": {"0": {"head_dim": 32}}}, "layers without a window"),
+        (
+            {"per_layer_config": {"1": {"head_dim": 32}, "4": {"head_dim": 64}}},
+            "only equal heads",
+        ),
+        ({"per_layer_config": {"1": {"rms": 1}, "4": {"rms": 1}}}, "only equal heads"),
+        ({"per_layer_config": {"1": {"head_dim": 1024}, "4": {"head_dim": 1024}}}, "up to 512"),
+        ({"num_kv_shared_layers": 4}, "num_kv_shared_layers"),
+        ({"vocab_size_per_layer_input": 99}, "vocab_size_per_layer_input must be vocab_size"),
+        ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention"),
+        ({"enable_moe_block": True}, "use_double_wide_mlp"),
+        ({"attn_logit_softcapping": 30.0}, "attn_logit_softcapping"),
+        ({"rope_parameters": None}, "rope_parameters"),
+    ],
+)
+def test_what_is_not_computed_is_refused(
+    values: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    folder = edit(save_model(tmp_path / "m", "gemma4"), values)
+    with pytest.raises(SpecError, match=message):
+        read_dimensions(folder / "config.json")
+
+
+@pytest.mark.parametrize("whole", ["Gemma4", "Gemma4Unified"])
+def test_the_text_part_of_a_model_of_pictures(whole: str, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    import transformers
+
+    inputs = KINDS["inputs"] if whole == "Gemma4" else ONE_PROJECTION
+    text = make_model("gemma4", seed=5, **inputs)
+    config = getattr(transformers, f"{whole}TextConfig")(**text.config.to_dict())
+    make = getattr(transformers, f"{whole}ForConditionalGeneration")
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    vision |= {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8}
+    parts = {"vision_config": vision if whole == "Gemma4" else None, "audio_config": None}
+    model = make(getattr(transformers, f"{whole}Config")(text_config=config, **parts)).eval()
+    model.model.language_model.load_state_dict(text.model.state_dict())
+    model.save_pretrained(tmp_path / "whole")
+    wanted = reference_logits(text.double(), PROMPT)[-1]
+    report = compile_model(
+        tmp_path / "whole", output=tmp_path / "app.dove", effort="none", weight_dtype="f32"
+    )
+    with load(report.path) as app:
+        (got,) = logits(app, PROMPT)
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=2e-5)

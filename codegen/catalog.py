@@ -46,6 +46,7 @@ KERNELS: dict[str, str] = {
     "sort_experts": "experts",
     "expert_rows": "experts",
     "combine_experts": "experts",
+    "gate_rows": "experts",
     "rope_store": "rope",
     "prefill_attention": "attention_prefill",
     "decode_attention": "attention_decode",
@@ -262,6 +263,7 @@ def model_kernels(spec: Spec, target: Target) -> tuple[KernelRequest, ...]:
     table = "embed_packed" if spec.tied_head or is_quantised(stored) else "embed"
     used = {"rmsnorm_add": spec.branch_norms, "scaled_add": spec.branch_scale != 1.0}
     used |= {f: spec.experts is not None for f, module in KERNELS.items() if module == "experts"}
+    used["gate_rows"] = spec.experts is not None and spec.experts.gated
     others = (f for f in KERNELS if not f.startswith("embed") and used.get(f, True))
     families = [table, *others]
     dtypes = {"W": stored, "KV": spec.kv_dtype}

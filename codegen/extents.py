@@ -42,7 +42,13 @@ EXTENTS: dict[str, dict[str, str]] = {
     "embed": {"ids": "T", "out": "rows(T, ldo, H)"},
     "embed_packed": {"ids": "T", "out": "rows(T, ldo, H)"},
     "gather_rows": {"rows": "R", "out": "rows(R, ldo, H)"},
-    "route": {"logits": "rows(T, ldl, E)", "chosen": "T * k", "weights": "T * k"},
+    "route": {
+        "choice": "E",
+        "logits": "rows(T, ldl, E)",
+        "chosen": "T * k",
+        "weights": "T * k",
+    },
+    "gate_rows": {"gates": "rows(T, ldg, 1)", "x": "rows(T, ldx, H)"},
     "sort_experts": {
         "chosen": "T * k",
         "starts": "E + 1",

@@ -9,6 +9,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from dovetail.compiler.config import Config
+from dovetail.compiler.mixtures import (
+    Mixture,
+    ernie_dense,
+    first_dense,
+    qwen_dense,
+    shared_experts,
+    shared_width,
+)
 from dovetail.compiler.rope import FULL, MAX_POSITION, SLIDING
 
 PATTERN = 6
@@ -50,6 +58,20 @@ def _layer_windows(config: Config, n_layers: int) -> tuple[int, tuple[bool, ...]
 def _used_window(config: Config, n_layers: int) -> tuple[int, tuple[bool, ...]]:
     """Qwen's mixtures: one window for all layers, where it is used."""
     return _whole_window(config, n_layers) if config.flag("use_sliding_window") else (0, ())
+
+
+def _even_windows(config: Config, n_layers: int) -> tuple[int, tuple[bool, ...]]:
+    """Qwen2's mixtures: on the layers named in layer_types, or the even ones of the first."""
+    if not config.flag("use_sliding_window"):
+        return 0, ()
+    last = config.integer("max_window_layers", 0, MAX_POSITION, 28)
+    return _window(config), _sliding(config, n_layers, lambda i: i % 2 == 0 and i < last)
+
+
+def _dots_windows(config: Config, n_layers: int) -> tuple[int, tuple[bool, ...]]:
+    """dots: on the layers named in layer_types, or on those from max_window_layers on."""
+    first = config.integer("max_window_layers", 0, MAX_POSITION, 62)
+    return _window(config), _sliding(config, n_layers, lambda layer: layer >= first)
 
 
 def _gemma_windows(config: Config, n_layers: int) -> tuple[int, tuple[bool, ...]]:
@@ -122,7 +144,7 @@ class Family:
     """What an architecture fixes: defaults of config.json keys and which parts it has at all.
 
     `attention_bias`: True or False where the architecture decides, None where config.json does
-    (for q, k, v, and o where it has an output_bias); `mlp_bias` likewise. sinks: see ModelSpec.
+    (for q, k, v, and o where it has an output_bias); `mlp_bias` and `qk_norm` likewise. sinks: see ModelSpec.
     theta: base of the rope, where config.json has none. partial: the part of each head that ropes
     turn, unless config.json tells, None where it may not; neighbours: they turn the rows (0, 1),
     (2, 3), ... (`pairs.py`). local_rope: layers with
@@ -130,16 +152,15 @@ class Family:
     query_scalar: scores are scaled by query_pre_attn_scalar, embeddings by sqrt(hidden_size).
     multipliers: config.json tells what scales scores, embeddings, branches and logits.
     norm_offset: what its code adds to weights of RMSNorms.
-    experts: whether the weights of a token's experts sum to 1 unless config.json says otherwise,
-    None for a dense family; inner: the key of the width of an expert, or of the only MLP. fixed:
-    keys that may have no other value.
+    experts: of a family of mixtures, what it fixes of them; inner: the key of the width of an MLP
+    without experts. fixed: keys that may have no other value.
     """
 
     name: str
     attention_bias: bool | None = False
     output_bias: bool = True
     mlp_bias: bool | None = False
-    qk_norm: bool = False
+    qk_norm: bool | None = False
     sinks: bool = False
     windows: Windows = _no_window
     rope_layers: RopeLayers = _all_layers
@@ -155,7 +176,7 @@ class Family:
     branch_norms: bool = False
     multipliers: bool = False
     norm_offset: float = 0.0
-    experts: bool | None = None
+    experts: Mixture | None = None
     fixed: Mapping[str, object] = field(default_factory=dict)
     inner: str = "intermediate_size"
 
@@ -176,14 +197,74 @@ FAMILIES: dict[str, Family] = {
         qk_norm=True,
         windows=_used_window,
         kv_heads=4,
-        experts=False,
-        inner="moe_intermediate_size",
+        experts=Mixture(share=False, inner="moe_intermediate_size", dense=qwen_dense),
+    ),
+    "Qwen2MoeForCausalLM": Family(
+        "qwen2moe",
+        attention_bias=True,
+        windows=_even_windows,
+        experts=Mixture(
+            share=False,
+            inner="moe_intermediate_size",
+            dense=qwen_dense,
+            shared=shared_width("shared_expert_intermediate_size", 5632),
+            gated=True,
+        ),
+        fixed={"qkv_bias": True},
+    ),
+    "Glm4MoeForCausalLM": Family(
+        "glm4moe",
+        attention_bias=None,
+        output_bias=False,
+        qk_norm=None,
+        partial=0.5,
+        experts=Mixture(
+            sigmoid=True,
+            biased=True,
+            inner="moe_intermediate_size",
+            dense=first_dense(1),
+            shared=shared_experts("n_shared_experts", 1),
+        ),
+    ),
+    "Dots1ForCausalLM": Family(
+        "dots1",
+        attention_bias=None,
+        qk_norm=True,
+        windows=_dots_windows,
+        experts=Mixture(
+            share=False,
+            sigmoid=True,
+            biased=True,
+            inner="moe_intermediate_size",
+            dense=first_dense(0),
+            shared=shared_experts("n_shared_experts", 0),
+        ),
+    ),
+    "Ernie4_5_MoeForCausalLM": Family(
+        "ernie4_5moe",
+        kv_heads=4,
+        tied=True,
+        theta=500000.0,
+        neighbours=True,
+        experts=Mixture(
+            biased=True,
+            inner="moe_intermediate_size",
+            dense=ernie_dense,
+            shared=shared_experts("moe_num_shared_experts", 2),
+        ),
+        fixed={"use_bias": False, "moe_norm_min": 1e-12},
     ),
     "MixtralForCausalLM": Family(
-        "mixtral", windows=_whole_window, kv_heads=8, theta=1e6, experts=True
+        "mixtral", windows=_whole_window, kv_heads=8, theta=1e6, experts=Mixture()
     ),
     "GraniteMoeForCausalLM": Family(
-        "granitemoe", attention_bias=None, multipliers=True, experts=True
+        "granitemoe", attention_bias=None, multipliers=True, experts=Mixture()
+    ),
+    "GraniteMoeSharedForCausalLM": Family(
+        "granitemoeshared",
+        attention_bias=None,
+        multipliers=True,
+        experts=Mixture(shared=shared_width("shared_intermediate_size", 0)),
     ),
     "GptOssForCausalLM": Family(
         "gpt_oss",
@@ -195,7 +276,7 @@ FAMILIES: dict[str, Family] = {
         head_dim=64,
         theta=150000.0,
         activation="clamped",
-        experts=True,
+        experts=Mixture(),
     ),
     "GraniteForCausalLM": Family("granite", attention_bias=None, mlp_bias=None, multipliers=True),
     "GraniteMoeHybridForCausalLM": Family(
@@ -203,7 +284,7 @@ FAMILIES: dict[str, Family] = {
         attention_bias=None,
         rope_layers=_granite_ropes,
         multipliers=True,
-        fixed={"num_local_experts": 0},
+        experts=Mixture(shared=shared_width("shared_intermediate_size", 1024), optional=True),
         inner="shared_intermediate_size",
     ),
     "Phi3ForCausalLM": Family("phi3", windows=_whole_window, partial=1.0),

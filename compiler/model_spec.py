@@ -14,8 +14,8 @@ from typing import Any
 from dovetail.codegen.isa.target import Target
 from dovetail.compiler.checkpoint import Checkpoint
 from dovetail.compiler.config import Config
-from dovetail.compiler.experts import read_experts
 from dovetail.compiler.families import FAMILIES, Family
+from dovetail.compiler.mixtures import MAX_INNER, has_experts, read_experts
 from dovetail.compiler.model_source import (
     GENERATION,
     ModelSource,
@@ -129,10 +129,11 @@ def read_architecture(
     local = read_local_rope(*given) if family.local_rope else None
     positions = usable_positions(config, rope, positions)
     window, window_layers = family.windows(config, n_layers)
-    inner = config.integer(family.inner, 1, 1 << 20)
-    experts = None
-    if family.experts is not None:
-        experts = read_experts(config, shared=family.experts, hidden=hidden, inner=inner)
+    mixture = family.experts if has_experts(config, family.experts) else None
+    inner = config.integer(mixture.inner if mixture else family.inner, 1, MAX_INNER)
+    experts = mixture and read_experts(
+        config, mixture, hidden=hidden, inner=inner, dense=family.inner, n_layers=n_layers
+    )
     bias = family.attention_bias
     config_bias = config.flag("attention_bias") if bias is None else False
     return ModelSpec(
@@ -154,7 +155,7 @@ def read_architecture(
         output_bias=config_bias and family.output_bias,
         mlp_bias=config.flag("mlp_bias") if family.mlp_bias is None else family.mlp_bias,
         sinks=family.sinks,
-        qk_norm=family.qk_norm,
+        qk_norm=config.flag("use_qk_norm") if family.qk_norm is None else family.qk_norm,
         tied_head=config.flag("tie_word_embeddings", family.tied),
         rope_layers=family.rope_layers(config, n_layers),
         local_rope=local,

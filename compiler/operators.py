@@ -44,20 +44,22 @@ _SLOTS = {
     "rmsnorm": "T:int H:int x:in ldx:int w:weight eps:float out:out ldo:int",
     "rmsnorm_add": "T:int H:int x:in ldx:int w:weight eps:float out:inout ldo:int",
     "scaled_add": "T:int H:int x:in ldx:int scale:float out:inout ldo:int",
-    "route": "T:int E:int k:int share:int logits:in ldl:int chosen:out weights:out",
+    "route": "T:int E:int k:int choice:weight? sigmoid:int share:int scale:float logits:in ldl:int "
+    "chosen:out weights:out",
     "sort_experts": "T:int E:int k:int chosen:in starts:out places:out tokens:out",
     "expert_rows": "T:int k:int H:int tokens:in x:in ldx:int out:out ldo:int",
     "combine_experts": "T:int k:int H:int places:in weights:in x:in ldx:int R:in? ldr:int "
     "scale:float out:out ldo:int",
+    "gate_rows": "T:int H:int gates:in ldg:int x:inout ldx:int",
     "rope_store": "T:int qkv:inout ldq:int " + _HEADS + "rot:int " + _TURNS
     + " kv_slots:in kpool:out vpool:out",
     "prefill_attention": "n_prefill:int " + _HEADS + _SEEN + "q:in ldq:int " + _KEYS
     + "out:part ldo:int",
     "decode_attention": "n_prefill:int n_decode:int " + _HEADS + _SEEN + "kv_splits:int q:in "
     "ldq:int " + _KEYS + "partial:out out:part ldo:int",
-    **dict.fromkeys(("qkv", "o", "router", "up", "down"), _LINEAR),
+    **dict.fromkeys(("qkv", "o", "router", "up", "down", "dense_down"), _LINEAR),
     **dict.fromkeys(("head", "pooler", "classifier", "dense"), _LINEAR),
-    "gate_up": _GEMM + "C:out ldc:int",
+    **dict.fromkeys(("gate_up", "dense_gate_up"), _GEMM + "C:out ldc:int"),
     "embed_sum": "T:int H:int ids:in table:weight positions:in places:weight? types:in "
     "kinds:weight? w:weight b:weight? eps:float out:out ldo:int",
     "layernorm": "T:int H:int x:in ldx:int w:weight b:weight? eps:float out:out ldo:int",

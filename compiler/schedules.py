@@ -24,10 +24,10 @@ from dovetail.codegen.isa.target import Target
 from dovetail.ir.block_format import GROUP, QUAD, BlockFormat
 from dovetail.ir.encoder import EncoderSpec, Spec
 from dovetail.ir.formats import FORMATS, FloatFormat, is_quantised
-from dovetail.ir.model import PANEL, ModelSpec
+from dovetail.ir.model import PANEL, MlpPart, ModelSpec
 from dovetail.ir.schedule import ORDERS, SCHEDULE_VALUES, Row, ScheduleTable
 from dovetail.ir.tuning import WorkKey
-from dovetail.runtime.native.shard import split_model
+from dovetail.runtime.native.shard import Shard, split_model
 from dovetail.topology.values import HardwareSpec
 
 LINEAR, SILU, GEGLU, GEGLU_TANH = "linear", "silu", "geglu", "geglu_tanh"
@@ -158,7 +158,6 @@ def count_gemms(spec: Spec, processes: int = 1) -> dict[GemmOp, int]:
     size, hidden = spec.head_dim, spec.hidden_size
     heads = max(len(shard.heads) for shard in shards) * size
     kv_heads = max(len(shard.kv_heads) for shard in shards) * size
-    inner = max(len(shard.inner) for shard in shards)
     vocabulary = max(len(shard.vocab) for shard in shards)
     found: Counter[GemmOp] = Counter()
     for layer in range(spec.n_layers):
@@ -169,17 +168,23 @@ def count_gemms(spec: Spec, processes: int = 1) -> dict[GemmOp, int]:
         for i, n in enumerate(sides):
             stored = spec.weight_format(parts[i % len(parts)])
             found[GemmOp("qkv", LINEAR, n, hidden, stored)] += 1
-        used = spec.experts.used if spec.experts else 1
-        router = [("router", LINEAR, spec.experts.count, hidden, 1)] if spec.experts else []
-        for name, kind, n, k, times in (
-            ("o", LINEAR, hidden, heads, 1),
-            *router,
-            ("gate_up", GATES[spec.activation], inner, hidden, used),
-            ("down", LINEAR, hidden, inner, used),
-        ):
+        mlp = (row for part in spec.mlp_parts(layer) for row in _mlp_gemms(spec, part, shards))
+        for name, kind, n, k, times in (("o", LINEAR, hidden, heads, 1), *mlp):
             found[GemmOp(name, kind, n, k, spec.weight_format(f"{here}.{name}"))] += times
     found[GemmOp("head", LINEAR, vocabulary, hidden, spec.weight_format("head"))] += 1
     return dict(found)
+
+
+def _mlp_gemms(
+    spec: ModelSpec, part: MlpPart, shards: list[Shard]
+) -> Iterator[tuple[str, str, int, int, int]]:
+    """Yield (op, kind, N, K, times) of a part of an MLP, of the largest of the shards."""
+    hidden, used = spec.hidden_size, part.experts.used if part.experts else 1
+    inner = max(len(shard.inner(part.columns)) for shard in shards)
+    if part.experts:
+        yield "router", LINEAR, part.experts.scores, hidden, 1
+    yield part.prefix + "gate_up", GATES[spec.activation], inner, hidden, used
+    yield part.prefix + "down", LINEAR, hidden, inner, used
 
 
 def _encoder_gemms(spec: EncoderSpec) -> Iterator[GemmOp]:

@@ -19,6 +19,7 @@ from dovetail.ir.model import (
     MAX_KV_SPLITS,
     SPLIT_K_ELEMENTS,
     ExpertSpec,
+    MlpPart,
     ModelSpec,
     WeightEntry,
     rope_names,
@@ -219,7 +220,9 @@ class DecoderTape(TapeBuilder):
         each = spec.experts.used if spec.experts else 1
         self.inner = self.padded("inner", tokens * each, spec.intermediate_size)
         if spec.experts:
-            self.scores = self.padded("scores", tokens, spec.experts.count)
+            widest = max(spec.experts.shared, spec.experts.dense)
+            self.dense_inner = self.padded("dense_inner", tokens, widest) if widest else self.inner
+            self.scores = self.padded("scores", tokens, spec.experts.scores)
             self.mixed = self.padded("mixed", tokens * each, hidden)
             self.starts = self.dense("starts", 1, spec.experts.count + 1)
             self.chosen, self.places, self.sources, self.shares = (
@@ -268,12 +271,24 @@ class DecoderTape(TapeBuilder):
         name, segment = f"layers.{layer}", f"post_attn({layer})"
         self.branch("o", segment, m, name, attention, x)
         self.norm(segment, f"{name}.post_norm", x, self.normed, m)
-        gate_up = f"{name}.gate_up"
-        if self.spec.experts:
-            self.experts(self.spec.experts, layer, m, x)
-            return
-        self.product("gate_up", segment, m, gate_up, self.normed, *self.rows(self.inner))
-        self.branch("down", segment, m, name, self.inner, x)
+        for part in self.spec.mlp_parts(layer):
+            if part.experts:
+                self.experts(part.experts, layer, m, x)
+            else:
+                self.mlp(part, layer, m, x)
+
+    def mlp(self, part: MlpPart, layer: int, m: ArgRef, x: BufferRef) -> None:
+        """Append what all m normed rows go through; beside experts the router may gate it."""
+        name, segment = f"layers.{layer}", f"post_attn({layer})"
+        inner = self.dense_inner if part.prefix else self.inner
+        gate_up = part.prefix + "gate_up"
+        self.product(gate_up, segment, m, f"{name}.{gate_up}", self.normed, *self.rows(inner))
+        experts = self.spec.mlp_parts(layer)[0].experts
+        if experts and experts.gated:
+            gates = replace(self.scores, offset=experts.count * DTYPES["f32"].size)
+            stride = self.rows(self.scores)[1]
+            self.add("gate_rows", segment, m, part.columns, gates, stride, *self.rows(inner))
+        self.branch(part.prefix + "down", segment, m, name, inner, x)
 
     def experts(self, experts: ExpertSpec, layer: int, m: ArgRef, x: BufferRef) -> None:
         """Append the experts of m normed rows: each multiplies those that chose it, x gets sums."""
@@ -282,7 +297,8 @@ class DecoderTape(TapeBuilder):
         self.linear("router", segment, m, f"{name}.router", self.normed, self.scores)
         scores, normed = self.rows(self.scores), self.rows(self.normed)
         chosen = m, experts.count, used
-        self.add("route", segment, *chosen, share, *scores, self.chosen, self.shares)
+        how = self.weight(f"{name}.choice"), int(experts.sigmoid), share, experts.scale
+        self.add("route", segment, *chosen, *how, *scores, self.chosen, self.shares)
         sorted_ = self.starts, self.places, self.sources
         self.add("sort_experts", segment, *chosen, self.chosen, *sorted_)
         rows = m, used, hidden

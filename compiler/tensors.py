@@ -11,9 +11,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from dovetail.compiler.checkpoint import Checkpoint
+from dovetail.compiler.experts import CHOICE, GATE
 from dovetail.ir.errors import SpecError
 from dovetail.ir.formats import is_quantised
-from dovetail.ir.model import ModelSpec, rope_names
+from dovetail.ir.model import MlpPart, ModelSpec, rope_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +125,10 @@ def _all_sources(spec: ModelSpec) -> Iterator[WeightSource]:
 def _layer_sources(spec: ModelSpec, layer: int) -> Iterator[WeightSource]:
     """Yield one layer's weights in the order of its tape."""
     here, there = f"layers.{layer}", f"model.layers.{layer}"
-    hidden, inner = spec.hidden_size, spec.intermediate_size
+    hidden = spec.hidden_size
     q, kv = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
     qkv = tuple(f"{there}.self_attn.{p}_proj" for p in "qkv")
-    pair = tuple(f"{there}.mlp.{p}_proj" for p in ("gate", "up"))
-    out, down = f"{there}.self_attn.o_proj", f"{there}.mlp.down_proj"
+    out = f"{there}.self_attn.o_proj"
     norms = _NORMS_OF.get(spec.family, _NORMS)
 
     def norm(name: str, scale: float = 1.0) -> WeightSource:
@@ -160,12 +160,22 @@ def _layer_sources(spec: ModelSpec, layer: int) -> Iterator[WeightSource]:
     if spec.branch_norms:
         yield norm("attention_norm", 1 / spec.stream_scale)
     yield norm("post_norm")
-    if spec.experts:
-        yield from _expert_sources(spec, layer, spec.experts.count)
-        return
-    fused = (f"{there}.mlp.gate_up_proj.weight",) * 2
+    for part in spec.mlp_parts(layer):
+        own = _expert_sources if part.experts else _dense_sources
+        yield from own(spec, layer, part)
+    if spec.branch_norms:
+        yield norm("mlp_norm", 1 / spec.stream_scale)
+
+
+def _dense_sources(spec: ModelSpec, layer: int, part: MlpPart) -> Iterator[WeightSource]:
+    """Yield the matrices and biases that all tokens go through."""
+    hidden, inner, beside = spec.hidden_size, part.columns, len(spec.mlp_parts(layer)) > 1
+    module = "mlp" if spec.family in FUSED_PAIR or not beside else "mlp.shared_experts"
+    here, there = f"layers.{layer}.{part.prefix}", f"model.layers.{layer}.{module}"
+    pair = tuple(f"{there}.{p}_proj" for p in ("gate", "up"))
+    fused, down = (f"{there}.gate_up_proj.weight",) * 2, f"{there}.down_proj"
     yield WeightSource(
-        f"{here}.gate_up",
+        f"{here}gate_up",
         "packed_pair",
         2 * inner,
         hidden,
@@ -175,37 +185,43 @@ def _layer_sources(spec: ModelSpec, layer: int) -> Iterator[WeightSource]:
     )
     if spec.mlp_bias:
         yield WeightSource(
-            f"{here}.gate_up_bias", "pair_vector", 2 * inner, 1, _biases(pair), (inner, inner)
+            f"{here}gate_up_bias", "pair_vector", 2 * inner, 1, _biases(pair), (inner, inner)
         )
-    yield WeightSource(f"{here}.down", "packed", hidden, inner, _weights((down,)), (hidden,))
+    yield WeightSource(f"{here}down", "packed", hidden, inner, _weights((down,)), (hidden,))
     if spec.mlp_bias:
-        yield _vector(f"{here}.down_bias", f"{down}.bias", hidden)
-    if spec.branch_norms:
-        yield norm("mlp_norm", 1 / spec.stream_scale)
+        yield _vector(f"{here}down_bias", f"{down}.bias", hidden)
 
 
-def _expert_sources(spec: ModelSpec, layer: int, count: int) -> Iterator[WeightSource]:
+def _expert_sources(spec: ModelSpec, layer: int, part: MlpPart) -> Iterator[WeightSource]:
     """Yield the router and the experts of a layer, one after another."""
     here, there = f"layers.{layer}", f"model.layers.{layer}.mlp"
-    hidden, inner = spec.hidden_size, spec.intermediate_size
+    hidden, inner, experts = spec.hidden_size, part.columns, part.experts
+    assert experts is not None
     gates, ups, downs = (
-        tuple(f"{there}.experts.{expert}.{part}_proj" for expert in range(count))
+        tuple(f"{there}.experts.{expert}.{part}_proj" for expert in range(experts.count))
         for part in ("gate", "up", "down")
     )
-    router, pairs = (f"{there}.gate",), (*gates, *ups)
-    for name, modules, layout, n, k in (
-        ("router", router, "packed", count, hidden),
-        ("gate_up", pairs, "packed_pair", inner, hidden),
-        ("down", downs, "packed", hidden, inner),
+    router, heights = (f"{there}.gate.weight",), (experts.count,)
+    if experts.gated:
+        router, heights = (*router, f"{there}.{GATE}"), (*heights, 1)
+    yield WeightSource(f"{here}.router", "packed", sum(heights), hidden, router, heights)
+    if spec.mlp_bias:
+        yield _vector(f"{here}.router_bias", f"{there}.gate.bias", experts.count)
+    if experts.biased:
+        yield _vector(f"{here}.choice", f"{there}.{CHOICE}", experts.count)
+    for name, modules, kind, n, k in (
+        ("gate_up", (*gates, *ups), "_pair", inner, hidden),
+        ("down", downs, "", hidden, inner),
     ):
         rows = (n,) * len(modules)
-        yield WeightSource(f"{here}.{name}", layout, sum(rows), k, _weights(modules), rows)
+        whole = sum(rows)
+        yield WeightSource(f"{here}.{name}", f"packed{kind}", whole, k, _weights(modules), rows)
         if spec.mlp_bias:
-            vector = "pair_vector" if modules is pairs else "vector"
-            yield WeightSource(f"{here}.{name}_bias", vector, sum(rows), 1, _biases(modules), rows)
+            vector = "pair_vector" if kind else "vector"
+            yield WeightSource(f"{here}.{name}_bias", vector, whole, 1, _biases(modules), rows)
 
 
-FUSED_QKV, FUSED_PAIR = ("phi3",), ("phi3", "granite4", "glm4")
+FUSED_QKV, FUSED_PAIR = ("phi3",), ("phi3", "granite4", "granitemoeshared", "glm4")
 """Families whose checkpoints have q, k and v as one tensor; and those of gate and up."""
 _NORMS = {"input_norm": "input_layernorm", "post_norm": "post_attention_layernorm"}
 _NORMS_OF = {

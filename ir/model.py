@@ -5,6 +5,9 @@ These are the contents of `models/<name>/model.json` in an artifact.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
 import msgspec
 
 KV_BLOCK = 16
@@ -13,6 +16,8 @@ PANEL = 16
 """Columns in one panel of a packed weight; every target's micro-kernels read whole panels."""
 MAX_KV_SPLITS = 16
 """Largest `kv_splits` of a forward tape: its partial-attention buffer holds so many parts."""
+DENSE = "dense_"
+"""Of a mixture, what the names of products begin with that all tokens go through."""
 ROPE, LOCAL_ROPE = "rope", "local_rope"
 """Names of ropes."""
 SPLIT_K_ELEMENTS = 1 << 19
@@ -40,11 +45,34 @@ class RopeSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExpertSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Experts of each layer's feed-forward part: `used` of `count` compute a token."""
+    """Experts of the layers' feed-forward parts: `used` of `count` compute a token."""
 
     count: int
     used: int
     share: bool = True  # the weights of a token's experts are divided by their sum
+    sigmoid: bool = False  # scores are sigmoids of what the router gives, not a softmax
+    biased: bool = False  # a vector is added to scores to choose by, not to weigh by
+    scale: float = 1.0  # of what the experts of a token give together
+    shared: int = 0  # inner columns of an MLP of all tokens beside them
+    gated: bool = False  # what that gives is multiplied by a sigmoid, whose row the router has last
+    dense: int = 0  # inner columns of the layers that have no experts
+    dense_layers: tuple[bool, ...] = ()  # per layer: has it none; () = all have experts
+
+    @property
+    def scores(self) -> int:
+        """Return what a router gives for a token: a score of each expert, and of the gate."""
+        return self.count + self.gated
+
+
+class MlpPart(NamedTuple):
+    """A part of a layer's MLP: what all parts give is added up.
+
+    prefix: of the names of its products; columns: inner ones, of each expert where there are.
+    """
+
+    prefix: str
+    columns: int
+    experts: ExpertSpec | None = None
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,9 +121,24 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         return (self.n_heads + 2 * self.n_kv_heads) * self.head_dim
 
     def inner_columns(self, rows: float = 1) -> float:
-        """Return the inner columns of a layer that so many tokens go through, at most."""
-        used = min(rows * self.experts.used, self.experts.count) if self.experts else 1
-        return self.intermediate_size * used
+        """Return the inner columns of a layer that so many tokens go through, at most; the mean."""
+        parts = [part for layer in range(self.n_layers) for part in self.mlp_parts(layer)]
+        used = (min(rows * p.experts.used, p.experts.count) if p.experts else 1 for p in parts)
+        return sum(p.columns * n for p, n in zip(parts, used, strict=True)) / self.n_layers
+
+    def mlp_parts(self, layer: int) -> tuple[MlpPart, ...]:
+        """Return the parts of a layer's MLP; of a mixture, those without experts are `dense_`."""
+        experts = self.experts
+        if experts is None:
+            return (MlpPart("", self.intermediate_size),)
+        if experts.dense_layers and experts.dense_layers[layer]:
+            return (MlpPart(DENSE, experts.dense),)
+        beside = (MlpPart(DENSE, experts.shared),) if experts.shared else ()
+        return (MlpPart("", self.intermediate_size, experts), *beside)
+
+    def all_mlp_parts(self) -> frozenset[MlpPart]:
+        """Return the different parts of all layers."""
+        return frozenset(p for layer in range(self.n_layers) for p in self.mlp_parts(layer))
 
     @property
     def stream_eps(self) -> float:
@@ -138,7 +181,7 @@ def rope_names(rope: str) -> tuple[str, str]:
 
 def weight_shapes(spec: ModelSpec) -> dict[str, tuple[int, int]]:
     """Return (n, k) of every weight a model of this spec has; biases and per-head norms apart."""
-    hidden, matrices = spec.hidden_size, spec.experts.count if spec.experts else 1
+    hidden = spec.hidden_size
     shapes = {"head": (spec.vocab_size, hidden), "final_norm": (hidden, 1)}
     for name, rope in spec.ropes().items():
         shapes |= dict.fromkeys(rope_names(name), (spec.max_context, rope.rotary_dim // 2))
@@ -148,19 +191,24 @@ def weight_shapes(spec: ModelSpec) -> dict[str, tuple[int, int]]:
         "input_norm": (hidden, 1),
         "o": (hidden, spec.n_heads * spec.head_dim),
         "post_norm": (hidden, 1),
-        "gate_up": (2 * spec.intermediate_size * matrices, hidden),
-        "down": (hidden * matrices, spec.intermediate_size),
     }
-    if spec.experts:
-        layer["router"] = (matrices, hidden)
     if spec.branch_norms:
         layer |= {"attention_norm": (hidden, 1), "mlp_norm": (hidden, 1)}
     query, kv = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
     for i in range(spec.n_layers):
-        shapes |= {f"layers.{i}.{name}": shape for name, shape in layer.items()}
+        own = layer | dict(pair for part in spec.mlp_parts(i) for pair in _mlp_shapes(part, hidden))
+        shapes |= {f"layers.{i}.{name}": shape for name, shape in own.items()}
         rows = (query, kv, kv) if len(names := spec.qkv_parts(i)) > 1 else (spec.qkv_size,)
         shapes |= {name: (n, hidden) for name, n in zip(names, rows, strict=True)}
     return shapes
+
+
+def _mlp_shapes(part: MlpPart, hidden: int) -> Iterator[tuple[str, tuple[int, int]]]:
+    matrices = part.experts.count if part.experts else 1
+    if part.experts:
+        yield "router", (part.experts.scores, hidden)
+    yield part.prefix + "gate_up", (2 * part.columns * matrices, hidden)
+    yield part.prefix + "down", (hidden * matrices, part.columns)
 
 
 class WeightEntry(msgspec.Struct, frozen=True, kw_only=True):

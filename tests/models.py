@@ -10,6 +10,7 @@ import pytest
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "smollm3", "gemma3", "granite")
 FAMILIES += ("ministral3", "granite4", "glm4", "ernie4_5")
 EXPERTS = ("qwen3_moe", "mixtral", "granitemoe", "gpt_oss")
+EXPERTS += ("qwen2_moe", "glm4_moe", "dots1", "ernie4_5_moe", "granitemoeshared", "granite4_moe")
 """Families of experts."""
 
 SMALL: dict[str, Any] = {
@@ -29,6 +30,18 @@ MULTIPLIERS = {
     "residual_multiplier": 0.22,
     "attention_multiplier": 0.3,
     "logits_scaling": 8.0,
+}
+SIGMOIDS = {
+    "head_dim": 32,
+    "rms_norm_eps": 1e-6,
+    "moe_intermediate_size": 48,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 2.5,
+    "norm_topk_prob": True,
+    "num_hidden_layers": 3,
 }
 OWN: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 16},
@@ -81,6 +94,40 @@ OWN: dict[str, dict[str, Any]] = {
             "truncate": False,
         },
     },
+    "qwen2_moe": {
+        "moe_intermediate_size": 48,
+        "shared_expert_intermediate_size": 72,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "mlp_only_layers": [1],
+        "num_hidden_layers": 3,
+    },
+    "glm4_moe": {**SIGMOIDS, "use_qk_norm": True, "attention_bias": True},
+    "dots1": {**SIGMOIDS, "n_shared_experts": 1, "sliding_window": 24, "max_window_layers": 1},
+    "ernie4_5_moe": {
+        "moe_intermediate_size": 48,
+        "moe_num_experts": 8,
+        "moe_k": 3,
+        "num_hidden_layers": 4,
+        "moe_layer_end_index": 2,
+        "tie_word_embeddings": False,
+    },
+    "granitemoeshared": {
+        "intermediate_size": 48,
+        "num_local_experts": 6,
+        "shared_intermediate_size": 72,
+        **MULTIPLIERS,
+    },
+    "granite4_moe": {
+        **MULTIPLIERS,
+        "intermediate_size": 48,
+        "shared_intermediate_size": 56,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
+        "layer_types": ["full_attention"] * 2,
+        "position_embedding_type": "rope",
+        "mamba_n_heads": 2,
+    },
     "smollm3": {"pad_token_id": 2},
     "gemma3": {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 24},
 }
@@ -110,6 +157,18 @@ def make_model(family: str, *, seed: int = 0, dtype: str = "float32", **override
         "qwen3_moe": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM),
         "mixtral": (transformers.MixtralConfig, transformers.MixtralForCausalLM),
         "granitemoe": (transformers.GraniteMoeConfig, transformers.GraniteMoeForCausalLM),
+        "qwen2_moe": (transformers.Qwen2MoeConfig, transformers.Qwen2MoeForCausalLM),
+        "glm4_moe": (transformers.Glm4MoeConfig, transformers.Glm4MoeForCausalLM),
+        "dots1": (transformers.Dots1Config, transformers.Dots1ForCausalLM),
+        "ernie4_5_moe": (transformers.Ernie4_5_MoeConfig, transformers.Ernie4_5_MoeForCausalLM),
+        "granitemoeshared": (
+            transformers.GraniteMoeSharedConfig,
+            transformers.GraniteMoeSharedForCausalLM,
+        ),
+        "granite4_moe": (
+            transformers.GraniteMoeHybridConfig,
+            transformers.GraniteMoeHybridForCausalLM,
+        ),
         "gpt_oss": (transformers.GptOssConfig, transformers.GptOssForCausalLM),
         "gemma3": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM),
     }
@@ -120,6 +179,9 @@ def make_model(family: str, *, seed: int = 0, dtype: str = "float32", **override
         for name, parameter in model.named_parameters():
             center = 1.0 if "norm" in name and family != "gemma3" else 0.0
             torch.nn.init.normal_(parameter, center, 2.0 if name.endswith("sinks") else 0.08)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                torch.nn.init.normal_(buffer, 0.0, 0.08)
     model.config._experts_implementation = "eager"  # the others know no float64
     return model.to(getattr(torch, dtype)).eval()
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
 
-from dovetail.ir.formats import cut_unit
+from dovetail.ir.formats import cut_unit, inner_unit
 from dovetail.ir.model import ModelSpec
 from dovetail.topology.tree import TopoTree
 from dovetail.topology.values import HardwareSpec
@@ -68,10 +68,11 @@ def allows_processes(model: ModelSpec, count: int) -> bool:
 
     Whole KV heads and query heads per rank (§5.3), and whole panels of the packed weights.
     """
+    widths = [part.columns for part in model.all_mlp_parts()]
     return (
         model.n_kv_heads % count == 0
         and model.n_heads % count == 0
-        and (count == 1 or model.intermediate_size % (count * cut_unit(model, "down")) == 0)
+        and (count == 1 or all(n % (count * inner_unit(model)) == 0 for n in widths))
         and (count == 1 or model.n_heads // count * model.head_dim % cut_unit(model, "o") == 0)
     )
 

@@ -53,14 +53,19 @@ def _held(tape: TorchTape) -> list[_Routed]:
 
 def bind_route(tape: TorchTape, entry: Entry) -> Work:
     """Choose k of E experts for each row, sort the rows by expert."""
-    _, experts, used, share, logits, *_ = entry.slots
-    count, k, shared = integer(experts), integer(used), integer(share)
-    scores, held = tape.rows(logits, count, entry.m), _held(tape)
+    _, experts, used, choice, sigmoid, share, scale, logits, *_ = entry.slots
+    count, k, shared, times = integer(experts), integer(used), integer(share), number(scale)
+    scores, held, added = tape.rows(logits, count, entry.m), _held(tape), tape.weight(choice)
+    weigh = torch.sigmoid if integer(sigmoid) else partial(torch.softmax, dim=-1)
 
     def run(step: Step) -> None:
-        weights, chosen = torch.softmax(scores(step).float(), -1).topk(k, -1)
+        given = scores(step).float()
+        every = weigh(given)
+        chosen = (given if added is None else every + added).topk(k, -1).indices
+        weights = every.gather(-1, chosen)
         if shared:
-            weights = weights / weights.sum(-1, keepdim=True)
+            weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-20)
+        weights = weights * times
         flat = chosen.flatten()
         each = (flat[:, None] == torch.arange(count, device=flat.device)).sum(0)
         ends = each.cumsum(0, dtype=torch.int32)
@@ -130,6 +135,13 @@ def bind_combine(tape: TorchTape, entry: Entry) -> Work:
     return run
 
 
+def bind_gate_rows(tape: TorchTape, entry: Entry) -> Work:
+    """Multiply rows by a sigmoid each."""
+    _, columns, gates, _, x, _ = entry.slots
+    scores, rows = tape.rows(gates, 1, entry.m), tape.rows(x, integer(columns), entry.m)
+    return lambda step: rows(step).mul_(torch.sigmoid(scores(step)))
+
+
 def expert_operators(end: Pair) -> dict[str, Bind]:
     """Return what experts add to a decoder's operators, in place of its feed-forward products."""
     return {
@@ -139,4 +151,5 @@ def expert_operators(end: Pair) -> dict[str, Bind]:
         "gate_up": partial(bind_experts, end=end),
         "down": partial(bind_experts, end=None),
         "combine_experts": bind_combine,
+        "gate_rows": bind_gate_rows,
     }

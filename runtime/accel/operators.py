@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.ir.model import KV_BLOCK, ModelSpec
+from dovetail.ir.model import DENSE, KV_BLOCK, ModelSpec
 from dovetail.ir.tape import Entry, Slot, WeightRef
 from dovetail.runtime.accel.experts import expert_operators
 from dovetail.runtime.accel.step import Attended, Step
@@ -325,14 +325,6 @@ ACTIVATIONS: Mapping[str, Activation] = {
 }
 
 
-def _pair(activation: str) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return what is made of gate and up."""
-    if activation == "clamped":
-        return _clamp_pair
-    end = ACTIVATIONS[activation]
-    return lambda gate, up: end(gate) * up
-
-
 def _clamp_pair(gate: Tensor, up: Tensor) -> Tensor:
     low = gate.clamp(max=7.0)
     return low * torch.sigmoid(1.702 * low) * (up.clamp(-7.0, 7.0) + 1)
@@ -340,9 +332,12 @@ def _clamp_pair(gate: Tensor, up: Tensor) -> Tensor:
 
 def decoder_operators(spec: ModelSpec) -> dict[str, Bind]:
     """Return what a decoder's forward tape is made of."""
-    if spec.experts:
-        return {**_DECODER, **expert_operators(_pair(spec.activation))}
-    return {**_DECODER, "gate_up": partial(bind_gated, end=ACTIVATIONS[spec.activation])}
+    if spec.activation == "clamped":  # has no MLP without experts
+        return {**_DECODER, **expert_operators(_clamp_pair)}
+    end = ACTIVATIONS[spec.activation]
+    gated = dict.fromkeys(("gate_up", DENSE + "gate_up"), partial(bind_gated, end=end))
+    experts = expert_operators(lambda gate, up: end(gate) * up) if spec.experts else {}
+    return {**_DECODER, **gated, **experts}
 
 
 _DECODER: Mapping[str, Bind] = {
@@ -357,6 +352,7 @@ _DECODER: Mapping[str, Bind] = {
     "o": bind_linear,
     "router": bind_linear,
     "down": bind_linear,
+    "dense_down": bind_linear,
     "gather_rows": bind_gather,
     "head": bind_linear,
     ALL_REDUCE: bind_sum,

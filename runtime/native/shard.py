@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.errors import SpecError
-from dovetail.ir.formats import FORMATS, cut_unit
+from dovetail.ir.formats import FORMATS, cut_unit, inner_unit
 from dovetail.ir.model import MAX_KV_SPLITS, PANEL, ModelSpec, WeightEntry
 from dovetail.ir.tape import ArgRef, BufferRef, Entry, IntConst, KvRef, Slot, Tape, WeightRef
 from dovetail.runtime.machine.abi import ALL_GATHER, ALL_REDUCE, COLLECTIVES
@@ -34,14 +34,21 @@ Slots = Callable[[str], tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """What rank `rank` of `ranks` computes: ranges of heads, of inner columns and of token ids."""
+    """What rank `rank` of `ranks` computes: ranges of heads and of token ids.
+
+    unit: between so many inner columns of an MLP or an expert ranks may be cut (`inner`).
+    """
 
     rank: int
     ranks: int
     heads: range
     kv_heads: range
-    inner: range
     vocab: range
+    unit: int
+
+    def inner(self, columns: int) -> range:
+        """Return which of so many inner columns the rank has."""
+        return _panels(columns, self.rank, self.ranks, self.unit)
 
 
 def split_model(spec: ModelSpec, rank: int, ranks: int) -> Shard:
@@ -69,17 +76,16 @@ def split_model(spec: ModelSpec, rank: int, ranks: int) -> Shard:
             f"heads of {spec.head_dim} values cannot be shared by processes, only multiples of "
             f"{PANEL}; use one process"
         )
-    unit = cut_unit(spec, "down")
-    if ranks > -(-spec.intermediate_size // unit):
+    unit = inner_unit(spec)
+    if ranks > min(-(-part.columns // unit) for part in spec.all_mlp_parts()):
         raise SpecError(f"{ranks} processes are more than the feed-forward layers have panels")
     if ranks > 1 and (len(heads) * spec.head_dim) % (values := cut_unit(spec, "o")):
         raise SpecError(
             f"{len(heads)} heads of {spec.head_dim} values, a share of {ranks} processes, are no "
             f"whole blocks of {values} quantised weights; use fewer processes"
         )
-    inner = _panels(spec.intermediate_size, rank, ranks, unit)
     vocab = _panels(spec.vocab_size, rank, ranks)
-    return Shard(rank, ranks, heads, kv_heads, inner, vocab)
+    return Shard(rank, ranks, heads, kv_heads, vocab, unit)
 
 
 def kv_unit(spec: ModelSpec, numbers: Iterable[int]) -> int:
@@ -90,11 +96,18 @@ def kv_unit(spec: ModelSpec, numbers: Iterable[int]) -> int:
 
 def shard_spec(spec: ModelSpec, shard: Shard) -> ModelSpec:
     """Return the dimensions of one rank's part: its heads and inner columns."""
+    experts = spec.experts
     return replace(
         spec,
         n_heads=len(shard.heads),
         n_kv_heads=len(shard.kv_heads),
-        intermediate_size=len(shard.inner),
+        intermediate_size=len(shard.inner(spec.intermediate_size)),
+        experts=experts
+        and replace(
+            experts,
+            shared=len(shard.inner(experts.shared)),
+            dense=len(shard.inner(experts.dense)),
+        ),
     )
 
 
@@ -227,6 +240,12 @@ class _Place:
         """Return the slot of the operand `name`."""
         return self.entry.slots[self.slots(self.entry.op).index(name)]
 
+    def inner(self, name: str) -> range:
+        """Return the inner columns of the rank, of as many as the operand `name` says."""
+        columns = self.slot(name)
+        assert isinstance(columns, IntConst)
+        return self.shard.inner(columns.value)
+
     def edit(self, **changes: Slot | int) -> Entry:
         """Return the entry with these operands changed."""
         names = self.slots(self.entry.op)
@@ -347,7 +366,7 @@ def _cut_heads(place: _Place, column: int = 0) -> Iterator[Entry]:
 
 
 def _cut_gate_up(place: _Place, **more: Slot) -> Iterator[Entry]:
-    inner = place.shard.inner
+    inner = place.inner("N")
     columns, bias = place.columns(inner.start, planes=2), place.vector("bias", 2 * inner.start)
     yield place.edit(N=len(inner), B=columns, bias=bias, **more)
 
@@ -380,7 +399,10 @@ _EDITS: dict[str, Callable[[_Place], Iterator[Entry]]] = {
     "decode_attention": _cut_heads,
     "o": lambda place: _cut_rows(place, head_columns(place.spec, place.shard)),
     "gate_up": _cut_gate_up,
-    "down": lambda place: _cut_rows(place, place.shard.inner),
+    "down": lambda place: _cut_rows(place, place.inner("K")),
+    "dense_gate_up": _cut_gate_up,
+    "gate_rows": lambda place: iter((place.edit(H=len(place.inner("H"))),)),
+    "dense_down": lambda place: _cut_rows(place, place.inner("K")),
     "combine_experts": _sum_experts,
     "head": _cut_head,
 }
@@ -403,7 +425,7 @@ def _gather_heads(place: _Place) -> Iterator[Entry]:
 
 
 def _gather_inner(place: _Place) -> Iterator[Entry]:
-    unit = cut_unit(place.spec, "down")
+    unit = place.shard.unit
     yield from _cut_columns(place, -(-place.spec.intermediate_size // unit), unit)
 
 
@@ -449,7 +471,7 @@ _WHOLE_EDITS = {
     "prefill_attention": _place_heads,
     "decode_attention": _place_heads,
     "o": _gather_heads,
-    "gate_up": lambda p: _cut_gate_up(p, C=_shift(p.slot("C"), p.shard.inner.start)),
+    "gate_up": lambda p: _cut_gate_up(p, C=_shift(p.slot("C"), p.inner("N").start)),
     "down": _gather_inner,
 }
 

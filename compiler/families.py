@@ -144,11 +144,10 @@ class Family:
     """What an architecture fixes: defaults of config.json keys and which parts it has at all.
 
     `attention_bias`: True or False where the architecture decides, None where config.json does
-    (for q, k, v, and o where it has an output_bias); `mlp_bias` and `qk_norm` likewise. sinks: see ModelSpec.
-    theta: base of the rope, where config.json has none. partial: the part of each head that ropes
-    turn, unless config.json tells, None where it may not; neighbours: they turn the rows (0, 1),
-    (2, 3), ... (`pairs.py`). local_rope: layers with
-    a window have a rope of their own.
+    (for q, k, v, and o where it has an output_bias); `mlp_bias` and `qk_norm` likewise. sinks: see
+    ModelSpec. theta: base of the rope, where config.json has none. partial: the part of each head
+    that ropes turn, unless config.json tells, None where it may not; neighbours: they turn the rows
+    (0, 1), (2, 3), ... (`pairs.py`). local_rope: layers with a window have a rope of their own.
     query_scalar: scores are scaled by query_pre_attn_scalar, embeddings by sqrt(hidden_size).
     multipliers: config.json tells what scales scores, embeddings, branches and logits.
     norm_offset: what its code adds to weights of RMSNorms.
@@ -258,7 +257,10 @@ FAMILIES: dict[str, Family] = {
         "mixtral", windows=_whole_window, kv_heads=8, theta=1e6, experts=Mixture()
     ),
     "GraniteMoeForCausalLM": Family(
-        "granitemoe", attention_bias=None, multipliers=True, experts=Mixture()
+        "granitemoe",
+        attention_bias=None,
+        multipliers=True,
+        experts=Mixture(shared=shared_width("shared_intermediate_size", 0)),
     ),
     "GraniteMoeSharedForCausalLM": Family(
         "granitemoeshared",

@@ -13,7 +13,7 @@ from typing import Any
 
 from dovetail.compiler.checkpoint import Checkpoint
 from dovetail.compiler.config import Config
-from dovetail.compiler.experts import expert_tensors
+from dovetail.compiler.experts import CHOICE, expert_tensors
 from dovetail.compiler.gguf_file import GgufFile
 from dovetail.compiler.pairs import pair_heads
 
@@ -22,6 +22,7 @@ LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.we
 FACTORS = (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS)
 """Not weights but divisors of the rope's frequencies, which the configuration tells."""
 PAIRED = ("llama", "mistral3", "smollm3", "granite", "granitemoe", "glm4", "ernie4_5")
+PAIRED += ("ernie4_5-moe",)
 """Architectures whose ropes turn neighbours, to which the rows of most were reordered."""
 _WHOLE = {
     "token_embd": "model.embed_tokens",
@@ -45,6 +46,11 @@ _OF_LAYER = {
     "ffn_up_exps": "mlp.experts.up_proj",
     "ffn_gate_up_exps": "mlp.experts.gate_up_proj",
     "ffn_down_exps": "mlp.experts.down_proj",
+    "exp_probs_b": f"mlp.{CHOICE}",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
 }
 _OF_ARCHITECTURE: Mapping[str, Mapping[str, str]] = {
     "gpt-oss": {
@@ -56,6 +62,7 @@ _OF_ARCHITECTURE: Mapping[str, Mapping[str, str]] = {
         "post_ffw_norm": "post_mlp_layernorm",
         "ffn_up": "mlp.gate_up_proj",
     },
+    "glm4moe": {"post_attention_norm": "post_attention_layernorm"},
     "phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
     "gemma3": {
         "post_attention_norm": "post_attention_layernorm",
@@ -98,5 +105,5 @@ def translate(name: str, arch: str) -> str:
     known = _OF_ARCHITECTURE.get(arch, {}).get(found[2]) or _OF_LAYER.get(found[2])
     if known is None:
         return name
-    ending = "" if known.endswith("sinks") else f".{kind}"  # a vector without a module
+    ending = "" if known.endswith(("sinks", CHOICE)) else f".{kind}"  # a vector without a module
     return f"model.layers.{int(found[1])}.{known}{ending}"

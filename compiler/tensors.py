@@ -67,7 +67,10 @@ def check_tensors(spec: ModelSpec, checkpoint: Checkpoint) -> None:
     dtype, or is not known to this architecture (an adapter or quantization that would silently
     be lost).
     """
-    check_sources(weight_sources(spec), checkpoint, UNUSED_TIED if spec.tied_head else _UNUSED)
+    unused = UNUSED_TIED if spec.tied_head else _UNUSED
+    if drafts := _DRAFTS.get(spec.family):
+        unused = re.compile(f"{unused.pattern}|{drafts.format(spec.n_layers)}")
+    check_sources(weight_sources(spec), checkpoint, unused)
 
 
 def check_sources(
@@ -104,6 +107,11 @@ def _is_no_bias(name: str, checkpoint: Checkpoint) -> bool:
 
 
 _UNUSED = re.compile(r".*rotary_emb\.(inv_freq|cos_cached|sin_cached)|.*attn\.masked_bias")
+_DRAFTS = {
+    "glm4moe": r"(?:model\.layers|blk)\.{}\..+",
+    "ernie4_5moe": r"model\.mtp_.+",
+}
+"""Of families, the tensors of layers that draft tokens; {} stands for the number of the others."""
 UNUSED_TIED = re.compile(rf"{_UNUSED.pattern}|lm_head\.weight")
 
 

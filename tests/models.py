@@ -99,17 +99,13 @@ OWN: dict[str, dict[str, Any]] = {
         "shared_expert_intermediate_size": 72,
         "num_experts": 8,
         "num_experts_per_tok": 3,
-        "mlp_only_layers": [1],
-        "num_hidden_layers": 3,
     },
     "glm4_moe": {**SIGMOIDS, "use_qk_norm": True, "attention_bias": True},
-    "dots1": {**SIGMOIDS, "n_shared_experts": 1, "sliding_window": 24, "max_window_layers": 1},
+    "dots1": {**SIGMOIDS, "n_shared_experts": 1, "sliding_window": None},
     "ernie4_5_moe": {
         "moe_intermediate_size": 48,
         "moe_num_experts": 8,
         "moe_k": 3,
-        "num_hidden_layers": 4,
-        "moe_layer_end_index": 2,
         "tie_word_embeddings": False,
     },
     "granitemoeshared": {

@@ -73,6 +73,8 @@ def shape(
 EIGHT = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 80}
 SHORT = {"norm_topk_prob": False, "use_sliding_window": True, "sliding_window": 33}
 PLAIN = {"use_qk_norm": False, "attention_bias": False, "norm_topk_prob": False}
+ONE_DENSE = {"num_hidden_layers": 3, "mlp_only_layers": [1]}
+INSIDE = {"num_hidden_layers": 4, "moe_layer_end_index": 2}
 TIED = {"tie_word_embeddings": True}
 BIASED = {"attention_bias": True, "mlp_bias": True}
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -112,15 +114,15 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-weighted": ("qwen3_moe", shape(4, 1, 80, 96, 99, 151, **EIGHT, **SHORT)),
     "mixtral": ("mixtral", shape(4, 2, 64, 128, 160, 131, num_local_experts=4, **TIED)),
     "granite-experts": ("granitemoe", shape(4, 2, 64, 256, 48, 140)),
-    "qwen2-shared": ("qwen2_moe", shape(4, 2, 32, 128, 90, 171, num_hidden_layers=4)),
+    "qwen2-shared": ("qwen2_moe", shape(4, 2, 32, 128, 90, 171, **ONE_DENSE)),
     "qwen3-some-dense": (
         "qwen3_moe",
         shape(4, 2, 64, 128, 99, 171, **EIGHT, decoder_sparse_step=2),
     ),
     "glm4-experts": ("glm4_moe", shape(4, 2, 64, 128, 200, 107)),
     "glm4-experts-plain": ("glm4_moe", shape(4, 1, 32, 96, 144, 99, **PLAIN)),
-    "dots1": ("dots1", shape(4, 2, 64, 128, 200, 107)),
-    "ernie4_5-experts": ("ernie4_5_moe", shape(4, 2, 64, 128, 180, 140)),
+    "dots1": ("dots1", shape(4, 2, 64, 128, 200, 107, sliding_window=33, max_window_layers=1)),
+    "ernie4_5-experts": ("ernie4_5_moe", shape(4, 2, 64, 128, 180, 140, **INSIDE)),
     "granite-shared": ("granitemoeshared", shape(4, 2, 64, 256, 48, 140)),
     "granite4-experts": ("granite4_moe", shape(4, 2, 64, 256, 48, 107)),
     "qwen3-gqa8": ("qwen3", shape(8, 1, 64, 96, 210, 1000, attention_bias=True)),

@@ -20,7 +20,7 @@ from dovetail.ir.errors import SpecError
 from dovetail.ir.formats import FORMATS, is_quantised
 from dovetail.ir.high.nodes import Unit
 from dovetail.ir.high.parse import parse_high
-from dovetail.ir.model import ModelSpec
+from dovetail.ir.model import ROWS, TURNED, ModelSpec
 
 Binding = Mapping[str, int | str]
 
@@ -41,6 +41,7 @@ KERNELS: dict[str, str] = {
     "gather_rows": "embed",
     "rmsnorm": "norm",
     "rmsnorm_add": "norm",
+    "norm_rows": "norm",
     "scaled_add": "norm",
     "route": "experts",
     "sort_experts": "experts",
@@ -264,8 +265,10 @@ def model_kernels(spec: Spec, target: Target) -> tuple[KernelRequest, ...]:
     used = {"rmsnorm_add": spec.branch_norms, "scaled_add": spec.branch_scale != 1.0}
     used |= {f: spec.experts is not None for f, module in KERNELS.items() if module == "experts"}
     used["gate_rows"] = spec.experts is not None and spec.experts.gated
+    used["norm_rows"] = spec.qk_norm and spec.qk_norm_of == ROWS
     others = (f for f in KERNELS if not f.startswith("embed") and used.get(f, True))
-    families = [table, *others]
+    turned = ("rope_rows",) if spec.qk_norm and spec.qk_norm_of == TURNED else ()
+    families = [table, *others, *turned]
     dtypes = {"W": stored, "KV": spec.kv_dtype}
     heads = head_shape(spec)
     return tuple(

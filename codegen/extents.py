@@ -39,6 +39,7 @@ EXTENTS: dict[str, dict[str, str]] = {
     "rmsnorm": ROWS,
     "rmsnorm_add": ROWS,
     "scaled_add": ROWS,
+    "norm_rows": {"x": "rows(T, ldx, H)", "w": "H"},
     "embed": {"ids": "T", "out": "rows(T, ldo, H)"},
     "embed_packed": {"ids": "T", "out": "rows(T, ldo, H)"},
     "gather_rows": {"rows": "R", "out": "rows(R, ldo, H)"},

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from dovetail.compiler.config import Config
 from dovetail.compiler.mixtures import (
     Mixture,
     ernie_dense,
     first_dense,
+    one_shared,
     qwen_dense,
     shared_experts,
     shared_width,
 )
-from dovetail.compiler.rope import FULL, MAX_POSITION, SLIDING
+from dovetail.compiler.rope import FULL, LOCAL_BASE, MAX_POSITION, SLIDING
+from dovetail.ir.model import ROWS, TURNED
 
 PATTERN = 6
 """Gemma 3: of so many layers one has no window."""
@@ -86,6 +89,20 @@ def _oss_windows(config: Config, n_layers: int) -> tuple[int, tuple[bool, ...]]:
     return _window(config), _sliding(config, n_layers, lambda layer: layer % 2 == 0)
 
 
+def _olmo_windows(config: Config, n_layers: int) -> tuple[int, tuple[bool, ...]]:
+    """OLMo 3: a window on the layers named in layer_types, or on all but each fourth."""
+    window = config.integer("sliding_window", 1, MAX_POSITION, 4096)
+    return window, _sliding(config, n_layers, lambda layer: (layer + 1) % 4 != 0)
+
+
+def _exaone_windows(config: Config, n_layers: int) -> tuple[int, tuple[bool, ...]]:
+    """EXAONE 4: none, or on the layers named in layer_types, or on all but each fourth."""
+    if not config.has("sliding_window"):
+        return 0, ()
+    each = 4 if config.has("layer_types") else config.integer("sliding_window_pattern", 1, 1024, 4)
+    return _window(config), _sliding(config, n_layers, lambda layer: (layer + 1) % each != 0)
+
+
 def _smollm_windows(config: Config, n_layers: int) -> tuple[int, tuple[bool, ...]]:
     """SmolLM3: none; its code has one for layers without rope, which no published model uses."""
     if config.flag("use_sliding_window") and config.has("sliding_window"):
@@ -128,6 +145,11 @@ def _smollm_ropes(config: Config, n_layers: int) -> tuple[bool, ...]:
     return tuple(map(bool, listed))
 
 
+def _exaone_ropes(config: Config, n_layers: int) -> tuple[bool, ...]:
+    """EXAONE 4: in all layers, or in those with a window."""
+    return _exaone_windows(config, n_layers)[1]
+
+
 def _granite_ropes(config: Config, n_layers: int) -> tuple[bool, ...]:
     """Granite 4: a rope in all layers or in none; of its models those without Mamba are read."""
     kinds = set(config.texts("layer_types")) or {"linear_attention"}
@@ -147,7 +169,8 @@ class Family:
     (for q, k, v, and o where it has an output_bias); `mlp_bias` and `qk_norm` likewise. sinks: see
     ModelSpec. theta: base of the rope, where config.json has none. partial: the part of each head
     that ropes turn, unless config.json tells, None where it may not; neighbours: they turn the rows
-    (0, 1), (2, 3), ... (`pairs.py`). local_rope: layers with a window have a rope of their own.
+    (0, 1), (2, 3), ... (`pairs.py`). local_rope: layers with a window have a rope of their own,
+    whose base older files have by this key.
     query_scalar: scores are scaled by query_pre_attn_scalar, embeddings by sqrt(hidden_size).
     multipliers: config.json tells what scales scores, embeddings, branches and logits.
     norm_offset: what its code adds to weights of RMSNorms.
@@ -160,10 +183,11 @@ class Family:
     output_bias: bool = True
     mlp_bias: bool | None = False
     qk_norm: bool | None = False
+    qk_norm_of: str = "heads"
     sinks: bool = False
     windows: Windows = _no_window
     rope_layers: RopeLayers = _all_layers
-    local_rope: bool = False
+    local_rope: str | None = None
     kv_heads: int | None = None
     head_dim: int | None = None
     tied: bool = False
@@ -172,6 +196,7 @@ class Family:
     neighbours: bool = False
     activation: str = "silu"
     query_scalar: bool = False
+    pre_norms: bool = True
     branch_norms: bool = False
     multipliers: bool = False
     norm_offset: float = 0.0
@@ -180,6 +205,11 @@ class Family:
     inner: str = "intermediate_size"
 
 
+_OLMO: dict[str, Any] = {
+    **{"attention_bias": None, "qk_norm": True, "qk_norm_of": ROWS},
+    **{"pre_norms": False, "branch_norms": True},
+}
+"""Of OLMo 2 and 3."""
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family("llama", attention_bias=None, mlp_bias=None),
     "MistralForCausalLM": Family("mistral", windows=_mistral_window, kv_heads=8),
@@ -319,12 +349,51 @@ FAMILIES: dict[str, Family] = {
         tied=True,
         theta=2e6,
     ),
+    "Olmo2ForCausalLM": Family("olmo2", **_OLMO),
+    "Olmo3ForCausalLM": Family(
+        "olmo3", **_OLMO, windows=_olmo_windows, local_rope="rope_theta", theta=500000.0
+    ),
+    "OlmoeForCausalLM": Family(
+        "olmoe",
+        attention_bias=None,
+        qk_norm=True,
+        qk_norm_of=ROWS,
+        experts=Mixture(share=False),
+        fixed={"clip_qkv": None},
+    ),
+    "Exaone4ForCausalLM": Family(
+        "exaone4",
+        qk_norm=True,
+        windows=_exaone_windows,
+        rope_layers=_exaone_ropes,
+        pre_norms=False,
+        branch_norms=True,
+    ),
+    "SeedOssForCausalLM": Family(
+        "seed_oss",
+        attention_bias=True,
+        mlp_bias=None,
+        kv_heads=8,
+        head_dim=128,
+        fixed={"attention_bias": True, "attention_out_bias": False},
+    ),
+    "HunYuanDenseV1ForCausalLM": Family(
+        "hunyuan", attention_bias=None, qk_norm=True, qk_norm_of=TURNED
+    ),
+    "HunYuanMoEV1ForCausalLM": Family(
+        "hunyuanmoe",
+        attention_bias=None,
+        qk_norm=True,
+        qk_norm_of=TURNED,
+        experts=Mixture(shared=one_shared),
+        fixed={"use_cla": False},
+    ),
     "Gemma3ForCausalLM": Family(
         "gemma3",
         attention_bias=None,
         qk_norm=True,
         windows=_gemma_windows,
-        local_rope=True,
+        local_rope=LOCAL_BASE,
         kv_heads=4,
         head_dim=256,
         tied=True,

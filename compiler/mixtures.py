@@ -128,10 +128,11 @@ def read_experts(
             f"multiples of {PANEL}"
         )
     count = config.integer(_key(config, _COUNTS), 1, MOST_EXPERTS)
+    used = _key(config, _USED)
     shared, without = mixture.shared(config, inner), mixture.dense(config, n_layers)
     return ExpertSpec(
         count=count,
-        used=config.integer(_key(config, _USED), 1, count),
+        used=_alike(config, used).integer(used, 1, count),
         share=config.flag("norm_topk_prob", mixture.share),
         sigmoid=mixture.sigmoid,
         biased=mixture.biased,
@@ -141,6 +142,14 @@ def read_experts(
         dense=config.integer(dense, 1, MAX_INNER) if any(without) else 0,
         dense_layers=without if any(without) else (),
     )
+
+
+def _alike(config: Config, key: str) -> Config:
+    """Return the configuration with one number for a list that has the same for all layers."""
+    value = config.values.get(key)
+    if not isinstance(value, list) or any(each != value[0] for each in value):
+        return config
+    return Config(config.name, {**config.values, key: value[0] if value else None})
 
 
 def _key(config: Config, known: tuple[str, ...]) -> str:

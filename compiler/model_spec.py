@@ -124,9 +124,9 @@ def read_architecture(
         min(max_context or DEFAULT_MAX_CONTEXT, positions),
         theta=family.theta,
         partial=family.partial,
-        per_layer=family.local_rope,
+        per_layer=family.local_rope is not None,
     )
-    local = read_local_rope(*given) if family.local_rope else None
+    local = read_local_rope(*given, family.local_rope, family.theta) if family.local_rope else None
     positions = usable_positions(config, rope, positions)
     window, window_layers = family.windows(config, n_layers)
     mixture = family.experts if has_experts(config, family.experts) else None
@@ -161,6 +161,8 @@ def read_architecture(
         local_rope=local,
         **_scales(config, family, hidden),
         activation=family.activation,
+        qk_norm_of=family.qk_norm_of,
+        pre_norms=family.pre_norms,
         branch_norms=family.branch_norms,
         experts=experts,
         norm_offset=family.norm_offset and config.number("norm_offset", 0.0, 1.0, 1.0),

@@ -43,6 +43,7 @@ _SLOTS = {
     "embed": "T:int H:int ids:in table:weight out:out ldo:int",
     "rmsnorm": "T:int H:int x:in ldx:int w:weight eps:float out:out ldo:int",
     "rmsnorm_add": "T:int H:int x:in ldx:int w:weight eps:float out:inout ldo:int",
+    "norm_rows": "T:int H:int x:inout ldx:int w:weight eps:float",
     "scaled_add": "T:int H:int x:in ldx:int scale:float out:inout ldo:int",
     "route": "T:int E:int k:int choice:weight? sigmoid:int share:int scale:float logits:in ldl:int "
     "chosen:out weights:out",

@@ -17,7 +17,9 @@ from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.formats import FORMATS
 from dovetail.ir.model import (
     MAX_KV_SPLITS,
+    ROWS,
     SPLIT_K_ELEMENTS,
+    TURNED,
     ExpertSpec,
     MlpPart,
     ModelSpec,
@@ -241,19 +243,25 @@ class DecoderTape(TapeBuilder):
     def pre_attention(self, layer: int) -> None:
         """Norm and the fused q, k, v projection."""
         name = f"layers.{layer}.input_norm"
-        self.norm(f"pre_attn({layer})", name, self.x, self.normed)
-        self.project(layer)
+        self.project(layer, self.norm_before(f"pre_attn({layer})", name, self.x, _T))
 
-    def project(self, layer: int) -> None:
+    def norm_before(self, segment: str, weight: str, x: BufferRef, m: ArgRef) -> BufferRef:
+        """Return what a branch reads: m rows of x, normed where norms come first."""
+        if not self.spec.pre_norms:
+            return x
+        self.norm(segment, weight, x, self.normed, m)
+        return self.normed
+
+    def project(self, layer: int, source: BufferRef) -> None:
         """Append q, k and v: one product, or three side by side, which share no partial sums."""
         if len(parts := self.spec.qkv_parts(layer)) == 1:
             name = f"layers.{layer}.qkv"
-            self.linear("qkv", f"pre_attn({layer})", _T, name, self.normed, self.qkv)
+            self.linear("qkv", f"pre_attn({layer})", _T, name, source, self.qkv)
             return
         bias, column, size = f"layers.{layer}.qkv_bias", 0, DTYPES["f32"].size
         for name in parts:
             n = self.weights[name].n
-            gemm = self.gemm(name, self.normed, _T)
+            gemm = self.gemm(name, source, _T)
             added = WeightRef(name=bias if bias in self.weights else None, offset=column * size)
             out = replace(self.qkv, offset=column * size)
             values = (*gemm[:-1], added, *NO_RESIDUAL, out, self.rows(self.qkv)[1])
@@ -270,19 +278,19 @@ class DecoderTape(TapeBuilder):
         """Output projection and MLP of m rows, each added to x."""
         name, segment = f"layers.{layer}", f"post_attn({layer})"
         self.branch("o", segment, m, name, attention, x)
-        self.norm(segment, f"{name}.post_norm", x, self.normed, m)
+        source = self.norm_before(segment, f"{name}.post_norm", x, m)
         for part in self.spec.mlp_parts(layer):
             if part.experts:
                 self.experts(part.experts, layer, m, x)
             else:
-                self.mlp(part, layer, m, x)
+                self.mlp(part, layer, m, source, x)
 
-    def mlp(self, part: MlpPart, layer: int, m: ArgRef, x: BufferRef) -> None:
-        """Append what all m normed rows go through; beside experts the router may gate it."""
+    def mlp(self, part: MlpPart, layer: int, m: ArgRef, source: BufferRef, x: BufferRef) -> None:
+        """Append what all m rows go through; beside experts the router may gate it."""
         name, segment = f"layers.{layer}", f"post_attn({layer})"
         inner = self.dense_inner if part.prefix else self.inner
         gate_up = part.prefix + "gate_up"
-        self.product(gate_up, segment, m, f"{name}.{gate_up}", self.normed, *self.rows(inner))
+        self.product(gate_up, segment, m, f"{name}.{gate_up}", source, *self.rows(inner))
         experts = self.spec.mlp_parts(layer)[0].experts
         if experts and experts.gated:
             gates = replace(self.scores, offset=experts.count * DTYPES["f32"].size)
@@ -391,9 +399,26 @@ class _Forward(DecoderTape):
     def pre_attention(self, layer: int) -> None:
         """Norm and projection, rotary embedding, and k and v into the pools."""
         super().pre_attention(layer)
-        heads = (*self.rows(self.qkv), *self.heads(), self.spec.layer_rope(layer)[1])
+        spec, segment, rows = self.spec, f"pre_attn({layer})", self.rows(self.qkv)
+        turned, turns = spec.layer_rope(layer)[1], self.turns(layer)
+        if spec.qk_norm and spec.qk_norm_of == ROWS:
+            self.norm_heads(layer)
+        if spec.qk_norm and spec.qk_norm_of == TURNED:
+            assert turned == spec.head_dim
+            plain = (*turns[:3], WeightRef(name=None), WeightRef(name=None), spec.norm_eps)
+            self.add("rope_rows", segment, _T, *rows, *self.heads(), *plain)
+            turned = 0
         stored = (_arg("kv_slots"), *_pools(layer))
-        self.add("rope_store", f"pre_attn({layer})", _T, *heads, *self.turns(layer), *stored)
+        self.add("rope_store", segment, _T, *rows, *self.heads(), turned, *turns, *stored)
+
+    def norm_heads(self, layer: int) -> None:
+        """Norm all heads of q together, and those of k."""
+        n_q, n_kv, size = self.heads()
+        for part, first, count in (("q", 0, n_q), ("k", n_q, n_kv)):
+            place = replace(self.qkv, offset=first * size * DTYPES["f32"].size)
+            weight = self.weight(f"layers.{layer}.{part}_rows_norm")
+            values = (_T, count * size, place, self.rows(self.qkv)[1], weight, self.spec.norm_eps)
+            self.add("norm_rows", f"pre_attn({layer})", *values)
 
     def attend(self, layer: int) -> None:
         """Prefill and decode attention, side by side: they write different rows."""

@@ -14,7 +14,7 @@ from dovetail.compiler.checkpoint import Checkpoint
 from dovetail.compiler.experts import CHOICE, GATE
 from dovetail.ir.errors import SpecError
 from dovetail.ir.formats import is_quantised
-from dovetail.ir.model import MlpPart, ModelSpec, rope_names
+from dovetail.ir.model import ROWS, TURNED, MlpPart, ModelSpec, rope_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,8 @@ def _layer_sources(spec: ModelSpec, layer: int) -> Iterator[WeightSource]:
     def norm(name: str, scale: float = 1.0) -> WeightSource:
         return _norm(spec, f"{here}.{name}", f"{there}.{norms[name]}.weight", hidden, scale)
 
-    yield norm("input_norm")
+    if spec.pre_norms:
+        yield norm("input_norm")
     parts = spec.qkv_parts(layer)
     if spec.family in FUSED_QKV:  # one tensor has one format: it is never parted
         whole = f"{there}.self_attn.qkv_proj.weight"
@@ -157,9 +158,11 @@ def _layer_sources(spec: ModelSpec, layer: int) -> Iterator[WeightSource]:
             f"{here}.qkv_bias", "vector", spec.qkv_size, 1, _biases(qkv), (q, kv, kv)
         )
     if spec.qk_norm:
-        for part in "qk":
-            source = f"{there}.self_attn.{part}_norm.weight"
-            yield _norm(spec, f"{here}.{part}_norm", source, spec.head_dim)
+        name, modules = _QK_NORMS[spec.qk_norm_of]
+        for part, width in (("q", q), ("k", kv)):
+            n = width if spec.qk_norm_of == ROWS else spec.head_dim
+            source = f"{there}.self_attn.{modules[part]}.weight"
+            yield _norm(spec, f"{here}.{part}{name}", source, n)
     if spec.sinks:
         yield _vector(f"{here}.sinks", f"{there}.self_attn.sinks", spec.n_heads)
     yield WeightSource(f"{here}.o", "packed", hidden, q, _weights((out,)), (hidden,))
@@ -167,7 +170,8 @@ def _layer_sources(spec: ModelSpec, layer: int) -> Iterator[WeightSource]:
         yield _vector(f"{here}.o_bias", f"{out}.bias", hidden)
     if spec.branch_norms:
         yield norm("attention_norm", 1 / spec.stream_scale)
-    yield norm("post_norm")
+    if spec.pre_norms:
+        yield norm("post_norm")
     for part in spec.mlp_parts(layer):
         own = _expert_sources if part.experts else _dense_sources
         yield from own(spec, layer, part)
@@ -232,7 +236,16 @@ def _expert_sources(spec: ModelSpec, layer: int, part: MlpPart) -> Iterator[Weig
 FUSED_QKV, FUSED_PAIR = ("phi3",), ("phi3", "granite4", "granitemoeshared", "glm4")
 """Families whose checkpoints have q, k and v as one tensor; and those of gate and up."""
 _NORMS = {"input_norm": "input_layernorm", "post_norm": "post_attention_layernorm"}
+_QK = {"q": "q_norm", "k": "k_norm"}
+_QK_NORMS = {
+    "heads": ("_norm", _QK),
+    TURNED: ("_norm", {"q": "query_layernorm", "k": "key_layernorm"}),
+    ROWS: ("_rows_norm", _QK),
+}
+"""What q and k are normed over to the ends of our names, and the names in checkpoints."""
+_LAST = {"attention_norm": "post_attention_layernorm", "mlp_norm": "post_feedforward_layernorm"}
 _NORMS_OF = {
+    **dict.fromkeys(("olmo2", "olmo3", "exaone4"), _LAST),
     "gemma3": {
         "input_norm": "input_layernorm",
         "attention_norm": "post_attention_layernorm",

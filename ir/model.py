@@ -18,6 +18,8 @@ MAX_KV_SPLITS = 16
 """Largest `kv_splits` of a forward tape: its partial-attention buffer holds so many parts."""
 DENSE = "dense_"
 """Of a mixture, what the names of products begin with that all tokens go through."""
+ROWS, TURNED = "rows", "turned"
+"""What q and k may be normed over besides single heads."""
 ROPE, LOCAL_ROPE = "rope", "local_rope"
 """Names of ropes."""
 SPLIT_K_ELEMENTS = 1 << 19
@@ -101,10 +103,12 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     mlp_bias: bool = False  # gate, up, down; of experts their router, too
     sinks: bool = False  # of each query head a learnt score that no key has
     qk_norm: bool = False
+    qk_norm_of: str = "heads"  # heads, heads that a rope has turned, or rows: all heads together
     rope_layers: tuple[bool, ...] = ()  # per layer: are q and k rotated; () = all layers
     local_rope: RopeSpec | None = None  # of layers with a window, where theirs is another
     attention_scale: float | None = None  # of q k^T; None = head_dim ** -0.5
     activation: str = "silu"  # of the gate: silu, gelu_tanh, or clamped, of gate and up
+    pre_norms: bool = True  # RMSNorm of what attention and MLP read
     branch_norms: bool = False  # RMSNorm of what attention and MLP give, before it is added
     branch_scale: float = 1.0  # what they give without one is added to the stream times this
     logits_scale: float = 1.0
@@ -188,10 +192,10 @@ def weight_shapes(spec: ModelSpec) -> dict[str, tuple[int, int]]:
     if not spec.tied_head:
         shapes["embed"] = (spec.vocab_size, hidden)
     layer = {
-        "input_norm": (hidden, 1),
         "o": (hidden, spec.n_heads * spec.head_dim),
-        "post_norm": (hidden, 1),
     }
+    if spec.pre_norms:
+        layer |= {"input_norm": (hidden, 1), "post_norm": (hidden, 1)}
     if spec.branch_norms:
         layer |= {"attention_norm": (hidden, 1), "mlp_norm": (hidden, 1)}
     query, kv = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim

@@ -9,8 +9,10 @@ import pytest
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "smollm3", "gemma3", "granite")
 FAMILIES += ("ministral3", "granite4", "glm4", "ernie4_5")
+FAMILIES += ("olmo2", "olmo3", "exaone4", "seed_oss", "hunyuan")
 EXPERTS = ("qwen3_moe", "mixtral", "granitemoe", "gpt_oss")
 EXPERTS += ("qwen2_moe", "glm4_moe", "dots1", "ernie4_5_moe", "granitemoeshared", "granite4_moe")
+EXPERTS += ("olmoe", "hunyuan_moe")
 """Families of experts."""
 
 SMALL: dict[str, Any] = {
@@ -124,6 +126,25 @@ OWN: dict[str, dict[str, Any]] = {
         "position_embedding_type": "rope",
         "mamba_n_heads": 2,
     },
+    "olmo2": {"rms_norm_eps": 1e-6, "pad_token_id": 2},
+    "olmo3": {"rms_norm_eps": 1e-6, "pad_token_id": 2, "sliding_window": 24},
+    "olmoe": {
+        "intermediate_size": 48,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "rms_norm_eps": 1e-6,
+        "pad_token_id": 2,
+    },
+    "exaone4": {"rms_norm_eps": 1e-6, "head_dim": 16, "sliding_window": 24},
+    "seed_oss": {"head_dim": 32, "pad_token_id": 2},
+    "hunyuan": {"head_dim": 16, "rms_norm_eps": 1e-6},
+    "hunyuan_moe": {
+        "head_dim": 16,
+        "rms_norm_eps": 1e-6,
+        "intermediate_size": 48,
+        "num_experts": 6,
+        "moe_topk": [2, 2],
+    },
     "smollm3": {"pad_token_id": 2},
     "gemma3": {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 24},
 }
@@ -153,6 +174,13 @@ def make_model(family: str, *, seed: int = 0, dtype: str = "float32", **override
         "qwen3_moe": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM),
         "mixtral": (transformers.MixtralConfig, transformers.MixtralForCausalLM),
         "granitemoe": (transformers.GraniteMoeConfig, transformers.GraniteMoeForCausalLM),
+        "olmo2": (transformers.Olmo2Config, transformers.Olmo2ForCausalLM),
+        "olmo3": (transformers.Olmo3Config, transformers.Olmo3ForCausalLM),
+        "olmoe": (transformers.OlmoeConfig, transformers.OlmoeForCausalLM),
+        "exaone4": (transformers.Exaone4Config, transformers.Exaone4ForCausalLM),
+        "seed_oss": (transformers.SeedOssConfig, transformers.SeedOssForCausalLM),
+        "hunyuan": (transformers.HunYuanDenseV1Config, transformers.HunYuanDenseV1ForCausalLM),
+        "hunyuan_moe": (transformers.HunYuanMoEV1Config, transformers.HunYuanMoEV1ForCausalLM),
         "qwen2_moe": (transformers.Qwen2MoeConfig, transformers.Qwen2MoeForCausalLM),
         "glm4_moe": (transformers.Glm4MoeConfig, transformers.Glm4MoeForCausalLM),
         "dots1": (transformers.Dots1Config, transformers.Dots1ForCausalLM),

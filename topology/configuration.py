@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from dovetail.ir.formats import cut_unit, inner_unit
-from dovetail.ir.model import ModelSpec
+from dovetail.ir.model import ROWS, ModelSpec
 from dovetail.topology.tree import TopoTree
 from dovetail.topology.values import HardwareSpec
 
@@ -69,6 +69,8 @@ def allows_processes(model: ModelSpec, count: int) -> bool:
     Whole KV heads and query heads per rank (§5.3), and whole panels of the packed weights.
     """
     widths = [part.columns for part in model.all_mlp_parts()]
+    if count > 1 and model.qk_norm and model.qk_norm_of == ROWS:
+        return False
     return (
         model.n_kv_heads % count == 0
         and model.n_heads % count == 0

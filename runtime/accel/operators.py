@@ -63,6 +63,13 @@ def bind_rmsnorm_add(tape: TorchTape, entry: Entry) -> Work:
     return run
 
 
+def bind_norm_rows(tape: TorchTape, entry: Entry) -> Work:
+    """Norm rows in place."""
+    _, hidden, x, _, weight, eps = entry.slots
+    given = (integer(hidden),), tape.need(weight), number(eps)
+    return bind_rows(tape, entry, (hidden, x, x), lambda x: F.rms_norm(x.float(), *given))
+
+
 def bind_scaled_add(tape: TorchTape, entry: Entry) -> Work:
     """Add rows times a number to others."""
     _, hidden, x, _, scale, out, _ = entry.slots
@@ -158,6 +165,22 @@ def bind_rope(tape: TorchTape, entry: Entry) -> Work:
                 if len(begun):
                     pool.index_fill_(0, begun, 0)
                 pool[blocks, :, places] = heads[:stored, last - n_kv : last].to(pool.dtype)
+
+    return run
+
+
+def bind_rope_rows(tape: TorchTape, entry: Entry) -> Work:
+    """Norm q and k where that is told, and rotate them in place, pairs (c, c + size / 2)."""
+    _, qkv, _, *dims, positions, cos, sin, q_norm, k_norm, eps = entry.slots
+    n_q, n_kv, size = map(integer, dims)
+    rows = tape.rows(qkv, (n_q + n_kv) * size, entry.m)
+    turns = bind_turns(tape, entry, positions, (cos, sin))
+    norm = bind_head_norms(tape, (q_norm, k_norm, eps), n_q, n_kv)
+
+    def run(step: Step) -> None:
+        heads = rows(step).unflatten(1, (n_q + n_kv, size))
+        norm(heads)
+        turn_pairs(heads, *turns(step))
 
     return run
 
@@ -346,6 +369,8 @@ _DECODER: Mapping[str, Bind] = {
     "rmsnorm_add": bind_rmsnorm_add,
     "scaled_add": bind_scaled_add,
     "qkv": bind_linear,
+    "norm_rows": bind_norm_rows,
+    "rope_rows": bind_rope_rows,
     "rope_store": bind_rope,
     "prefill_attention": bind_prefill,
     "decode_attention": bind_decode,

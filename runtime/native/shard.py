@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.errors import SpecError
 from dovetail.ir.formats import FORMATS, cut_unit, inner_unit
-from dovetail.ir.model import MAX_KV_SPLITS, PANEL, ModelSpec, WeightEntry
+from dovetail.ir.model import MAX_KV_SPLITS, PANEL, ROWS, ModelSpec, WeightEntry
 from dovetail.ir.tape import ArgRef, BufferRef, Entry, IntConst, KvRef, Slot, Tape, WeightRef
 from dovetail.runtime.machine.abi import ALL_GATHER, ALL_REDUCE, COLLECTIVES
 
@@ -60,6 +60,11 @@ def split_model(spec: ModelSpec, rank: int, ranks: int) -> Shard:
         SpecError: heads, panels or ranks do not go into one another.
     """
     group = spec.n_heads // spec.n_kv_heads
+    if ranks > 1 and spec.qk_norm and spec.qk_norm_of == ROWS:
+        raise SpecError(
+            "queries and keys of this model are normed over all heads, which processes cannot "
+            "share; use one process"
+        )
     if ranks <= spec.n_kv_heads:
         kv_heads = _part(spec.n_kv_heads, rank, ranks)
         heads = range(kv_heads.start * group, kv_heads.stop * group)
@@ -232,7 +237,8 @@ class _Place:
         if not self.unit:
             return {}
         before = heads.start // self.unit * self.spec.n_layers
-        found = {name: self.slot(name) for name in ("kpool", "vpool")}
+        pools = (name for name in ("kpool", "vpool") if name in self.slots(self.entry.op))
+        found = {name: self.slot(name) for name in pools}
         return {n: replace(r, layer=r.layer + before) for n, r in found.items()
                 if isinstance(r, KvRef)}  # fmt: skip
 
@@ -337,7 +343,7 @@ def _cut_qkv(place: _Place) -> Iterator[Entry]:
 
 
 def _store_heads(place: _Place) -> Iterator[Entry]:
-    """Yield the rotation of a rank's heads and the store of its K and V, of several units apart."""
+    """Yield the rotation of a rank's heads, or their store, of several units apart."""
     shard, row, size = place.shard, place.slot("qkv"), place.spec.head_dim
     if not place.unit:
         yield place.edit(n_q=len(shard.heads), n_kv=len(shard.kv_heads))
@@ -394,7 +400,7 @@ def _cut_head(place: _Place) -> Iterator[Entry]:
 
 _EDITS: dict[str, Callable[[_Place], Iterator[Entry]]] = {
     "qkv": _split_qkv,
-    "rope_store": _store_heads,
+    **dict.fromkeys(("rope_rows", "rope_store"), _store_heads),
     "prefill_attention": _cut_heads,
     "decode_attention": _cut_heads,
     "o": lambda place: _cut_rows(place, head_columns(place.spec, place.shard)),
@@ -406,7 +412,7 @@ _EDITS: dict[str, Callable[[_Place], Iterator[Entry]]] = {
     "combine_experts": _sum_experts,
     "head": _cut_head,
 }
-_OF_HEADS = ("qkv", "rope_store", "prefill_attention", "decode_attention")
+_OF_HEADS = ("qkv", "rope_rows", "rope_store", "prefill_attention", "decode_attention")
 """What a rank that has all heads does unit by unit."""
 
 

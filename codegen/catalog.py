@@ -20,7 +20,7 @@ from dovetail.ir.errors import SpecError
 from dovetail.ir.formats import FORMATS, is_quantised
 from dovetail.ir.high.nodes import Unit
 from dovetail.ir.high.parse import parse_high
-from dovetail.ir.model import ModelSpec
+from dovetail.ir.model import ROWS, TURNED, ModelSpec
 
 Binding = Mapping[str, int | str]
 
@@ -42,11 +42,13 @@ KERNELS: dict[str, str] = {
     "rmsnorm": "norm",
     "rmsnorm_add": "norm",
     "rmsnorm_parts": "norm",
+    "norm_rows": "norm",
     "scaled_add": "norm",
     "route": "experts",
     "sort_experts": "experts",
     "expert_rows": "experts",
     "combine_experts": "experts",
+    "row_gate": "experts",
     "conv_rows": "recurrent",
     "gated_conv_rows": "recurrent",
     "delta_rows": "recurrent",
@@ -278,8 +280,12 @@ def model_kernels(spec: Spec, target: Target) -> tuple[KernelRequest, ...]:
     used |= dict.fromkeys(("rmsnorm_parts", "gate_rows"), bool(spec.layer_inputs))
     used["cap_rows"] = bool(spec.logits_cap)
     used |= {f: spec.experts is not None for f, module in KERNELS.items() if module == "experts"}
+    used["row_gate"] = spec.experts is not None and spec.experts.gated
+    used["norm_rows"] = spec.qk_norm and spec.qk_norm_of == ROWS
     used |= _recurrent_kernels(spec)
-    families = (f for f in KERNELS if not f.startswith("embed") and used.get(f, True))
+    turned = ("rope_rows",) if spec.qk_norm and spec.qk_norm_of == TURNED else ()
+    families = [f for f in KERNELS if not f.startswith("embed") and used.get(f, True)]
+    families += turned
     dtypes = {"KV": spec.kv_dtype, "ACT": spec.activation}
     heads = head_shape(spec)
     others = (

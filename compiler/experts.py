@@ -1,7 +1,8 @@
-"""Mixtures of experts in checkpoints: their figures, and one tensor for each matrix of each expert.
+"""Mixtures of experts in checkpoints: one tensor for each matrix of each expert.
 
-In: config.json and tensors as families and GGUF files have them. Out: an `ExpertSpec`, and tensors
-by Qwen's names, `mlp.gate.weight` and `mlp.experts.<i>.gate_proj.weight`; others pass unchanged.
+In: tensors as families and GGUF files have them. Out: tensors by one set of names,
+`mlp.gate.weight`, `mlp.experts.<i>.gate_proj.weight` and `mlp.shared_experts.gate_proj.weight`;
+others pass unchanged.
 In gpt-oss gates and ups are rows in turns, of matrices that are turned, or in blocks of MXFP4.
 """
 
@@ -16,17 +17,16 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail.compiler.checkpoint import Checkpoint, TensorInfo, map_tensor
-from dovetail.compiler.config import Config
 from dovetail.compiler.gguf_blocks import FORM_OF_KIND, MX_BYTES, MXFP4, scale_codes
+from dovetail.compiler.mixtures import MOST_EXPERTS
 from dovetail.ir.block_format import Blocks
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.errors import SpecError
-from dovetail.ir.model import PANEL, ExpertSpec
 
-MOST_EXPERTS = 1024
-"""Those that the kernel `route` has room for."""
-_COUNTS = ("num_experts", "num_local_experts")
-"""Keys of the number of experts, by family and version of transformers."""
+CHOICE = "gate.e_score_correction_bias"
+"""Of a router, what is added to scores to choose by."""
+GATE = "shared_expert_gate.weight"
+"""The row that gates the MLP beside experts."""
 _NAMES = {
     "shared_mlp.input_linear.weight": "gate_up_proj.weight",
     "shared_mlp.output_linear.weight": "down_proj.weight",
@@ -35,8 +35,12 @@ _NAMES = {
     "mlp.router.weight": "gate.weight",
     "router.proj.weight": "gate.weight",
     "mlp.router.bias": "gate.bias",
+    "mlp.gate.wg.weight": "gate.weight",
+    "mlp.moe_statics.e_score_correction_bias": CHOICE,
+    "mlp.gate.moe_statics.e_score_correction_bias": CHOICE,
 }
-"""Name in a layer to ours in its MLP, of routers and of Granite 4's only MLP."""
+"""Name in a layer to ours in its MLP, of routers and of the MLP that all tokens of Granite take."""
+_SHARED = re.compile(r"mlp\.shared_(?:experts?|mlp)\.(.+)")
 _STACKED: Mapping[str, tuple[str, ...]] = {
     "block_sparse_moe.input_linear.weight": ("gate_proj", "up_proj"),
     "block_sparse_moe.output_linear.weight": ("down_proj",),
@@ -61,29 +65,6 @@ _OSS_MARK = "mlp.experts.gate_up_proj_bias"
 _OSS_SHAPES = {"": 3, "_bias": 2, "_blocks": 4}
 
 
-def read_experts(config: Config, *, shared: bool, hidden: int, inner: int) -> ExpertSpec:
-    """Return the experts of a configuration.
-
-    shared: the weights of a token's experts sum to 1 unless the configuration says otherwise.
-    Raises SpecError for layers without experts among others, and for widths that are no panels.
-    """
-    key = next((key for key in _COUNTS if config.has(key)), _COUNTS[0])
-    count = config.integer(key, 1, MOST_EXPERTS)
-    for key, every in (("decoder_sparse_step", 1), ("mlp_only_layers", [])):
-        if config.has(key) and config.values[key] != every:
-            raise config.fail(key, "but only experts in every layer are supported")
-    if hidden % PANEL or inner % PANEL:
-        raise SpecError(
-            f"{config.name}: experts of {hidden} x {inner} values are not supported, only "
-            f"multiples of {PANEL}"
-        )
-    return ExpertSpec(
-        count=count,
-        used=config.integer("num_experts_per_tok", 1, count),
-        share=config.flag("norm_topk_prob", shared),
-    )
-
-
 def expert_tensors(checkpoint: Checkpoint) -> Checkpoint:
     """Return the checkpoint with a tensor for each matrix of each expert, by one set of names."""
     known = checkpoint.tensors
@@ -101,11 +82,21 @@ def _translate(info: TensorInfo, known: Mapping[str, TensorInfo]) -> Iterator[Te
         parts = ("gate_proj", "up_proj") if own[1] == "gate_up" else ("down_proj",)
         yield from _pick_rows(info, f"{layer[1]}mlp.experts", parts, own[2], known)
     elif renamed := _NAMES.get(layer[2]):
-        yield replace(info, name=f"{layer[1]}mlp.{renamed}")
+        yield _flat(replace(info, name=f"{layer[1]}mlp.{renamed}"))
+    elif shared := _SHARED.fullmatch(layer[2]):
+        yield replace(info, name=f"{layer[1]}mlp.shared_experts.{shared[1]}")
+    elif layer[2] == f"mlp.{GATE}" and len(info.shape) == 1:  # of GGUF files
+        yield replace(info, shape=(1, *info.shape))
     elif len(info.shape) == (2 if layer[2].endswith(".bias") else 3) and layer[2] in _STACKED:
         yield from _split(info, f"{layer[1]}mlp.experts", _STACKED[layer[2]])
     else:
         yield info
+
+
+def _flat(info: TensorInfo) -> TensorInfo:
+    """Return a vector that is stored as a matrix of one row as it is."""
+    row = info.name.endswith(CHOICE) and len(info.shape) == 2 and info.shape[0] == 1
+    return replace(info, shape=info.shape[1:]) if row else info
 
 
 def _split(info: TensorInfo, name: str, parts: tuple[str, ...]) -> Iterator[TensorInfo]:

@@ -7,12 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from dovetail.compiler.config import Config
 from dovetail.compiler.gemma4 import Fields, read_gemma4
+from dovetail.compiler.mixtures import (
+    Mixture,
+    ernie_dense,
+    first_dense,
+    one_shared,
+    qwen_dense,
+    shared_experts,
+    shared_width,
+)
 from dovetail.compiler.recurrent import read_delta, read_short_conv
-from dovetail.compiler.rope import FULL, MAX_POSITION, SLIDING
-from dovetail.ir.model import RecurrentSpec
+from dovetail.compiler.rope import FULL, LOCAL_BASE, MAX_POSITION, SLIDING
+from dovetail.ir.model import ROWS, TURNED, RecurrentSpec
 
 PATTERN = 6
 """Gemma 3: of so many layers one has no window."""
@@ -59,6 +69,20 @@ def _used_window(config: Config, n_layers: int) -> tuple[int, tuple[bool, ...]]:
     return _whole_window(config, n_layers) if config.flag("use_sliding_window") else (0, ())
 
 
+def _even_windows(config: Config, n_layers: int) -> tuple[int, tuple[bool, ...]]:
+    """Qwen2's mixtures: on the layers named in layer_types, or the even ones of the first."""
+    if not config.flag("use_sliding_window"):
+        return 0, ()
+    last = config.integer("max_window_layers", 0, MAX_POSITION, 28)
+    return _window(config), _sliding(config, n_layers, lambda i: i % 2 == 0 and i < last)
+
+
+def _dots_windows(config: Config, n_layers: int) -> tuple[int, tuple[bool, ...]]:
+    """dots: on the layers named in layer_types, or on those from max_window_layers on."""
+    first = config.integer("max_window_layers", 0, MAX_POSITION, 62)
+    return _window(config), _sliding(config, n_layers, lambda layer: layer >= first)
+
+
 def _gemma_windows(config: Config, n_layers: int) -> tuple[int, tuple[bool, ...]]:
     """Gemma 3: a window on the layers named in layer_types, or on all but each sixth."""
     each = config.integer("sliding_window_pattern", 1, 1024, PATTERN)
@@ -76,6 +100,20 @@ def _gemma4_windows(config: Config, n_layers: int) -> tuple[int, tuple[bool, ...
 def _oss_windows(config: Config, n_layers: int) -> tuple[int, tuple[bool, ...]]:
     """gpt-oss: a window on the layers named in layer_types, or on each second from the first on."""
     return _window(config), _sliding(config, n_layers, lambda layer: layer % 2 == 0)
+
+
+def _olmo_windows(config: Config, n_layers: int) -> tuple[int, tuple[bool, ...]]:
+    """OLMo 3: a window on the layers named in layer_types, or on all but each fourth."""
+    window = config.integer("sliding_window", 1, MAX_POSITION, 4096)
+    return window, _sliding(config, n_layers, lambda layer: (layer + 1) % 4 != 0)
+
+
+def _exaone_windows(config: Config, n_layers: int) -> tuple[int, tuple[bool, ...]]:
+    """EXAONE 4: none, or on the layers named in layer_types, or on all but each fourth."""
+    if not config.has("sliding_window"):
+        return 0, ()
+    each = 4 if config.has("layer_types") else config.integer("sliding_window_pattern", 1, 1024, 4)
+    return _window(config), _sliding(config, n_layers, lambda layer: (layer + 1) % each != 0)
 
 
 def _smollm_windows(config: Config, n_layers: int) -> tuple[int, tuple[bool, ...]]:
@@ -127,6 +165,11 @@ def _smollm_ropes(config: Config, n_layers: int) -> tuple[bool, ...]:
     return tuple(map(bool, listed))
 
 
+def _exaone_ropes(config: Config, n_layers: int) -> tuple[bool, ...]:
+    """EXAONE 4: in all layers, or in those with a window."""
+    return _exaone_windows(config, n_layers)[1]
+
+
 def _granite_ropes(config: Config, n_layers: int) -> tuple[bool, ...]:
     """Granite 4: a rope in all layers or in none; of its models those without Mamba are read."""
     kinds = set(config.texts("layer_types")) or {"linear_attention"}
@@ -143,31 +186,30 @@ class Family:
     """What an architecture fixes: defaults of config.json keys and which parts it has at all.
 
     `attention_bias`: True or False where the architecture decides, None where config.json does
-    (for q, k, v, and o where it has an output_bias); `mlp_bias` likewise. sinks, recurrent,
-    output_gate: see ModelSpec.
-    theta: base of the rope, where config.json has none. partial: the part of each head that ropes
-    turn, unless config.json tells, None where it may not; neighbours: they turn the rows (0, 1),
-    (2, 3), ... (`pairs.py`). local_rope: layers with
-    a window have a rope of their own.
+    (for q, k, v, and o where it has an output_bias); `mlp_bias` and `qk_norm` likewise. sinks,
+    recurrent, output_gate: see ModelSpec. theta: base of the rope, where config.json has none.
+    partial: the part of each head that ropes turn, unless config.json tells, None where it may not;
+    neighbours: they turn the rows (0, 1), (2, 3), ... (`pairs.py`). local_rope: layers with a
+    window have a rope of their own, whose base older files have by this key.
     query_scalar: scores are scaled by query_pre_attn_scalar, embeddings by sqrt(hidden_size).
     multipliers: config.json tells what scales scores, embeddings, branches and logits.
     norm_offset: what its code adds to weights of RMSNorms. more: see `More`.
-    experts: whether the weights of a token's experts sum to 1 unless config.json says otherwise,
-    None for a dense family; inner: the key of the width of an expert, or of the only MLP. fixed:
-    keys that may have no other value.
+    experts: of a family of mixtures, what it fixes of them; inner: the key of the width of an MLP
+    without experts. fixed: keys that may have no other value.
     """
 
     name: str
     attention_bias: bool | None = False
     output_bias: bool = True
     mlp_bias: bool | None = False
-    qk_norm: bool = False
+    qk_norm: bool | None = False
+    qk_norm_of: str = "heads"
     sinks: bool = False
     windows: Windows = _no_window
     recurrent: Recurrent = _no_states
     output_gate: bool = False
     rope_layers: RopeLayers = _all_layers
-    local_rope: bool = False
+    local_rope: str | None = None
     kv_heads: int | None = None
     head_dim: int | None = None
     tied: bool = False
@@ -176,11 +218,12 @@ class Family:
     neighbours: bool = False
     activation: str = "silu"
     query_scalar: bool = False
+    pre_norms: bool = True
     branch_norms: bool = False
     multipliers: bool = False
     norm_offset: float = 0.0
     more: More | None = None
-    experts: bool | None = None
+    experts: Mixture | None = None
     fixed: Mapping[str, object] = field(default_factory=dict)
     inner: str = "intermediate_size"
 
@@ -190,7 +233,7 @@ _GEMMA4 = Family(
     attention_bias=None,
     qk_norm=True,
     windows=_gemma4_windows,
-    local_rope=True,
+    local_rope=LOCAL_BASE,
     kv_heads=4,
     head_dim=256,
     tied=True,
@@ -198,6 +241,11 @@ _GEMMA4 = Family(
     branch_norms=True,
     more=read_gemma4,
 )
+_OLMO: dict[str, Any] = {
+    **{"attention_bias": None, "qk_norm": True, "qk_norm_of": ROWS},
+    **{"pre_norms": False, "branch_norms": True},
+}
+"""Of OLMo 2 and 3."""
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family("llama", attention_bias=None, mlp_bias=None),
     "MistralForCausalLM": Family("mistral", windows=_mistral_window, kv_heads=8),
@@ -214,14 +262,77 @@ FAMILIES: dict[str, Family] = {
         qk_norm=True,
         windows=_used_window,
         kv_heads=4,
-        experts=False,
-        inner="moe_intermediate_size",
+        experts=Mixture(share=False, inner="moe_intermediate_size", dense=qwen_dense),
+    ),
+    "Qwen2MoeForCausalLM": Family(
+        "qwen2moe",
+        attention_bias=True,
+        windows=_even_windows,
+        experts=Mixture(
+            share=False,
+            inner="moe_intermediate_size",
+            dense=qwen_dense,
+            shared=shared_width("shared_expert_intermediate_size", 5632),
+            gated=True,
+        ),
+        fixed={"qkv_bias": True},
+    ),
+    "Glm4MoeForCausalLM": Family(
+        "glm4moe",
+        attention_bias=None,
+        output_bias=False,
+        qk_norm=None,
+        partial=0.5,
+        experts=Mixture(
+            sigmoid=True,
+            biased=True,
+            inner="moe_intermediate_size",
+            dense=first_dense(1),
+            shared=shared_experts("n_shared_experts", 1),
+        ),
+    ),
+    "Dots1ForCausalLM": Family(
+        "dots1",
+        attention_bias=None,
+        qk_norm=True,
+        windows=_dots_windows,
+        experts=Mixture(
+            share=False,
+            sigmoid=True,
+            biased=True,
+            inner="moe_intermediate_size",
+            dense=first_dense(0),
+            shared=shared_experts("n_shared_experts", 0),
+        ),
+    ),
+    "Ernie4_5_MoeForCausalLM": Family(
+        "ernie4_5moe",
+        kv_heads=4,
+        tied=True,
+        theta=500000.0,
+        neighbours=True,
+        experts=Mixture(
+            biased=True,
+            inner="moe_intermediate_size",
+            dense=ernie_dense,
+            shared=shared_experts("moe_num_shared_experts", 2),
+        ),
+        fixed={"use_bias": False, "moe_norm_min": 1e-12},
     ),
     "MixtralForCausalLM": Family(
-        "mixtral", windows=_whole_window, kv_heads=8, theta=1e6, experts=True
+        "mixtral", windows=_whole_window, kv_heads=8, theta=1e6, experts=Mixture()
     ),
     "GraniteMoeForCausalLM": Family(
-        "granitemoe", attention_bias=None, multipliers=True, experts=True
+        "granitemoe",
+        attention_bias=None,
+        multipliers=True,
+        experts=Mixture(shared=shared_width("shared_intermediate_size", 0)),
+    ),
+    "GraniteMoeSharedForCausalLM": Family(
+        "granitemoeshared",
+        attention_bias=None,
+        multipliers=True,
+        experts=Mixture(shared=shared_width("shared_intermediate_size", 0)),
     ),
     "GptOssForCausalLM": Family(
         "gpt_oss",
@@ -233,7 +344,7 @@ FAMILIES: dict[str, Family] = {
         head_dim=64,
         theta=150000.0,
         activation="clamped",
-        experts=True,
+        experts=Mixture(),
     ),
     "Lfm2ForCausalLM": Family(
         "lfm2", qk_norm=True, recurrent=read_short_conv, kv_heads=8, tied=True, theta=1e6
@@ -255,7 +366,7 @@ FAMILIES: dict[str, Family] = {
         attention_bias=None,
         rope_layers=_granite_ropes,
         multipliers=True,
-        fixed={"num_local_experts": 0},
+        experts=Mixture(shared=shared_width("shared_intermediate_size", 1024), optional=True),
         inner="shared_intermediate_size",
     ),
     "Phi3ForCausalLM": Family("phi3", windows=_whole_window, partial=1.0),
@@ -288,12 +399,51 @@ FAMILIES: dict[str, Family] = {
         tied=True,
         theta=2e6,
     ),
+    "Olmo2ForCausalLM": Family("olmo2", **_OLMO),
+    "Olmo3ForCausalLM": Family(
+        "olmo3", **_OLMO, windows=_olmo_windows, local_rope="rope_theta", theta=500000.0
+    ),
+    "OlmoeForCausalLM": Family(
+        "olmoe",
+        attention_bias=None,
+        qk_norm=True,
+        qk_norm_of=ROWS,
+        experts=Mixture(share=False),
+        fixed={"clip_qkv": None},
+    ),
+    "Exaone4ForCausalLM": Family(
+        "exaone4",
+        qk_norm=True,
+        windows=_exaone_windows,
+        rope_layers=_exaone_ropes,
+        pre_norms=False,
+        branch_norms=True,
+    ),
+    "SeedOssForCausalLM": Family(
+        "seed_oss",
+        attention_bias=True,
+        mlp_bias=None,
+        kv_heads=8,
+        head_dim=128,
+        fixed={"attention_bias": True, "attention_out_bias": False},
+    ),
+    "HunYuanDenseV1ForCausalLM": Family(
+        "hunyuan", attention_bias=None, qk_norm=True, qk_norm_of=TURNED
+    ),
+    "HunYuanMoEV1ForCausalLM": Family(
+        "hunyuanmoe",
+        attention_bias=None,
+        qk_norm=True,
+        qk_norm_of=TURNED,
+        experts=Mixture(shared=one_shared),
+        fixed={"use_cla": False},
+    ),
     "Gemma3ForCausalLM": Family(
         "gemma3",
         attention_bias=None,
         qk_norm=True,
         windows=_gemma_windows,
-        local_rope=True,
+        local_rope=LOCAL_BASE,
         kv_heads=4,
         head_dim=256,
         tied=True,

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from dovetail.compiler.config import Config
-from dovetail.compiler.experts import read_experts
+from dovetail.compiler.mixtures import Mixture, read_experts
 from dovetail.ir.errors import SpecError
 
 Fields = dict[str, Any]
@@ -53,8 +53,9 @@ def _experts(config: Config) -> Fields:
     inner = config.integer("moe_intermediate_size", 1, 1 << 20)
     named = replace(config, aliases={"num_experts_per_tok": "top_k_experts"})
     hidden = config.integer("hidden_size", 1, 1 << 17)
+    given = {"hidden": hidden, "inner": inner, "n_layers": 0}
     return {
-        "experts": read_experts(named, shared=True, hidden=hidden, inner=inner),
+        "experts": read_experts(named, Mixture(), dense="intermediate_size", **given),
         "intermediate_size": inner,
         "dense_inner": config.integer("intermediate_size", 1, 1 << 20),
     }

@@ -14,8 +14,10 @@ import numpy.typing as npt
 
 from dovetail.compiler.checkpoint import Checkpoint
 from dovetail.compiler.config import Config
+from dovetail.compiler.families import FAMILIES
 from dovetail.compiler.gguf_file import GgufFile
 from dovetail.compiler.gguf_tensors import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
+from dovetail.compiler.mixtures import MAX_INNER
 from dovetail.compiler.recurrent import TILED
 from dovetail.compiler.rope import FULL, SCORES_GROW, SLIDING, inverse_frequencies
 from dovetail.ir.errors import SpecError
@@ -37,6 +39,10 @@ ARCHITECTURES = {
     "gpt-oss": "GptOssForCausalLM",
     "lfm2": "Lfm2ForCausalLM",
     "qwen35": "Qwen3_5ForCausalLM",
+    "qwen2moe": "Qwen2MoeForCausalLM",
+    "glm4moe": "Glm4MoeForCausalLM",
+    "dots1": "Dots1ForCausalLM",
+    "ernie4_5-moe": "Ernie4_5_MoeForCausalLM",
 }
 """general.architecture -> that of config.json; files of Llama and of Mistral models say llama."""
 _KEYS = {
@@ -52,7 +58,10 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "expert_shared_count": (0,),
     "expert_shared_feed_forward_length": (0,),
     "expert_group_count": (0, 1),
+    "expert_group_used_count": (0, 1),
     "expert_gating_func": (0, 1),
+    "interleave_moe_layer_step": (0, 1),
+    "nextn_predict_layers": (0,),
     "leading_dense_block_count": (0,),
     "expert_weights_scale": (0.0, 1.0),
     "attention.causal": (True,),
@@ -85,6 +94,13 @@ _SECTIONS = "rope.dimension_sections"
 _SCALED = ("granite", "granitemoe")
 _GROWING = ("attention.temperature_scale", "attention.temperature_length", _LOG_MULTIPLIER)
 """What Ministral 3 has a place for."""
+_MIXTURES = (
+    *("expert_shared_count", "expert_shared_feed_forward_length"),
+    *("leading_dense_block_count", "interleave_moe_layer_step"),
+)
+"""What mixtures with dense layers or an MLP beside experts have a place for."""
+_SIGMOIDS = ("expert_gating_func", "expert_weights_scale", "nextn_predict_layers")
+"""What those have besides whose scores are sigmoids."""
 _LLAMA3_BANDS, _LLAMA3_POSITIONS = (1.0, 4.0), 8192
 """Of all Llama 3.1, 3.2 and 3.3 models; their files have the divisors that come of it."""
 
@@ -111,6 +127,8 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
     heads = metadata.integer("attention.head_count", 1, 4096)
     head_dim = _head_dim(metadata, heads, arch)
     found: dict[str, Any] = {theirs: metadata.values.get(key) for key, theirs in _KEYS.items()}
+    if arch in _SIGMOID:  # what drafts tokens counts as a layer
+        found["num_hidden_layers"] -= metadata.integer("nextn_predict_layers", 0, 1, 0)
     found |= {
         "architectures": [ARCHITECTURES[arch]],
         "head_dim": head_dim,
@@ -120,6 +138,7 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "attention_bias": "blk.0.attn_q.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_gate.bias" in file.tensors,
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors,
         "rope_parameters": _rope(metadata, file, head_dim),
     }
     if arch in _PARTIAL:
@@ -136,7 +155,7 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
     else:
         found |= _window(metadata, arch)
     found |= kinds | _recurrent(metadata, arch)
-    found |= _experts(metadata, arch)
+    found |= _experts(metadata, arch, file)
     for theirs in ("bos_token_id", "eos_token_id"):
         found[theirs] = file.values.get(f"tokenizer.ggml.{theirs}")
     return found
@@ -153,8 +172,10 @@ def _one(key: str, value: Any, file: GgufFile) -> Any:
 
 def _placed(arch: str, file: GgufFile) -> tuple[str, ...]:
     """Return those of `_NEUTRAL` that a configuration of this architecture has a place for."""
-    if arch in _SCALED:
-        return tuple(_MULTIPLIERS)
+    if arch in (*_SCALED, *_MIXED):
+        mixed = _MIXTURES if arch in _MIXED else ()
+        scaled = tuple(_MULTIPLIERS) if arch in _SCALED else ()
+        return (*scaled, *mixed, *(_SIGMOIDS if arch in _SIGMOID else ()))
     if arch == "mistral3":
         return _GROWING
     return (ATTENTION_FACTOR,) if arch == "phi3" and LONG_FACTORS in file.tensors else ()
@@ -168,23 +189,28 @@ def _check_neutral(metadata: Config, placed: tuple[str, ...]) -> None:
             raise metadata.fail(key, "but this is not supported")
 
 
-def _experts(metadata: Config, arch: str) -> dict[str, Any]:
-    """Return the keys of experts; files of Mixtral say llama. As in llama.cpp, weights sum to 1."""
+def _experts(metadata: Config, arch: str, file: GgufFile) -> dict[str, Any]:
+    """Return the keys of experts; files of Mixtral say llama.
+
+    As in llama.cpp, weights sum to 1 in most architectures.
+    """
     count = metadata.integer("expert_count", 0, 1 << 16, 0)
     if not count and arch not in _MIXED:
         return {}
     found: dict[str, Any] = {
         "num_experts": count or None,
         "num_experts_per_tok": metadata.values.get("expert_used_count"),
-        "norm_topk_prob": True,
+        "norm_topk_prob": metadata.flag("expert_weights_norm", arch not in _UNSHARED),
     }
     if arch == "llama":
         found["architectures"] = ["MixtralForCausalLM"]
     elif arch not in _MIXED:
         raise metadata.fail("expert_count", "but experts of this architecture are not supported")
+    mixture = FAMILIES[(found.get("architectures") or [ARCHITECTURES[arch]])[0]].experts
+    assert mixture is not None
     if metadata.has(key := "expert_feed_forward_length"):
-        found |= dict.fromkeys(("intermediate_size", "moe_intermediate_size"), metadata.values[key])
-    return found
+        found[mixture.inner] = metadata.values[key]
+    return found | _beside_experts(metadata, arch, file)
 
 
 def _pick_layers(own: dict[str, Any], arch: str) -> dict[str, Any]:
@@ -224,10 +250,33 @@ def _recurrent(metadata: Config, arch: str) -> dict[str, Any]:
 
 _RECURRENT = {"lfm2": "conv", "qwen35": "linear_attention"}
 """Architectures to what layer_types calls their layers without keys."""
-_PARTIAL = ("phi3", "glm4", "qwen35")
+
+
+def _beside_experts(metadata: Config, arch: str, file: GgufFile) -> dict[str, Any]:
+    """Return the keys of dense layers and shared experts, by what each family calls them."""
+    if arch in _SIGMOID and metadata.integer(_SIGMOIDS[0], 0, 2, 2) == 1:
+        raise metadata.fail(_SIGMOIDS[0], "but only sigmoids are supported")
+    first = metadata.integer("leading_dense_block_count", 0, 1 << 16, 0)
+    shared = [t for name, t in file.tensors.items() if name.endswith(".ffn_up_shexp.weight")]
+    width = shared[0].height if shared else 0
+    count = width // metadata.integer("expert_feed_forward_length", 1, MAX_INNER, max(1, width))
+    return {
+        **dict.fromkeys(("first_k_dense_replace", "moe_layer_start_index"), first),
+        "moe_layer_interval": metadata.integer("interleave_moe_layer_step", 0, 1 << 16, 1) or 1,
+        **dict.fromkeys(("shared_expert_intermediate_size", "shared_intermediate_size"), width),
+        **dict.fromkeys(("n_shared_experts", "moe_num_shared_experts"), count),
+        "routed_scaling_factor": metadata.number(_SIGMOIDS[1], 0.0, 1e6, 1.0) or 1.0,
+    }
+
+
+_PARTIAL = ("phi3", "glm4", "glm4moe", "qwen35")
 """Architectures whose ropes may turn a part of each head."""
-_MIXED = ("qwen3moe", "granitemoe", "gpt-oss")
-"""Architectures whose feed-forward parts are all of experts."""
+_SIGMOID = ("glm4moe", "dots1")
+"""Architectures of experts whose scores are sigmoids."""
+_MIXED = ("qwen2moe", "qwen3moe", "granitemoe", "gpt-oss", "ernie4_5-moe", *_SIGMOID)
+"""Architectures of experts."""
+_UNSHARED = ("qwen2moe", *_SIGMOID)
+"""Those of them whose weights of a token's experts do not sum to 1 unless a file says so."""
 
 
 def _head_dim(metadata: Config, heads: int, arch: str) -> int:

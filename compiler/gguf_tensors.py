@@ -13,7 +13,7 @@ from typing import Any
 
 from dovetail.compiler.checkpoint import Checkpoint
 from dovetail.compiler.config import Config
-from dovetail.compiler.experts import expert_tensors
+from dovetail.compiler.experts import CHOICE, expert_tensors
 from dovetail.compiler.gguf_file import GgufFile
 from dovetail.compiler.pairs import pair_heads
 from dovetail.compiler.recurrent import as_logarithms
@@ -22,7 +22,10 @@ ROPE_FACTORS = "rope_freqs.weight"
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 FACTORS = (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS)
 """Not weights but divisors of the rope's frequencies, which the configuration tells."""
-PAIRED = ("llama", "mistral3", "smollm3", "granite", "granitemoe", "glm4", "ernie4_5")
+PAIRED = (
+    *("llama", "mistral3", "smollm3", "granite", "granitemoe", "glm4"),
+    *("ernie4_5", "ernie4_5-moe"),
+)
 """Architectures whose ropes turn neighbours, to which the rows of most were reordered."""
 _WHOLE = {
     "token_embd": "model.embed_tokens",
@@ -46,6 +49,11 @@ _OF_LAYER = {
     "ffn_up_exps": "mlp.experts.up_proj",
     "ffn_gate_up_exps": "mlp.experts.gate_up_proj",
     "ffn_down_exps": "mlp.experts.down_proj",
+    "exp_probs_b": f"mlp.{CHOICE}",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
 }
 _OF_ARCHITECTURE: Mapping[str, Mapping[str, str]] = {
     "lfm2": {
@@ -73,6 +81,7 @@ _OF_ARCHITECTURE: Mapping[str, Mapping[str, str]] = {
         "post_ffw_norm": "post_mlp_layernorm",
         "ffn_up": "mlp.gate_up_proj",
     },
+    "glm4moe": {"post_attention_norm": "post_attention_layernorm"},
     "phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
     "gemma3": {
         "post_attention_norm": "post_attention_layernorm",
@@ -80,7 +89,7 @@ _OF_ARCHITECTURE: Mapping[str, Mapping[str, str]] = {
         "post_ffw_norm": "post_feedforward_layernorm",
     },
 }
-_BARE = ("sinks", "A_log", "dt_bias")
+_BARE = ("sinks", "A_log", "dt_bias", CHOICE)
 """Vectors without a module."""
 _LAYER = re.compile(r"blk\.(\d{1,4})\.([\w.]+)")
 _EXPERT = re.compile(r"blk\.(\d{1,4})\.ffn_(gate|up|down)\.(\d{1,4})")

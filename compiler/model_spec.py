@@ -16,8 +16,8 @@ from msgspec.structs import replace
 from dovetail.codegen.isa.target import Target
 from dovetail.compiler.checkpoint import Checkpoint
 from dovetail.compiler.config import Config
-from dovetail.compiler.experts import read_experts
 from dovetail.compiler.families import FAMILIES, Family
+from dovetail.compiler.mixtures import MAX_INNER, has_experts, read_experts
 from dovetail.compiler.model_source import (
     GENERATION,
     ModelSource,
@@ -130,14 +130,19 @@ def read_architecture(
         min(max_context or DEFAULT_MAX_CONTEXT, positions),
         theta=family.theta,
         partial=family.partial,
-        per_layer=family.local_rope,
+        per_layer=family.local_rope is not None,
     )
-    local = read_local_rope(config, head_dim, positions) if family.local_rope else None
+    local = None
+    if family.local_rope:
+        own = family.local_rope, family.theta
+        local = read_local_rope(config, head_dim, positions, *own)
     positions = usable_positions(config, rope, positions)
-    inner = config.integer(family.inner, 1, 1 << 20)
+    mixture = family.experts if has_experts(config, family.experts) else None
+    inner = config.integer(mixture.inner if mixture else family.inner, 1, MAX_INNER)
     experts = None
-    if family.experts is not None:
-        experts = read_experts(config, shared=family.experts, hidden=hidden, inner=inner)
+    if mixture:
+        given = {"hidden": hidden, "inner": inner, "n_layers": n_layers}
+        experts = read_experts(config, mixture, dense=family.inner, **given)
     bias = family.attention_bias
     config_bias = config.flag("attention_bias") if bias is None else False
     spec = ModelSpec(
@@ -159,7 +164,7 @@ def read_architecture(
         output_bias=config_bias and family.output_bias,
         mlp_bias=config.flag("mlp_bias") if family.mlp_bias is None else family.mlp_bias,
         sinks=family.sinks,
-        qk_norm=family.qk_norm,
+        qk_norm=config.flag("use_qk_norm") if family.qk_norm is None else family.qk_norm,
         output_gate=family.output_gate,
         recurrent=family.recurrent(config, n_layers),
         tied_head=config.flag("tie_word_embeddings", family.tied),
@@ -167,6 +172,8 @@ def read_architecture(
         local_rope=local,
         **_scales(config, family, hidden),
         activation=family.activation,
+        qk_norm_of=family.qk_norm_of,
+        pre_norms=family.pre_norms,
         branch_norms=family.branch_norms,
         experts=experts,
         norm_offset=family.norm_offset and config.number("norm_offset", 0.0, 1.0, 1.0),

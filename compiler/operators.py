@@ -48,10 +48,13 @@ _SLOTS = {
     "rmsnorm": "T:int H:int x:in ldx:int w:weight eps:float out:out ldo:int",
     "rmsnorm_add": "T:int H:int x:in ldx:int w:weight eps:float scale:weight? out:inout ldo:int",
     "rmsnorm_parts": "T:int n:int H:int x:in ldx:int w:weight eps:float out:inout ldo:int",
+    "norm_rows": "T:int H:int x:inout ldx:int w:weight eps:float",
     "gate_rows": "T:int H:int x:inout ldx:int scale:float y:in ldy:int",
+    "row_gate": "T:int H:int gates:in ldg:int x:inout ldx:int",
     "cap_rows": "R:int V:int cap:float x:inout ldx:int",
     "scaled_add": "T:int H:int x:in ldx:int scale:float out:inout ldo:int",
-    "route": "T:int E:int k:int share:int scale:weight? logits:in ldl:int chosen:out weights:out",
+    "route": "T:int E:int k:int choice:weight? sigmoid:int share:int scale:float factors:weight? "
+    "logits:in ldl:int chosen:out weights:out",
     "sort_experts": "T:int E:int k:int chosen:in starts:out places:out tokens:out",
     "expert_rows": "T:int k:int H:int tokens:in x:in ldx:int out:out ldo:int",
     "combine_experts": "T:int k:int H:int places:in weights:in x:in ldx:int R:in? ldr:int "
@@ -67,10 +70,10 @@ _SLOTS = {
     "rates:in ldr:int a_log:weight dt_bias:weight " + _STATES + "out:out ldo:int",
     "gated_norm": "T:int heads:int hd:int w:weight eps:float gate:in ldg:int x:inout ldx:int",
     "sigmoid_rows": "T:int H:int gate:in ldg:int x:inout ldx:int",
-    **dict.fromkeys(("qkv", "o", "router", "up", "down"), _LINEAR),
     **dict.fromkeys(("layer_inputs", "input_gate", "input_out"), _LINEAR),
+    **dict.fromkeys(("qkv", "o", "router", "up", "down", "dense_down"), _LINEAR),
     **dict.fromkeys(("head", "pooler", "classifier", "dense"), _LINEAR),
-    "gate_up": _GEMM + "C:out ldc:int",
+    **dict.fromkeys(("gate_up", "dense_gate_up"), _GEMM + "C:out ldc:int"),
     "embed_sum": "T:int H:int ids:in table:weight positions:in places:weight? types:in "
     "kinds:weight? w:weight b:weight? eps:float out:out ldo:int",
     "layernorm": "T:int H:int x:in ldx:int w:weight b:weight? eps:float out:out ldo:int",

@@ -72,13 +72,19 @@ def turned_share(config: Config, partial: float | None) -> float:
     return share
 
 
-def read_local_rope(config: Config, head_dim: int, max_position: int) -> RopeSpec:
-    """Return the rope of layers with a window, which has a base of its own (Gemma 3)."""
+def read_local_rope(
+    config: Config, head_dim: int, max_position: int, base: str, theta: float
+) -> RopeSpec:
+    """Return the rope of layers with a window (Gemma 3, OLMo 3), of which nothing is scaled.
+
+    base: what older files call its base, which is `theta` where none is told, but Gemma's 10000.
+    """
+    usual = 10000.0 if base == LOCAL_BASE else theta
     if config.has("rope_parameters"):
-        rope, key = config.section("rope_parameters").section(SLIDING), "rope_theta"
+        rope, base = config.section("rope_parameters").section(SLIDING), "rope_theta"
     else:
-        rope, key = Config(config.name, {**config.values, "rope_type": "default"}), LOCAL_BASE
-    theta = rope.number(key, MIN_THETA, MAX_THETA, 10000.0)
+        rope = Config(config.name, {**config.values, "rope_type": "default"})
+    theta = rope.number(base, MIN_THETA, MAX_THETA, usual)
     return _read(rope, config, RopeSpec(theta=theta, rotary_dim=head_dim), max_position, None)
 
 
@@ -145,6 +151,15 @@ def inverse_frequencies(rope: RopeSpec) -> F32:
 
 def _read_factor(rope: Config, spec: RopeSpec, _max_position: int) -> RopeSpec:
     return replace(spec, factor=rope.number("factor", 1.0, MAX_FACTOR))
+
+
+def _read_dynamic(rope: Config, spec: RopeSpec, max_position: int) -> RopeSpec:
+    """Hunyuan gives this name, and `alpha`, to a base that is stretched once."""
+    if not rope.has("alpha"):
+        return _read_factor(rope, spec, max_position)
+    alpha, size = rope.number("alpha", 1.0, MAX_FACTOR), spec.rotary_dim
+    theta = spec.theta * alpha ** (size / (size - 2)) if size > 2 else spec.theta
+    return replace(spec, kind="default", theta=theta)
 
 
 def _read_llama3(rope: Config, spec: RopeSpec, max_position: int) -> RopeSpec:
@@ -228,7 +243,7 @@ def _read_proportional(rope: Config, spec: RopeSpec, _max_position: int) -> Rope
 _READERS: dict[str, Callable[[Config, RopeSpec, int], RopeSpec]] = {
     "default": lambda _rope, spec, _max_position: spec,
     "linear": _read_factor,
-    "dynamic": _read_factor,
+    "dynamic": _read_dynamic,
     "llama3": _read_llama3,
     "proportional": _read_proportional,
     "yarn": _read_yarn,

@@ -24,7 +24,7 @@ from dovetail.codegen.isa.target import Target
 from dovetail.ir.block_format import GROUP, QUAD, BlockFormat
 from dovetail.ir.encoder import EncoderSpec, Spec
 from dovetail.ir.formats import FORMATS, FloatFormat, is_quantised
-from dovetail.ir.model import PANEL, ModelSpec, RecurrentSpec
+from dovetail.ir.model import PANEL, MlpPart, ModelSpec, RecurrentSpec
 from dovetail.ir.schedule import ORDERS, SCHEDULE_VALUES, Row, ScheduleTable
 from dovetail.ir.tuning import WorkKey
 from dovetail.runtime.native.shard import Shard, split_model
@@ -159,7 +159,7 @@ def count_gemms(spec: Spec, processes: int = 1) -> dict[GemmOp, int]:
     found: Counter[GemmOp] = Counter()
     for layer in range(spec.n_layers):
         here, parts = f"layers.{layer}", spec.qkv_parts(layer)
-        inner, *sides = _largest_share(spec, shards, layer)
+        sides = _largest_share(spec, shards, layer)
         heads = sides[0]
         sides[0] += spec.gate_size
         if spec.recurrent and spec.is_recurrent(layer):
@@ -170,14 +170,8 @@ def count_gemms(spec: Spec, processes: int = 1) -> dict[GemmOp, int]:
         for i, n in enumerate(sides):
             stored = spec.weight_format(parts[i % len(parts)])
             found[GemmOp("qkv", LINEAR, n, hidden, stored)] += 1
-        used = spec.experts.used if spec.experts else 1
-        router = [("router", LINEAR, spec.experts.count, hidden, 1)] if spec.experts else []
-        for name, kind, n, k, times in (
-            ("o", LINEAR, hidden, heads, 1),
-            *router,
-            ("gate_up", GATES[spec.activation], inner, hidden, used),
-            ("down", LINEAR, hidden, inner, used),
-        ):
+        mlp = (row for part in spec.mlp_parts(layer) for row in _mlp_gemms(spec, part, shards))
+        for name, kind, n, k, times in (("o", LINEAR, hidden, heads, 1), *mlp):
             found[GemmOp(name, kind, n, k, spec.weight_format(f"{here}.{name}"))] += times
         for name, op, kind, n, k in _own_products(spec):
             found[GemmOp(op, kind, n, k, spec.weight_format(f"{here}.{name}"))] += 1
@@ -196,13 +190,13 @@ def _mixers(recurrent: RecurrentSpec, here: str) -> tuple[tuple[str, ...], list[
     return tuple(sides), list(sides.values())
 
 
-def _largest_share(spec: ModelSpec, shards: Sequence[Shard], layer: int) -> tuple[int, ...]:
-    """Return the inner columns of a layer, and those of q, k and v, in the largest shard."""
+def _largest_share(spec: ModelSpec, shards: Sequence[Shard], layer: int) -> list[int]:
+    """Return the columns of a layer's q, k and v in the largest shard."""
     if len(shards) == 1:
-        return spec.layer_inner(layer), *spec.qkv_rows(layer)
+        return list(spec.qkv_rows(layer))
     kv_heads = max(len(shard.kv_heads) for shard in shards)
     sides = max(len(shard.heads) for shard in shards), kv_heads, kv_heads
-    return max(len(shard.inner) for shard in shards), *(spec.head_dim * n for n in sides)
+    return [spec.head_dim * n for n in sides]
 
 
 def _own_products(spec: ModelSpec) -> Iterator[tuple[str, str, str, int, int]]:
@@ -211,9 +205,18 @@ def _own_products(spec: ModelSpec) -> Iterator[tuple[str, str, str, int, int]]:
     if width := spec.layer_inputs:
         yield "input_gate", "input_gate", LINEAR, width, hidden
         yield "input_out", "input_out", LINEAR, hidden, width
-    if beside := spec.dense_inner:
-        yield "dense_gate_up", "gate_up", GATES[spec.activation], beside, hidden
-        yield "dense_down", "down", LINEAR, hidden, beside
+
+
+def _mlp_gemms(
+    spec: ModelSpec, part: MlpPart, shards: list[Shard]
+) -> Iterator[tuple[str, str, int, int, int]]:
+    """Yield (op, kind, N, K, times) of a part of an MLP, of the largest of the shards."""
+    hidden, used = spec.hidden_size, part.experts.used if part.experts else 1
+    inner = max(len(shard.inner(part.columns)) for shard in shards)
+    if part.experts:
+        yield "router", LINEAR, part.experts.scores, hidden, 1
+    yield part.prefix + "gate_up", GATES[spec.activation], inner, hidden, used
+    yield part.prefix + "down", LINEAR, hidden, inner, used
 
 
 def _encoder_gemms(spec: EncoderSpec) -> Iterator[GemmOp]:

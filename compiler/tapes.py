@@ -17,8 +17,11 @@ from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.formats import FORMATS
 from dovetail.ir.model import (
     MAX_KV_SPLITS,
+    ROWS,
     SPLIT_K_ELEMENTS,
+    TURNED,
     ExpertSpec,
+    MlpPart,
     ModelSpec,
     RecurrentSpec,
     WeightEntry,
@@ -226,7 +229,9 @@ class DecoderTape(TapeBuilder):
         each = spec.experts.used if spec.experts else 1
         self.inner = self.padded("inner", tokens * each, inner)
         if spec.experts:
-            self.scores = self.padded("scores", tokens, spec.experts.count)
+            widest = max(spec.experts.shared, spec.experts.dense, spec.dense_inner)
+            self.dense_inner = self.padded("dense_inner", tokens, widest) if widest else self.inner
+            self.scores = self.padded("scores", tokens, spec.experts.scores)
             self.mixed = self.padded("mixed", tokens * each, hidden)
             self.starts = self.dense("starts", 1, spec.experts.count + 1)
             self.chosen, self.places, self.sources, self.shares = (
@@ -236,7 +241,6 @@ class DecoderTape(TapeBuilder):
         self.picked = self.padded("picked", sequences, hidden)
         self.picked_attention = self.padded("picked_attention", sequences, spec.mixed_size)
         if spec.dense_inner:
-            self.dense_inner = self.padded("dense_inner", tokens, spec.dense_inner)
             self.dense_out = self.padded("dense_out", tokens, hidden)
         if spec.layer_inputs:
             every = spec.n_layers * spec.layer_inputs
@@ -269,19 +273,25 @@ class DecoderTape(TapeBuilder):
     def pre_attention(self, layer: int) -> None:
         """Norm and the fused q, k, v projection."""
         name = f"layers.{layer}.input_norm"
-        self.norm(f"pre_attn({layer})", name, self.x, self.normed)
-        self.project(layer)
+        self.project(layer, self.norm_before(f"pre_attn({layer})", name, self.x, _T))
 
-    def project(self, layer: int) -> None:
+    def norm_before(self, segment: str, weight: str, x: BufferRef, m: ArgRef) -> BufferRef:
+        """Return what a branch reads: m rows of x, normed where norms come first."""
+        if not self.spec.pre_norms:
+            return x
+        self.norm(segment, weight, x, self.normed, m)
+        return self.normed
+
+    def project(self, layer: int, source: BufferRef) -> None:
         """Append q, k and v: one product, or three side by side, which share no partial sums."""
         if len(parts := self.spec.qkv_parts(layer)) == 1:
             name = f"layers.{layer}.qkv"
-            self.linear("qkv", f"pre_attn({layer})", _T, name, self.normed, self.qkv)
+            self.linear("qkv", f"pre_attn({layer})", _T, name, source, self.qkv)
             return
         bias, column, size = f"layers.{layer}.qkv_bias", 0, DTYPES["f32"].size
         for name in parts:
             n = self.weights[name].n
-            gemm = self.gemm(name, self.normed, _T)
+            gemm = self.gemm(name, source, _T)
             added = WeightRef(name=bias if bias in self.weights else None, offset=column * size)
             out = replace(self.qkv, offset=column * size)
             values = (*gemm[:-1], added, *NO_RESIDUAL, out, self.rows(self.qkv)[1])
@@ -305,18 +315,31 @@ class DecoderTape(TapeBuilder):
         """Output projection and MLP of m rows, each added to x."""
         name, segment = f"layers.{layer}", f"post_attn({layer})"
         self.branch("o", segment, m, name, attention, x)
-        self.norm(segment, f"{name}.post_norm", x, self.normed, m)
+        source = self.norm_before(segment, f"{name}.post_norm", x, m)
         if (experts := self.spec.experts) and self.spec.dense_inner:
             self.mlp_and_experts(experts, layer, m, x)
-        elif experts:
-            self.choose(experts, layer, m)
-            self.experts(experts, layer, m, x, self.rows(x))
         else:
-            gate_up = f"{name}.gate_up"
-            self.product("gate_up", segment, m, gate_up, self.normed, *self.rows(self.inner))
-            self.branch("down", segment, m, name, self.inner, x)
+            for part in self.spec.mlp_parts(layer):
+                if part.experts:
+                    self.choose(part.experts, layer, m)
+                    self.experts(part.experts, layer, m, x, self.rows(x))
+                else:
+                    self.mlp(part, layer, m, source, x)
         if self.spec.layer_inputs:
             self.add_input(layer, m, x)
+
+    def mlp(self, part: MlpPart, layer: int, m: ArgRef, source: BufferRef, x: BufferRef) -> None:
+        """Append what all m rows go through; beside experts the router may gate it."""
+        name, segment = f"layers.{layer}", f"post_attn({layer})"
+        inner = self.dense_inner if part.prefix else self.inner
+        gate_up = part.prefix + "gate_up"
+        self.product(gate_up, segment, m, f"{name}.{gate_up}", source, *self.rows(inner))
+        experts = self.spec.mlp_parts(layer)[0].experts
+        if experts and experts.gated:
+            gates = replace(self.scores, offset=experts.count * _F32)
+            stride = self.rows(self.scores)[1]
+            self.add("row_gate", segment, m, part.columns, gates, stride, *self.rows(inner))
+        self.branch(part.prefix + "down", segment, m, name, inner, x)
 
     def add_input(self, layer: int, m: ArgRef, x: BufferRef) -> None:
         """Add to m rows of x what a layer has of its own of these tokens, gated by x."""
@@ -336,8 +359,8 @@ class DecoderTape(TapeBuilder):
         name, segment, spec = f"layers.{layer}", f"post_attn({layer})", self.spec
         normed, dense = self.rows(self.normed), self.rows(self.dense_out)
         inner, rows = self.rows(self.dense_inner), (m, spec.hidden_size, *normed)
-        self.product("gate_up", segment, m, f"{name}.dense_gate_up", self.normed, *inner)
-        self.linear("down", segment, m, f"{name}.dense_down", self.dense_inner, self.normed)
+        self.product("dense_gate_up", segment, m, f"{name}.dense_gate_up", self.normed, *inner)
+        self.linear("dense_down", segment, m, f"{name}.dense_down", self.dense_inner, self.normed)
         norm, eps = self.weight(f"{name}.dense_norm"), spec.norm_eps
         self.add("rmsnorm", segment, *rows, norm, eps, *dense)
         self.norm(segment, f"{name}.router_norm", x, self.normed, m)
@@ -352,9 +375,11 @@ class DecoderTape(TapeBuilder):
         """Append the choice of experts for m normed rows, and their order."""
         name, segment = f"layers.{layer}", f"post_attn({layer})"
         self.linear("router", segment, m, f"{name}.router", self.normed, self.scores)
-        scores, scale = self.rows(self.scores), self.weight(f"{name}.expert_scale")
+        scores, how = self.rows(self.scores), (int(experts.share), experts.scale)
+        choice, factors = (self.weight(f"{name}.{n}") for n in ("choice", "expert_scale"))
         chosen, found = (m, experts.count, experts.used), (self.chosen, self.shares)
-        self.add("route", segment, *chosen, int(experts.share), scale, *scores, *found)
+        asked = (*chosen, choice, int(experts.sigmoid), *how, factors, *scores, *found)
+        self.add("route", segment, *asked)
         sorted_ = self.starts, self.places, self.sources
         self.add("sort_experts", segment, *chosen, self.chosen, *sorted_)
 
@@ -481,10 +506,28 @@ class _Forward(DecoderTape):
     def pre_attention(self, layer: int) -> None:
         """Norm and projection, rotary embedding, and k and v into the pools."""
         super().pre_attention(layer)
-        spec = self.spec
-        heads = (*self.turned, *self.stored_heads(layer), *spec.layer_turns(layer))
+        spec, segment = self.spec, f"pre_attn({layer})"
+        turns, (turned, apart) = self.turns(layer), spec.layer_turns(layer)
+        if spec.qk_norm and spec.qk_norm_of == ROWS:
+            self.norm_heads(layer)
+        if spec.qk_norm and spec.qk_norm_of == TURNED:
+            assert turned == spec.head_dim
+            plain = (*turns[:3], WeightRef(name=None), WeightRef(name=None), spec.norm_eps)
+            rows = (*self.turned, *spec.layer_heads(layer))
+            self.add("rope_rows", segment, _T, *rows, *plain)
+            turned = 0
+        heads = (*self.turned, *self.stored_heads(layer), turned, apart)
         stored = (int(spec.v_norm), _arg("kv_slots"), *self.pools(layer))
-        self.add("rope_store", f"pre_attn({layer})", _T, *heads, *self.turns(layer), *stored)
+        self.add("rope_store", segment, _T, *heads, *turns, *stored)
+
+    def norm_heads(self, layer: int) -> None:
+        """Norm all heads of q together, and those of k."""
+        n_q, n_kv, size = self.spec.layer_heads(layer)
+        for part, first, count in (("q", 0, n_q), ("k", n_q, n_kv)):
+            place = replace(self.qkv, offset=first * size * _F32)
+            weight = self.weight(f"layers.{layer}.{part}_rows_norm")
+            values = (_T, count * size, place, self.rows(self.qkv)[1], weight, self.spec.norm_eps)
+            self.add("norm_rows", f"pre_attn({layer})", *values)
 
     def attend(self, layer: int) -> None:
         """Prefill and decode attention, side by side: they write different rows."""

@@ -10,11 +10,12 @@ import re
 from collections.abc import Iterable, Iterator
 
 from dovetail.compiler.checkpoint import Checkpoint
+from dovetail.compiler.experts import CHOICE, GATE
 from dovetail.compiler.recurrent import recurrent_sources
 from dovetail.compiler.sources import WeightSource
 from dovetail.ir.errors import SpecError
 from dovetail.ir.formats import is_quantised
-from dovetail.ir.model import ModelSpec, rope_names
+from dovetail.ir.model import ROWS, TURNED, MlpPart, ModelSpec, rope_names
 
 
 def weight_sources(spec: ModelSpec) -> tuple[WeightSource, ...]:
@@ -32,6 +33,8 @@ def check_tensors(spec: ModelSpec, checkpoint: Checkpoint) -> None:
     unused = [UNUSED_TIED.pattern if spec.tied_head else _UNUSED.pattern]
     shared = range(spec.n_layers - spec.shared_kv, spec.n_layers)  # published files have K and V
     unused += [rf"model\.layers\.{i}\.self_attn\.[kv]_(proj|norm)\.weight" for i in shared]
+    if drafts := _DRAFTS.get(spec.family):
+        unused.append(drafts.format(spec.n_layers))
     check_sources(weight_sources(spec), checkpoint, re.compile("|".join(unused)))
 
 
@@ -68,8 +71,13 @@ def _is_no_bias(name: str, checkpoint: Checkpoint) -> bool:
     return name.endswith(".bias") and not checkpoint.load(name).any()
 
 
-_UNUSED = re.compile(r".*rotary_emb\.(inv_freq|cos_cached|sin_cached)|.*attn\.masked_bias|mtp\..*")
-"""Tables, and layers that draft tokens (Qwen3.5)."""
+_UNUSED = re.compile(r".*rotary_emb\.(inv_freq|cos_cached|sin_cached)|.*attn\.masked_bias")
+_DRAFTS = {
+    "glm4moe": r"(?:model\.layers|blk)\.{}\..+",
+    "ernie4_5moe": r"model\.mtp_.+",
+    "qwen3_5": r"mtp\..+|blk\.{}\..+",
+}
+"""Of families, the tensors of layers that draft tokens; {} stands for the number of the others."""
 UNUSED_TIED = re.compile(rf"{_UNUSED.pattern}|lm_head\.weight")
 
 
@@ -93,53 +101,36 @@ def _all_sources(spec: ModelSpec) -> Iterator[WeightSource]:
 def _layer_sources(spec: ModelSpec, layer: int) -> Iterator[WeightSource]:
     """Yield one layer's weights in the order of its tape."""
     here, there = f"layers.{layer}", f"model.layers.{layer}"
-    hidden, inner = spec.hidden_size, spec.layer_inner(layer)
-    pair = tuple(f"{there}.mlp.{p}_proj" for p in ("gate", "up"))
-    down = f"{there}.mlp.down_proj"
+    hidden = spec.hidden_size
     norms = _NORMS_OF.get(spec.family, _NORMS)
 
     def norm(name: str, scale: float = 1.0) -> WeightSource:
         return _norm(spec, f"{here}.{name}", f"{there}.{norms[name]}.weight", hidden, scale)
 
-    yield norm("input_norm")
+    if spec.pre_norms:
+        yield norm("input_norm")
     if spec.recurrent and spec.is_recurrent(layer):
         yield from recurrent_sources(spec, spec.recurrent, layer)
     else:
         yield from _attention_sources(spec, layer)
     if spec.branch_norms:
         yield norm("attention_norm", 1 / spec.stream_scale)
-    yield norm("post_norm")
-    if spec.experts and not spec.dense_inner:
-        yield from _expert_sources(spec, layer, spec.experts.count)
-        return
-    beside = "dense_" if spec.dense_inner else ""
-    inner = spec.dense_inner or inner
-    fused = (f"{there}.mlp.gate_up_proj.weight",) * 2
-    yield WeightSource(
-        f"{here}.{beside}gate_up",
-        "packed_pair",
-        2 * inner,
-        hidden,
-        fused if spec.family in FUSED_PAIR else _weights(pair),
-        (inner, inner),
-        (0, inner) if spec.family in FUSED_PAIR else (),
-    )
-    if spec.mlp_bias:
-        yield WeightSource(
-            f"{here}.gate_up_bias", "pair_vector", 2 * inner, 1, _biases(pair), (inner, inner)
-        )
-    made = _weights((down,)), (hidden,)
-    yield WeightSource(f"{here}.{beside}down", "packed", hidden, inner, *made)
-    if spec.mlp_bias:
-        yield _vector(f"{here}.down_bias", f"{down}.bias", hidden)
-    if spec.experts:  # beside the MLP
+    if spec.pre_norms:
+        yield norm("post_norm")
+    experts, dense = spec.mlp_parts(layer)[0], spec.mlp_parts(layer)[-1]
+    if spec.dense_inner:  # beside experts, each with norms of their own
+        yield from _dense_sources(spec, layer, dense)
         yield norm("dense_norm")
         yield _norm(spec, f"{here}.router_norm", f"{there}.router.scale", hidden, hidden**-0.5)
         yield norm("experts_norm")
-        yield from _expert_sources(spec, layer, spec.experts.count)
+        yield from _expert_sources(spec, layer, experts)
         scale = f"{there}.router.per_expert_scale"
-        yield _vector(f"{here}.expert_scale", scale, spec.experts.count)
+        yield _vector(f"{here}.expert_scale", scale, spec.experts.count if spec.experts else 0)
         yield norm("experts_out_norm")
+    else:
+        for part in spec.mlp_parts(layer):
+            own = _expert_sources if part.experts else _dense_sources
+            yield from own(spec, layer, part)
     if spec.branch_norms:
         yield norm("mlp_norm", 1 / spec.stream_scale)
     if spec.layer_inputs:
@@ -154,6 +145,32 @@ def _layer_sources(spec: ModelSpec, layer: int) -> Iterator[WeightSource]:
         yield norm("input_out_norm", 1 / spec.stream_scale)
     if spec.layer_scale:
         yield _vector(f"{here}.scale", f"{there}.layer_scalar", 1)
+
+
+def _dense_sources(spec: ModelSpec, layer: int, part: MlpPart) -> Iterator[WeightSource]:
+    """Yield the matrices and biases that all tokens go through."""
+    hidden, inner = spec.hidden_size, part.columns
+    beside = len(spec.mlp_parts(layer)) > 1 and not spec.dense_inner
+    module = "mlp" if spec.family in FUSED_PAIR or not beside else "mlp.shared_experts"
+    here, there = f"layers.{layer}.{part.prefix}", f"model.layers.{layer}.{module}"
+    pair = tuple(f"{there}.{p}_proj" for p in ("gate", "up"))
+    fused, down = (f"{there}.gate_up_proj.weight",) * 2, f"{there}.down_proj"
+    yield WeightSource(
+        f"{here}gate_up",
+        "packed_pair",
+        2 * inner,
+        hidden,
+        fused if spec.family in FUSED_PAIR else _weights(pair),
+        (inner, inner),
+        (0, inner) if spec.family in FUSED_PAIR else (),
+    )
+    if spec.mlp_bias:
+        yield WeightSource(
+            f"{here}gate_up_bias", "pair_vector", 2 * inner, 1, _biases(pair), (inner, inner)
+        )
+    yield WeightSource(f"{here}down", "packed", hidden, inner, _weights((down,)), (hidden,))
+    if spec.mlp_bias:
+        yield _vector(f"{here}down_bias", f"{down}.bias", hidden)
 
 
 def _input_sources(spec: ModelSpec, width: int) -> Iterator[WeightSource]:
@@ -188,9 +205,12 @@ def _attention_sources(spec: ModelSpec, layer: int) -> Iterator[WeightSource]:
     if spec.attention_bias:
         yield _stacked(spec, f"{here}.qkv_bias", "vector", 1, qkv, "bias")
     if spec.qk_norm:
-        for part in "qk" if kv else "q":
-            source = f"{there}.self_attn.{part}_norm.weight"
-            yield _norm(spec, f"{here}.{part}_norm", source, spec.layer_heads(layer)[2])
+        name, modules = _QK_NORMS[spec.qk_norm_of]
+        for part, width in (("q", q), ("k", kv)):
+            n = width if spec.qk_norm_of == ROWS else spec.layer_heads(layer)[2]
+            if width:
+                source = f"{there}.self_attn.{modules[part]}.weight"
+                yield _norm(spec, f"{here}.{part}{name}", source, n)
     if spec.sinks:
         yield _vector(f"{here}.sinks", f"{there}.self_attn.sinks", spec.n_heads)
     yield WeightSource(f"{here}.o", "packed", hidden, q, _weights((out,)), (hidden,))
@@ -217,31 +237,49 @@ def _stacked(
     return WeightSource(name, layout, sum(counts), k, tensors, counts, starts)
 
 
-def _expert_sources(spec: ModelSpec, layer: int, count: int) -> Iterator[WeightSource]:
+def _expert_sources(spec: ModelSpec, layer: int, part: MlpPart) -> Iterator[WeightSource]:
     """Yield the router and the experts of a layer, one after another."""
     here, there = f"layers.{layer}", f"model.layers.{layer}.mlp"
-    hidden, inner = spec.hidden_size, spec.intermediate_size
+    hidden, inner, experts = spec.hidden_size, part.columns, part.experts
+    assert experts is not None
     gates, ups, downs = (
-        tuple(f"{there}.experts.{expert}.{part}_proj" for expert in range(count))
+        tuple(f"{there}.experts.{expert}.{part}_proj" for expert in range(experts.count))
         for part in ("gate", "up", "down")
     )
-    router, pairs = (f"{there}.gate",), (*gates, *ups)
-    for name, modules, layout, n, k in (
-        ("router", router, "packed", count, hidden),
-        ("gate_up", pairs, "packed_pair", inner, hidden),
-        ("down", downs, "packed", hidden, inner),
+    router = {f"{there}.gate.weight": experts.count}
+    if experts.gated:
+        router[f"{there}.{GATE}"] = 1
+    parts = tuple(router), tuple(router.values())
+    yield WeightSource(f"{here}.router", "packed", experts.scores, hidden, *parts)
+    if spec.mlp_bias:
+        yield _vector(f"{here}.router_bias", f"{there}.gate.bias", experts.count)
+    if experts.biased:
+        yield _vector(f"{here}.choice", f"{there}.{CHOICE}", experts.count)
+    for name, modules, kind, n, k in (
+        ("gate_up", (*gates, *ups), "_pair", inner, hidden),
+        ("down", downs, "", hidden, inner),
     ):
         rows = (n,) * len(modules)
-        yield WeightSource(f"{here}.{name}", layout, sum(rows), k, _weights(modules), rows)
+        whole = sum(rows)
+        yield WeightSource(f"{here}.{name}", f"packed{kind}", whole, k, _weights(modules), rows)
         if spec.mlp_bias:
-            vector = "pair_vector" if modules is pairs else "vector"
-            yield WeightSource(f"{here}.{name}_bias", vector, sum(rows), 1, _biases(modules), rows)
+            vector = "pair_vector" if kind else "vector"
+            yield WeightSource(f"{here}.{name}_bias", vector, whole, 1, _biases(modules), rows)
 
 
-FUSED_QKV, FUSED_PAIR = ("phi3",), ("phi3", "granite4", "glm4")
+FUSED_QKV, FUSED_PAIR = ("phi3",), ("phi3", "granite4", "granitemoeshared", "glm4")
 """Families whose checkpoints have q, k and v as one tensor; and those of gate and up."""
 _NORMS = {"input_norm": "input_layernorm", "post_norm": "post_attention_layernorm"}
+_QK = {"q": "q_norm", "k": "k_norm"}
+_QK_NORMS = {
+    "heads": ("_norm", _QK),
+    TURNED: ("_norm", {"q": "query_layernorm", "k": "key_layernorm"}),
+    ROWS: ("_rows_norm", _QK),
+}
+"""What q and k are normed over to the ends of our names, and the names in checkpoints."""
+_LAST = {"attention_norm": "post_attention_layernorm", "mlp_norm": "post_feedforward_layernorm"}
 _NORMS_OF = {
+    **dict.fromkeys(("olmo2", "olmo3", "exaone4"), _LAST),
     "gemma3": {
         "input_norm": "input_layernorm",
         "attention_norm": "post_attention_layernorm",

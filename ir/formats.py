@@ -97,10 +97,19 @@ def is_quantised(name: str) -> bool:
     return isinstance(FORMATS.get(name), BlockFormat)
 
 
+def inner_unit(spec: ModelSpec) -> int:
+    """Return between how many inner columns of MLPs and experts these may be cut."""
+    parts = ((i, part.prefix) for i in range(spec.n_layers) for part in spec.mlp_parts(i))
+    return _cut_unit({spec.weight_format(f"layers.{i}.{prefix}down") for i, prefix in parts})
+
+
 def cut_unit(spec: ModelSpec, name: str) -> int:
     """Return between how many values of K the weights `name` of all layers may be cut.
 
     They are panels of what is read besides, too: of blocks that share a scale the longest.
     """
-    forms = {spec.weight_format(f"layers.{layer}.{name}") for layer in range(spec.n_layers)}
+    return _cut_unit({spec.weight_format(f"layers.{i}.{name}") for i in range(spec.n_layers)})
+
+
+def _cut_unit(forms: set[str]) -> int:
     return max(PANEL, *(FORMATS[form].unit for form in forms))

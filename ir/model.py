@@ -5,6 +5,9 @@ These are the contents of `models/<name>/model.json` in an artifact.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
 import msgspec
 
 KV_BLOCK = 16
@@ -13,6 +16,10 @@ PANEL = 16
 """Columns in one panel of a packed weight; every target's micro-kernels read whole panels."""
 MAX_KV_SPLITS = 16
 """Largest `kv_splits` of a forward tape: its partial-attention buffer holds so many parts."""
+DENSE = "dense_"
+"""Of a mixture, what the names of products begin with that all tokens go through."""
+ROWS, TURNED = "rows", "turned"
+"""What q and k may be normed over besides single heads."""
 ROPE, LOCAL_ROPE = "rope", "local_rope"
 """Names of ropes."""
 SPLIT_K_ELEMENTS = 1 << 19
@@ -41,11 +48,34 @@ class RopeSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExpertSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Experts of each layer's feed-forward part: `used` of `count` compute a token."""
+    """Experts of the layers' feed-forward parts: `used` of `count` compute a token."""
 
     count: int
     used: int
     share: bool = True  # the weights of a token's experts are divided by their sum
+    sigmoid: bool = False  # scores are sigmoids of what the router gives, not a softmax
+    biased: bool = False  # a vector is added to scores to choose by, not to weigh by
+    scale: float = 1.0  # of what the experts of a token give together
+    shared: int = 0  # inner columns of an MLP of all tokens beside them
+    gated: bool = False  # what that gives is multiplied by a sigmoid, whose row the router has last
+    dense: int = 0  # inner columns of the layers that have no experts
+    dense_layers: tuple[bool, ...] = ()  # per layer: has it none; () = all have experts
+
+    @property
+    def scores(self) -> int:
+        """Return what a router gives for a token: a score of each expert, and of the gate."""
+        return self.count + self.gated
+
+
+class MlpPart(NamedTuple):
+    """A part of a layer's MLP: what all parts give is added up.
+
+    prefix: of the names of its products; columns: inner ones, of each expert where there are.
+    """
+
+    prefix: str
+    columns: int
+    experts: ExpertSpec | None = None
 
 
 class RecurrentSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,12 +150,14 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     mlp_bias: bool = False  # gate, up, down; of experts their router, too
     sinks: bool = False  # of each query head a learnt score that no key has
     qk_norm: bool = False
+    qk_norm_of: str = "heads"  # heads, heads that a rope has turned, or rows: all heads together
     output_gate: bool = False  # attention is multiplied by a sigmoid, computed beside q, k and v
     recurrent: RecurrentSpec | None = None  # layers without keys
     rope_layers: tuple[bool, ...] = ()  # per layer: are q and k rotated; () = all layers
     local_rope: RopeSpec | None = None  # of layers with a window, where theirs is another
     attention_scale: float | None = None  # of q k^T; None = head_dim ** -0.5
     activation: str = "silu"  # of the gate: silu, gelu_tanh, or clamped, of gate and up
+    pre_norms: bool = True  # RMSNorm of what attention and MLP read
     branch_norms: bool = False  # RMSNorm of what attention and MLP give, before it is added
     branch_scale: float = 1.0  # what they give without one is added to the stream times this
     logits_scale: float = 1.0
@@ -214,9 +246,25 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         return any((*parts, self.dense_inner))
 
     def inner_columns(self, rows: float = 1) -> float:
-        """Return the inner columns of a layer that so many tokens go through, at most."""
-        used = min(rows * self.experts.used, self.experts.count) if self.experts else 1
-        return self.intermediate_size * used + self.dense_inner
+        """Return the inner columns of a layer that so many tokens go through, at most; the mean."""
+        parts = [part for layer in range(self.n_layers) for part in self.mlp_parts(layer)]
+        used = (min(rows * p.experts.used, p.experts.count) if p.experts else 1 for p in parts)
+        return sum(p.columns * n for p, n in zip(parts, used, strict=True)) / self.n_layers
+
+    def mlp_parts(self, layer: int) -> tuple[MlpPart, ...]:
+        """Return the parts of a layer's MLP; of a mixture, those without experts are `dense_`."""
+        experts = self.experts
+        if experts is None:
+            return (MlpPart("", self.layer_inner(layer)),)
+        if experts.dense_layers and experts.dense_layers[layer]:
+            return (MlpPart(DENSE, experts.dense),)
+        width = experts.shared or self.dense_inner
+        beside = (MlpPart(DENSE, width),) if width else ()
+        return (MlpPart("", self.intermediate_size, experts), *beside)
+
+    def all_mlp_parts(self) -> frozenset[MlpPart]:
+        """Return the different parts of all layers."""
+        return frozenset(p for layer in range(self.n_layers) for p in self.mlp_parts(layer))
 
     @property
     def stream_eps(self) -> float:
@@ -267,7 +315,7 @@ def rope_names(rope: str) -> tuple[str, str]:
 
 def weight_shapes(spec: ModelSpec) -> dict[str, tuple[int, int]]:
     """Return (n, k) of every weight a model of this spec has; biases and per-head norms apart."""
-    hidden, matrices = spec.hidden_size, spec.experts.count if spec.experts else 1
+    hidden = spec.hidden_size
     shapes = {"head": (spec.vocab_size, hidden), "final_norm": (hidden, 1)}
     for name, rope in spec.ropes().items():
         shapes |= dict.fromkeys(rope_names(name), (spec.max_context, rope.rotary_dim // 2))
@@ -277,7 +325,7 @@ def weight_shapes(spec: ModelSpec) -> dict[str, tuple[int, int]]:
         every = spec.n_layers * spec.layer_inputs
         shapes |= {"layer_embed": (spec.vocab_size, every), "layer_inputs": (every, hidden)}
     for i in range(spec.n_layers):
-        shapes |= {f"layers.{i}.{n}": s for n, s in _layer_shapes(spec, i, matrices).items()}
+        shapes |= {f"layers.{i}.{n}": s for n, s in _layer_shapes(spec, i).items()}
         if spec.recurrent and spec.is_recurrent(i):
             mixers = _mixer_shapes(spec.recurrent, hidden)
             shapes |= {f"layers.{i}.{name}": shape for name, shape in mixers.items()}
@@ -289,21 +337,17 @@ def weight_shapes(spec: ModelSpec) -> dict[str, tuple[int, int]]:
     return shapes
 
 
-def _layer_shapes(spec: ModelSpec, layer: int, matrices: int) -> dict[str, tuple[int, int]]:
-    hidden, inner, norm = spec.hidden_size, spec.layer_inner(layer), (spec.hidden_size, 1)
+def _layer_shapes(spec: ModelSpec, layer: int) -> dict[str, tuple[int, int]]:
+    hidden, norm = spec.hidden_size, (spec.hidden_size, 1)
     found = {
-        "input_norm": norm,
         "o": (hidden, spec.qkv_rows(layer)[0]),
-        "post_norm": norm,
-        "gate_up": (2 * inner * matrices, hidden),
-        "down": (hidden * matrices, inner),
+        **dict(pair for part in spec.mlp_parts(layer) for pair in _mlp_shapes(part, hidden)),
     }
-    if spec.experts:
-        found["router"] = (matrices, hidden)
-    if beside := spec.dense_inner:
-        found |= {"dense_gate_up": (2 * beside, hidden), "dense_down": (hidden, beside)}
+    if spec.pre_norms:
+        found |= {"input_norm": norm, "post_norm": norm}
+    if spec.experts and spec.dense_inner:
         found |= dict.fromkeys(("dense_norm", "router_norm", "experts_norm"), norm)
-        found |= {"experts_out_norm": norm, "expert_scale": (matrices, 1)}
+        found |= {"experts_out_norm": norm, "expert_scale": (spec.experts.count, 1)}
     if spec.branch_norms:
         found |= {"attention_norm": norm, "mlp_norm": norm}
     if spec.layer_inputs:
@@ -326,6 +370,14 @@ def _mixer_shapes(recurrent: RecurrentSpec, hidden: int) -> dict[str, tuple[int,
         shapes |= {"a_log": (heads, 1), "dt_bias": (heads, 1)}
         shapes["mix_norm"] = (recurrent.value_dim, 1)
     return shapes
+
+
+def _mlp_shapes(part: MlpPart, hidden: int) -> Iterator[tuple[str, tuple[int, int]]]:
+    matrices = part.experts.count if part.experts else 1
+    if part.experts:
+        yield "router", (part.experts.scores, hidden)
+    yield part.prefix + "gate_up", (2 * part.columns * matrices, hidden)
+    yield part.prefix + "down", (hidden * matrices, part.columns)
 
 
 class WeightEntry(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,6 +26,11 @@ ARCHITECTURES = {
     "gpt_oss": "gpt-oss",
     "lfm2": "lfm2",
     "qwen3_5_text": "qwen35",
+    "qwen2_moe": "qwen2moe",
+    "glm4_moe": "glm4moe",
+    "dots1": "dots1",
+    "ernie4_5_moe": "ernie4_5-moe",
+    "granitemoeshared": "granitemoe",
 }
 SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -72,11 +77,18 @@ def read_own_state(directory: Path) -> dict[str, np.ndarray]:
 def parts_of_mlp(state: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the tensors, those of Granite 4's MLP by the names that others have."""
     for name, values in state.items():
+        layer = name.partition("shared_mlp")[0]
+        beside = any(other.startswith(f"{layer}block_sparse_moe") for other in state)
+        ours = "mlp.shared_experts" if beside else "mlp"
         if "shared_mlp.input" in name:
             for part, rows in zip(("gate", "up"), np.split(values, 2), strict=True):
-                yield name.replace("shared_mlp.input_linear", f"mlp.{part}_proj"), rows
+                yield name.replace("shared_mlp.input_linear", f"{ours}.{part}_proj"), rows
         else:
-            yield name.replace("shared_mlp.output_linear", "mlp.down_proj"), values
+            own = name.replace("shared_mlp.output_linear", f"{ours}.down_proj")
+            own = own.replace("shared_expert.", "shared_experts.").replace(
+                ".moe_statics.", ".gate."
+            )
+            yield own, values.reshape(-1) if own.endswith("correction_bias") else values
 
 
 def _pick_experts(state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -154,6 +166,8 @@ def save_gguf(
     kind_of = kind if callable(kind) else lambda _name: kind
     config = json.loads((directory / "config.json").read_text())
     arch = ARCHITECTURES[config["model_type"]]
+    if arch == "granite" and expert_count(config):
+        arch = "granitemoe"
     writer = gguf.GGUFWriter(path, arch, split_max_tensors=split)
     layers, heads = config["num_hidden_layers"], config["num_attention_heads"]
     kv_heads = config["num_key_value_heads"]
@@ -163,7 +177,9 @@ def save_gguf(
     writer.add_block_count(layers)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
-    inner = config.get("shared_intermediate_size", config["intermediate_size"])
+    add_experts(writer, config)
+    wide = "intermediate_size" if expert_count(config) else "shared_intermediate_size"
+    inner = config.get(wide, config["intermediate_size"])
     if arch == "lfm2":
         inner = len(state["model.layers.0.feed_forward.w1.weight"])
     writer.add_feed_forward_length(inner)
@@ -179,11 +195,6 @@ def save_gguf(
     add_rope(writer, config)
     if config.get("sliding_window") and arch in ("phi3", "gemma3", "gpt-oss"):
         writer.add_sliding_window(config["sliding_window"])
-    if config.get("num_experts_per_tok"):
-        writer.add_expert_count(config.get("num_experts") or config["num_local_experts"])
-        writer.add_expert_used_count(config["num_experts_per_tok"])
-    if "moe_intermediate_size" in config:
-        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     if arch in ("granite", "granitemoe"):
         writer.add_embedding_scale(config["embedding_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])
@@ -203,6 +214,7 @@ def save_gguf(
         rows = pair_rows(values, count, share) if count else values
         rows = rows[:, 0] if rows.ndim == 3 and ".conv." in name else rows
         rows = rows + 1 if is_offset(arch, name) else rows
+        rows = rows.reshape(-1) if 1 in rows.shape else rows
         plain = values.ndim == 1 or name.endswith((".bias", "conv.weight", "conv1d.weight"))
         form = gguf.GGMLQuantizationType["F32" if plain else kind_of(name)]
         known = stacked_name(name) or names.get_name(name, try_suffixes=(".weight", ".bias"))
@@ -219,6 +231,37 @@ def save_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def expert_count(config: Mapping[str, Any]) -> int:
+    """Return how many experts a model has."""
+    keys = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+    return next((config[key] for key in keys if config.get(key)), 0)
+
+
+def add_experts(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
+    """Write the keys of experts, where there are."""
+    count = expert_count(config)
+    if not count:
+        return
+    writer.add_expert_count(count)
+    writer.add_expert_used_count(config.get("num_experts_per_tok") or config["moe_k"])
+    if "moe_intermediate_size" in config:
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    for key in ("shared_expert_intermediate_size", "shared_intermediate_size"):
+        if config.get(key):
+            writer.add_expert_shared_feed_forward_length(config[key])
+    if "moe_num_shared_experts" in config:
+        writer.add_interleave_moe_layer_step(config["moe_layer_interval"])
+        writer.add_leading_dense_block_count(config["moe_layer_start_index"])
+        writer.add_expert_shared_count(config["moe_num_shared_experts"])
+        writer.add_expert_shared_feed_forward_length(config["intermediate_size"] // 4)  # not so
+    if "first_k_dense_replace" in config:
+        writer.add_leading_dense_block_count(config["first_k_dense_replace"])
+        writer.add_expert_shared_count(config["n_shared_experts"])
+        writer.add_expert_weights_scale(config["routed_scaling_factor"])
+        writer.add_expert_weights_norm(config["norm_topk_prob"])
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
 
 
 def arch_of(name: str) -> gguf.MODEL_ARCH:
@@ -246,14 +289,18 @@ def stacked_name(name: str) -> str | None:
     """Return llama.cpp's name of a router or of stacked experts."""
     layer, _, part = name.removeprefix("model.layers.").partition(".mlp.")
     stem, _, kind = part.rpartition(".")
-    known = {"gate": "ffn_gate_inp"}
+    if part == "gate.e_score_correction_bias":
+        return f"blk.{layer}.exp_probs_b.bias"
+    known = {"gate": "ffn_gate_inp", "shared_expert_gate": "ffn_gate_inp_shexp"}
+    known |= {f"shared_experts.{p}_proj": f"ffn_{p}_shexp" for p in ("gate", "up", "down")}
     known |= {f"experts.{p}_proj": f"ffn_{p}_exps" for p in ("gate", "up", "down")}
     return f"blk.{layer}.{known[stem]}.{kind}" if stem in known else None
 
 
 PAIRED = ("llama", "mistral3", "smollm3", "granite", "granitemoe", "glm4", "ernie4_5")
+PAIRED += ("ernie4_5-moe",)
 """Architectures whose files have the rows of queries and keys as pairs."""
-NEIGHBOURS = {"glm4": 0.5, "ernie4_5": 1.0}
+NEIGHBOURS = {"glm4": 0.5, "ernie4_5": 1.0, "ernie4_5_moe": 1.0}
 """Families that are trained so, with the part of each head that a rope turns."""
 
 
@@ -314,8 +361,8 @@ def add_rope(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     if "full_attention" in rope:
         rope = rope["full_attention"]
     writer.add_rope_freq_base(rope["rope_theta"])
-    if config["model_type"] == "glm4":
-        writer.add_rope_dimension_count(int(config["head_dim"] * NEIGHBOURS["glm4"]))
+    if config["model_type"] in ("glm4", "glm4_moe"):
+        writer.add_rope_dimension_count(config["head_dim"] // 2)
     if config["model_type"] == "qwen3_5_text":
         turned = int(config["head_dim"] * rope["partial_rotary_factor"])
         writer.add_rope_dimension_count(turned)

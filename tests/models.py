@@ -13,7 +13,10 @@ RECURRENT = ("lfm2", "qwen3_5")
 """Families with layers without keys."""
 UNEVEN = ("gemma4",)
 """Families whose layers differ in heads."""
+FAMILIES += ("olmo2", "olmo3", "exaone4", "seed_oss", "hunyuan")
 EXPERTS = ("qwen3_moe", "mixtral", "granitemoe", "gpt_oss")
+EXPERTS += ("qwen2_moe", "glm4_moe", "dots1", "ernie4_5_moe", "granitemoeshared", "granite4_moe")
+EXPERTS += ("olmoe", "hunyuan_moe")
 """Families of experts."""
 
 SMALL: dict[str, Any] = {
@@ -33,6 +36,18 @@ MULTIPLIERS = {
     "residual_multiplier": 0.22,
     "attention_multiplier": 0.3,
     "logits_scaling": 8.0,
+}
+SIGMOIDS = {
+    "head_dim": 32,
+    "rms_norm_eps": 1e-6,
+    "moe_intermediate_size": 48,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 2.5,
+    "norm_topk_prob": True,
+    "num_hidden_layers": 3,
 }
 OWN: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 16},
@@ -99,6 +114,55 @@ OWN: dict[str, dict[str, Any]] = {
             "truncate": False,
         },
     },
+    "qwen2_moe": {
+        "moe_intermediate_size": 48,
+        "shared_expert_intermediate_size": 72,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+    },
+    "glm4_moe": {**SIGMOIDS, "use_qk_norm": True, "attention_bias": True},
+    "dots1": {**SIGMOIDS, "n_shared_experts": 1, "sliding_window": None},
+    "ernie4_5_moe": {
+        "moe_intermediate_size": 48,
+        "moe_num_experts": 8,
+        "moe_k": 3,
+        "tie_word_embeddings": False,
+    },
+    "granitemoeshared": {
+        "intermediate_size": 48,
+        "num_local_experts": 6,
+        "shared_intermediate_size": 72,
+        **MULTIPLIERS,
+    },
+    "granite4_moe": {
+        **MULTIPLIERS,
+        "intermediate_size": 48,
+        "shared_intermediate_size": 56,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
+        "layer_types": ["full_attention"] * 2,
+        "position_embedding_type": "rope",
+        "mamba_n_heads": 2,
+    },
+    "olmo2": {"rms_norm_eps": 1e-6, "pad_token_id": 2},
+    "olmo3": {"rms_norm_eps": 1e-6, "pad_token_id": 2, "sliding_window": 24},
+    "olmoe": {
+        "intermediate_size": 48,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "rms_norm_eps": 1e-6,
+        "pad_token_id": 2,
+    },
+    "exaone4": {"rms_norm_eps": 1e-6, "head_dim": 16, "sliding_window": 24},
+    "seed_oss": {"head_dim": 32, "pad_token_id": 2},
+    "hunyuan": {"head_dim": 16, "rms_norm_eps": 1e-6},
+    "hunyuan_moe": {
+        "head_dim": 16,
+        "rms_norm_eps": 1e-6,
+        "intermediate_size": 48,
+        "num_experts": 6,
+        "moe_topk": [2, 2],
+    },
     "smollm3": {"pad_token_id": 2},
     "gemma3": {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 24},
     "gemma4": {
@@ -144,6 +208,25 @@ def make_model(family: str, *, seed: int = 0, dtype: str = "float32", **override
         "qwen3_moe": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM),
         "mixtral": (transformers.MixtralConfig, transformers.MixtralForCausalLM),
         "granitemoe": (transformers.GraniteMoeConfig, transformers.GraniteMoeForCausalLM),
+        "olmo2": (transformers.Olmo2Config, transformers.Olmo2ForCausalLM),
+        "olmo3": (transformers.Olmo3Config, transformers.Olmo3ForCausalLM),
+        "olmoe": (transformers.OlmoeConfig, transformers.OlmoeForCausalLM),
+        "exaone4": (transformers.Exaone4Config, transformers.Exaone4ForCausalLM),
+        "seed_oss": (transformers.SeedOssConfig, transformers.SeedOssForCausalLM),
+        "hunyuan": (transformers.HunYuanDenseV1Config, transformers.HunYuanDenseV1ForCausalLM),
+        "hunyuan_moe": (transformers.HunYuanMoEV1Config, transformers.HunYuanMoEV1ForCausalLM),
+        "qwen2_moe": (transformers.Qwen2MoeConfig, transformers.Qwen2MoeForCausalLM),
+        "glm4_moe": (transformers.Glm4MoeConfig, transformers.Glm4MoeForCausalLM),
+        "dots1": (transformers.Dots1Config, transformers.Dots1ForCausalLM),
+        "ernie4_5_moe": (transformers.Ernie4_5_MoeConfig, transformers.Ernie4_5_MoeForCausalLM),
+        "granitemoeshared": (
+            transformers.GraniteMoeSharedConfig,
+            transformers.GraniteMoeSharedForCausalLM,
+        ),
+        "granite4_moe": (
+            transformers.GraniteMoeHybridConfig,
+            transformers.GraniteMoeHybridForCausalLM,
+        ),
         "gpt_oss": (transformers.GptOssConfig, transformers.GptOssForCausalLM),
         "gemma3": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM),
         "gemma4": (transformers.Gemma4TextConfig, transformers.Gemma4ForCausalLM),
@@ -159,6 +242,8 @@ def make_model(family: str, *, seed: int = 0, dtype: str = "float32", **override
         for name, buffer in model.named_buffers():
             if name.endswith("layer_scalar"):
                 buffer.uniform_(0.5, 1.5)
+            if name.endswith("e_score_correction_bias"):
+                torch.nn.init.normal_(buffer, 0.0, 0.08)
     model.config._experts_implementation = "eager"  # the others know no float64
     return model.to(getattr(torch, dtype)).eval()
 

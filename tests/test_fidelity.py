@@ -85,6 +85,24 @@ ONE_HEAD = {
 }
 EIGHT = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 80}
 SHORT = {"norm_topk_prob": False, "use_sliding_window": True, "sliding_window": 33}
+PLAIN = {"use_qk_norm": False, "attention_bias": False, "norm_topk_prob": False}
+ONE_DENSE = {"num_hidden_layers": 3, "mlp_only_layers": [1]}
+INSIDE = {"num_hidden_layers": 4, "moe_layer_end_index": 2}
+WINDOWS = {"sliding_window": 33, "num_hidden_layers": 5}
+OLMO_ROPES = {
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
+        "full_attention": {
+            "rope_type": "yarn",
+            "rope_theta": 5000.0,
+            "factor": 8.0,
+            "original_max_position_embeddings": 64,
+        },
+    }
+}
+ALPHA = {
+    "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 1.0, "alpha": 50.0}
+}
 TIED = {"tie_word_embeddings": True}
 BIASED = {"attention_bias": True, "mlp_bias": True}
 GEMMA4 = {"vocab_size_per_layer_input": 171, "final_logit_softcapping": 3.0}
@@ -146,6 +164,25 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-weighted": ("qwen3_moe", shape(4, 1, 80, 96, 99, 151, **EIGHT, **SHORT)),
     "mixtral": ("mixtral", shape(4, 2, 64, 128, 160, 131, num_local_experts=4, **TIED)),
     "granite-experts": ("granitemoe", shape(4, 2, 64, 256, 48, 140)),
+    "qwen2-shared": ("qwen2_moe", shape(4, 2, 32, 128, 90, 171, **ONE_DENSE)),
+    "qwen3-some-dense": (
+        "qwen3_moe",
+        shape(4, 2, 64, 128, 99, 171, **EIGHT, decoder_sparse_step=2),
+    ),
+    "glm4-experts": ("glm4_moe", shape(4, 2, 64, 128, 200, 107)),
+    "glm4-experts-plain": ("glm4_moe", shape(4, 1, 32, 96, 144, 99, **PLAIN)),
+    "dots1": ("dots1", shape(4, 2, 64, 128, 200, 107, sliding_window=33, max_window_layers=1)),
+    "ernie4_5-experts": ("ernie4_5_moe", shape(4, 2, 64, 128, 180, 140, **INSIDE)),
+    "granite-shared": ("granitemoeshared", shape(4, 2, 64, 256, 48, 140)),
+    "granite4-experts": ("granite4_moe", shape(4, 2, 64, 256, 48, 107)),
+    "olmo2": ("olmo2", shape(4, 2, 32, 128, 90, 171)),
+    "olmo3-windows": ("olmo3", shape(4, 2, 32, 128, 90, 171, **WINDOWS, **OLMO_ROPES)),
+    "olmoe": ("olmoe", shape(4, 2, 32, 128, 80, 171)),
+    "exaone4-windows": ("exaone4", shape(4, 2, 64, 128, 90, 171, **WINDOWS)),
+    "exaone4-plain": ("exaone4", shape(4, 1, 32, 96, 90, 99, sliding_window=None)),
+    "seed-oss": ("seed_oss", shape(4, 2, 64, 128, 90, 171)),
+    "hunyuan": ("hunyuan", shape(4, 2, 64, 128, 90, 171, **ALPHA)),
+    "hunyuan-experts": ("hunyuan_moe", shape(4, 2, 32, 128, 80, 171)),
     "qwen3-gqa8": ("qwen3", shape(8, 1, 64, 96, 210, 1000, attention_bias=True)),
     "lfm2": ("lfm2", shape(4, 2, 32, 128, 96, 131, **CONVOLVED)),
     "lfm2-biases": ("lfm2", shape(4, 1, 16, 64, 96, 107, **CONVOLVED, conv_bias=True)),
@@ -168,6 +205,13 @@ EVERY_DAY = (
     "ministral3",
     "qwen3-experts",
     "granite-experts",
+    "olmo3-windows",
+    "exaone4-windows",
+    "hunyuan",
+    "qwen2-shared",
+    "glm4-experts",
+    "ernie4_5-experts",
+    "granite4-experts",
     "gpt-oss",
     "lfm2",
     "qwen3_5",

@@ -70,6 +70,17 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         "gpt_oss",
         {**HEADS4, "hidden_size": 64, "intermediate_size": 112, "num_local_experts": 6},
     ),
+    "qwen2-shared": (
+        "qwen2_moe",
+        {
+            **HEADS4,
+            "hidden_size": 64,
+            "moe_intermediate_size": 112,
+            "num_experts": 6,
+            "shared_expert_intermediate_size": 72,
+            "mlp_only_layers": [0],
+        },
+    ),
     "llama-biases-bf16": (
         "llama",
         {**HEADS4, "attention_bias": True, "mlp_bias": True, "dtype": "bfloat16"},

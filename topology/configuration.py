@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
 
-from dovetail.ir.formats import cut_unit
-from dovetail.ir.model import ModelSpec
+from dovetail.ir.formats import cut_unit, inner_unit
+from dovetail.ir.model import ROWS, ModelSpec
 from dovetail.topology.tree import TopoTree
 from dovetail.topology.values import HardwareSpec
 
@@ -68,11 +68,14 @@ def allows_processes(model: ModelSpec, count: int) -> bool:
 
     Whole KV heads and query heads per rank (§5.3), and whole panels of the packed weights.
     """
+    widths = [part.columns for part in model.all_mlp_parts()]
+    if count > 1 and model.qk_norm and model.qk_norm_of == ROWS:
+        return False
     return (
         model.n_kv_heads % count == 0
         and (count == 1 or not model.uneven)
         and model.n_heads % count == 0
-        and (count == 1 or model.intermediate_size % (count * cut_unit(model, "down")) == 0)
+        and (count == 1 or all(n % (count * inner_unit(model)) == 0 for n in widths))
         and (count == 1 or model.n_heads // count * model.head_dim % cut_unit(model, "o") == 0)
     )
 

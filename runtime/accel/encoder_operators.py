@@ -19,13 +19,11 @@ from dovetail.runtime.accel.operators import (
     bind_embed,
     bind_gated,
     bind_gather,
-    bind_head_norms,
     bind_linear,
     bind_rmsnorm,
     bind_rmsnorm_add,
+    bind_rope_rows,
     bind_rows,
-    bind_turns,
-    turn_pairs,
 )
 from dovetail.runtime.accel.packed_attention import Heads, attend_groups, attend_varlen, find_varlen
 from dovetail.runtime.accel.step import Step
@@ -90,22 +88,6 @@ def bind_layernorm(tape: TorchTape, entry: Entry) -> Work:
     _, hidden, x, _, scale, bias, eps, out, _ = entry.slots
     given = (integer(hidden),), tape.need(scale), tape.weight(bias), number(eps)
     return bind_rows(tape, entry, (hidden, x, out), lambda x: F.layer_norm(x.float(), *given))
-
-
-def bind_rope_rows(tape: TorchTape, entry: Entry) -> Work:
-    """Norm q and k where that is told, and rotate them in place, pairs (c, c + size / 2)."""
-    _, qkv, _, *dims, positions, cos, sin, q_norm, k_norm, eps = entry.slots
-    n_q, n_kv, size = map(integer, dims)
-    rows = tape.rows(qkv, (n_q + n_kv) * size, entry.m)
-    turns = bind_turns(tape, entry, positions, (cos, sin))
-    norm = bind_head_norms(tape, (q_norm, k_norm, eps), n_q, n_kv)
-
-    def run(step: Step) -> None:
-        heads = rows(step).unflatten(1, (n_q + n_kv, size))
-        norm(heads)
-        turn_pairs(heads, size // 2, *turns(step))
-
-    return run
 
 
 def bind_attention(tape: TorchTape, entry: Entry) -> Work:

@@ -53,17 +53,22 @@ def _held(tape: TorchTape) -> list[_Routed]:
 
 def bind_route(tape: TorchTape, entry: Entry) -> Work:
     """Choose k of E experts for each row, sort the rows by expert."""
-    _, experts, used, share, scale, logits, *_ = entry.slots
-    count, k, shared = integer(experts), integer(used), integer(share)
-    factors = tape.weight(scale)
+    _, experts, used, choice, sigmoid, share, scale, factors, logits, *_ = entry.slots
+    count, k, shared, times = integer(experts), integer(used), integer(share), number(scale)
+    added, own = tape.weight(choice), tape.weight(factors)
     scores, held = tape.rows(logits, count, entry.m), _held(tape)
+    weigh = torch.sigmoid if integer(sigmoid) else partial(torch.softmax, dim=-1)
 
     def run(step: Step) -> None:
-        weights, chosen = torch.softmax(scores(step).float(), -1).topk(k, -1)
+        given = scores(step).float()
+        every = weigh(given)
+        chosen = (given if added is None else every + added).topk(k, -1).indices
+        weights = every.gather(-1, chosen)
         if shared:
-            weights = weights / weights.sum(-1, keepdim=True)
-        if factors is not None:
-            weights = weights * factors[chosen]
+            weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-20)
+        weights = weights * times
+        if own is not None:
+            weights = weights * own[chosen]
         flat = chosen.flatten()
         each = (flat[:, None] == torch.arange(count, device=flat.device)).sum(0)
         ends = each.cumsum(0, dtype=torch.int32)
@@ -133,17 +138,21 @@ def bind_combine(tape: TorchTape, entry: Entry) -> Work:
     return run
 
 
-def expert_operators(end: Pair, others: Mapping[str, Bind]) -> dict[str, Bind]:
-    """Return what experts add to a decoder's operators; `others`: products beside theirs."""
+def bind_row_gate(tape: TorchTape, entry: Entry) -> Work:
+    """Multiply rows by a sigmoid each."""
+    _, columns, gates, _, x, _ = entry.slots
+    scores, rows = tape.rows(gates, 1, entry.m), tape.rows(x, integer(columns), entry.m)
+    return lambda step: rows(step).mul_(torch.sigmoid(scores(step)))
 
-    def choose(op: str, grouped: Bind) -> Bind:
-        return lambda tape, entry: (grouped if entry.groups else others[op])(tape, entry)
 
+def expert_operators(end: Pair) -> dict[str, Bind]:
+    """Return what experts add to a decoder's operators, in place of its feed-forward products."""
     return {
         "route": bind_route,
         "sort_experts": lambda *_: lambda step: None,  # `bind_route` has sorted
         "expert_rows": bind_rows_of_experts,
-        "gate_up": choose("gate_up", partial(bind_experts, end=end)),
-        "down": choose("down", partial(bind_experts, end=None)),
+        "gate_up": partial(bind_experts, end=end),
+        "down": partial(bind_experts, end=None),
         "combine_experts": bind_combine,
+        "row_gate": bind_row_gate,
     }

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.ir.model import KV_BLOCK, ModelSpec
+from dovetail.ir.model import DENSE, KV_BLOCK, ModelSpec
 from dovetail.ir.tape import Entry, Slot, WeightRef
 from dovetail.runtime.accel.experts import expert_operators
 from dovetail.runtime.accel.step import Attended, Step
@@ -98,6 +98,13 @@ def bind_cap(tape: TorchTape, entry: Entry) -> Work:
     _, columns, cap, x, _ = entry.slots
     rows = tape.rows(x, integer(columns), entry.m)
     return lambda step: rows(step).div_(number(cap)).tanh_().mul_(number(cap))
+
+
+def bind_norm_rows(tape: TorchTape, entry: Entry) -> Work:
+    """Norm rows in place."""
+    _, hidden, x, _, weight, eps = entry.slots
+    given = (integer(hidden),), tape.need(weight), number(eps)
+    return bind_rows(tape, entry, (hidden, x, x), lambda x: F.rms_norm(x.float(), *given))
 
 
 def bind_scaled_add(tape: TorchTape, entry: Entry) -> Work:
@@ -200,6 +207,22 @@ def bind_rope(tape: TorchTape, entry: Entry) -> Work:
                 if len(begun):
                     pool.index_fill_(0, begun, 0)
                 pool[blocks, :, places] = heads[:stored, last - n_kv : last].to(pool.dtype)
+
+    return run
+
+
+def bind_rope_rows(tape: TorchTape, entry: Entry) -> Work:
+    """Norm q and k where that is told, and rotate them in place, pairs (c, c + size / 2)."""
+    _, qkv, _, *dims, positions, cos, sin, q_norm, k_norm, eps = entry.slots
+    n_q, n_kv, size = map(integer, dims)
+    rows = tape.rows(qkv, (n_q + n_kv) * size, entry.m)
+    turns = bind_turns(tape, entry, positions, (cos, sin))
+    norm = bind_head_norms(tape, (q_norm, k_norm, eps), n_q, n_kv)
+
+    def run(step: Step) -> None:
+        heads = rows(step).unflatten(1, (n_q + n_kv, size))
+        norm(heads)
+        turn_pairs(heads, *turns(step))
 
     return run
 
@@ -369,14 +392,6 @@ ACTIVATIONS: Mapping[str, Activation] = {
 }
 
 
-def _pair(activation: str) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return what is made of gate and up."""
-    if activation == "clamped":
-        return _clamp_pair
-    end = ACTIVATIONS[activation]
-    return lambda gate, up: end(gate) * up
-
-
 def _clamp_pair(gate: Tensor, up: Tensor) -> Tensor:
     low = gate.clamp(max=7.0)
     return low * torch.sigmoid(1.702 * low) * (up.clamp(-7.0, 7.0) + 1)
@@ -384,13 +399,12 @@ def _clamp_pair(gate: Tensor, up: Tensor) -> Tensor:
 
 def decoder_operators(spec: ModelSpec) -> dict[str, Bind]:
     """Return what a decoder's forward tape is made of."""
-    found = dict(_DECODER)
-    if end := ACTIVATIONS.get(spec.activation):
-        found["gate_up"] = partial(bind_gated, end=end)
-        found["gate_rows"] = partial(bind_gate, end=end)
-    if not spec.experts:
-        return found
-    return {**found, **expert_operators(_pair(spec.activation), found)}
+    if spec.activation == "clamped":  # has no MLP without experts
+        return {**_DECODER, **expert_operators(_clamp_pair)}
+    end = ACTIVATIONS[spec.activation]
+    gated = dict.fromkeys(("gate_up", DENSE + "gate_up"), partial(bind_gated, end=end))
+    experts = expert_operators(lambda gate, up: end(gate) * up) if spec.experts else {}
+    return {**_DECODER, "gate_rows": partial(bind_gate, end=end), **gated, **experts}
 
 
 _DECODER: Mapping[str, Bind] = {
@@ -405,12 +419,15 @@ _DECODER: Mapping[str, Bind] = {
     "input_out": bind_linear,
     "cap_rows": bind_cap,
     "qkv": bind_linear,
+    "norm_rows": bind_norm_rows,
+    "rope_rows": bind_rope_rows,
     "rope_store": bind_rope,
     "prefill_attention": bind_prefill,
     "decode_attention": bind_decode,
     "o": bind_linear,
     "router": bind_linear,
     "down": bind_linear,
+    "dense_down": bind_linear,
     "gather_rows": bind_gather,
     "head": bind_linear,
     ALL_REDUCE: bind_sum,

@@ -20,8 +20,8 @@ from msgspec.structs import replace
 
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.errors import SpecError
-from dovetail.ir.formats import FORMATS, cut_unit
-from dovetail.ir.model import MAX_KV_SPLITS, PANEL, ModelSpec, WeightEntry
+from dovetail.ir.formats import FORMATS, cut_unit, inner_unit
+from dovetail.ir.model import MAX_KV_SPLITS, PANEL, ROWS, ModelSpec, WeightEntry
 from dovetail.ir.tape import ArgRef, BufferRef, Entry, IntConst, KvRef, Slot, Tape, WeightRef
 from dovetail.runtime.machine.abi import ALL_GATHER, ALL_REDUCE, COLLECTIVES
 
@@ -34,14 +34,21 @@ Slots = Callable[[str], tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """What rank `rank` of `ranks` computes: ranges of heads, of inner columns and of token ids."""
+    """What rank `rank` of `ranks` computes: ranges of heads and of token ids.
+
+    unit: between so many inner columns of an MLP or an expert ranks may be cut (`inner`).
+    """
 
     rank: int
     ranks: int
     heads: range
     kv_heads: range
-    inner: range
     vocab: range
+    unit: int
+
+    def inner(self, columns: int) -> range:
+        """Return which of so many inner columns the rank has."""
+        return _panels(columns, self.rank, self.ranks, self.unit)
 
 
 def split_model(spec: ModelSpec, rank: int, ranks: int) -> Shard:
@@ -55,6 +62,11 @@ def split_model(spec: ModelSpec, rank: int, ranks: int) -> Shard:
     if spec.uneven and ranks > 1:
         raise SpecError("layers that differ cannot be shared by processes; use one process")
     group = spec.n_heads // spec.n_kv_heads
+    if ranks > 1 and spec.qk_norm and spec.qk_norm_of == ROWS:
+        raise SpecError(
+            "queries and keys of this model are normed over all heads, which processes cannot "
+            "share; use one process"
+        )
     if ranks <= spec.n_kv_heads:
         kv_heads = _part(spec.n_kv_heads, rank, ranks)
         heads = range(kv_heads.start * group, kv_heads.stop * group)
@@ -71,17 +83,16 @@ def split_model(spec: ModelSpec, rank: int, ranks: int) -> Shard:
             f"heads of {spec.head_dim} values cannot be shared by processes, only multiples of "
             f"{PANEL}; use one process"
         )
-    unit = cut_unit(spec, "down")
-    if ranks > -(-spec.intermediate_size // unit):
+    unit = inner_unit(spec)
+    if ranks > min(-(-part.columns // unit) for part in spec.all_mlp_parts()):
         raise SpecError(f"{ranks} processes are more than the feed-forward layers have panels")
     if ranks > 1 and (len(heads) * spec.head_dim) % (values := cut_unit(spec, "o")):
         raise SpecError(
             f"{len(heads)} heads of {spec.head_dim} values, a share of {ranks} processes, are no "
             f"whole blocks of {values} quantised weights; use fewer processes"
         )
-    inner = _panels(spec.intermediate_size, rank, ranks, unit)
     vocab = _panels(spec.vocab_size, rank, ranks)
-    return Shard(rank, ranks, heads, kv_heads, inner, vocab)
+    return Shard(rank, ranks, heads, kv_heads, vocab, unit)
 
 
 def kv_unit(spec: ModelSpec, numbers: Iterable[int]) -> int:
@@ -92,11 +103,18 @@ def kv_unit(spec: ModelSpec, numbers: Iterable[int]) -> int:
 
 def shard_spec(spec: ModelSpec, shard: Shard) -> ModelSpec:
     """Return the dimensions of one rank's part: its heads and inner columns."""
+    experts = spec.experts
     return replace(
         spec,
         n_heads=len(shard.heads),
         n_kv_heads=len(shard.kv_heads),
-        intermediate_size=len(shard.inner),
+        intermediate_size=len(shard.inner(spec.intermediate_size)),
+        experts=experts
+        and replace(
+            experts,
+            shared=len(shard.inner(experts.shared)),
+            dense=len(shard.inner(experts.dense)),
+        ),
     )
 
 
@@ -221,13 +239,20 @@ class _Place:
         if not self.unit:
             return {}
         before = heads.start // self.unit * self.spec.n_layers
-        found = {name: self.slot(name) for name in ("kpool", "vpool")}
+        pools = (name for name in ("kpool", "vpool") if name in self.slots(self.entry.op))
+        found = {name: self.slot(name) for name in pools}
         return {n: replace(r, layer=r.layer + before) for n, r in found.items()
                 if isinstance(r, KvRef)}  # fmt: skip
 
     def slot(self, name: str) -> Slot:
         """Return the slot of the operand `name`."""
         return self.entry.slots[self.slots(self.entry.op).index(name)]
+
+    def inner(self, name: str) -> range:
+        """Return the inner columns of the rank, of as many as the operand `name` says."""
+        columns = self.slot(name)
+        assert isinstance(columns, IntConst)
+        return self.shard.inner(columns.value)
 
     def edit(self, **changes: Slot | int) -> Entry:
         """Return the entry with these operands changed."""
@@ -320,7 +345,7 @@ def _cut_qkv(place: _Place) -> Iterator[Entry]:
 
 
 def _store_heads(place: _Place) -> Iterator[Entry]:
-    """Yield the rotation of a rank's heads and the store of its K and V, of several units apart."""
+    """Yield the rotation of a rank's heads, or their store, of several units apart."""
     shard, row, size = place.shard, place.slot("qkv"), place.spec.head_dim
     if not place.unit:
         yield place.edit(n_q=len(shard.heads), n_kv=len(shard.kv_heads))
@@ -349,7 +374,7 @@ def _cut_heads(place: _Place, column: int = 0) -> Iterator[Entry]:
 
 
 def _cut_gate_up(place: _Place, **more: Slot) -> Iterator[Entry]:
-    inner = place.shard.inner
+    inner = place.inner("N")
     columns, bias = place.columns(inner.start, planes=2), place.vector("bias", 2 * inner.start)
     yield place.edit(N=len(inner), B=columns, bias=bias, **more)
 
@@ -377,16 +402,19 @@ def _cut_head(place: _Place) -> Iterator[Entry]:
 
 _EDITS: dict[str, Callable[[_Place], Iterator[Entry]]] = {
     "qkv": _split_qkv,
-    "rope_store": _store_heads,
+    **dict.fromkeys(("rope_rows", "rope_store"), _store_heads),
     "prefill_attention": _cut_heads,
     "decode_attention": _cut_heads,
     "o": lambda place: _cut_rows(place, head_columns(place.spec, place.shard)),
     "gate_up": _cut_gate_up,
-    "down": lambda place: _cut_rows(place, place.shard.inner),
+    "down": lambda place: _cut_rows(place, place.inner("K")),
+    "dense_gate_up": _cut_gate_up,
+    "gate_rows": lambda place: iter((place.edit(H=len(place.inner("H"))),)),
+    "dense_down": lambda place: _cut_rows(place, place.inner("K")),
     "combine_experts": _sum_experts,
     "head": _cut_head,
 }
-_OF_HEADS = ("qkv", "rope_store", "prefill_attention", "decode_attention")
+_OF_HEADS = ("qkv", "rope_rows", "rope_store", "prefill_attention", "decode_attention")
 """What a rank that has all heads does unit by unit."""
 
 
@@ -405,7 +433,7 @@ def _gather_heads(place: _Place) -> Iterator[Entry]:
 
 
 def _gather_inner(place: _Place) -> Iterator[Entry]:
-    unit = cut_unit(place.spec, "down")
+    unit = place.shard.unit
     yield from _cut_columns(place, -(-place.spec.intermediate_size // unit), unit)
 
 
@@ -451,7 +479,7 @@ _WHOLE_EDITS = {
     "prefill_attention": _place_heads,
     "decode_attention": _place_heads,
     "o": _gather_heads,
-    "gate_up": lambda p: _cut_gate_up(p, C=_shift(p.slot("C"), p.shard.inner.start)),
+    "gate_up": lambda p: _cut_gate_up(p, C=_shift(p.slot("C"), p.inner("N").start)),
     "down": _gather_inner,
 }
 

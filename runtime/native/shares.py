@@ -6,14 +6,14 @@ a copy of its rank's weights (Megatron's scheme, as `shard.py` cuts the tape).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from dovetail.ir.model import ModelSpec
-from dovetail.ir.tape import Tape, WeightRef
+from dovetail.ir.tape import Entry, IntConst, Slot, Tape, WeightRef
 from dovetail.runtime.native.shard import Shard, Slots, head_columns
 
 Places: TypeAlias = npt.NDArray[np.int64]
@@ -38,7 +38,8 @@ def weight_shares(
     for entry in tape.entries:
         if (find := _SHARES.get(entry.op)) is None:
             continue
-        share, operands = find(spec, shard), dict(zip(slots(entry.op), entry.slots, strict=True))
+        operands = dict(zip(slots(entry.op), entry.slots, strict=True))
+        share = find(_Product(spec, shard, entry, operands))
         rows = WeightShare(share.rows)
         for name, part in (("B", share), ("bias", rows), ("sinks", rows)):
             ref = operands.get(name)
@@ -47,7 +48,23 @@ def weight_shares(
     return found
 
 
-def _share_qkv(spec: ModelSpec, shard: Shard) -> WeightShare:
+class _Product(NamedTuple):
+    """An entry that reads a weight, and the rank's part of the model."""
+
+    spec: ModelSpec
+    shard: Shard
+    entry: Entry
+    operands: Mapping[str, Slot]
+
+    def inner(self, name: str) -> tuple[int, range]:
+        """Return the inner columns of the whole, as the operand `name` says, and of the rank."""
+        columns = self.operands[name]
+        assert isinstance(columns, IntConst)
+        return columns.value, self.shard.inner(columns.value)
+
+
+def _share_qkv(product: _Product) -> WeightShare:
+    spec, shard = product.spec, product.shard
     starts = (0, spec.n_heads, spec.n_heads + spec.n_kv_heads)
     parts = (shard.heads, shard.kv_heads, shard.kv_heads)
     heads = [base + np.array(part) for base, part in zip(starts, parts, strict=True)]
@@ -55,21 +72,26 @@ def _share_qkv(spec: ModelSpec, shard: Shard) -> WeightShare:
     return WeightShare(rows.reshape(-1))
 
 
-def _share_gate_up(spec: ModelSpec, shard: Shard) -> WeightShare:
-    size, matrices = spec.intermediate_size, spec.experts.count if spec.experts else 1
-    gate = (np.arange(matrices)[:, None] * size + np.array(shard.inner)).reshape(-1)
+def _share_gate_up(product: _Product) -> WeightShare:
+    size, inner = product.inner("N")
+    matrices = product.entry.groups.count if product.entry.groups else 1
+    gate = (np.arange(matrices)[:, None] * size + np.array(inner)).reshape(-1)
     return WeightShare(np.concatenate([gate, gate + matrices * size]))
 
 
-def _share_columns(columns: range) -> WeightShare:
-    return WeightShare(columns=slice(columns.start, columns.stop))
+def _share_down(product: _Product) -> WeightShare:
+    return WeightShare(columns=_slice(product.inner("K")[1]))
 
 
-_SHARES: dict[str, Callable[[ModelSpec, Shard], WeightShare]] = {
-    "decode_attention": lambda _, shard: WeightShare(slice(shard.heads.start, shard.heads.stop)),
+def _slice(part: range) -> slice:
+    return slice(part.start, part.stop)
+
+
+_SHARES: dict[str, Callable[[_Product], WeightShare]] = {
+    "decode_attention": lambda product: WeightShare(_slice(product.shard.heads)),
     "qkv": _share_qkv,
-    "o": lambda spec, shard: _share_columns(head_columns(spec, shard)),
-    "gate_up": _share_gate_up,
-    "down": lambda _, shard: _share_columns(shard.inner),
-    "head": lambda _, shard: WeightShare(slice(shard.vocab.start, shard.vocab.stop)),
+    "o": lambda product: WeightShare(columns=_slice(head_columns(product.spec, product.shard))),
+    **dict.fromkeys(("gate_up", "dense_gate_up"), _share_gate_up),
+    **dict.fromkeys(("down", "dense_down"), _share_down),
+    "head": lambda product: WeightShare(_slice(product.shard.vocab)),
 }

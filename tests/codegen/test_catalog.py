@@ -14,7 +14,7 @@ from dovetail.codegen.catalog import (
 )
 from dovetail.codegen.targets import ALL_TARGETS, TARGETS
 from dovetail.ir.errors import SpecError
-from dovetail.ir.model import ModelSpec, RopeSpec
+from dovetail.ir.model import ExpertSpec, ModelSpec, RopeSpec
 
 SPEC = ModelSpec(
     family="llama",
@@ -81,3 +81,8 @@ def test_a_model_gets_the_kernels_its_tapes_call() -> None:
     assert {r.name for r in normed} == names | {"rmsnorm_add"}
     scaled = model_kernels(replace(SPEC, branch_scale=0.5), target)
     assert {r.name for r in scaled} == names | {"scaled_add"}
+    experts = {"route", "sort_experts", "expert_rows", "combine_experts"}
+    for gated, more in ((False, experts), (True, experts | {"gate_rows"})):
+        mixture = ExpertSpec(count=4, used=2, shared=32, gated=gated)
+        mixed = model_kernels(replace(SPEC, experts=mixture), target)
+        assert {r.name for r in mixed} == names | more

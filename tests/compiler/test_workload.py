@@ -162,6 +162,15 @@ def test_steps_of_more_rows_have_more_experts():
     assert uses["router"].calls == spec.n_layers
 
 
+def test_what_all_tokens_go_through_has_all_rows():
+    experts = ExpertSpec(count=8, used=2, shared=112, dense=240, dense_layers=(True, False))
+    spec = make_spec(experts=experts, intermediate_size=112, n_layers=2)
+    uses = make_payload(spec, DEFAULT_WORKLOAD, 64, 8).uses
+    shapes = {(u.gemm.op, u.gemm.n): (u.calls, max(u.sizes)) for u in uses}
+    assert shapes["gate_up", 112] == (2, 16)
+    assert shapes["dense_gate_up", 112] == shapes["dense_gate_up", 240] == (1, 64)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "gaps"),
     [

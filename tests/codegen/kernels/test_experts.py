@@ -12,13 +12,17 @@ def routed(
     k: int,
     share: int,
     nth: int,
-    scale: np.ndarray | None = None,
+    choice: np.ndarray | None = None,
+    sigmoid: int = 0,
+    scale: float = 1.0,
+    factors: np.ndarray | None = None,
 ) -> tuple[np.ndarray, ...]:
     t, e = logits.shape
     padded = np.full((t, e + 3), 1e9, np.float32)
     padded[:, :e] = logits
     chosen, weights = np.full((t, k), -1, np.int32), np.zeros((t, k), np.float32)
-    run("route", t, e, k, share, scale, padded, e + 3, chosen, weights, nth=nth)
+    how = choice, sigmoid, share, scale, factors
+    run("route", t, e, k, *how, padded, e + 3, chosen, weights, nth=nth)
     return chosen, weights
 
 
@@ -35,7 +39,7 @@ def check_route(run: Runner, t: int, e: int, k: int, nth: int) -> None:
         whole = picked.sum(1, keepdims=True) if share else 1.0
         np.testing.assert_allclose(weights, picked / whole, rtol=3e-6)
         scale = rng.standard_normal(e).astype(np.float32)
-        _, scaled = routed(run, logits, k, share, nth, scale)
+        _, scaled = routed(run, logits, k, share, nth, factors=scale)
         np.testing.assert_array_equal(scaled, weights * scale[chosen])
 
 
@@ -43,6 +47,41 @@ def check_route(run: Runner, t: int, e: int, k: int, nth: int) -> None:
 def test_each_row_goes_to_its_largest_logits(native: Runner, nth: int) -> None:
     for t, e, k in ((1, 8, 2), (5, 128, 8), (4, 17, 17), (2, 1, 1), (3, 1024, 3)):
         check_route(native, t, e, k, nth)
+
+
+@pytest.mark.parametrize("sigmoid", [0, 1])
+def test_some_choose_by_more_than_they_weigh_by(any_runner: Runner, sigmoid: int) -> None:
+    rng = np.random.default_rng(3)
+    for t, e, k in ((1, 5, 2), (3, 33, 4)):
+        logits, choice = (rng.standard_normal(s).astype(np.float32) for s in ((t, e), e))
+        exact = np.exp(logits.astype(np.float64))
+        exact = exact / (1 + exact) if sigmoid else exact / exact.sum(1, keepdims=True)
+        for added in (None, choice):
+            by = exact if added is None else exact + added
+            wanted = np.argsort(-by, axis=1, kind="stable")[:, :k]
+            picked = np.take_along_axis(exact, wanted, 1)
+            for share in (0, 1):
+                chosen, weights = routed(any_runner, logits, k, share, 2, added, sigmoid, 2.5)
+                assert (chosen == wanted).all()
+                whole = picked.sum(1, keepdims=True) if share else 1.0
+                np.testing.assert_allclose(weights, picked / whole * 2.5, rtol=3e-6)
+
+
+def test_scores_of_zero_give_numbers(native: Runner) -> None:
+    _, weights = routed(native, np.full((1, 4), -np.inf, np.float32), 2, 1, 1, sigmoid=1)
+    assert weights.tolist() == [[0, 0]]
+
+
+@pytest.mark.parametrize("nth", [1, 3])
+def test_rows_are_gated(any_runner: Runner, nth: int) -> None:
+    rng = np.random.default_rng(nth)
+    for t, h in ((1, 16), (3, 530)):
+        gates, x = (rng.standard_normal((t, n)).astype(np.float32) for n in (4, h + 2))
+        out = x.copy()
+        any_runner("row_gate", t, h, gates, 4, out, h + 2, nth=nth)
+        wanted = x[:, :h] / (1 + np.exp(-gates[:, :1].astype(np.float64)))
+        np.testing.assert_allclose(out[:, :h], wanted, rtol=3e-6)
+        assert (out[:, h:] == x[:, h:]).all()
 
 
 def test_any_target_routes_alike(any_runner: Runner) -> None:

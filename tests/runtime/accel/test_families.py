@@ -12,7 +12,10 @@ from tests.runtime.accel.engines import ASKED, PROMPTS, make_artifact, two_pools
 
 @pytest.mark.parametrize(
     "family",
-    ["phi3", "smollm3", "gemma3", "gemma4", "granite", "qwen3_moe", "granitemoe", "gpt_oss"],
+    [
+        *("phi3", "smollm3", "gemma3", "gemma4", "granite", "qwen3_moe", "granitemoe", "gpt_oss"),
+        *("qwen2_moe", "glm4_moe", "ernie4_5_moe"),
+    ],
 )
 def test_a_device_gives_the_tokens_of_the_cpu(family: str, tmp_path: Path) -> None:
     path = make_artifact(tmp_path, family)

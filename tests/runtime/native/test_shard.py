@@ -15,13 +15,20 @@ from dovetail.runtime.native.shard import matrix_ranges, shard_tape, split_model
 from tests.compiler.test_tapes import make_spec, plan_weights
 
 EXPERTS = {"experts": ExpertSpec(count=5, used=2), "intermediate_size": 112}
+BESIDE = ExpertSpec(
+    count=5, used=2, shared=72, gated=True, dense=200, dense_layers=(True, False, False)
+)
+SHARED = {"experts": BESIDE, "intermediate_size": 112, "n_layers": 3}
+MODELS = [("f32", {}), ("bf16", {}), ("f32", EXPERTS), ("f32", SHARED)]
 
 
 def slots(op: str) -> tuple[str, ...]:
     return tuple(operand.name for operand in OPERATORS[op])
 
 
-@pytest.mark.parametrize(("dtype", "experts"), [("f32", {}), ("bf16", {}), ("f32", EXPERTS)])
+@pytest.mark.parametrize(
+    ("dtype", "experts"), [("f32", {}), ("bf16", {}), ("f32", EXPERTS), ("f32", SHARED)]
+)
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_ranks_read_every_matrix_once(ranks, dtype, experts):
     spec = make_spec(weight_dtype=dtype, n_kv_heads=4, vocab_size=101, **experts)

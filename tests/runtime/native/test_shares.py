@@ -11,10 +11,12 @@ from dovetail.compiler.tapes import build_forward_tape
 from dovetail.runtime.native.shard import shard_tape, split_model
 from dovetail.runtime.native.shares import WeightShare, weight_shares
 from tests.compiler.test_tapes import make_spec, plan_weights
-from tests.runtime.native.test_shard import EXPERTS, slots
+from tests.runtime.native.test_shard import EXPERTS, SHARED, slots
+
+PRODUCTS = ("qkv", "o", "gate_up", "down", "dense_gate_up", "dense_down", "head")
 
 
-@pytest.mark.parametrize("experts", [{}, EXPERTS])
+@pytest.mark.parametrize("experts", [{}, EXPERTS, SHARED])
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_shares_are_all_of_each_weight_and_no_more(ranks: int, experts: dict[str, Any]) -> None:
     spec = make_spec(n_kv_heads=4, vocab_size=101, **experts)
@@ -34,9 +36,12 @@ def test_shares_are_all_of_each_weight_and_no_more(ranks: int, experts: dict[str
         assert (count == 1).all(), name
 
 
+@pytest.mark.parametrize("experts", [{}, SHARED])
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_products_of_a_tape_are_as_large_as_their_shares(ranks: int) -> None:
-    spec = make_spec(n_kv_heads=4, vocab_size=101)
+def test_products_of_a_tape_are_as_large_as_their_shares(
+    ranks: int, experts: dict[str, Any]
+) -> None:
+    spec = make_spec(n_kv_heads=4, vocab_size=101, **experts)
     weights = plan_weights(spec)
     sizes = {weight.name: np.empty((weight.n, weight.k), np.int8) for weight in weights}
     tape = build_forward_tape(spec, weights, 32, 4)
@@ -45,12 +50,12 @@ def test_products_of_a_tape_are_as_large_as_their_shares(ranks: int) -> None:
         shares = weight_shares(tape, spec, slots, shard)
         part = shard_tape(tape, spec, weights, slots, shard, own_logits=True, own_weights=True)
         for entry in part.entries:
-            names = slots(entry.op) if entry.op in ("qkv", "o", "gate_up", "down", "head") else ()
+            names = slots(entry.op) if entry.op in PRODUCTS and not entry.groups else ()
             operands = dict(zip(names, entry.slots, strict=True)) if names else {}
             if operands:
                 name = operands["B"].name
                 assert operands["B"].offset == 0
                 share = shares.get(name, WeightShare())
                 n, k = sizes[name][share.rows, share.columns].shape
-                halves = 2 if entry.op == "gate_up" else 1
+                halves = 2 if entry.op.endswith("gate_up") else 1
                 assert (n, k) == (operands["N"].value * halves, operands["K"].value)

@@ -27,6 +27,9 @@ _WHOLE = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
     "output": "lm_head",
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
 }
 _OF_LAYER = {
     "attn_norm": "input_layernorm",
@@ -49,7 +52,6 @@ _OF_LAYER = {
 _OF_ARCHITECTURE: Mapping[str, Mapping[str, str]] = {
     "gpt-oss": {
         "post_attention_norm": "post_attention_layernorm",
-        "attn_sinks": "self_attn.sinks",
     },
     "glm4": {
         "post_attention_norm": "post_self_attn_layernorm",
@@ -62,7 +64,25 @@ _OF_ARCHITECTURE: Mapping[str, Mapping[str, str]] = {
         "ffn_norm": "pre_feedforward_layernorm",
         "post_ffw_norm": "post_feedforward_layernorm",
     },
+    "gemma4": {
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+        "post_ffw_norm_1": "post_feedforward_layernorm_1",
+        "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+        "post_ffw_norm_2": "post_feedforward_layernorm_2",
+        "inp_gate": "per_layer_input_gate",
+        "proj": "per_layer_projection",
+        "post_norm": "post_per_layer_input_norm",
+    },
 }
+_ALONE = {
+    "attn_sinks.weight": "self_attn.sinks",
+    "layer_output_scale.weight": "layer_scalar",
+    "ffn_gate_inp.scale": "router.scale",
+    "ffn_down_exps.scale": "router.per_expert_scale",
+}
+"""Vectors of layers that are no module's."""
 _LAYER = re.compile(r"blk\.(\d{1,4})\.(\w+)")
 _EXPERT = re.compile(r"blk\.(\d{1,4})\.ffn_(gate|up|down)\.(\d{1,4})")
 """A matrix of one expert: files of Mixtral had these before they had tensors of all."""
@@ -95,8 +115,8 @@ def translate(name: str, arch: str) -> str:
     found = _LAYER.fullmatch(stem)
     if found is None:
         return _WHOLE.get(stem, stem) + dot + kind
+    layer = f"model.layers.{int(found[1])}."
+    if alone := _ALONE.get(f"{found[2]}.{kind}"):
+        return layer + alone
     known = _OF_ARCHITECTURE.get(arch, {}).get(found[2]) or _OF_LAYER.get(found[2])
-    if known is None:
-        return name
-    ending = "" if known.endswith("sinks") else f".{kind}"  # a vector without a module
-    return f"model.layers.{int(found[1])}.{known}{ending}"
+    return name if known is None else f"{layer}{known}.{kind}"

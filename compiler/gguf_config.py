@@ -102,9 +102,9 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
         for key, value in file.values.items()
         if key.startswith(arch + ".")
     }
-    layers = {}
+    layers: dict[str, npt.NDArray[Any]] = {}
     if arch == "gemma4":
-        layers = {k: own[k] for k in PER_LAYER if isinstance(own.get(k), np.ndarray)}
+        layers = {k: v for k in PER_LAYER if isinstance(v := own.get(k), np.ndarray)}
         own |= first_values(layers)
     metadata = Config(f"{file.path}: {arch}", {k: _one(k, v, file) for k, v in own.items()})
     _check_neutral(metadata, _placed(arch, file))

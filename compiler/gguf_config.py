@@ -16,6 +16,7 @@ from dovetail.compiler.checkpoint import Checkpoint
 from dovetail.compiler.config import Config
 from dovetail.compiler.families import FAMILIES
 from dovetail.compiler.gguf_file import GgufFile
+from dovetail.compiler.gguf_gemma4 import PER_LAYER, first_values, gemma4_config
 from dovetail.compiler.gguf_tensors import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from dovetail.compiler.mixtures import MAX_INNER
 from dovetail.compiler.recurrent import TILED
@@ -31,6 +32,7 @@ ARCHITECTURES = {
     "phi3": "Phi3ForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
+    "gemma4": "Gemma4ForCausalLM",
     "granite": "GraniteForCausalLM",
     "glm4": "Glm4ForCausalLM",
     "ernie4_5": "Ernie4_5ForCausalLM",
@@ -122,6 +124,10 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
         if key.startswith(arch + ".") and not key.endswith(_SECTIONS)
     }
     kinds = _pick_layers(own, arch)
+    layers: dict[str, npt.NDArray[Any]] = {}
+    if arch == "gemma4":
+        layers = {k: v for k in PER_LAYER if isinstance(v := own.get(k), np.ndarray)}
+        own |= first_values(layers)
     metadata = Config(f"{file.path}: {arch}", {k: _one(k, v, file) for k, v in own.items()})
     _check_neutral(metadata, _placed(arch, file))
     heads = metadata.integer("attention.head_count", 1, 4096)
@@ -139,7 +145,7 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
         "attention_bias": "blk.0.attn_q.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_gate.bias" in file.tensors,
         "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors,
-        "rope_parameters": _rope(metadata, file, head_dim),
+        "rope_parameters": {} if arch == "gemma4" else _rope(metadata, file, head_dim),
     }
     if arch in _PARTIAL:
         turned = metadata.integer("rope.dimension_count", 2, head_dim, head_dim)
@@ -150,12 +156,12 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
         found["rope_parameters"] |= _growing(metadata)
     if arch in _SCALED:
         found |= {theirs: metadata.values.get(key) for key, theirs in _MULTIPLIERS.items()}
-    if arch == "gemma3":
-        found |= _gemma3(metadata, found)
+    if arch == "gemma4":
+        found |= gemma4_config(metadata, file, layers, found)
     else:
-        found |= _window(metadata, arch)
-    found |= kinds | _recurrent(metadata, arch)
-    found |= _experts(metadata, arch, file)
+        found |= _gemma3(metadata, found) if arch == "gemma3" else _window(metadata, arch)
+        found |= kinds | _recurrent(metadata, arch)
+        found |= _experts(metadata, arch, file)
     for theirs in ("bos_token_id", "eos_token_id"):
         found[theirs] = file.values.get(f"tokenizer.ggml.{theirs}")
     return found
@@ -178,6 +184,8 @@ def _placed(arch: str, file: GgufFile) -> tuple[str, ...]:
         return (*scaled, *mixed, *(_SIGMOIDS if arch in _SIGMOID else ()))
     if arch == "mistral3":
         return _GROWING
+    if arch == "gemma4":
+        return ("final_logit_softcapping",)
     return (ATTENTION_FACTOR,) if arch == "phi3" and LONG_FACTORS in file.tensors else ()
 
 

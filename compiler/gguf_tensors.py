@@ -31,6 +31,9 @@ _WHOLE = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
     "output": "lm_head",
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
 }
 _OF_LAYER = {
     "attn_norm": "input_layernorm",
@@ -49,7 +52,6 @@ _OF_LAYER = {
     "ffn_up_exps": "mlp.experts.up_proj",
     "ffn_gate_up_exps": "mlp.experts.gate_up_proj",
     "ffn_down_exps": "mlp.experts.down_proj",
-    "exp_probs_b": f"mlp.{CHOICE}",
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
     "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
     "ffn_up_shexp": "mlp.shared_experts.up_proj",
@@ -66,15 +68,12 @@ _OF_ARCHITECTURE: Mapping[str, Mapping[str, str]] = {
         "attn_gate": "linear_attn.in_proj_z",
         "ssm_alpha": "linear_attn.in_proj_a",
         "ssm_beta": "linear_attn.in_proj_b",
-        "ssm_a": "linear_attn.A_log",
-        "ssm_dt": "linear_attn.dt_bias",
         "ssm_conv1d": "linear_attn.conv1d",
         "ssm_norm": "linear_attn.norm",
         "ssm_out": "linear_attn.out_proj",
     },
     "gpt-oss": {
         "post_attention_norm": "post_attention_layernorm",
-        "attn_sinks": "self_attn.sinks",
     },
     "glm4": {
         "post_attention_norm": "post_self_attn_layernorm",
@@ -88,9 +87,28 @@ _OF_ARCHITECTURE: Mapping[str, Mapping[str, str]] = {
         "ffn_norm": "pre_feedforward_layernorm",
         "post_ffw_norm": "post_feedforward_layernorm",
     },
+    "gemma4": {
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+        "post_ffw_norm_1": "post_feedforward_layernorm_1",
+        "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+        "post_ffw_norm_2": "post_feedforward_layernorm_2",
+        "inp_gate": "per_layer_input_gate",
+        "proj": "per_layer_projection",
+        "post_norm": "post_per_layer_input_norm",
+    },
 }
-_BARE = ("sinks", "A_log", "dt_bias", CHOICE)
-"""Vectors without a module."""
+_ALONE = {
+    "attn_sinks.weight": "self_attn.sinks",
+    "layer_output_scale.weight": "layer_scalar",
+    "ffn_gate_inp.scale": "router.scale",
+    "ffn_down_exps.scale": "router.per_expert_scale",
+    "exp_probs_b.bias": f"mlp.{CHOICE}",
+    "ssm_a": "linear_attn.A_log",
+    "ssm_dt.bias": "linear_attn.dt_bias",
+}
+"""Vectors of layers that are no module's."""
 _LAYER = re.compile(r"blk\.(\d{1,4})\.([\w.]+)")
 _EXPERT = re.compile(r"blk\.(\d{1,4})\.ffn_(gate|up|down)\.(\d{1,4})")
 """A matrix of one expert: files of Mixtral had these before they had tensors of all."""
@@ -121,11 +139,11 @@ def translate(name: str, arch: str) -> str:
         layer, part, number = expert.groups()
         return f"model.layers.{int(layer)}.mlp.experts.{int(number)}.{part}_proj.{kind}"
     own = _OF_ARCHITECTURE.get(arch, {})
-    found = _LAYER.fullmatch(stem) or _LAYER.fullmatch(name)
+    found = _LAYER.fullmatch(name)
     if found is None:
         return (own.get(stem) or _WHOLE.get(stem, stem)) + dot + kind
-    known = own.get(found[2]) or _OF_LAYER.get(found[2])
-    if known is None:
-        return name
-    ending = "" if known.endswith(_BARE) else f".{kind}"
-    return f"model.layers.{int(found[1])}.{known}{ending}"
+    layer, module = f"model.layers.{int(found[1])}.", found[2].rpartition(".")[0]
+    if alone := _ALONE.get(found[2]):
+        return layer + alone
+    known = own.get(module) or _OF_LAYER.get(module)
+    return name if known is None else f"{layer}{known}.{kind}"

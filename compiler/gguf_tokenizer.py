@@ -1,8 +1,9 @@
 """The tokenizer in the metadata of a GGUF file as tokenizer.json and the files beside it.
 
-In: a GgufFile. Out: what the library `tokenizers` reads, for the two kinds that the supported
-families have: `gpt2`, BPE over bytes with merges in a list, cut into words as `pre` names; and
-`llama`, SentencePiece's BPE, whose merges follow from the scores of the pieces.
+In: a GgufFile. Out: what the library `tokenizers` reads, for the kinds that the supported families
+have: `gpt2`, BPE over bytes with merges in a list, cut into words as `pre` names; `llama`,
+SentencePiece's BPE, whose merges follow from the scores of the pieces; and `gemma4`, the same with
+merges in a list, which join no line's end to a line.
 """
 
 from __future__ import annotations
@@ -31,13 +32,14 @@ _SPECIAL = {
     "pad_token": "padding_token_id",
 }
 _STOPS = ("eos_token_id", "eot_token_id", "eom_token_id")
-_TURN_ENDS = ("<end_of_turn>", "<|end|>", "<|im_end|>", "<|eot_id|>")
+_TURN_ENDS = ("<end_of_turn>", "<turn|>", "<|end|>", "<|im_end|>", "<|eot_id|>")
 """Tokens that end an assistant's turn where the chat template writes them: files of Gemma and Phi
 name only the token that ends a text."""
 _HARMONY_ENDS = ("<|return|>", "<|call|>")
 """The same of gpt-oss, in whose turns `<|end|>` ends but a part."""
 
 Json = dict[str, Any]
+Merges = Callable[["_Vocabulary"], list[list[str]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,10 +240,17 @@ def _read_merges(found: _Vocabulary) -> list[list[str]]:
 # ---- llama ----
 
 
-def _make_llama(found: _Vocabulary) -> tuple[Json, bool]:
-    """Return the parts of SentencePiece's BPE, and that it begins a text with a token."""
+def _make_llama(found: _Vocabulary, merges: Merges | None = None) -> tuple[Json, bool]:
+    """Return the parts of SentencePiece's BPE, and that it begins a text with a token.
+
+    merges: what tells its merges, by default the scores.
+    """
     unknown = found.token_id("unknown_token_id")
-    begins = [{"type": "Prepend", "prepend": SPACE}] if found.flag("add_space_prefix", True) else []
+    begins = (
+        [{"type": "Prepend", "prepend": SPACE}]
+        if found.flag("add_space_prefix", not merges)
+        else []
+    )
     strips = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if begins else []
     spaces = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
     back = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
@@ -258,10 +267,17 @@ def _make_llama(found: _Vocabulary) -> tuple[Json, bool]:
             "fuse_unk": True,
             "byte_fallback": True,
             "vocab": _entries(found),
-            "merges": _score_merges(found),
+            "merges": (merges or _score_merges)(found),
         },
     }
     return parts, True
+
+
+def _make_gemma4(found: _Vocabulary) -> tuple[Json, bool]:
+    """Return the parts of Gemma 4's BPE, and that it begins a text with a token."""
+    parts, begins = _make_llama(found, _read_merges)
+    ends = {"type": "Split", "pattern": {"Regex": "\\n+"}, "behavior": "Isolated"}
+    return {**parts, "pre_tokenizer": {**ends, "invert": False}}, begins
 
 
 def _score_merges(found: _Vocabulary) -> list[list[str]]:
@@ -291,4 +307,5 @@ def _score_merges(found: _Vocabulary) -> list[list[str]]:
 _KINDS: dict[str, Callable[[_Vocabulary], tuple[Json, bool]]] = {
     "gpt2": _make_gpt2,
     "llama": _make_llama,
+    "gemma4": _make_gemma4,
 }

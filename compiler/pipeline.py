@@ -357,10 +357,9 @@ def _build_tapes(member: Member, weights: tuple[WeightEntry, ...]) -> tuple[Tape
     tokens, sequences = member.request.max_step_tokens, member.request.max_step_sequences
     if isinstance(member, EncoderInputs):
         return (build_encode_tape(member.spec, weights, member.step_tokens, sequences),)
-    return (
-        build_forward_tape(member.spec, weights, tokens, sequences),
-        build_sample_tape(member.spec, sequences),
-    )
+    given = member.spec, weights, tokens, sequences
+    whole = (build_forward_tape(*given, whole=True),) if member.spec.shared_kv else ()
+    return (build_forward_tape(*given), *whole, build_sample_tape(member.spec, sequences))
 
 
 # ---- writing ----

@@ -29,8 +29,10 @@ from dovetail.ir.model import (
 )
 from dovetail.ir.tape import (
     FORWARD_ARGS,
+    OUT_ARGS,
     SAMPLE_ARGS,
     STATE_ARGS,
+    WHOLE,
     ArgRef,
     Buffer,
     BufferRef,
@@ -56,13 +58,20 @@ _COUNTS = ArgRef(name="n_prefill"), ArgRef(name="n_decode")
 
 
 def build_forward_tape(
-    spec: ModelSpec, weights: Sequence[WeightEntry], max_step_tokens: int, max_step_sequences: int
+    spec: ModelSpec,
+    weights: Sequence[WeightEntry],
+    max_step_tokens: int,
+    max_step_sequences: int,
+    *,
+    whole: bool = False,
 ) -> Tape:
     """Return the tape of one step of at most so many token rows and sequences.
 
-    `kv_splits` of a run may be at most MAX_KV_SPLITS.
+    `kv_splits` of a run may be at most MAX_KV_SPLITS. whole: layers that store no K and V compute
+    all rows, too, not only those whose logits are wanted.
     """
-    return _Forward(spec, weights, max_step_tokens, max_step_sequences).build()
+    forward = _Forward(spec, weights, max_step_tokens, max_step_sequences)
+    return forward.build(WHOLE if whole else "forward", spec.n_layers if whole else forward.own)
 
 
 def build_sample_tape(spec: ModelSpec, max_step_sequences: int) -> Tape:
@@ -246,7 +255,9 @@ class DecoderTape(TapeBuilder):
             every = spec.n_layers * spec.layer_inputs
             self.given, self.projected = (self.padded(n, tokens, every) for n in _INPUTS)
             self.gate = self.padded("gate", tokens, spec.layer_inputs)
-            self.picked_input = self.padded("picked_input", sequences, spec.layer_inputs)
+            self.first_picked = spec.n_layers - 1
+            last = max(1, spec.shared_kv) * spec.layer_inputs
+            self.picked_inputs = self.padded("picked_inputs", sequences, last)
 
     def embed(self) -> None:
         """Token ids to x; a tied model reads the head's packed columns."""
@@ -270,10 +281,10 @@ class DecoderTape(TapeBuilder):
         rows = self.rows(self.projected)
         self.add("rmsnorm_parts", "embed", _T, spec.n_layers, width, *rows, *norm, *given)
 
-    def pre_attention(self, layer: int) -> None:
-        """Norm and the fused q, k, v projection."""
+    def pre_attention(self, layer: int, m: ArgRef = _T, x: BufferRef | None = None) -> None:
+        """Norm and the fused q, k, v projection of m rows, by default of all."""
         name = f"layers.{layer}.input_norm"
-        self.project(layer, self.norm_before(f"pre_attn({layer})", name, self.x, _T))
+        self.project(layer, m, self.norm_before(f"pre_attn({layer})", name, x or self.x, m))
 
     def norm_before(self, segment: str, weight: str, x: BufferRef, m: ArgRef) -> BufferRef:
         """Return what a branch reads: m rows of x, normed where norms come first."""
@@ -282,16 +293,16 @@ class DecoderTape(TapeBuilder):
         self.norm(segment, weight, x, self.normed, m)
         return self.normed
 
-    def project(self, layer: int, source: BufferRef) -> None:
+    def project(self, layer: int, m: ArgRef, source: BufferRef) -> None:
         """Append q, k and v: one product, or three side by side, which share no partial sums."""
         if len(parts := self.spec.qkv_parts(layer)) == 1:
             name = f"layers.{layer}.qkv"
-            self.linear("qkv", f"pre_attn({layer})", _T, name, source, self.qkv)
+            self.linear("qkv", f"pre_attn({layer})", m, name, source, self.qkv)
             return
         bias, column, size = f"layers.{layer}.qkv_bias", 0, DTYPES["f32"].size
         for name in parts:
             n = self.weights[name].n
-            gemm = self.gemm(name, source, _T)
+            gemm = self.gemm(name, source, m)
             added = WeightRef(name=bias if bias in self.weights else None, offset=column * size)
             out = replace(self.qkv, offset=column * size)
             values = (*gemm[:-1], added, *NO_RESIDUAL, out, self.rows(self.qkv)[1])
@@ -300,16 +311,26 @@ class DecoderTape(TapeBuilder):
 
     def pick(self, layer: int, m: ArgRef, places: str) -> tuple[ArgRef, BufferRef, BufferRef]:
         """Gather the m rows that are read later: behind the last layer's K and V no other is."""
-        of = [(self.x, self.picked), (self.attention, self.picked_attention)]
+        segment = f"post_attn({layer})"
+        self.gather(segment, m, places, self.attention, self.picked_attention)
+        return self.pick_stream(layer, m, places, segment)
+
+    def pick_stream(
+        self, layer: int, m: ArgRef, places: str, segment: str
+    ) -> tuple[ArgRef, BufferRef, BufferRef]:
+        """Gather these rows of x, and of what the layers from `layer` on have of their own."""
+        self.gather(segment, m, places, self.x, self.picked)
         if self.spec.layer_inputs:
-            of.append((self.input_of(layer), self.picked_input))
-        for source, to in of:
-            self.gather(f"post_attn({layer})", m, places, source, to)
+            self.first_picked = layer
+            last = (self.spec.n_layers - layer) * self.spec.layer_inputs
+            rows = self.rows(self.input_of(layer)), self.rows(self.picked_inputs)
+            self.add("gather_rows", segment, m, last, ArgRef(name=places), *rows[0], *rows[1])
         return m, self.picked, self.picked_attention
 
-    def input_of(self, layer: int) -> BufferRef:
-        """Return where a layer's own values of all tokens are."""
-        return replace(self.given, offset=layer * self.spec.layer_inputs * DTYPES["f32"].size)
+    def input_of(self, layer: int, m: ArgRef = _T) -> BufferRef:
+        """Return where a layer's own values are, of all tokens or of those that were picked."""
+        rows, before = (self.given, 0) if m == _T else (self.picked_inputs, self.first_picked)
+        return replace(rows, offset=(layer - before) * self.spec.layer_inputs * DTYPES["f32"].size)
 
     def post_attention(self, layer: int, m: ArgRef, x: BufferRef, attention: BufferRef) -> None:
         """Output projection and MLP of m rows, each added to x."""
@@ -344,7 +365,7 @@ class DecoderTape(TapeBuilder):
     def add_input(self, layer: int, m: ArgRef, x: BufferRef) -> None:
         """Add to m rows of x what a layer has of its own of these tokens, gated by x."""
         name, segment, spec = f"layers.{layer}", f"post_attn({layer})", self.spec
-        own = self.picked_input if m == _OUT else self.input_of(layer)
+        own = self.input_of(layer, m)
         gate = self.rows(self.gate)
         self.linear("input_gate", segment, m, f"{name}.input_gate", x, self.gate)
         scale, stride = spec.stream_scale, self.rows(own)[1]
@@ -456,12 +477,12 @@ class DecoderTape(TapeBuilder):
         """What scores are multiplied by."""
         return self.spec.attention_scale or self.spec.head_dim**-0.5
 
-    def turns(self, layer: int) -> tuple[Value, ...]:
+    def turns(self, layer: int, positions: str = "positions") -> tuple[Value, ...]:
         """Return how q and k of a layer are normed and rotated."""
         rope, _ = self.spec.layer_rope(layer)
         norms = (self.weight(f"layers.{layer}.{part}_norm") for part in "qk")
         tables = map(self.weight, rope_names(rope))
-        return _arg("positions"), *tables, *norms, self.spec.norm_eps
+        return _arg(positions), *tables, *norms, self.spec.norm_eps
 
     def stored_heads(self, layer: int) -> tuple[int, int, int]:
         """Return query heads, KV heads that are a layer's own, and head_dim."""
@@ -485,56 +506,79 @@ class _Forward(DecoderTape):
                 self.convolved = self.padded("convolved", tokens, recurrent.channels)
                 self.gates = self.padded("gates", tokens, recurrent.width)
                 self.rates = self.padded("rates", tokens, 2 * recurrent.value_heads)
+        self.own = spec.n_layers - spec.shared_kv
 
-    def build(self) -> Tape:
-        """Return the finished tape."""
+    def build(self, name: str, own: int) -> Tape:
+        """Return the finished tape; layers from `own` on compute the rows that are read alone."""
         self.embed()
         last, rows = self.spec.n_layers - 1, (_T, self.x, self.attention)
         for layer in range(self.spec.n_layers):
+            if layer == own:
+                rows = self.pick_stream(layer, _OUT, "out_rows", f"pre_attn({layer})")
             if self.spec.recurrent and self.spec.is_recurrent(layer):
                 self.mix(self.spec.recurrent, layer)
-            else:
+            elif layer < own:
                 self.pre_attention(layer)
                 self.attend(layer)
-            if layer == last:
+            else:
+                self.attend_picked(layer)
+            if layer == last < own:
                 rows = self.pick(layer, _OUT, "out_rows")
             self.post_attention(layer, *rows)
         self.head()
         args = FORWARD_ARGS + (STATE_ARGS if self.spec.recurrent else ())
-        return self.finish("forward", args, self.tokens, self.sequences)
+        args += OUT_ARGS if self.spec.shared_kv else ()
+        return self.finish(name, args, self.tokens, self.sequences)
 
-    def pre_attention(self, layer: int) -> None:
+    def attend_picked(self, layer: int) -> None:
+        """Queries of the picked rows, each of which attends like a decode, and no K and V."""
+        super().pre_attention(layer, _OUT, self.picked)
+        self.turn(layer, _OUT, "out_positions")
+        keys = [_arg(n) for n in ("seq_starts", "out_lengths", "out_tables", "table_stride")]
+        where = (*self.turned, *keys, *self.pools(layer))
+        rest = _arg("kv_splits"), *where, self.partial, *self.rows(self.picked_attention)
+        values = (0, _OUT, *self.seen(layer), *rest)
+        self.add("decode_attention", f"attn({layer})", *values, m=_OUT, skips=True)
+
+    def seen(self, layer: int) -> tuple[Value, ...]:
+        """Return heads of a layer's attention, and what their scores are about."""
+        window, sinks = self.spec.layer_window(layer), self.weight(f"layers.{layer}.sinks")
+        return (*self.spec.layer_heads(layer), self.scale, window, sinks)
+
+    def pre_attention(self, layer: int, m: ArgRef = _T, x: BufferRef | None = None) -> None:
         """Norm and projection, rotary embedding, and k and v into the pools."""
-        super().pre_attention(layer)
+        super().pre_attention(layer, m, x)
+        self.turn(layer, m, "positions")
+
+    def turn(self, layer: int, m: ArgRef, positions: str) -> None:
+        """Rotary embedding of m rows, and k and v into the pools."""
         spec, segment = self.spec, f"pre_attn({layer})"
-        turns, (turned, apart) = self.turns(layer), spec.layer_turns(layer)
+        turns, (turned, apart) = self.turns(layer, positions), spec.layer_turns(layer)
         if spec.qk_norm and spec.qk_norm_of == ROWS:
-            self.norm_heads(layer)
+            self.norm_heads(layer, m)
         if spec.qk_norm and spec.qk_norm_of == TURNED:
             assert turned == spec.head_dim
             plain = (*turns[:3], WeightRef(name=None), WeightRef(name=None), spec.norm_eps)
             rows = (*self.turned, *spec.layer_heads(layer))
-            self.add("rope_rows", segment, _T, *rows, *plain)
+            self.add("rope_rows", segment, m, *rows, *plain)
             turned = 0
         heads = (*self.turned, *self.stored_heads(layer), turned, apart)
         stored = (int(spec.v_norm), _arg("kv_slots"), *self.pools(layer))
-        self.add("rope_store", segment, _T, *heads, *turns, *stored)
+        self.add("rope_store", segment, m, *heads, *turns, *stored)
 
-    def norm_heads(self, layer: int) -> None:
+    def norm_heads(self, layer: int, m: ArgRef) -> None:
         """Norm all heads of q together, and those of k."""
         n_q, n_kv, size = self.spec.layer_heads(layer)
         for part, first, count in (("q", 0, n_q), ("k", n_q, n_kv)):
             place = replace(self.qkv, offset=first * size * _F32)
             weight = self.weight(f"layers.{layer}.{part}_rows_norm")
-            values = (_T, count * size, place, self.rows(self.qkv)[1], weight, self.spec.norm_eps)
+            values = (m, count * size, place, self.rows(self.qkv)[1], weight, self.spec.norm_eps)
             self.add("norm_rows", f"pre_attn({layer})", *values)
 
     def attend(self, layer: int) -> None:
         """Prefill and decode attention, side by side: they write different rows."""
         segment = f"attn({layer})"
-        window, sinks = self.spec.layer_window(layer), self.weight(f"layers.{layer}.sinks")
-        heads = self.spec.layer_heads(layer)
-        shared: tuple[Value, ...] = (*heads, self.scale, window, sinks)
+        shared = self.seen(layer)
         keys = tuple(_arg(n) for n in ("seq_starts", "seq_lengths", "block_tables", "table_stride"))
         where: tuple[Value, ...] = (*self.turned, *keys, *self.pools(layer))
         prefill, decode = _arg("n_prefill"), _arg("n_decode")

@@ -146,6 +146,17 @@ FORWARD_ARGS: tuple[str, ...] = (
 STATE_ARGS: tuple[str, ...] = ("state_slots",)  # i32 [n_prefill + n_decode]: a sequence's state
 """Further ones of a model with recurrent layers."""
 
+WHOLE = "forward_whole"
+OUT_ARGS: tuple[str, ...] = (
+    "out_positions",  # i32 [n_out]
+    "out_lengths",  # i32 [n_out]: keys each of these rows sees
+    "out_tables",  # i32 [n_out][table_stride]: the blocks of its sequence
+)
+"""Arguments of `forward` tapes whose last layers, which store no K and V, compute these rows alone.
+
+Such a model has a tape `WHOLE`, too, of all rows in all layers, for devices.
+"""
+
 SAMPLE_ARGS: tuple[str, ...] = (
     "n_rows",
     "logits",  # f32 [n_rows][vocab]

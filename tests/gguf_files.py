@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ ARCHITECTURES = {
     "ministral3": "mistral3",
     **{name: name for name in ("glm4", "ernie4_5")},
     "gemma3_text": "gemma3",
+    "gemma4_text": "gemma4",
     "qwen3_moe": "qwen3moe",
     "mixtral": "llama",
     "granitemoe": "granitemoe",
@@ -94,6 +96,13 @@ def parts_of_mlp(state: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndar
 def _pick_experts(state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return the state with what gpt-oss has for all experts as one tensor for each."""
     found: dict[str, np.ndarray] = {}
+    state = {n.replace(".router.proj.", ".mlp.gate."): v for n, v in state.items()}
+    for name in [name for name in state if re.search(r"\d\.experts\.\w+_proj$", name)]:
+        stem, _, part = name.rpartition(".experts.")
+        parts = ("gate_proj", "up_proj") if part == "gate_up_proj" else ("down_proj",)
+        for place, matrix in enumerate(_matrices(state.pop(name), len(parts))):
+            expert, at = divmod(place, len(parts))
+            state[f"{stem}.mlp.experts.{expert}.{parts[at]}.weight"] = matrix
     for name, values in state.items():
         layer, _, part = name.partition("mlp.experts.")
         if not part or f"{layer}mlp.experts.gate_up_proj_bias" not in state:
@@ -178,18 +187,16 @@ def save_gguf(
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     add_experts(writer, config)
-    wide = "intermediate_size" if expert_count(config) else "shared_intermediate_size"
-    inner = config.get(wide, config["intermediate_size"])
-    if arch == "lfm2":
-        inner = len(state["model.layers.0.feed_forward.w1.weight"])
-    writer.add_feed_forward_length(inner)
+    if arch != "gemma4":
+        wide = "intermediate_size" if expert_count(config) else "shared_intermediate_size"
+        inner = config.get(wide, config["intermediate_size"])
+        if arch == "lfm2":
+            inner = len(state["model.layers.0.feed_forward.w1.weight"])
+        writer.add_feed_forward_length(inner)
+        kinds = config.get("layer_types", [])
+        each = [kv_heads if kind == "full_attention" else 0 for kind in kinds]
+        writer.add_head_count_kv(each if arch == "lfm2" else kv_heads)
     writer.add_head_count(heads)
-    kinds = config.get("layer_types", [])
-    writer.add_head_count_kv(
-        [kv_heads if kind == "full_attention" else 0 for kind in kinds]
-        if arch == "lfm2"
-        else kv_heads
-    )
     writer.add_layer_norm_rms_eps(config["norm_eps" if arch == "lfm2" else "rms_norm_eps"])
     add_recurrent(writer, config)
     add_rope(writer, config)
@@ -200,7 +207,9 @@ def save_gguf(
         writer.add_residual_scale(config["residual_multiplier"])
         writer.add_attention_scale(config["attention_multiplier"])
         writer.add_logit_scale(config["logits_scaling"])
-    if config.get("head_dim"):
+    if arch == "gemma4":
+        add_gemma4(writer, config)
+    elif config.get("head_dim"):
         writer.add_key_length(config["head_dim"])
         writer.add_value_length(config["head_dim"])
     (tokenizer or add_no_tokens)(writer)
@@ -218,7 +227,7 @@ def save_gguf(
         plain = values.ndim == 1 or name.endswith((".bias", "conv.weight", "conv1d.weight"))
         form = gguf.GGMLQuantizationType["F32" if plain else kind_of(name)]
         known = stacked_name(name) or names.get_name(name, try_suffixes=(".weight", ".bias"))
-        known = f"{known}.weight" if name.endswith("sinks") else known
+        known = own_name(name) or known
         known = known or names.get_name(name.replace("dt_bias", "dt_proj"), ()) + ".bias"
         assert known is not None, name
         drawn = form.name in HALVES
@@ -245,8 +254,9 @@ def add_experts(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     if not count:
         return
     writer.add_expert_count(count)
-    writer.add_expert_used_count(config.get("num_experts_per_tok") or config["moe_k"])
-    if "moe_intermediate_size" in config:
+    keys = ("num_experts_per_tok", "moe_k", "top_k_experts")
+    writer.add_expert_used_count(next(config[key] for key in keys if config.get(key)))
+    if config.get("moe_intermediate_size"):
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     for key in ("shared_expert_intermediate_size", "shared_intermediate_size"):
         if config.get(key):
@@ -262,6 +272,50 @@ def add_experts(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
         writer.add_expert_weights_scale(config["routed_scaling_factor"])
         writer.add_expert_weights_norm(config["norm_topk_prob"])
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+
+
+def own_name(name: str) -> str | None:
+    """Return llama.cpp's name of a vector that is no module's."""
+    layer, _, part = name.removeprefix("model.layers.").partition(".")
+    names = {
+        "self_attn.sinks": "attn_sinks.weight",
+        "layer_scalar": "layer_output_scale.weight",
+        "router.scale": "ffn_gate_inp.scale",
+        "router.per_expert_scale": "ffn_down_exps.scale",
+    }
+    return f"blk.{layer}.{names[part]}" if part in names else None
+
+
+def add_gemma4(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
+    """Write what layers of Gemma 4 have of their own."""
+    local = [kind == "sliding_attention" for kind in config["layer_types"]]
+    full = next(iter(config["per_layer_config"].values()))
+    shared, inner = config["num_kv_shared_layers"], config["intermediate_size"]
+    wide = [inner] * (len(local) - shared) + [inner * (1 + config["use_double_wide_mlp"])] * shared
+    usual = config["num_key_value_heads"]
+    others = full.get("num_key_value_heads", usual)
+    writer.add_sliding_window(config["sliding_window"])
+    writer.add_sliding_window_pattern(local)
+    writer.add_head_count_kv([usual if each else others for each in local])
+    writer.add_feed_forward_length(wide if config["use_double_wide_mlp"] else inner)
+    writer.add_shared_kv_layers(shared)
+    writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"])
+    for add, size in (
+        (writer.add_key_length, full["head_dim"]),
+        (writer.add_value_length, full["head_dim"]),
+        (writer.add_key_length_swa, config["head_dim"]),
+        (writer.add_value_length_swa, config["head_dim"]),
+        (writer.add_rope_dimension_count, full["head_dim"]),
+        (writer.add_rope_dimension_count_swa, config["head_dim"]),
+    ):
+        add(size)
+    writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    writer.add_rope_freq_base_swa(config["rope_parameters"]["sliding_attention"]["rope_theta"])
+    share = config["rope_parameters"]["full_attention"]["partial_rotary_factor"]
+    pairs = full["head_dim"] // 2
+    factors = np.full(pairs, 1e30, np.float32)
+    factors[: int(pairs * share)] = 1.0
+    writer.add_tensor("rope_freqs.weight", factors)
 
 
 def arch_of(name: str) -> gguf.MODEL_ARCH:

@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from dovetail.compiler.model_spec import read_dimensions, read_model_spec
 from dovetail.compiler.pipeline import compile_model
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.errors import SpecError
 from dovetail.runtime.app import load
+from tests.gguf_files import save_gguf
 from tests.models import make_model, save_model
 from tests.runtime.accel.engines import ASKED, PROMPTS, make_artifact, two_pools
 from tests.test_experts import compiled, logits
@@ -101,6 +103,21 @@ def test_files_may_tell_heads_as_published_ones_do(tmp_path: Path) -> None:
         state[at.format(3)] = state[at.format(2)].clone()
     safetensors.save_file(state, file, {"format": "pt"})
     assert read_model_spec(folder) == spec
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_gguf_file_is_the_same_model(kind: str, tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "model", "gemma4", **KINDS[kind])
+    file = save_gguf(tmp_path / "m.gguf", folder)
+    ours, wanted = read_model_spec(file), read_model_spec(folder)
+    assert replace(ours, eos_token_ids=(), bos_token_id=None) == replace(
+        wanted, eos_token_ids=(), bos_token_id=None
+    )
+    answers = []
+    for name, source in (("a", folder), ("b", file)):
+        with load(compiled(source, tmp_path, name, weight_dtype="f32")) as app:
+            answers.append(logits(app, PROMPT)[0])
+    np.testing.assert_array_equal(answers[0], answers[1])
 
 
 @pytest.mark.parametrize(

@@ -356,6 +356,15 @@ def _plan_facts(plan: ServicePlan) -> dict[str, str]:
     }
 
 
+def _show_heads(spec: ModelSpec) -> str:
+    """Return the heads of a model's layers, and how many layers have K and V of their own."""
+    shapes = spec.head_shapes
+    heads = " or ".join(f"{kv} KV heads of {size}" for _, kv, size in shapes)
+    own = spec.n_layers - spec.shared_kv
+    shared = f", those of {own} layers for all {spec.n_layers}" if spec.shared_kv else ""
+    return f"{spec.n_heads} query heads, {heads}{shared}"
+
+
 def _model_facts(file: ModelFile) -> dict[str, str]:
     spec = file.spec
     layers = range(spec.n_layers)
@@ -368,11 +377,10 @@ def _model_facts(file: ModelFile) -> dict[str, str]:
         "layers": f"{spec.n_layers} x (hidden {spec.hidden_size}, intermediate "
         f"{spec.intermediate_size})",
         **_expert_facts(spec),
-        "attention": f"{spec.n_heads} query heads, {spec.n_kv_heads} KV heads of {spec.head_dim}, "
-        f"window {window}",
+        "attention": f"{_show_heads(spec)}, window {window}",
         "rope": "; ".join(
             f"{(rope := ropes[name]).kind}, theta {rope.theta:g}, factor {rope.factor:g}, "
-            f"turns {turned} of {spec.head_dim} in {count} of {spec.n_layers} layers"
+            f"turns {turned} of {rope.span or spec.head_dim} in {count} of {spec.n_layers} layers"
             for (name, turned), count in turning.items()
         ),
         "vocabulary": f"{spec.vocab_size}{', head tied' if spec.tied_head else ''}",

@@ -19,7 +19,7 @@ from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.errors import ArtifactError
 from dovetail.ir.model import KV_BLOCK, ModelSpec
 from dovetail.ir.schedule import SCHEDULE_VALUES, Row, ScheduleTable
-from dovetail.ir.tape import Tape
+from dovetail.ir.tape import WHOLE, Tape
 from dovetail.runtime.artifact import Artifact, ModelPart, Part
 from dovetail.runtime.machine.abi import COLLECTIVES
 from dovetail.runtime.machine.library import KernelLibrary
@@ -202,7 +202,8 @@ class ForwardModel:
 
     def device_share(self) -> tuple[Tape, dict[str, WeightShare]]:
         """Return the forward tape of a device with logits and weights of its own, and these."""
-        whole, spec = find_tape(self._part, "forward"), self._part.file.spec
+        name = WHOLE if WHOLE in self._part.tapes else "forward"
+        whole, spec = find_tape(self._part, name), self._part.file.spec
         if self.shard is None:
             return whole, {}
         given = (whole, spec, self._part.file.weights, self._operand_names, self.shard)

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail.ir.model import KV_BLOCK, ModelSpec
-from dovetail.ir.tape import STATE_ARGS
+from dovetail.ir.tape import OUT_ARGS, STATE_ARGS
 from dovetail.runtime.schedule.kv_pool import blocks_for
 from dovetail.runtime.schedule.plan import Batch, PrefillChunk
 from dovetail.runtime.schedule.request import Request
@@ -97,8 +97,8 @@ class StepBuffers:
         addresses = {name: int(a.ctypes.data) for name, a in self.arrays.items()}
         stride = {"logits_stride": self.arrays["logits"].shape[1]}
         tables = {"table_stride": self.arrays["block_tables"].shape[1]}
-        arrays = (*_FORWARD_ARRAYS, *(STATE_ARGS if spec.recurrent else ()))
-        self.addresses = {name: addresses[name] for name in arrays} | tables | stride
+        given = (*_FORWARD_ARRAYS, *(n for n in (*OUT_ARGS, *STATE_ARGS) if n in addresses))
+        self.addresses = {name: addresses[name] for name in given} | tables | stride
         """The forward tape's arguments that are the same in every step."""
         self._sample = {name: addresses[name] for name in _SAMPLE_ARRAYS} | stride
         self._sampled: tuple[Request, ...] = ()  # whose parameters lie in the arrays
@@ -140,6 +140,8 @@ class StepBuffers:
             self.arrays["state_slots"][: len(numbers)] = [*map(slot, numbers)]
         if score_rows:
             self.arrays["out_rows"][len(outputs) : len(outputs) + len(score_rows)] = score_rows
+        if "out_tables" in self.arrays:
+            self._put_outputs(len(outputs) + len(score_rows), sequence, row)
         return StepShape(
             n_tokens=row + len(decodes),
             n_prefill=len(batch.prefill),
@@ -197,6 +199,21 @@ class StepBuffers:
             if not ahead:
                 decoders, longest = decoders + 1, max(longest, at + 1)
         return decoders, longest
+
+    def _put_outputs(self, count: int, prompts: int, row: int) -> None:
+        """Write of each output row what attention of single rows goes by.
+
+        prompts: sequences that prefill, whose rows come before `row`.
+        """
+        arrays = self.arrays
+        rows = arrays["out_rows"][:count]
+        behind = np.searchsorted(arrays["seq_starts"][1 : prompts + 1], rows, "right")
+        sequences = np.where(rows < row, behind, prompts + rows - row)
+        positions = arrays["out_positions"][:count]
+        positions[:] = arrays["positions"][rows]
+        arrays["out_lengths"][:count] = positions + 1
+        width = blocks_for(int(positions.max(initial=0)) + 1)
+        arrays["out_tables"][:count, :width] = arrays["block_tables"][sequences, :width]
 
     def forward_args(self, shape: StepShape, kv_splits: int) -> dict[str, int]:
         """Return the forward tape's arguments for a filled step."""
@@ -276,14 +293,19 @@ def _draw_block(seed: int, index: int, block: int, again: int) -> list[float]:
 def _shapes(spec: ModelSpec, tokens: int, rows: int) -> dict[str, _Shape]:
     """Return dtype and shape of each array of a step of `tokens` rows in `rows` sequences."""
     stride = -(-spec.vocab_size // ROW_ALIGN) * ROW_ALIGN + ROW_ALIGN
-    states: dict[str, _Shape] = {name: (np.int32, (rows,)) for name in STATE_ARGS}
-    return (states if spec.recurrent else {}) | {
+    tables = (np.int32, (rows, blocks_for(spec.max_context)))
+    single = (np.int32, (rows,))
+    more = dict(zip(OUT_ARGS, (single, single, tables), strict=True)) if spec.shared_kv else {}
+    states: dict[str, _Shape] = dict.fromkeys(STATE_ARGS, single) if spec.recurrent else {}
+    return {
+        **more,
+        **states,
         "token_ids": (np.int32, (tokens,)),
         "positions": (np.int32, (tokens,)),
         "kv_slots": (np.int64, (tokens,)),
         "seq_starts": (np.int32, (rows + 1,)),
         "seq_lengths": (np.int32, (rows,)),
-        "block_tables": (np.int32, (rows, blocks_for(spec.max_context))),
+        "block_tables": tables,
         "out_rows": (np.int32, (rows,)),
         "logits": (np.float32, (rows, stride)),
         "temperature": (np.float32, (rows,)),

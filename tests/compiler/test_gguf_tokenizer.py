@@ -229,6 +229,29 @@ def test_pieces_are_merged_by_score(seed, prefix, tmp_path):
         assert ours.decode(ours.encode(text).ids) == text
 
 
+def test_merges_of_gemma_4_join_no_end_of_a_line(tmp_path):
+    change, tokens, scores = add_pieces(3, prefix=False)
+    lines = ["\n", "\n\n", "e\n"]
+    merges = [
+        f"{token[:cut]} {token[cut:]}"
+        for token in sorted(PIECES, key=lambda piece: -scores[piece])
+        for cut in range(len(token) - 1, 0, -1)
+        if {token[:cut], token[cut:]} <= set(PIECES)
+    ]
+
+    def with_merges(writer):
+        change(writer)
+        writer.add_tokenizer_model("gemma4")
+        writer.add_token_list([*tokens, *lines])
+        writer.add_token_types([*[1] * len(tokens), 1, 1, 1])
+        writer.add_token_merges([*merges, "\n \n", "e \n"])
+
+    ours, ids = load(save(tmp_path / "m.gguf", with_merges)), [*tokens, *lines]
+    wanted = [*merge_by_score("the▁other", tokens, scores), ids.index("\n\n"), ids.index("the")]
+    assert ours.encode("the other\n\nthe").ids == [1, *wanted]
+    assert ours.decode(wanted) == "the other\n\nthe"
+
+
 def test_tokens_in_a_text_of_pieces(tmp_path):
     change, tokens, _ = add_pieces(0)
     ours = load(save(tmp_path / "m.gguf", change))

@@ -38,6 +38,8 @@ SAME_AS = {"granite4": "granite", "granite4_moe": "granitemoe", "granitemoeshare
 @pytest.mark.parametrize("options", [{}, {"head_dim": 32, "rms_norm_eps": 1e-5}])
 def test_families(family, options, tmp_path):
     window = {"sliding_window": None} if family == "mistral" else {}
+    if family == "olmoe":  # its code takes heads that are as wide as the stream together
+        options = {}
     ours, wanted = both(tmp_path, family, **options, **window)
     if family == "mistral":  # the file says llama, which computes the same without a window
         assert ours.family == "llama"

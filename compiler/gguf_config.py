@@ -246,8 +246,10 @@ _PARTIAL = ("phi3", "glm4", "glm4moe")
 """Architectures whose ropes may turn a part of each head."""
 _SIGMOID = ("glm4moe", "dots1")
 """Architectures of experts whose scores are sigmoids."""
-_MIXED = ("qwen2moe", "qwen3moe", "granitemoe", "gpt-oss", "ernie4_5-moe", *_SIGMOID)
-_MIXED += ("olmoe", "hunyuan-moe")
+_MIXED = (
+    *("qwen2moe", "qwen3moe", "granitemoe", "gpt-oss"),
+    *("ernie4_5-moe", "olmoe", "hunyuan-moe", *_SIGMOID),
+)
 """Architectures of experts."""
 _UNSHARED = ("qwen2moe", "olmoe", *_SIGMOID)
 """Those of them whose weights of a token's experts do not sum to 1 unless a file says so."""

@@ -21,8 +21,10 @@ ROPE_FACTORS = "rope_freqs.weight"
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 FACTORS = (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS)
 """Not weights but divisors of the rope's frequencies, which the configuration tells."""
-PAIRED = ("llama", "mistral3", "smollm3", "granite", "granitemoe", "glm4", "ernie4_5")
-PAIRED += ("ernie4_5-moe",)
+PAIRED = (
+    *("llama", "mistral3", "smollm3", "granite", "granitemoe", "glm4"),
+    *("ernie4_5", "ernie4_5-moe"),
+)
 """Architectures whose ropes turn neighbours, to which the rows of most were reordered."""
 _WHOLE = {
     "token_embd": "model.embed_tokens",

@@ -131,9 +131,11 @@ def read_architecture(
     window, window_layers = family.windows(config, n_layers)
     mixture = family.experts if has_experts(config, family.experts) else None
     inner = config.integer(mixture.inner if mixture else family.inner, 1, MAX_INNER)
-    experts = mixture and read_experts(
-        config, mixture, hidden=hidden, inner=inner, dense=family.inner, n_layers=n_layers
-    )
+    experts = None
+    if mixture is not None:
+        experts = read_experts(
+            config, mixture, hidden=hidden, inner=inner, dense=family.inner, n_layers=n_layers
+        )
     bias = family.attention_bias
     config_bias = config.flag("attention_bias") if bias is None else False
     return ModelSpec(

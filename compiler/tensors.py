@@ -172,9 +172,9 @@ def _layer_sources(spec: ModelSpec, layer: int) -> Iterator[WeightSource]:
         yield norm("attention_norm", 1 / spec.stream_scale)
     if spec.pre_norms:
         yield norm("post_norm")
-    for part in spec.mlp_parts(layer):
-        own = _expert_sources if part.experts else _dense_sources
-        yield from own(spec, layer, part)
+    for mlp in spec.mlp_parts(layer):
+        own = _expert_sources if mlp.experts else _dense_sources
+        yield from own(spec, layer, mlp)
     if spec.branch_norms:
         yield norm("mlp_norm", 1 / spec.stream_scale)
 
@@ -213,10 +213,10 @@ def _expert_sources(spec: ModelSpec, layer: int, part: MlpPart) -> Iterator[Weig
         tuple(f"{there}.experts.{expert}.{part}_proj" for expert in range(experts.count))
         for part in ("gate", "up", "down")
     )
-    router, heights = (f"{there}.gate.weight",), (experts.count,)
-    if experts.gated:
-        router, heights = (*router, f"{there}.{GATE}"), (*heights, 1)
-    yield WeightSource(f"{here}.router", "packed", sum(heights), hidden, router, heights)
+    gate = {f"{there}.{GATE}": 1} if experts.gated else {}
+    router = {f"{there}.gate.weight": experts.count, **gate}
+    tensors, heights = tuple(router), tuple(router.values())
+    yield WeightSource(f"{here}.router", "packed", experts.scores, hidden, tensors, heights)
     if spec.mlp_bias:
         yield _vector(f"{here}.router_bias", f"{there}.gate.bias", experts.count)
     if experts.biased:

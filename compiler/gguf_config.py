@@ -45,6 +45,12 @@ ARCHITECTURES = {
     "glm4moe": "Glm4MoeForCausalLM",
     "dots1": "Dots1ForCausalLM",
     "ernie4_5-moe": "Ernie4_5_MoeForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
+    "olmoe": "OlmoeForCausalLM",
+    "exaone4": "Exaone4ForCausalLM",
+    "seed_oss": "SeedOssForCausalLM",
+    "hunyuan-dense": "HunYuanDenseV1ForCausalLM",
+    "hunyuan-moe": "HunYuanMoEV1ForCausalLM",
 }
 """general.architecture -> that of config.json; files of Llama and of Mistral models say llama."""
 _KEYS = {
@@ -94,6 +100,9 @@ _MULTIPLIERS = {
 _SECTIONS = "rope.dimension_sections"
 """Which dimensions turn by place in time, height, width of a picture: of texts all are alike."""
 _SCALED = ("granite", "granitemoe")
+_LAYERED = ("olmo2", "exaone4")
+"""Architectures that may have windows on some layers, which `_PATTERN` names."""
+_PATTERN = "attention.sliding_window_pattern"
 _GROWING = ("attention.temperature_scale", "attention.temperature_length", _LOG_MULTIPLIER)
 """What Ministral 3 has a place for."""
 _MIXTURES = (
@@ -134,7 +143,8 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
     head_dim = _head_dim(metadata, heads, arch)
     found: dict[str, Any] = {theirs: metadata.values.get(key) for key, theirs in _KEYS.items()}
     if arch in _SIGMOID:  # what drafts tokens counts as a layer
-        found["num_hidden_layers"] -= metadata.integer("nextn_predict_layers", 0, 1, 0)
+        drafts = metadata.integer("nextn_predict_layers", 0, 1, 0)
+        found["num_hidden_layers"] = metadata.integer("block_count", 1, 1 << 16) - drafts
     found |= {
         "architectures": [ARCHITECTURES[arch]],
         "head_dim": head_dim,
@@ -158,9 +168,14 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
         found |= {theirs: metadata.values.get(key) for key, theirs in _MULTIPLIERS.items()}
     if arch == "gemma4":
         found |= gemma4_config(metadata, file, layers, found)
+    elif arch == "gemma3":
+        found |= _gemma3(metadata, found)
+    elif arch in _LAYERED and metadata.has("attention.sliding_window"):
+        found |= _layer_windows(metadata, arch, found)
     else:
-        found |= _gemma3(metadata, found) if arch == "gemma3" else _window(metadata, arch)
-        found |= kinds | _recurrent(metadata, arch)
+        found |= _window(metadata, arch)
+    found |= kinds | _recurrent(metadata, arch)
+    if arch != "gemma4":
         found |= _experts(metadata, arch, file)
     for theirs in ("bos_token_id", "eos_token_id"):
         found[theirs] = file.values.get(f"tokenizer.ggml.{theirs}")
@@ -168,9 +183,14 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
 
 
 def _one(key: str, value: Any, file: GgufFile) -> Any:
-    """Return a value, of an array with one per layer the one that all layers share."""
+    """Return a value, of an array with one per layer the one that all layers share.
+
+    Which layers have windows may differ.
+    """
     if not isinstance(value, np.ndarray):
         return value
+    if key == _PATTERN:
+        return value.tolist()
     if value.size == 0 or (value != value.flat[0]).any():
         raise SpecError(f"{file.path}: {key} differs between layers, which is not supported")
     return value.flat[0].item()
@@ -186,6 +206,8 @@ def _placed(arch: str, file: GgufFile) -> tuple[str, ...]:
         return _GROWING
     if arch == "gemma4":
         return ("final_logit_softcapping",)
+    if arch == "olmo2":
+        return (ATTENTION_FACTOR,)
     return (ATTENTION_FACTOR,) if arch == "phi3" and LONG_FACTORS in file.tensors else ()
 
 
@@ -281,9 +303,12 @@ _PARTIAL = ("phi3", "glm4", "glm4moe", "qwen35")
 """Architectures whose ropes may turn a part of each head."""
 _SIGMOID = ("glm4moe", "dots1")
 """Architectures of experts whose scores are sigmoids."""
-_MIXED = ("qwen2moe", "qwen3moe", "granitemoe", "gpt-oss", "ernie4_5-moe", *_SIGMOID)
+_MIXED = (
+    *("qwen2moe", "qwen3moe", "granitemoe", "gpt-oss"),
+    *("ernie4_5-moe", "olmoe", "hunyuan-moe", *_SIGMOID),
+)
 """Architectures of experts."""
-_UNSHARED = ("qwen2moe", *_SIGMOID)
+_UNSHARED = ("qwen2moe", "olmoe", *_SIGMOID)
 """Those of them whose weights of a token's experts do not sum to 1 unless a file says so."""
 
 
@@ -321,6 +346,23 @@ def _window(metadata: Config, arch: str) -> dict[str, Any]:
     if arch != "llama":
         raise metadata.fail("attention.sliding_window", "but it is not told in which layers")
     return {"architectures": ["MistralForCausalLM"], "sliding_window": window}
+
+
+def _layer_windows(metadata: Config, arch: str, found: dict[str, Any]) -> dict[str, Any]:
+    """Return the keys of windows on the layers that a list names, or on all but each fourth.
+
+    Files of OLMo 3 say olmo2. Of its layers with windows nothing of the rope is scaled.
+    """
+    pattern, keys = metadata.values.get(_PATTERN), dict[str, Any]()
+    if isinstance(pattern, list):
+        keys["layer_types"] = [SLIDING if windowed else FULL for windowed in pattern]
+    if arch == "olmo2":
+        whole = found["rope_parameters"]
+        local = {"rope_type": "default", "rope_theta": whole["rope_theta"]}
+        scaled = {**whole, "attention_factor": metadata.values.get(ATTENTION_FACTOR)}
+        keys["rope_parameters"] = {FULL: scaled, SLIDING: local}
+        keys["architectures"] = ["Olmo3ForCausalLM"]
+    return {"sliding_window": metadata.values["attention.sliding_window"], **keys}
 
 
 def _gemma3(metadata: Config, found: dict[str, Any]) -> dict[str, Any]:

@@ -57,6 +57,14 @@ _OF_LAYER = {
     "ffn_up_shexp": "mlp.shared_experts.up_proj",
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
 }
+_LAST_NORMS = {
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_TURNED = {
+    "attn_q_norm": "self_attn.query_layernorm",
+    "attn_k_norm": "self_attn.key_layernorm",
+}
 _OF_ARCHITECTURE: Mapping[str, Mapping[str, str]] = {
     "lfm2": {
         "token_embd_norm": "model.norm",
@@ -80,6 +88,9 @@ _OF_ARCHITECTURE: Mapping[str, Mapping[str, str]] = {
         "post_ffw_norm": "post_mlp_layernorm",
         "ffn_up": "mlp.gate_up_proj",
     },
+    **dict.fromkeys(("olmo2", "exaone4"), _LAST_NORMS),
+    **dict.fromkeys(("hunyuan-dense", "hunyuan-moe"), _TURNED),
+    "seed_oss": {"post_attention_norm": "post_attention_layernorm"},
     "glm4moe": {"post_attention_norm": "post_attention_layernorm"},
     "phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
     "gemma3": {

@@ -140,9 +140,10 @@ def read_architecture(
     mixture = family.experts if has_experts(config, family.experts) else None
     inner = config.integer(mixture.inner if mixture else family.inner, 1, MAX_INNER)
     experts = None
-    if mixture:
-        given = {"hidden": hidden, "inner": inner, "n_layers": n_layers}
-        experts = read_experts(config, mixture, dense=family.inner, **given)
+    if mixture is not None:
+        experts = read_experts(
+            config, mixture, hidden=hidden, inner=inner, dense=family.inner, n_layers=n_layers
+        )
     bias = family.attention_bias
     config_bias = config.flag("attention_bias") if bias is None else False
     spec = ModelSpec(

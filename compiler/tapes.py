@@ -535,7 +535,7 @@ class _Forward(DecoderTape):
         super().pre_attention(layer, _OUT, self.picked)
         self.turn(layer, _OUT, "out_positions")
         keys = [_arg(n) for n in ("seq_starts", "out_lengths", "out_tables", "table_stride")]
-        where = (*self.turned, *keys, *self.pools(layer))
+        where: tuple[Value, ...] = (*self.turned, *keys, *self.pools(layer))
         rest = _arg("kv_splits"), *where, self.partial, *self.rows(self.picked_attention)
         values = (0, _OUT, *self.seen(layer), *rest)
         self.add("decode_attention", f"attn({layer})", *values, m=_OUT, skips=True)

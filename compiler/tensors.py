@@ -7,7 +7,7 @@ place that knows Hugging Face tensor names; the shape check and the packer both 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from dovetail.compiler.checkpoint import Checkpoint
 from dovetail.compiler.experts import CHOICE, GATE
@@ -75,7 +75,7 @@ _UNUSED = re.compile(r".*rotary_emb\.(inv_freq|cos_cached|sin_cached)|.*attn\.ma
 _DRAFTS = {
     "glm4moe": r"(?:model\.layers|blk)\.{}\..+",
     "ernie4_5moe": r"model\.mtp_.+",
-    "qwen3_5": r"mtp\..+|blk\.{}\..+",
+    "qwen3_5": r"mtp\..+|(?:model\.layers|blk)\.{}\..+",
 }
 """Of families, the tensors of layers that draft tokens; {} stands for the number of the others."""
 UNUSED_TIED = re.compile(rf"{_UNUSED.pattern}|lm_head\.weight")
@@ -117,20 +117,12 @@ def _layer_sources(spec: ModelSpec, layer: int) -> Iterator[WeightSource]:
         yield norm("attention_norm", 1 / spec.stream_scale)
     if spec.pre_norms:
         yield norm("post_norm")
-    experts, dense = spec.mlp_parts(layer)[0], spec.mlp_parts(layer)[-1]
-    if spec.dense_inner:  # beside experts, each with norms of their own
-        yield from _dense_sources(spec, layer, dense)
-        yield norm("dense_norm")
-        yield _norm(spec, f"{here}.router_norm", f"{there}.router.scale", hidden, hidden**-0.5)
-        yield norm("experts_norm")
-        yield from _expert_sources(spec, layer, experts)
-        scale = f"{there}.router.per_expert_scale"
-        yield _vector(f"{here}.expert_scale", scale, spec.experts.count if spec.experts else 0)
-        yield norm("experts_out_norm")
+    if spec.dense_inner:
+        yield from _both_sources(spec, layer, norm)
     else:
-        for part in spec.mlp_parts(layer):
-            own = _expert_sources if part.experts else _dense_sources
-            yield from own(spec, layer, part)
+        for mlp in spec.mlp_parts(layer):
+            own = _expert_sources if mlp.experts else _dense_sources
+            yield from own(spec, layer, mlp)
     if spec.branch_norms:
         yield norm("mlp_norm", 1 / spec.stream_scale)
     if spec.layer_inputs:
@@ -145,6 +137,23 @@ def _layer_sources(spec: ModelSpec, layer: int) -> Iterator[WeightSource]:
         yield norm("input_out_norm", 1 / spec.stream_scale)
     if spec.layer_scale:
         yield _vector(f"{here}.scale", f"{there}.layer_scalar", 1)
+
+
+def _both_sources(
+    spec: ModelSpec, layer: int, norm: Callable[[str], WeightSource]
+) -> Iterator[WeightSource]:
+    """Yield an MLP and the experts beside it, each with norms of its own (Gemma 4)."""
+    (experts, dense), there = spec.mlp_parts(layer), f"model.layers.{layer}.router"
+    here, hidden = f"layers.{layer}", spec.hidden_size
+    assert experts.experts is not None
+    yield from _dense_sources(spec, layer, dense)
+    yield norm("dense_norm")
+    yield _norm(spec, f"{here}.router_norm", f"{there}.scale", hidden, hidden**-0.5)
+    yield norm("experts_norm")
+    yield from _expert_sources(spec, layer, experts)
+    scale = f"{there}.per_expert_scale"
+    yield _vector(f"{here}.expert_scale", scale, experts.experts.count)
+    yield norm("experts_out_norm")
 
 
 def _dense_sources(spec: ModelSpec, layer: int, part: MlpPart) -> Iterator[WeightSource]:
@@ -246,11 +255,10 @@ def _expert_sources(spec: ModelSpec, layer: int, part: MlpPart) -> Iterator[Weig
         tuple(f"{there}.experts.{expert}.{part}_proj" for expert in range(experts.count))
         for part in ("gate", "up", "down")
     )
-    router = {f"{there}.gate.weight": experts.count}
-    if experts.gated:
-        router[f"{there}.{GATE}"] = 1
-    parts = tuple(router), tuple(router.values())
-    yield WeightSource(f"{here}.router", "packed", experts.scores, hidden, *parts)
+    gate = {f"{there}.{GATE}": 1} if experts.gated else {}
+    router = {f"{there}.gate.weight": experts.count, **gate}
+    tensors, heights = tuple(router), tuple(router.values())
+    yield WeightSource(f"{here}.router", "packed", experts.scores, hidden, tensors, heights)
     if spec.mlp_bias:
         yield _vector(f"{here}.router_bias", f"{there}.gate.bias", experts.count)
     if experts.biased:

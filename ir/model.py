@@ -247,9 +247,12 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def inner_columns(self, rows: float = 1) -> float:
         """Return the inner columns of a layer that so many tokens go through, at most; the mean."""
-        parts = [part for layer in range(self.n_layers) for part in self.mlp_parts(layer)]
-        used = (min(rows * p.experts.used, p.experts.count) if p.experts else 1 for p in parts)
-        return sum(p.columns * n for p, n in zip(parts, used, strict=True)) / self.n_layers
+        experts, inner = self.experts, self.intermediate_size
+        if experts is None:
+            return inner
+        without = sum(experts.dense_layers)
+        mixed = inner * min(rows * experts.used, experts.count) + experts.shared
+        return (without * experts.dense + (self.n_layers - without) * mixed) / self.n_layers
 
     def mlp_parts(self, layer: int) -> tuple[MlpPart, ...]:
         """Return the parts of a layer's MLP; of a mixture, those without experts are `dense_`."""

@@ -33,6 +33,13 @@ ARCHITECTURES = {
     "dots1": "dots1",
     "ernie4_5_moe": "ernie4_5-moe",
     "granitemoeshared": "granitemoe",
+    "olmo2": "olmo2",
+    "olmo3": "olmo2",
+    "olmoe": "olmoe",
+    "exaone4": "exaone4",
+    "seed_oss": "seed_oss",
+    "hunyuan_v1_dense": "hunyuan-dense",
+    "hunyuan_v1_moe": "hunyuan-moe",
 }
 SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -76,6 +83,15 @@ def read_own_state(directory: Path) -> dict[str, np.ndarray]:
     return state
 
 
+NAMES = {
+    "mlp.shared_expert.": "mlp.shared_experts.",
+    "mlp.shared_mlp.": "mlp.shared_experts.",
+    "mlp.moe_statics.": "mlp.gate.",
+    "mlp.gate.wg.": "mlp.gate.",
+}
+"""Parts of names that some families have, by what we call them."""
+
+
 def parts_of_mlp(state: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the tensors, those of Granite 4's MLP by the names that others have."""
     for name, values in state.items():
@@ -87,9 +103,8 @@ def parts_of_mlp(state: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndar
                 yield name.replace("shared_mlp.input_linear", f"{ours}.{part}_proj"), rows
         else:
             own = name.replace("shared_mlp.output_linear", f"{ours}.down_proj")
-            own = own.replace("shared_expert.", "shared_experts.").replace(
-                ".moe_statics.", ".gate."
-            )
+            for theirs, known in NAMES.items():
+                own = own.replace(theirs, known)
             yield own, values.reshape(-1) if own.endswith("correction_bias") else values
 
 
@@ -200,6 +215,9 @@ def save_gguf(
     writer.add_layer_norm_rms_eps(config["norm_eps" if arch == "lfm2" else "rms_norm_eps"])
     add_recurrent(writer, config)
     add_rope(writer, config)
+    if config.get("sliding_window") and arch in ("olmo2", "exaone4"):
+        writer.add_sliding_window(config["sliding_window"])
+        writer.add_sliding_window_pattern([t[0] == "s" for t in config["layer_types"]])
     if config.get("sliding_window") and arch in ("phi3", "gemma3", "gpt-oss"):
         writer.add_sliding_window(config["sliding_window"])
     if arch in ("granite", "granitemoe"):
@@ -253,9 +271,10 @@ def add_experts(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     count = expert_count(config)
     if not count:
         return
+    keys = ("num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts")
+    used = next(config[key] for key in keys if config.get(key))
     writer.add_expert_count(count)
-    keys = ("num_experts_per_tok", "moe_k", "top_k_experts")
-    writer.add_expert_used_count(next(config[key] for key in keys if config.get(key)))
+    writer.add_expert_used_count(used if isinstance(used, int) else used[0])
     if config.get("moe_intermediate_size"):
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     for key in ("shared_expert_intermediate_size", "shared_intermediate_size"):

@@ -100,9 +100,9 @@ OLMO_ROPES = {
         },
     }
 }
-ALPHA = {
-    "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 1.0, "alpha": 50.0}
-}
+STRETCHED = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 1.0, "alpha": 50.0}
+ALPHA = {"rope_parameters": STRETCHED}
+ALL_SEE = {"sliding_window": None, "layer_types": ["full_attention"] * 2}
 TIED = {"tie_word_embeddings": True}
 BIASED = {"attention_bias": True, "mlp_bias": True}
 GEMMA4 = {"vocab_size_per_layer_input": 171, "final_logit_softcapping": 3.0}
@@ -179,7 +179,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo3-windows": ("olmo3", shape(4, 2, 32, 128, 90, 171, **WINDOWS, **OLMO_ROPES)),
     "olmoe": ("olmoe", shape(4, 2, 32, 128, 80, 171)),
     "exaone4-windows": ("exaone4", shape(4, 2, 64, 128, 90, 171, **WINDOWS)),
-    "exaone4-plain": ("exaone4", shape(4, 1, 32, 96, 90, 99, sliding_window=None)),
+    "exaone4-plain": ("exaone4", shape(4, 1, 32, 96, 90, 99, **ALL_SEE)),
     "seed-oss": ("seed_oss", shape(4, 2, 64, 128, 90, 171)),
     "hunyuan": ("hunyuan", shape(4, 2, 64, 128, 90, 171, **ALPHA)),
     "hunyuan-experts": ("hunyuan_moe", shape(4, 2, 32, 128, 80, 171)),

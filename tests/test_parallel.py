@@ -81,6 +81,8 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "mlp_only_layers": [0],
         },
     ),
+    "hunyuan": ("hunyuan", {**HEADS4, "head_dim": 16, "hidden_size": 64}),
+    "exaone4-norms": ("exaone4", {**HEADS4, "hidden_size": 64, "num_hidden_layers": 4}),
     "llama-biases-bf16": (
         "llama",
         {**HEADS4, "attention_bias": True, "mlp_bias": True, "dtype": "bfloat16"},
@@ -142,7 +144,7 @@ def test_any_number_of_processes_gives_the_same_tokens(
 
 
 PAIRS = (("llama-4kv", (1, 2)), ("llama-4kv", (2, 1)), ("qwen2-gqa-bias-tied", (2, 4)),
-         ("qwen3-norms", (4, 2)), ("qwen3-norms", (1, 3)))  # fmt: skip
+         ("qwen3-norms", (4, 2)), ("qwen3-norms", (1, 3)), ("hunyuan", (2, 4)))  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "pair"), PAIRS)

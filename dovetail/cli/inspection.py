@@ -393,9 +393,12 @@ def _model_facts(file: ModelFile) -> dict[str, str]:
 
 
 def _expert_facts(spec: ModelSpec) -> dict[str, str]:
-    if spec.experts is None:
+    experts = spec.experts
+    if experts is None:
         return {}
-    return {"experts": f"{spec.experts.count} in each layer, {spec.experts.used} for each token"}
+    where = f"in {experts.dense_layers.count(False)} layers" if experts.dense else "in each layer"
+    beside = f", beside an MLP of {experts.shared} for all" if experts.shared else ""
+    return {"experts": f"{experts.count} {where}, {experts.used} for each token{beside}"}
 
 
 def _weights_table(name: str, weights: Sequence[WeightEntry]) -> Table:

@@ -1,10 +1,12 @@
 """Experts of checkpoints that are not what they say, and of those that others quantised."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from dovetail.compiler.checkpoint import Checkpoint, TensorInfo
 from dovetail.compiler.experts import MOST_EXPERTS, expert_tensors
@@ -23,6 +25,18 @@ def test_no_header_makes_more_experts_than_there_may_be(shape: tuple[int, ...]) 
     info = TensorInfo(name, Path("m.safetensors"), DTYPES["f32"], shape, 0, 0, "F32")
     with pytest.raises(SpecError, match=r"gate_up_proj of shape .* is no experts"):
         expert_tensors(Checkpoint(Path("m"), {name: info}))
+
+
+def test_layers_that_draft_tokens_are_left_out(tmp_path: Path) -> None:
+    for family, change in (("glm4_moe", {"num_hidden_layers": 2}), ("ernie4_5_moe", {})):
+        folder = save_model(tmp_path / family, family)
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | change))
+        if not change:
+            state = load_file(folder / "model.safetensors")
+            state["model.mtp_block.0.mlp.up_proj.weight"] = state["model.norm.weight"]
+            save_file(state, folder / "model.safetensors")
+        assert read_model_spec(folder).n_layers == 2
 
 
 def test_a_router_beside_packed_experts_keeps_its_values(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """The configuration in GGUF files: equal to that of the directory, or refused in one sentence."""
 
+import json
+
 import numpy as np
 import pytest
 from msgspec.structs import replace
@@ -38,6 +40,8 @@ SAME_AS = {"granite4": "granite", "granite4_moe": "granitemoe", "granitemoeshare
 @pytest.mark.parametrize("options", [{}, {"head_dim": 32, "rms_norm_eps": 1e-5}])
 def test_families(family, options, tmp_path):
     window = {"sliding_window": None} if family == "mistral" else {}
+    if family == "olmoe":  # its code takes heads that are as wide as the stream together
+        options = {}
     ours, wanted = both(tmp_path, family, **options, **window)
     if family == "mistral":  # the file says llama, which computes the same without a window
         assert ours.family == "llama"
@@ -49,6 +53,31 @@ def test_families(family, options, tmp_path):
         assert (ours.norm_offset, wanted.norm_offset) == (0.0, 1.0)
         ours = replace(ours, norm_offset=1.0)
     assert ours == wanted
+
+
+def test_layers_that_draft_tokens_are_left_out(tmp_path):
+    def tell(writer):
+        writer.add_nextn_predict_layers(1)
+
+    ours, _ = both(tmp_path, "glm4_moe", change=tell)
+    assert (ours.n_layers, ours.experts.dense_layers) == (2, (True, False))
+
+
+def test_the_ropes_of_olmo_3(tmp_path):
+    yarn = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
+    ropes = {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
+        "full_attention": {**yarn, "rope_theta": 5000.0},
+    }
+    ours, wanted = both(tmp_path, "olmo3", rope_parameters=ropes, num_hidden_layers=5)
+    assert ours == wanted and ours.local_rope.theta == ours.rope.theta == 5000.0
+    assert [bool(ours.layer_window(i)) for i in range(5)] == [True, True, True, False, True]
+    old = tmp_path / "m" / "config.json"
+    config = json.loads(old.read_text())
+    del config["rope_parameters"]
+    old.write_text(json.dumps(config | {"rope_theta": 5000.0, "rope_scaling": yarn}))
+    read = read_model_spec(tmp_path / "m")
+    assert (read.rope, read.local_rope) == (wanted.rope, wanted.local_rope)
 
 
 def test_gemmas_ropes_and_layers(tmp_path):

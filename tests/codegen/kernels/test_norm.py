@@ -51,6 +51,17 @@ def test_parts_of_rows_are_normed_alike(native: Runner, nth: int) -> None:
 
 
 @pytest.mark.parametrize("nth", [1, 3])
+def test_rows_are_normed_in_place(any_runner: Runner, nth: int) -> None:
+    rng = np.random.default_rng(nth)
+    for t, h in ((1, 16), (4, 77)):
+        x, w = rng.standard_normal((t, h + 3)).astype(np.float32), np.ones(h, np.float32) * 0.7
+        out = x.copy()
+        any_runner("norm_rows", t, h, out, h + 3, w, 1e-5, nth=nth)
+        np.testing.assert_allclose(out[:, :h], rmsnorm(x[:, :h], w, 1e-5), rtol=3e-6, atol=2e-6)
+        assert (out[:, h:] == x[:, h:]).all()
+
+
+@pytest.mark.parametrize("nth", [1, 3])
 def test_rows_are_added_times_a_number(native: Runner, nth: int) -> None:
     rng = np.random.default_rng(nth)
     for t, h in ((1, 100), (3, 1030)):

@@ -10,8 +10,10 @@ import pytest
 from dovetail.compiler.operators import OPERATORS
 from dovetail.compiler.tapes import build_forward_tape
 from dovetail.compiler.weights import total_bytes
+from dovetail.ir.errors import SpecError
 from dovetail.ir.model import ExpertSpec
 from dovetail.runtime.native.shard import matrix_ranges, shard_tape, split_model
+from dovetail.topology.configuration import allows_processes
 from tests.compiler.test_tapes import make_spec, plan_weights
 
 EXPERTS = {"experts": ExpertSpec(count=5, used=2), "intermediate_size": 112}
@@ -26,9 +28,14 @@ def slots(op: str) -> tuple[str, ...]:
     return tuple(operand.name for operand in OPERATORS[op])
 
 
-@pytest.mark.parametrize(
-    ("dtype", "experts"), [("f32", {}), ("bf16", {}), ("f32", EXPERTS), ("f32", SHARED)]
-)
+def test_norms_over_all_heads_take_one_process():
+    spec = make_spec(qk_norm=True, qk_norm_of="rows")
+    assert split_model(spec, 0, 1).ranks == 1 and not allows_processes(spec, 2)
+    with pytest.raises(SpecError, match="use one process"):
+        split_model(spec, 0, 2)
+
+
+@pytest.mark.parametrize(("dtype", "experts"), MODELS)
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_ranks_read_every_matrix_once(ranks, dtype, experts):
     spec = make_spec(weight_dtype=dtype, n_kv_heads=4, vocab_size=101, **experts)

@@ -15,11 +15,18 @@ from dovetail.runtime.text.answers import (
     CallArguments,
     CallBegin,
     CalledTool,
-    CallFormat,
     Part,
     Thinking,
 )
-from dovetail.runtime.text.tools import FORMATS, HERMES, LLAMA, MISTRAL, PLAIN, THOUGHTS
+from dovetail.runtime.text.call_formats import (
+    FAMILIES,
+    HERMES,
+    LLAMA,
+    MISTRAL,
+    PLAIN,
+    CallFormat,
+)
+from dovetail.runtime.text.tools import THOUGHTS
 
 THINK = THOUGHTS[0]
 FORMS = {"hermes": HERMES, "llama": LLAMA, "mistral": MISTRAL, "plain": PLAIN}
@@ -196,4 +203,4 @@ def test_further_calls_are_left_out_where_one_is_wanted() -> None:
 
 
 def test_formats_are_told_apart_by_the_template() -> None:
-    assert len({form for _, form in FORMATS}) == len(FORMATS)
+    assert len({form for _, form in FAMILIES}) == len(FAMILIES)

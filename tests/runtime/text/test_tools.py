@@ -7,14 +7,16 @@ from typing import Any
 import pytest
 
 from dovetail.ir.errors import RequestError
-from dovetail.runtime.text.answers import ARGS
-from dovetail.runtime.text.chat_template import ChatTemplate, read_template
-from dovetail.runtime.text.tools import (
+from dovetail.runtime.text.call_formats import (
     HERMES,
     LLAMA,
-    MAX_TOOLS,
     MISTRAL,
+    MISTRAL_NAMED,
     PLAIN,
+)
+from dovetail.runtime.text.chat_template import ChatTemplate, read_template
+from dovetail.runtime.text.tools import (
+    MAX_TOOLS,
     THOUGHTS,
     ChatStyle,
     read_offer,
@@ -78,7 +80,7 @@ STYLES = {
     "mistral v3": ("{% if tools %}[AVAILABLE_TOOLS]{% endif %}[TOOL_CALLS]", MISTRAL, None, True),
     "magistral": (
         "{% if tools %}{% endif %}[TOOL_CALLS]x[ARGS][THINK][/THINK]",
-        None,
+        MISTRAL_NAMED,
         THOUGHTS[1],
         True,
     ),
@@ -92,7 +94,7 @@ def test_families_are_told_by_their_templates(name: str) -> None:
     template, calls, thinking, knows = STYLES[name]
     style = ChatStyle.of(template)
     assert (style.thinking, style.knows_tools) == (thinking, knows)
-    assert style.calls == calls if calls else style.calls.divider == ARGS
+    assert style.calls == calls
     begins = style.begins_thinking("a<|assistant|><think>\n")
     assert begins == (thinking == THOUGHTS[0])
 
@@ -107,7 +109,7 @@ TALK: list[dict[str, Any]] = [
 
 
 def test_a_template_that_knows_tools_is_given_them() -> None:
-    style, offer = ChatStyle.of("tools <tool_call>"), read_offer([ADD])
+    style, offer = ChatStyle.of("tools <tool_call> tool_calls"), read_offer([ADD])
     assert style.show(TALK, offer) == (TALK, {"tools": [ADD]})
     assert style.show(TALK, None) == (TALK, {})
 

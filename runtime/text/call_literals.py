@@ -187,15 +187,15 @@ class LiteralReader:
 
 def read_word(word: str) -> str:
     """Return the JSON of a word without quotes: a number, a name of Python or JSON, else a text."""
-    if word in WORDS:
-        return WORDS[word]
+    if word in WORDS or _is_json(word):
+        return WORDS.get(word, word)
     for read in (int, _whole, float):
         try:
             found = read(word)
         except ValueError:
             continue
         if math.isfinite(found):
-            return word if _is_json(word) else json.dumps(found)
+            return json.dumps(found)
     return _quote(word)
 
 

@@ -7,6 +7,7 @@ a format. Out: their JSON, its values typed by the tool's schema.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 
 from dovetail.runtime.text.call_formats import CallFormat
@@ -81,6 +82,8 @@ class TagReader:
             return
         self._first = False
         ended = self._held.endswith(self._mark)
+        if ended and self._kind != TEXT and _in_quotes(self._held[: -len(self._mark)]):
+            return
         if not ended and self._kind != TEXT:
             return
         keep = len(self._mark) if ended else longest_start(self._held, self._ends)
@@ -97,6 +100,12 @@ class TagReader:
     def _ends(self) -> tuple[str, ...]:
         """What ends a value, with the line's end that goes before it where there is one."""
         return (self._mark, "\n" + self._mark) if self._padded else (self._mark,)
+
+
+def _in_quotes(value: str) -> bool:
+    """Tell whether an array or object of JSON ends within a text, which may hold any mark."""
+    quotes = re.sub(r"\\.", "", value, flags=re.DOTALL).count('"')
+    return value.lstrip(SPACE)[:1] in ("[", "{") and quotes % 2 == 1
 
 
 def _quote(text: str) -> str:

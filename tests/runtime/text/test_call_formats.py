@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
@@ -390,3 +391,71 @@ def test_a_grammar_takes_what_a_family_writes(
     assume(all(isinstance(g.get("place", {}).get("x", 0), int | float) for _, g in ordered))
     assume(not any(isinstance(g.get("place", {}).get("x", 0), bool) for _, g in ordered))
     assert takes(wanted_grammar(form), write_calls(form, ordered))
+
+
+HELD: dict[str, Any] = {
+    "type": "object",
+    "$defs": {"word": {"type": "string", "enum": ["a'b", "</c>", "d\ne"]}},
+    "properties": {
+        "word": {"$ref": "#/$defs/word"},
+        "code": {"type": "string", "pattern": "^[A-C]{2}/[0-9]$"},
+        "near": {"type": "string", "pattern": "x"},
+        "size": {"type": "string", "minLength": 2, "maxLength": 4},
+        "free": {"type": "string"},
+        "mode": {"enum": ["on", 1, None]},
+        "flag": {"const": True},
+        "list": {"type": "array", "items": {"$ref": "#/$defs/word"}},
+        "deep": {
+            "type": "object",
+            "properties": {"n": {"type": "integer"}, "w": {"$ref": "#/$defs/word"}},
+            "required": ["w"],
+            "additionalProperties": False,
+        },
+    },
+    "required": ["code", "size", "flag"],
+    "additionalProperties": False,
+}
+
+
+def follow(grammar: str, hints: Sequence[str], draw: Any) -> str | None:
+    """Return a text that a grammar lets through, drawn at random; None where it came to no end."""
+    matcher = llguidance.LLMatcher(tokens(), grammar, log_level=0)
+    text = b""
+    for _ in range(400):
+        if matcher.is_stopped() or (matcher.is_accepting() and draw.random() < 0.5):
+            return text.decode()
+        if draw.random() < 0.4:
+            hint = draw.choice(hints).encode()
+            count = matcher.try_consume_tokens(list(hint))
+            text += hint[:count]
+            if count:
+                continue
+        allowed = [at for at, bias in enumerate(matcher.compute_logit_bias()[:256]) if bias]
+        assert allowed, text
+        letter = draw.choice([at for at in allowed if at < 127] or allowed)
+        assert matcher.consume_token(letter)
+        text += bytes([letter])
+    return None
+
+
+@pytest.mark.parametrize("schema", [SCHEMA, HELD], ids=["plain", "held"])
+@pytest.mark.parametrize("form", NAMES, ids=NAMES.values())
+def test_what_a_grammar_lets_through_is_read_as_calls_that_the_schema_allows(
+    form: CallFormat, schema: dict[str, Any]
+) -> None:
+    marks = (form.valued, form.valued.strip(), form.quote, form.close, form.after, form.end)
+    hints = [mark for mark in (*marks, *"\"'})],1") if mark]
+    grammar, tools = grammar_of(form, schema), {"find": argument_kinds(json.dumps(schema))}
+    read_ = 0
+    for seed in range(12):
+        text = follow(grammar, hints, random.Random(seed))
+        if text is None:
+            continue
+        parser = AnswerParser(form, tools=tools)
+        found = Answer().add([*parser.feed(text), *parser.close()])
+        assert found.calls and not found.content, text
+        read_ += 1
+        for name, arguments in calls_of(found):
+            assert name == "find"
+            jsonschema.validate(arguments, {**schema, "additionalProperties": False})
+    assert read_, "none came to its end"

@@ -51,11 +51,15 @@ Part: TypeAlias = Reasoning | Content | CallBegin | CallArguments
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """What stands around a model's reasoning; answer: what goes before the answer to the user."""
+    """What stands around a model's reasoning; answer: what goes before the answer to the user.
+
+    around: marks that may stand around that answer.
+    """
 
     begin: str
     end: str
     answer: str = ""
+    around: tuple[str, ...] = ()
 
 
 LONGEST_FENCE = 16
@@ -119,6 +123,30 @@ class ReasoningSplitter:
             text = text.lstrip(SPACE)
             self._after = bool(text)
         return text
+
+
+class Unwrapper:
+    """Takes marks off content, with the white space beside them."""
+
+    def __init__(self, marks: tuple[str, ...]) -> None:
+        self._marks, self._held = marks, ""
+        self._behind = False  # whether a mark was the last thing to come
+
+    def feed(self, text: str, *, last: bool = False) -> str:
+        """Return what is sure to be content."""
+        self._held, found = self._held + text, ""
+        while self._held:
+            self._held = self._held.lstrip(SPACE) if self._behind else self._held
+            places = [(at, one) for one in self._marks if (at := self._held.find(one)) >= 0]
+            at, mark = min(places, default=(len(self._held), ""))
+            keep = 0 if mark or last else longest_start(self._held, self._marks)
+            said = self._held[: at - keep]
+            said = said if last and not mark else said.rstrip(SPACE)
+            found, self._held = found + said, self._held[at + len(mark) if mark else len(said) :]
+            self._behind = bool(mark) or (self._behind and not said)
+            if not mark:
+                break
+        return found
 
 
 TEXT, CALLS, CALL = range(3)
@@ -311,19 +339,32 @@ class AnswerParser:
         """
         self._reasoning = ReasoningSplitter(thinking, begun=begun)
         self._splitter, self._most = CallSplitter(calls, tools or {}), most
+        around = thinking.around if thinking else ()
+        self._unwrapper = Unwrapper(around) if around else None
         self.calls = 0
         """Calls that have begun."""
 
     def feed(self, text: str) -> list[Part]:
         """Return the new parts."""
         reasoning, rest = self._reasoning.feed(text)
-        return list(self._told([Reasoning(reasoning), *self._splitter.feed(rest)]))
+        parts = self._unwrap(self._splitter.feed(rest), last=False)
+        return list(self._told([Reasoning(reasoning), *parts]))
 
     def close(self) -> list[Part]:
         """Return what was held back; nothing more will come."""
         reasoning, rest = self._reasoning.close()
-        parts = [Reasoning(reasoning), *self._splitter.feed(rest), *self._splitter.close()]
-        return list(self._told(parts))
+        parts = self._unwrap([*self._splitter.feed(rest), *self._splitter.close()], last=True)
+        return list(self._told([Reasoning(reasoning), *parts]))
+
+    def _unwrap(self, parts: Iterable[Part], *, last: bool) -> Iterator[Part]:
+        """Yield parts without the marks around content."""
+        for part in parts:
+            if self._unwrapper is not None and isinstance(part, Content):
+                yield Content(self._unwrapper.feed(part.text))
+            else:
+                yield part
+        if last and self._unwrapper is not None:
+            yield Content(self._unwrapper.feed("", last=True))
 
     def _told(self, parts: Iterable[Part]) -> Iterator[Part]:
         """Yield the parts that say something, but for calls beyond `most`."""

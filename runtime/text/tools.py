@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dovetail.ir.errors import RequestError
@@ -37,6 +37,8 @@ THOUGHTS = (
     Thinking("<seed:think>", "</seed:think>"),
     Thinking("<|channel>thought\n", "<channel|>"),
 )
+ANSWER_MARKS = ("<response>", "</response>")
+"""Around what a model says behind its reasoning, in templates that hold them."""
 PRELUDE = """You can call tools:
 {tools}
 To call one, answer with nothing but
@@ -164,6 +166,8 @@ class ChatStyle:
             return cls(HARMONY_CALLS, HARMONY, knows)
         calls = find_format(template) or PLAIN
         thinking = next((one for one in THOUGHTS if one.end in template), None)
+        if thinking is not None and ANSWER_MARKS[0] in template:
+            thinking = replace(thinking, around=ANSWER_MARKS)
         recalls = knows if calls is PLAIN else "tool_calls" in template
         names = tuple(name for name in ("tools", "xml_tools") if name in template)
         return cls(calls, thinking, knows, recalls, names)

@@ -21,14 +21,11 @@ from dovetail.runtime.text.answers import Answer, AnswerParser, CallArguments, C
 from dovetail.runtime.text.call_formats import (
     DEEPSEEK,
     DEEPSEEK_FENCED,
-    FAMILIES,
     FUNCTION_GEMMA,
     GEMMA,
     GLM,
-    HERMES,
     LFM2,
     LISTED,
-    LITERAL,
     MINIMAX,
     OLMO,
     PYTHONIC,
@@ -36,7 +33,6 @@ from dovetail.runtime.text.call_formats import (
     SEED,
     TAGS,
     CallFormat,
-    find_format,
     write_calls,
 )
 from dovetail.runtime.text.call_grammar import call_grammar

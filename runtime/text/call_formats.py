@@ -89,8 +89,8 @@ class CallFormat:
     @cached_property
     def marks(self) -> frozenset[str]:
         """All pieces of it that may be special tokens."""
-        texts = (self.begin, self.end, self.open, self.named, self.close)
-        texts += (self.key, self.keyed, self.valued, self.quote)
+        around = (self.begin, self.end, self.open, self.named, self.close)
+        texts = (*around, self.key, self.keyed, self.valued, self.quote)
         return frozenset(piece for text in texts for piece in cut_mark(text))
 
 

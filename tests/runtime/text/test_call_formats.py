@@ -221,7 +221,8 @@ WRITTEN: list[tuple[CallFormat, str, str, list[dict[str, Any]]]] = [
     ),
     (
         DEEPSEEK,
-        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>find<｜tool▁sep｜>{"days": 3}<｜tool▁call▁end｜>'
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>find<｜tool▁sep｜>"
+        '{"days": 3}<｜tool▁call▁end｜>'
         "<｜tool▁call▁begin｜>find<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
         "",
         [{"days": 3}, {}],

@@ -36,6 +36,7 @@ class Arguments:
         """`root`: the schema. `prefix`: the first rule; the names of all begin so."""
         self._form, self._literal, self._root, self._prefix = form, literal, root, prefix
         self._rules: list[str] = []
+        self._has_any = False
 
     def write(self) -> list[str]:
         """Return the rules."""
@@ -55,16 +56,15 @@ class Arguments:
 
     def _write_pairs(self, schema: Any, key: str, keyed: str, depth: int) -> str:
         """Return the expression of an object's pairs, without what stands around them."""
-        named, wanted, free = read_object(schema, self._root)
+        named, wanted, others = read_object(schema, self._root)
         pairs = [
             (f"{self._mark(key + name + keyed)} {self._write_value(one, depth)}", name in wanted)
             for name, one in named.items()
         ]
         rest = ""
-        if free:
-            names = KEYS[self._form.kind]
-            rest = f"{self._mark(key)} {names} {self._mark(keyed)} {self._write_value({}, depth)}"
-            rest = self._add(rest)
+        if others is not None:
+            names, value = KEYS[self._form.kind], self._write_value(others, depth)
+            rest = self._add(f"{self._mark(key)} {names} {self._mark(keyed)} {value}")
         return self._join(pairs, rest)
 
     def _join(self, pairs: Sequence[tuple[str, bool]], rest: str) -> str:
@@ -122,17 +122,31 @@ class Arguments:
             return ""
         if kinds == TEXT:
             return f"{self._mark(mark)} {self._write_text(schema, mark)}"
-        if "string" in kinds or not kinds:
+        if not kinds:
+            return self._write_any()
+        if "string" in kinds:
             text = f"{self._mark(mark)} {self._write_text({}, mark)}"
             return f"({text} | {self._json(schema)})"
-        named, _, free = read_object(schema, self._root)
-        if kinds == {"object"} and named and not free:
+        if kinds == {"object"}:
             return f'"{{" {self._write_pairs(schema, "", ":", depth + 1)} "}}"'
         items = next((one["items"] for one in list_parts(schema, self._root) if "items" in one), 0)
         if kinds == {"array"} and isinstance(items, Mapping) and not _has(schema, *LIMITS):
             item = self._add(self._write_value(items, depth + 1))
             return f'"[" ({item} ("," {item})*)? "]"'
         return ""
+
+    def _write_any(self) -> str:
+        """Return the name of the rule of any value whose texts have marks of their own."""
+        name, mark = f"{self._prefix}_any", self._form.quote
+        if not self._has_any:
+            self._has_any = True
+            pair = f'{KEYS[LITERAL]} ":" {name}'
+            plain = json_rule('{"type": ["number", "boolean", "null"]}')
+            self._rules += [
+                f"{name}: {self._mark(mark)} {self._write_text({}, mark)} | {self._add(plain)}"
+                f' | "[" ({name} ("," {name})*)? "]" | "{{" ({pair} ("," {pair})*)? "}}"'
+            ]
+        return name
 
     def _write_text(self, schema: Any, mark: str) -> str:
         """Return the expression of a text up to its mark, and that."""
@@ -171,8 +185,11 @@ def _find_limits(schema: Any) -> str:
     return f"/(?s:.{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}})/"
 
 
-def read_object(schema: Any, root: Any) -> tuple[dict[str, Any], set[str], bool]:
-    """Return the properties that a schema names, those it wants, and whether others may come."""
+def read_object(schema: Any, root: Any) -> tuple[dict[str, Any], set[str], Any]:
+    """Return the properties that a schema names, those it wants, and what others may be.
+
+    None where no others may come.
+    """
     parts = list(list_parts(schema, root))
     named: dict[str, Any] = {}
     for part in parts:
@@ -180,7 +197,8 @@ def read_object(schema: Any, root: Any) -> tuple[dict[str, Any], set[str], bool]
         named |= found if isinstance(found, dict) else {}
     wanted = {str(name) for part in parts for name in part.get("required") or ()}
     others = [part["additionalProperties"] for part in parts if "additionalProperties" in part]
-    return named, wanted, any(bool(one) for one in others) if others else not named
+    other: Any = next((one for one in others if one is not False), None if others or named else {})
+    return named, wanted, {} if other is True else other
 
 
 def find_choices(schema: Any, root: Any) -> list[Any] | None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import jsonschema
 import llguidance
@@ -35,7 +35,7 @@ from dovetail.runtime.text.call_formats import (
     CallFormat,
     write_calls,
 )
-from dovetail.runtime.text.call_grammar import call_grammar
+from dovetail.runtime.text.call_grammar import call_grammar, write_mark
 from dovetail.runtime.text.call_literals import read_literal, read_word
 from dovetail.runtime.text.call_values import argument_kinds, read_value
 from dovetail.runtime.text.grammar import quote, try_grammar
@@ -456,3 +456,51 @@ def test_what_a_grammar_lets_through_is_read_as_calls_that_the_schema_allows(
             assert name == "find"
             jsonschema.validate(arguments, {**schema, "additionalProperties": False})
     assert read_, "none came to its end"
+
+
+ONE = {"type": "object", "properties": {"q": {"type": "string"}}, "required": ["q"]}
+
+
+@pytest.mark.parametrize("form", NAMES, ids=NAMES.values())
+def test_words_and_strict_calls_go_together_where_the_choice_is_the_model_s(
+    form: CallFormat,
+) -> None:
+    strict = grammar_of(form, ONE, "auto", strict=True)
+    call, other = (write_calls(form, [("find", {key: "x"})]) for key in "qz")
+    assert all(takes(strict, text) for text in ("Hello.", "", call))
+    assert not takes(strict, other) and not takes(strict, write_calls(form, [("find", {})]))
+    both = write_calls(form, [("find", {"q": "x"}), ("find", {"q": "y"})])
+    assert takes(strict, both)
+    if not form.bare:
+        assert takes(strict, f"I look. {call}")
+    wanted = grammar_of(form, ONE)
+    assert takes(wanted, both) and not takes(wanted, "Hello.")
+    single = grammar_of(form, ONE, {"type": "function", "function": {"name": "find"}})
+    assert takes(single, call) and not takes(single, both)
+
+
+@pytest.mark.parametrize("form", NAMES, ids=NAMES.values())
+def test_arguments_that_no_schema_names_may_be_any(form: CallFormat) -> None:
+    grammar = grammar_of(form, {"type": "object"})
+    called = [("find", {}), ("find", {"a": "x", "b_2": [1, {"c": None}], "d": True})]
+    assert takes(grammar, write_calls(form, called))
+
+
+class Marks:
+    """A tokenizer in which the marks of Gemma 4 are special."""
+
+    known: ClassVar = {'<|"|>': 5, "<|tool_call>": 6, "<tool_call|>": 7}
+
+    def find_special(self, text: str) -> int | None:
+        return self.known.get(text)
+
+
+def test_marks_that_are_tokens_are_tokens_in_grammars() -> None:
+    style = ChatStyle(GEMMA, None, knows_tools=True)
+    tokenizer: Any = Marks()
+    literal = partial(write_mark, tokenizer)
+    found = call_grammar(offer_of(ONE), style, literal, begun=False)
+    assert found is not None and "<[6]> marked" in found
+    assert 'args_0_0: "q:" <[5]> /(?s:.*)/ <[5]>' in found and '"}"' in found
+    assert style.has_special_marks(tokenizer, offered=True)
+    assert not style.has_special_marks(tokenizer)

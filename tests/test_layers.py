@@ -60,16 +60,16 @@ ROOMS = (  # of the runtime, and its flat files: each imports only what stands b
 CORE = ("native", "schedule", "engine", "accel", "child", "group")
 """Rooms that are thin: who reads how a token is made reads these."""
 LINES = {
-    "dovetail": 7_440,
+    "dovetail": 7_470,
     "compiler": 19_490,
     "codegen": 18_490,
     "topology": 4_030,
     "ir": 10_560,
-    "runtime": 39_750,
+    "runtime": 40_860,
     "runtime/machine": 1_230,
     "runtime/schedule": 4_050,
     "runtime/child": 900,
-    "runtime/text": 2_940,
+    "runtime/text": 4_060,
     "runtime/native": 2_720,
     "runtime/group": 560,
     "runtime/engine": 1_820,
@@ -79,7 +79,7 @@ LINES = {
     "runtime/hosting": 1_770,
     "runtime/retrieval": 1_650,
     "runtime/flows": 5_410,
-    "runtime/server": 4_800,
+    "runtime/server": 4_790,
     "runtime/sim": 1_300,
 }
 """Most lines of source in each folder and room: what grows beyond has to say why, here."""

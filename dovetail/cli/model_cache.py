@@ -43,14 +43,14 @@ def find_artifacts(
     if len(names) > len(given):
         raise SpecError(f"{len(names)} names were given for {len(given)} models")
     fixed = {key: value for key, value in options.items() if key != "max_context"}
-    if fixed and all(_is_artifact(Path(text)) for text in given):  # a load may shorten the context
+    if fixed and all(is_artifact(Path(text)) for text in given):  # a load may shorten the context
         _refuse(given[0], fixed)
     found: dict[str, Path] = {}
     for name, text in zip(names, given, strict=True):
         path = Path(text)
         if name in found:
             raise SpecError(f"two models have the name {name!r}; give each a --served-model-name")
-        found[name] = _find_tuned(path) if _is_artifact(path) else find_artifact(text, options)
+        found[name] = _find_tuned(path) if is_artifact(path) else find_artifact(text, options)
     return found
 
 
@@ -70,7 +70,7 @@ def find_artifact(given: str | os.PathLike[str], options: Mapping[str, object]) 
     `options` are those of a compile; an artifact takes none. Raises SpecError where it is neither,
     DovetailError where the model cannot be compiled; what the compiler says goes to stderr.
     """
-    if _is_artifact(Path(given)):
+    if is_artifact(Path(given)):
         if options:
             _refuse(given, options)
         return Path(given)
@@ -177,7 +177,7 @@ def find_untuned(
         if _is_measured(artifact):
             continue
         path = Path(text)
-        of_checkpoint = not _is_artifact(path)
+        of_checkpoint = not is_artifact(path)
         output = _tuned(artifact) if of_checkpoint else _tuned_copy(path)
         known = options if of_checkpoint else {}
         command = child_command(path, output, known, flags, nice=IDLE)
@@ -185,7 +185,8 @@ def find_untuned(
     return jobs
 
 
-def _is_artifact(path: Path) -> bool:
+def is_artifact(path: Path) -> bool:
+    """Tell whether a path is an artifact."""
     return (path / "manifest.json").is_file()
 
 

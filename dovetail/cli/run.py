@@ -22,6 +22,7 @@ from dovetail.errors import SpecError
 
 if TYPE_CHECKING:
     from dovetail.cli.asking import Asker
+    from dovetail.ir.workflow import Workflow
     from dovetail.runtime.app import App
     from dovetail.runtime.hosting.generator import Prompt
 
@@ -88,7 +89,10 @@ def run_command(
     prompt_ids: Annotated[
         list[str] | None, "Prompt as token ids (1,2,3), without the chat template; repeatable."
     ] = None,
-    workflow: Annotated[str | None, "Run this workflow of the artifact instead of prompts."] = None,
+    workflow: Annotated[
+        str | None,
+        "Run a workflow instead of prompts: one of the artifact, or as `serve` takes it.",
+    ] = None,
     input: Annotated[
         list[str] | None, "Input of the workflow; NAME=TEXT if it has several; repeatable."
     ] = None,
@@ -107,7 +111,7 @@ def run_command(
 ) -> None:
     """Ask a model: one prompt streams, several run as a batch; without any, chat on a terminal."""
     from dovetail.cli.asking import Asker
-    from dovetail.cli.model_cache import find_artifact
+    from dovetail.cli.model_cache import find_artifact, is_artifact
     from dovetail.ir.options import advised
     from dovetail.loading import load
     from dovetail.runtime.engine.options import EngineOptions
@@ -125,9 +129,13 @@ def run_command(
     most = RAW_TOKENS if max_tokens is None else max_tokens
     SamplingParams.make({**named, "max_tokens": most})  # before a model is fetched and compiled
     EngineOptions(**vars(engine))
+    graph = None if workflow is None else _read_graph(workflow, stored=is_artifact(Path(model)))
     artifact = find_artifact(model, compiling.chosen())
     with load(artifact, check_weights=check_weights, trust=trust, **vars(engine)) as app:
         if workflow is not None:
+            if graph is not None and workflow not in (one.name for one in app.artifact.workflows):
+                app.add_workflow(graph)
+                workflow = graph.name
             _run_workflow(app, workflow, input or [], index or [], json=json)
             return
         texts = talks or any(isinstance(given, str) for given in prompts)
@@ -173,10 +181,27 @@ def _has_chats(app: App, *, raw: bool, system: str | None) -> bool:
     return False
 
 
+def _read_graph(text: str, *, stored: bool) -> Workflow | None:
+    """Return the workflow that a text names, None where the artifact alone may know it.
+
+    stored: there is an artifact. Raises SpecError where it is no workflow, or a file of several.
+    """
+    from dovetail.cli.workflow_files import read_graphs
+    from dovetail.workflows import BUNDLED
+
+    if stored and text not in BUNDLED and not Path(text).is_file():
+        return None
+    graphs = read_graphs(text)
+    if len(graphs) != 1:
+        names = ", ".join(graph.name for graph in graphs) or "none"
+        raise SpecError(f"{text} must have one workflow to run, and has {names}; give it alone")
+    return graphs[0]
+
+
 def _run_workflow(
     app: App, name: str, given: Sequence[str], indexes: Sequence[Path], *, json: bool
 ) -> None:
-    """Run a workflow of an artifact and print what it wrote last, or all there is to tell."""
+    """Run a workflow that the app knows and print what it wrote last, or all there is to tell."""
     for path in indexes:
         app.add_index(path)
     workflow = app.find_workflow(name)

@@ -22,7 +22,7 @@ from dovetail.runtime.hosting.generator import Generator, Job, Prompt
 from dovetail.runtime.schedule.request import Chunk, SamplingParams
 from dovetail.runtime.schedule.structured import StructuredOutputs
 from dovetail.runtime.text.answers import AnswerParser, Content
-from dovetail.runtime.text.tools import frame, write_mark
+from dovetail.runtime.text.call_grammar import frame, write_mark
 
 Show: TypeAlias = Callable[[messages.Source, Chunk], None]
 Note: TypeAlias = Callable[[messages.Source, str], None]

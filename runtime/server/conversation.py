@@ -26,15 +26,9 @@ from dovetail.runtime.server.generation import Asked, check_context, check_wishe
 from dovetail.runtime.server.models import ServedModel
 from dovetail.runtime.server.schema import ChatRequest
 from dovetail.runtime.text.answers import Answer, AnswerParser, Part
-from dovetail.runtime.text.tools import (
-    MISTRAL,
-    Offer,
-    call_grammar,
-    frame,
-    read_offer,
-    text_of,
-    write_mark,
-)
+from dovetail.runtime.text.call_formats import MISTRAL
+from dovetail.runtime.text.call_grammar import call_grammar, frame, write_mark
+from dovetail.runtime.text.tools import Offer, read_offer, text_of
 
 CALL_LETTERS = 24
 MISTRAL_LETTERS = 9
@@ -54,7 +48,7 @@ class Conversation:
         style, offer = self.asked.model.style, self.offer
         single = offer is not None and not offer.parallel
         most = 1 if single else None
-        return style.parser(offered=offer is not None, begun=self.begun, most=most)
+        return style.parser(offer, begun=self.begun, most=most)
 
     def read(self, text: str) -> Answer:
         """Return the parts of a whole answer."""

@@ -6,11 +6,15 @@ cut. What may yet turn out to be something else is held back.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from dovetail.runtime.text.call_formats import FENCE, LITERAL, TAGS, CallFormat
+from dovetail.runtime.text.call_literals import LiteralReader
 from dovetail.runtime.text.call_reader import SPACE, CallReader
+from dovetail.runtime.text.call_tags import TagReader
+from dovetail.runtime.text.call_values import Kinds
 from dovetail.runtime.text.tokenizer import longest_start
 
 
@@ -46,37 +50,23 @@ Part: TypeAlias = Reasoning | Content | CallBegin | CallArguments
 
 
 @dataclass(frozen=True, slots=True)
-class CallFormat:
-    """How a family of models writes calls of tools.
-
-    begin: goes before them, "" where they have no mark. end: goes behind each. bare: whether an
-    answer may begin with one that has no mark. named: whether a name may stand before its
-    arguments, instead of in one object with them. arguments: their key. divider: between calls of
-    a bare format.
-    """
-
-    begin: str = ""
-    end: str = ""
-    bare: bool = False
-    named: bool = False
-    arguments: str = "arguments"
-    divider: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Thinking:
-    """What stands around a model's reasoning; answer: what goes before the answer to the user."""
+    """What stands around a model's reasoning; answer: what goes before the answer to the user.
+
+    around: marks that may stand around that answer.
+    """
 
     begin: str
     end: str
     answer: str = ""
+    around: tuple[str, ...] = ()
 
 
-FENCE = "```"
 LONGEST_FENCE = 16
 """Letters of a line that opens a block of code."""
-ARGS, CALL_ID = "[ARGS]", "[CALL_ID]"
 SEPARATORS = SPACE + ",;[]"
+Tools: TypeAlias = Mapping[str, Mapping[str, Kinds]]
+"""By its name, what the arguments of a tool may be."""
 
 
 class ReasoningSplitter:
@@ -135,21 +125,46 @@ class ReasoningSplitter:
         return text
 
 
-TEXT, CALLS, OBJECT, NAMED = range(4)
+class Unwrapper:
+    """Takes marks off content, with the white space beside them."""
+
+    def __init__(self, marks: tuple[str, ...]) -> None:
+        self._marks, self._held = marks, ""
+        self._behind = False  # whether a mark was the last thing to come
+
+    def feed(self, text: str, *, last: bool = False) -> str:
+        """Return what is sure to be content."""
+        self._held, found = self._held + text, ""
+        while self._held:
+            self._held = self._held.lstrip(SPACE) if self._behind else self._held
+            places = [(at, one) for one in self._marks if (at := self._held.find(one)) >= 0]
+            at, mark = min(places, default=(len(self._held), ""))
+            keep = 0 if mark or last else longest_start(self._held, self._marks)
+            said = self._held[: at - keep]
+            said = said if last and not mark else said.rstrip(SPACE)
+            found, self._held = found + said, self._held[at + len(mark) if mark else len(said) :]
+            self._behind = bool(mark) or (self._behind and not said)
+            if not mark:
+                break
+        return found
+
+
+TEXT, CALLS, CALL = range(3)
 
 
 class CallSplitter:
     """Reads calls of tools out of a text."""
 
-    def __init__(self, form: CallFormat | None) -> None:
+    def __init__(self, form: CallFormat | None, tools: Tools) -> None:
         """`form` None: there are none."""
-        self._form = form
+        self._form, self._tools = form, tools
         self._state = TEXT
         self._held = ""  # not read yet
         self._raw = ""  # read as part of a call that may yet turn out to be text
         self._called = False  # whether a call has ended since the last mark
         self._begun = form is None or not form.bare  # whether a bare call can no longer begin
-        self._call: CallReader | None = None
+        self._call: CallReader | LiteralReader | TagReader | None = None
+        self._opened = False  # whether the call under way is known to be one
         self.calls = 0
 
     def feed(self, text: str) -> Iterator[Part]:
@@ -169,10 +184,6 @@ class CallSplitter:
             yield Content(self._raw + self._held)
         self._held = self._raw = ""
 
-    @property
-    def _opened(self) -> bool:
-        return self._call is not None and self._call.name is not None
-
     def _read(self, *, last: bool) -> Iterator[Part]:
         while True:
             before = len(self._held), self._state
@@ -188,17 +199,18 @@ class CallSplitter:
             return
         if self._state != TEXT:
             return
-        begin = self._form.begin
-        at = self._held.find(begin) if begin else -1
+        starts = self._form.starts
+        places = [(at, start) for start in starts if (at := self._held.find(start)) >= 0]
+        at, start = min(places, default=(-1, ""))
         if at >= 0:
-            found = self._held[:at].rstrip(SPACE)
-            self._raw = self._held[len(found) : at + len(begin)]
-            self._held, self._state = self._held[at + len(begin) :], CALLS
+            found, skipped = self._held[:at].rstrip(SPACE), len(start) * (start == self._form.begin)
+            self._raw = self._held[len(found) : at + skipped]
+            self._held, self._state = self._held[at + skipped :], CALLS
             self._called = False
         else:
-            keep = 0 if last or not begin else longest_start(self._held, (begin,))
+            keep = 0 if last else longest_start(self._held, starts)
             found = self._held[: len(self._held) - keep]
-            found = found if last or not begin else found.rstrip(SPACE)
+            found = found if last or not starts else found.rstrip(SPACE)
             self._held = self._held[len(found) :]
             if last and self.calls and not found.strip(SPACE):
                 found = ""
@@ -224,46 +236,60 @@ class CallSplitter:
 
     def _read_calls(self, last: bool) -> Iterator[Part]:
         """Skip to the next call, or to text."""
-        assert self._form is not None
+        form = self._form
+        assert form is not None
         while self._held:
             letter = self._held[0]
-            marks = [mark for mark in (self._form.end, self._form.begin) if mark]
-            marks += [FENCE] if self._form.bare else []
-            if mark := next((one for one in marks if self._held.startswith(one)), None):
-                if mark == self._form.begin:
+            if mark := next((one for one in form.ends if self._held.startswith(one)), None):
+                if mark == form.begin:
                     self._called, self._raw = False, self._raw if not self._called else ""
                 self._skip(len(mark))
-            elif not last and any(mark.startswith(self._held) for mark in marks):
+            elif not last and any(mark.startswith(self._held) for mark in form.ends):
                 return
             elif letter in SEPARATORS:
                 self._skip(1)
             elif letter == "{":
-                self._called = False
-                self._skip(1)
-                self._call, self._state = CallReader(strict=self._form.bare), OBJECT
+                self._begin(1, CallReader(strict=form.bare))
                 return
-            elif self._form.named and (letter.isalnum() or letter == "_"):
-                self._state = NAMED
+            elif form.head is not None and (found := form.head.find(self._held)) is not None:
+                self._begin(found[1], self._make_reader(form, found[0]))
+                return
+            elif not last and form.head is not None and form.head.may_come(self._held):
                 return
             else:
+                if form.open and self._held.startswith(form.open):  # which begins no call after all
+                    self._raw, self._held = self._raw + self._held[0], self._held[1:]
                 yield from self._leave()
                 return
 
-    def _read_object(self, _last: bool) -> Iterator[Part]:
+    def _begin(self, letters: int, call: CallReader | LiteralReader | TagReader) -> None:
+        """Begin a call, whose head has so many letters."""
+        self._called = False
+        self._skip(letters)
+        self._call, self._state, self._opened = call, CALL, False
+
+    def _make_reader(self, form: CallFormat, name: str) -> CallReader | LiteralReader | TagReader:
+        """Return what reads the arguments of a tool, behind its name."""
+        if form.kind == TAGS:
+            return TagReader(form, name, self._tools.get(name, {}))
+        if form.kind == LITERAL:
+            return LiteralReader(name, form.close, form.quote, strict=form.bare)
+        return CallReader(name)
+
+    def _read_call(self, _last: bool) -> Iterator[Part]:
         call = self._call
         assert call is not None
         read = 0
         for letter in self._held:
-            opened = call.name is not None
             call.read(letter)
             read += 1
-            if call.name is not None and not opened:
-                yield CallBegin(call.name)
-                self.calls += 1
             if call.done or call.failed:
                 break
         self._raw += self._held[:read]
         self._held = self._held[read:]
+        if call.name is not None and not self._opened:
+            yield CallBegin(call.name)
+            self.calls, self._opened = self.calls + 1, True
         if arguments := call.take():
             yield CallArguments(arguments)
         if self._opened:
@@ -272,19 +298,8 @@ class CallSplitter:
             if not self._opened:
                 yield from self._leave()
             else:
-                self._call, self._state, self._called = None, CALLS, True
-
-    def _read_named(self, _last: bool) -> Iterator[Part]:
-        """Read `name[ARGS]{...}`."""
-        at = self._held.find("{")
-        if at < 0:
-            return
-        name = self._held[:at].partition(ARGS)[0].partition(CALL_ID)[0].strip(SPACE)
-        if not name.replace("_", "a").replace("-", "a").replace(".", "a").isalnum():
-            yield from self._leave()
-            return
-        self._skip(at)
-        self._call, self._state = CallReader(name), OBJECT
+                self._call, self._state = None, CALLS
+                self._called, self._opened = True, False
 
     def _skip(self, letters: int) -> None:
         """Read what is no text behind a call, and may be some elsewhere."""
@@ -301,8 +316,7 @@ class CallSplitter:
 _READ = {
     TEXT: CallSplitter._read_text,
     CALLS: CallSplitter._read_calls,
-    OBJECT: CallSplitter._read_object,
-    NAMED: CallSplitter._read_named,
+    CALL: CallSplitter._read_call,
 }
 
 
@@ -316,26 +330,41 @@ class AnswerParser:
         *,
         begun: bool = False,
         most: int | None = None,
+        tools: Tools | None = None,
     ) -> None:
         """`calls` None: none are looked for. `begun`: the prompt ended within reasoning.
 
-        most: calls that are told of; more are left out.
+        most: calls that are told of; more are left out. tools: what types the values of calls that
+        are written without.
         """
         self._reasoning = ReasoningSplitter(thinking, begun=begun)
-        self._splitter, self._most = CallSplitter(calls), most
+        self._splitter, self._most = CallSplitter(calls, tools or {}), most
+        around = thinking.around if thinking else ()
+        self._unwrapper = Unwrapper(around) if around else None
         self.calls = 0
         """Calls that have begun."""
 
     def feed(self, text: str) -> list[Part]:
         """Return the new parts."""
         reasoning, rest = self._reasoning.feed(text)
-        return list(self._told([Reasoning(reasoning), *self._splitter.feed(rest)]))
+        parts = self._unwrap(self._splitter.feed(rest), last=False)
+        return list(self._told([Reasoning(reasoning), *parts]))
 
     def close(self) -> list[Part]:
         """Return what was held back; nothing more will come."""
         reasoning, rest = self._reasoning.close()
-        parts = [Reasoning(reasoning), *self._splitter.feed(rest), *self._splitter.close()]
-        return list(self._told(parts))
+        parts = self._unwrap([*self._splitter.feed(rest), *self._splitter.close()], last=True)
+        return list(self._told([Reasoning(reasoning), *parts]))
+
+    def _unwrap(self, parts: Iterable[Part], *, last: bool) -> Iterator[Part]:
+        """Yield parts without the marks around content."""
+        for part in parts:
+            if self._unwrapper is not None and isinstance(part, Content):
+                yield Content(self._unwrapper.feed(part.text))
+            else:
+                yield part
+        if last and self._unwrapper is not None:
+            yield Content(self._unwrapper.feed("", last=True))
 
     def _told(self, parts: Iterable[Part]) -> Iterator[Part]:
         """Yield the parts that say something, but for calls beyond `most`."""

@@ -13,12 +13,12 @@ from dovetail.runtime.text.answers import (
     AnswerParser,
     CallArguments,
     CallBegin,
-    CallFormat,
     Content,
     Part,
     Reasoning,
     Thinking,
 )
+from dovetail.runtime.text.call_formats import NAMED, CallFormat
 from dovetail.runtime.text.call_reader import SPACE
 from dovetail.runtime.text.tokenizer import longest_start
 
@@ -34,12 +34,9 @@ ANALYSIS = re.compile(r"<\|channel\|>\s*analysis\b")
 HARMONY = Thinking(
     f"{CHANNEL}analysis{MESSAGE}", f"<|end|>{START}assistant", f"{CHANNEL}final{MESSAGE}"
 )
-HARMONY_CALLS = CallFormat(begin=f"{CHANNEL}commentary to=functions.")
-
-
-def open_call(name: str) -> str:
-    """Return the header of a call."""
-    return f"{HARMONY_CALLS.begin}{name} <|constrain|>json{MESSAGE}"
+HARMONY_CALLS = CallFormat(
+    f"{CHANNEL}commentary to=functions.", kind=NAMED, named=f" <|constrain|>json{MESSAGE}"
+)
 
 
 class HarmonyParser(AnswerParser):

@@ -7,7 +7,9 @@ finds masks; in both llguidance lets the interpreter's lock go.
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -53,6 +55,9 @@ sooner than another thread wakes up."""
 _BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
 _CEILINGS = np.where(_BITS, np.float32(np.inf), EXCLUDED).astype(np.float32)
 """For each byte of a mask the ceilings of its 8 tokens [256][8]: inf, or -inf."""
+
+_MARKS = re.compile(r'/ (?:("(?:[^"\\]|\\.)*")$|<\[(\d+)\]>)', re.MULTILINE)
+"""In Lark what stands behind an expression, as a text or as a token."""
 
 PLAIN = 3.0
 """What a letter costs on the way to the end of an answer that ends or parts nothing."""
@@ -106,6 +111,16 @@ class Vocabulary:
             mask[token >> 3] |= 1 << (token & 7)
         return cls(size, tree, mask, letters)
 
+    def spell_marks(self, grammar: str) -> list[list[int]]:
+        """Return the tokens of the marks with which texts of a grammar end, each once."""
+        spelled = [
+            [int(token)]
+            if token
+            else [int(self.letters[byte]) for byte in json.loads(text).encode()]
+            for text, token in dict.fromkeys(_MARKS.findall(grammar))
+        ]
+        return [tokens for tokens in spelled if min(tokens, default=-1) >= 0]
+
 
 class TokenMask:
     """What the grammar of one request lets through next: a Mask of its rules.
@@ -126,10 +141,12 @@ class TokenMask:
         wait: Callable[[TokenMask], None],
         left: int,
         tries: int | None,
+        marks: Sequence[list[int]] = (),
     ) -> None:
         """`wait` returns once `find` has run; it raises RequestError where it will not soon.
 
-        tries: more choices than one that are tried without a mask; None = none at all is.
+        tries: more choices than one that are tried without a mask; None = none at all is. marks:
+        tokens with which texts end that have no quotes.
         """
         self._matcher, self._words, self._wait = matcher, words, wait
         self._bits = np.zeros(-(-words.size // WORD), np.int32)
@@ -141,7 +158,7 @@ class TokenMask:
         self._look_at = LAST  # tokens left when to look again for an end
         self._last: list[int] | None = None  # the tokens to the end, the next one last
         self._longest = 0  # tokens of the longest end so far: a list's next item may need as many
-        self._tries = tries
+        self._tries, self._marks = tries, marks
         self._took = float("inf")  # seconds of the last mask
         self._refused: list[int] = []  # choices of the next token
         self.forced: list[int] = []  # once one is refused: the text that must come
@@ -256,6 +273,10 @@ class TokenMask:
                 way += forced
             if matcher.is_accepting():
                 return way[::-1]
+            if mark := self._find_mark(matcher):
+                matcher.consume_tokens(mark)
+                way += mark
+                continue
             letter = self._choose(matcher, cost)
             if letter is None or not matcher.consume_token(int(self._words.letters[letter])):
                 return None
@@ -264,6 +285,16 @@ class TokenMask:
             if letter == QUOTE:
                 cost = _COSTS.copy()
         return None
+
+    def _find_mark(self, matcher: LLMatcher) -> list[int]:
+        """Return a mark that ends something here: behind it all is forced, or may end."""
+        for mark in self._marks:
+            if matcher.validate_tokens(mark) == len(mark):
+                after = matcher.deep_copy()
+                after.consume_tokens(mark)
+                if after.is_accepting() or after.compute_ff_bytes():
+                    return mark
+        return []
 
     def _choose(self, matcher: LLMatcher, cost: npt.NDArray[np.float64]) -> int | None:
         """Return the cheapest letter that may come next, None where none may.
@@ -335,7 +366,8 @@ class Grammars:
         left: tokens that the request may have. tries: as of `TokenMask`.
         """
         matcher = self.read(grammar).result().deep_copy()
-        mask = TokenMask(matcher, self._words, self._wait, left, tries)
+        marks = self._words.spell_marks(grammar)
+        mask = TokenMask(matcher, self._words, self._wait, left, tries, marks)
         self.follow([mask])
         return mask
 

@@ -31,6 +31,16 @@ from dovetail.runtime.text.grammar import try_grammar
 REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names of a message's reasoning: templates read the first one, some the second."""
 PROBE = "a part's text"
+CALL = {"name": "f", "arguments": '{"a": 1}'}
+CALLED: tuple[dict[str, Any], ...] = (
+    {"role": "user", "content": "a"},
+    {"role": "assistant", "tool_calls": [{"id": "a" * 9, "type": "function", "function": CALL}]},
+    {"role": "tool", "tool_call_id": "a" * 9, "name": "f", "content": "b"},
+)
+"""A conversation that shows how a template takes calls."""
+WAYS = ((True, False), (True, True), (False, False), (False, True))
+"""Those there are, the commonest first: whether arguments are an object, and not their text;
+whether an answer that is calls alone has content of None, and not no content."""
 
 
 class RenderLimits(msgspec.Struct, frozen=True):
@@ -113,7 +123,9 @@ class JinjaTemplate:
         options: Mapping[str, Any],
     ) -> str:
         """Return the prompt; raises whatever the template does."""
-        plain = [_plain(message) for message in messages]
+        calls = any(message.get("tool_calls") for message in messages)
+        way = self._takes_calls if calls else WAYS[0]
+        plain = [_plain(message, *way) for message in messages]
         if not self._takes_parts:
             plain = [_joined(message) for message in plain]
         return self._render(plain, add_generation_prompt, options)
@@ -137,12 +149,30 @@ class JinjaTemplate:
             return False
         return PROBE in found and not re.search(rf"[\"']{PROBE}", found)
 
+    @cached_property
+    def _takes_calls(self) -> tuple[bool, bool]:
+        """The way of WAYS in which the template takes calls of earlier answers."""
+        for way in WAYS:
+            try:
+                found = self._render([_plain(one, *way) for one in CALLED], True, {})
+            except MemoryError:
+                raise
+            except Exception:  # the model's code: any kind may come
+                continue
+            if "{'a'" not in found:  # which is Python's, not JSON
+                return way
+        return WAYS[0]
 
-def _plain(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message as templates expect it: without what is None, reasoning by its names."""
+
+def _plain(message: dict[str, Any], read: bool, none: bool) -> dict[str, Any]:
+    """Return a message as templates expect it: without what is None, reasoning by its names.
+
+    read, none: a way of WAYS.
+    """
     plain = {name: v for name, v in message.items() if v is not None}
     if calls := plain.get("tool_calls"):
-        plain["tool_calls"] = [_read_call(call) for call in calls]
+        plain["tool_calls"] = [_read_call(call) for call in calls] if read else calls
+        plain = {"content": None, **plain} if none else plain
     reasoning = next((plain[name] for name in REASONING if name in plain), None)
     if reasoning is not None:
         plain = {"thinking": reasoning, **plain, "reasoning_content": reasoning}

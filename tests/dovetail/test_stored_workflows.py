@@ -24,6 +24,7 @@ from dovetail.compiler.pipeline import compile_model
 from dovetail.errors import ArtifactError, SpecError, WorkflowError
 from dovetail.ir.artifact import SERVE
 from dovetail.ir.index_file import Passage
+from dovetail.ir.workflow_file import write_json
 from dovetail.runtime.app import App
 from dovetail.runtime.machine.seat import ENGINE_SLOT
 from dovetail.runtime.server.models import Models, ServedModel
@@ -31,7 +32,7 @@ from dovetail.runtime.server.served_workflow import add_workflows
 from dovetail.tiny_world import ENCODER, LLAMA
 from dovetail.topology.division import DECODE, lend
 from dovetail.topology.division import ENGINE as ENGINE_STAGES
-from tests.dovetail.commands import assert_one_sentence, dovetail
+from tests.dovetail.commands import Result, assert_one_sentence, dovetail
 
 ENGINE, ENCODERS, SEARCHES = (
     f"dovetail.runtime.{name}" for name in ("hosting.worker", "embed.process", "retrieval.worker")
@@ -221,6 +222,25 @@ def test_run_takes_a_workflow_and_its_inputs(work: Path) -> None:
         ("--workflow", "other", "--input", "One"),
     ):
         assert_one_sentence(dovetail("run", work / "app.dove", *wrong))
+
+
+def test_run_takes_the_workflows_that_serve_takes(work: Path, tmp_path: Path) -> None:
+    """A bundled one or a file, on an artifact that holds none and on a model."""
+    graph = RAGraph("alone")
+    graph.add_generation(0, prompt="{input}", max_tokens=3)
+    graph.add_edge(START, 0)
+    graph.add_edge(0, END)
+    (tmp_path / "alone.json").write_bytes(write_json(graph.workflow()))
+    asked = "--workflow", tmp_path / "alone.json", "--input", "One"
+    stored, model = (dovetail("run", of, *asked) for of in (work / "app.dove", LLAMA))
+    assert stored.code == model.code == 0 and stored.out == model.out, model.err
+    search = "--workflow", "one-shot", "--input", QUESTION
+    missing = dovetail("run", LLAMA, *search)
+    assert_one_sentence(Result(missing.code, missing.out, missing.err.splitlines()[-1] + "\n"))
+    assert "index" in missing.err
+    for wrong in ("other", work / "flows.py"):
+        refused = dovetail("run", LLAMA, "--workflow", wrong, "--input", "One")
+        assert_one_sentence(refused)  # nothing is compiled before
 
 
 def test_inspect_shows_workflows_and_indexes(work: Path) -> None:

@@ -15,11 +15,18 @@ from dovetail.runtime.text.answers import (
     CallArguments,
     CallBegin,
     CalledTool,
-    CallFormat,
     Part,
     Thinking,
 )
-from dovetail.runtime.text.tools import FORMATS, HERMES, LLAMA, MISTRAL, PLAIN, THOUGHTS
+from dovetail.runtime.text.call_formats import (
+    FAMILIES,
+    HERMES,
+    LLAMA,
+    MISTRAL,
+    PLAIN,
+    CallFormat,
+)
+from dovetail.runtime.text.tools import THOUGHTS, ChatStyle
 
 THINK = THOUGHTS[0]
 FORMS = {"hermes": HERMES, "llama": LLAMA, "mistral": MISTRAL, "plain": PLAIN}
@@ -196,4 +203,29 @@ def test_further_calls_are_left_out_where_one_is_wanted() -> None:
 
 
 def test_formats_are_told_apart_by_the_template() -> None:
-    assert len({form for _, form in FORMATS}) == len(FORMATS)
+    assert len({form for _, form in FAMILIES}) == len(FAMILIES)
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        ("Hm.\n</think>\n\n<response>\nYes.\n\nNo. \n</response>\n", "Yes.\n\nNo."),
+        ("Hm.</think>Yes <resp", "Yes <resp"),
+        ("Hm.</think> <response></response> ", ""),
+        ("Hm.</think>Yes. \n", "Yes. \n"),
+    ],
+)
+def test_marks_around_an_answer_are_no_part_of_it(text: str, content: str) -> None:
+    thinking = Thinking("<think>", "</think>", around=("<response>", "</response>"))
+    for size in (1, 2, 5, len(text)):
+        pieces = [text[at : at + size] for at in range(0, len(text), size)]
+        found = parse(pieces, AnswerParser(HERMES, thinking, begun=True))
+        assert found == Answer(content, "Hm.")
+    called = f"{text.partition('<')[0]}</think>\n<tool_call>\n{CALL}\n</tool_call>\n"
+    found = parse(list(called), AnswerParser(HERMES, thinking, begun=True))
+    assert [one.name for one in found.calls] == ["add"] and not found.content
+
+
+def test_marks_around_answers_are_those_of_the_template() -> None:
+    style = ChatStyle.of("<think></think>\n<response>\n{{ content }}</response>")
+    assert style.thinking is not None and style.thinking.around == ("<response>", "</response>")

@@ -12,14 +12,13 @@ import pytest
 
 from dovetail.ir.errors import RequestError
 from dovetail.runtime.schedule.structured import StructuredOutputs, read_structured
+from dovetail.runtime.text.call_grammar import call_grammar, frame
 from dovetail.runtime.text.forms import KEPT, Forms
 from dovetail.runtime.text.grammar import MAX_OPTIONAL, json_rule, quote, try_grammar
 from dovetail.runtime.text.tools import (
     THOUGHTS,
     ChatStyle,
     Offer,
-    call_grammar,
-    frame,
     read_offer,
 )
 from dovetail.tiny_world import LLAMA

@@ -13,13 +13,15 @@ from hypothesis import strategies as st
 
 from dovetail.runtime.schedule.structured import StructuredOutputs
 from dovetail.runtime.text.answers import Answer, CalledTool
+from dovetail.runtime.text.call_grammar import call_grammar, frame, write_mark
 from dovetail.runtime.text.grammar import quote, try_grammar
 from dovetail.runtime.text.harmony import HARMONY, HARMONY_CALLS
-from dovetail.runtime.text.tools import ChatStyle, call_grammar, frame, read_offer, write_mark
+from dovetail.runtime.text.tools import ChatStyle, read_offer
 from tests.runtime.text.test_grammar import form, tokens
 
 TEMPLATE = "{{ tools }}<|start|>assistant<|channel|>analysis<|message|>{{ m }}<|end|>"
 STYLE = ChatStyle.of(TEMPLATE)
+OFFER = read_offer([{"type": "function", "function": {"name": "add"}}])
 NEXT = "<|end|><|start|>assistant"
 THOUGHT = f"<|channel|>analysis<|message|>Hm. <b{NEXT}"
 ADD = '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1}'
@@ -45,7 +47,7 @@ ANSWERS: dict[str, tuple[str, str, str, list[CalledTool]]] = {
 
 
 def parse(pieces: list[str], **options: Any) -> Answer:
-    parser, found = STYLE.parser(**{"offered": True, "begun": False, **options}), Answer()
+    parser, found = STYLE.parser(**{"offer": OFFER, "begun": False, **options}), Answer()
     for piece in pieces:
         found.add(parser.feed(piece))
     return found.add(parser.close())
@@ -69,7 +71,7 @@ def test_an_answer_goes_on_within_what_the_prompt_began() -> None:
 
 
 def test_calls_are_content_where_no_tools_are_offered_and_may_be_one() -> None:
-    assert parse([ADD], offered=False).content == '{"a": 1}'
+    assert parse([ADD], offer=None).content == '{"a": 1}'
     assert len(parse([f"{ADD}{NEXT}{ADD}"], most=1).calls) == 1
 
 

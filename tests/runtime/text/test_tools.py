@@ -7,14 +7,18 @@ from typing import Any
 import pytest
 
 from dovetail.ir.errors import RequestError
-from dovetail.runtime.text.answers import ARGS
-from dovetail.runtime.text.chat_template import ChatTemplate, read_template
-from dovetail.runtime.text.tools import (
+from dovetail.runtime.text import call_formats
+from dovetail.runtime.text.answers import Answer
+from dovetail.runtime.text.call_formats import (
     HERMES,
     LLAMA,
-    MAX_TOOLS,
     MISTRAL,
+    MISTRAL_NAMED,
     PLAIN,
+)
+from dovetail.runtime.text.chat_template import ChatTemplate, read_template
+from dovetail.runtime.text.tools import (
+    MAX_TOOLS,
     THOUGHTS,
     ChatStyle,
     read_offer,
@@ -78,7 +82,7 @@ STYLES = {
     "mistral v3": ("{% if tools %}[AVAILABLE_TOOLS]{% endif %}[TOOL_CALLS]", MISTRAL, None, True),
     "magistral": (
         "{% if tools %}{% endif %}[TOOL_CALLS]x[ARGS][THINK][/THINK]",
-        None,
+        MISTRAL_NAMED,
         THOUGHTS[1],
         True,
     ),
@@ -92,7 +96,7 @@ def test_families_are_told_by_their_templates(name: str) -> None:
     template, calls, thinking, knows = STYLES[name]
     style = ChatStyle.of(template)
     assert (style.thinking, style.knows_tools) == (thinking, knows)
-    assert style.calls == calls if calls else style.calls.divider == ARGS
+    assert style.calls == calls
     begins = style.begins_thinking("a<|assistant|><think>\n")
     assert begins == (thinking == THOUGHTS[0])
 
@@ -107,7 +111,7 @@ TALK: list[dict[str, Any]] = [
 
 
 def test_a_template_that_knows_tools_is_given_them() -> None:
-    style, offer = ChatStyle.of("tools <tool_call>"), read_offer([ADD])
+    style, offer = ChatStyle.of("tools <tool_call> tool_calls"), read_offer([ADD])
     assert style.show(TALK, offer) == (TALK, {"tools": [ADD]})
     assert style.show(TALK, None) == (TALK, {})
 
@@ -142,4 +146,91 @@ def test_the_bundled_model_calls_as_hermes_does() -> None:
     assert template is not None
     style = ChatStyle.of(template.text)
     assert style.calls == HERMES and style.knows_tools and style.thinking is None
+    template.close()
+
+
+FAMILIES = {
+    "qwen 3 coder": (
+        "{% for t in tools %}{% endfor %}<tool_call>\n<function=a>\n<parameter=b>",
+        call_formats.QWEN,
+    ),
+    "glm 4.6": ("{{ tools }}<tool_call>{name}\n<arg_key>{key}</arg_key>", call_formats.GLM),
+    "lfm 2": ("{{ tools }}<|tool_list_start|>", call_formats.LFM2),
+    "lfm 2.5": ("{{ tools }}<|tool_call_start|>[", call_formats.LFM2),
+    "olmo 3": ("{{ tools }}<function_calls></function_calls>", call_formats.OLMO),
+    "gemma 4": ("{{ tools }}<|tool_call>call:", call_formats.GEMMA),
+    "function gemma": ("{{ tools }}<start_function_call>call:", call_formats.FUNCTION_GEMMA),
+    "deepseek r1": ("<｜tool▁call▁begin｜>x\n```json\n", call_formats.DEEPSEEK_FENCED),
+    "deepseek v3.1": ("<｜tool▁call▁begin｜>x<｜tool▁sep｜>", call_formats.DEEPSEEK),
+    "minimax m2": ("{{ tools }}<minimax:tool_call>", call_formats.MINIMAX),
+    "seed oss": ("{{ tools }}<seed:tool_call>", call_formats.SEED),
+    "granite 3, phi 4 mini": ("{{ tools }}<|tool_call|>", call_formats.LISTED),
+    "granite 4, ernie 4.5, smol 3": ("{{ tools }}<tool_call>", call_formats.HERMES),
+    "llama 3.2 pythonic": (
+        "ipython {{ tools }}[get_func(a=1, b=2), other_func(c)]",
+        call_formats.PYTHONIC,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_newer_families_are_told_by_their_templates(name: str) -> None:
+    template, calls = FAMILIES[name]
+    assert ChatStyle.of(template).calls == calls
+
+
+def test_reasoning_of_newer_families_comes_apart() -> None:
+    gemma = ChatStyle.of("<|channel>thought\n<channel|>")
+    assert gemma.begins_thinking("<|turn>model\n<|channel>thought\n")
+    assert not gemma.begins_thinking("<|turn>model\n<|channel>thought\n<channel|>")
+    for text in ("<|channel>thought\nHm.\n<channel|>Yes.", "<|channel>thought\n<channel|>Yes."):
+        parser = gemma.parser(begun=False)
+        found = Answer().add([*parser.feed(text), *parser.close()])
+        assert (found.reasoning, found.content) == ("Hm." * ("Hm" in text), "Yes.")
+    seed = ChatStyle.of("<seed:think></seed:think>").parser(begun=True)
+    assert Answer().add(seed.feed("Hm.</seed:think>Yes.")) == Answer("Yes.", "Hm.")
+
+
+def test_a_template_that_shows_no_calls_is_given_them_as_its_family_writes_them() -> None:
+    style, offer = ChatStyle.of("{{ tools }}<|tool_list_start|>"), read_offer([ADD])
+    shown, options = style.show(TALK, offer)
+    assert options == {"tools": [ADD]} and shown[3] == TALK[3]
+    assert shown[2] == {
+        "role": "assistant",
+        "content": "<|tool_call_start|>[add(a=1)]<|tool_call_end|>",
+    }
+
+
+def test_one_that_shows_no_tools_is_told_of_them_in_its_family_s_form() -> None:
+    style = ChatStyle.of("{{ m.tool_calls }}<｜tool▁call▁begin｜>x<｜tool▁sep｜>")
+    shown, options = style.show(TALK, read_offer([ADD]))
+    assert not options and shown[1:] == TALK[1:]
+    assert '<｜tool▁sep｜>{"PARAMETER": "VALUE"}<｜tool▁call▁end｜>' in shown[0]["content"]
+
+
+def test_tools_go_by_the_name_that_the_template_reads() -> None:
+    style, offer = ChatStyle.of("{% if xml_tools %}<tools><tool_call>"), read_offer([ADD])
+    assert style.show(TALK[:2], offer)[1] == {"tools": [ADD], "xml_tools": [ADD]}
+
+
+TAKEN = {  # how a template reads calls: with what it is given, it makes the text
+    "{% for c in m.tool_calls %}{{ c.function.arguments | tojson }}{% endfor %}": '{"a": 1}',
+    "{% for c in m.tool_calls %}{{ 'x' + c.function.arguments }}{% endfor %}": 'x{"a": 1}',
+    "{% for c in m.tool_calls %}{{ c.function.arguments }}{% endfor %}": '{"a": 1}',
+    "{% if m.tool_calls %}{{ 'x' if m.content is none else m.content + 'y' }}{% endif %}": "x",
+    "{% if m.tool_calls %}{% if m.content is defined %}{{ m.content | length }}{% endif %}a"
+    "{% endif %}": "a",
+    "{% if m.tool_calls %}{{ raise_exception('no calls') }}{% endif %}": None,
+}
+
+
+@pytest.mark.parametrize("inner", TAKEN)
+def test_templates_are_given_calls_as_they_take_them(inner: str) -> None:
+    template = ChatTemplate(f"{{% for m in messages %}}{inner}{{% endfor %}}", {})
+    wanted = TAKEN[inner]
+    if wanted is None:
+        with pytest.raises(RequestError, match="no calls"):
+            template.render(TALK)
+    else:
+        assert template.render(TALK) == wanted
     template.close()

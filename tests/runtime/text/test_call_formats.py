@@ -1,0 +1,506 @@
+"""Calls of all families: what is written as one writes them is read as it was, however it comes."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from functools import cache, partial
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import jsonschema
+import llguidance
+import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+
+from dovetail.runtime.schedule.structured import StructuredOutputs
+from dovetail.runtime.text import call_formats
+from dovetail.runtime.text.answers import Answer, AnswerParser, CallArguments, CallBegin
+from dovetail.runtime.text.call_formats import (
+    DEEPSEEK,
+    DEEPSEEK_FENCED,
+    FUNCTION_GEMMA,
+    GEMMA,
+    GLM,
+    LFM2,
+    LISTED,
+    MINIMAX,
+    OLMO,
+    PYTHONIC,
+    QWEN,
+    SEED,
+    TAGS,
+    CallFormat,
+    write_calls,
+)
+from dovetail.runtime.text.call_grammar import call_grammar, write_mark
+from dovetail.runtime.text.call_literals import read_literal, read_word
+from dovetail.runtime.text.call_values import argument_kinds, read_value
+from dovetail.runtime.text.grammar import quote, try_grammar
+from dovetail.runtime.text.tools import ChatStyle, Offer, read_offer
+
+NAMES = {
+    form: name.lower() for name, form in vars(call_formats).items() if isinstance(form, CallFormat)
+}
+FORMS = st.sampled_from(sorted(NAMES, key=lambda form: NAMES[form]))
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"type": "integer"},
+        "exact": {"type": "boolean"},
+        "share": {"type": ["number", "null"]},
+        "tags": {"type": "array", "items": {"type": "string"}},
+        "place": {"type": "object", "properties": {"x": {"type": "number"}}},
+    },
+}
+KINDS = {"find": argument_kinds(json.dumps(SCHEMA))}
+
+
+def read(form: CallFormat, pieces: Sequence[str]) -> Answer:
+    parser, found = AnswerParser(form, tools=KINDS), Answer()
+    for piece in pieces:
+        found.add(parser.feed(piece))
+    return found.add(parser.close())
+
+
+def calls_of(found: Answer) -> list[tuple[str, Any]]:
+    return [(call.name, json.loads(call.arguments)) for call in found.calls]
+
+
+# ---- round trips ----
+
+letters = st.characters(exclude_categories=["Cs"])
+texts = st.text(letters, max_size=12) | st.sampled_from(
+    ["5", "true", "null", "a\nb", "\n", " x ", "'", '"it\'s"', "\\n", "</", "<", "{", "a, b", "é✓"]
+)
+leaves = texts | st.integers() | st.booleans() | st.none() | st.floats(allow_nan=False, width=32)
+words = st.from_regex(r"[a-z_][a-z0-9_]{0,6}", fullmatch=True)
+values = st.recursive(
+    leaves.filter(lambda value: value not in (float("inf"), float("-inf"))),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
+    max_leaves=6,
+)
+some = st.fixed_dictionaries(
+    {},
+    optional={
+        "city": texts,
+        "days": st.integers(),
+        "exact": st.booleans(),
+        "share": st.floats(-1e6, 1e6) | st.none(),
+        "tags": st.lists(texts, max_size=3),
+        "place": st.dictionaries(words, values, max_size=2),
+    },
+)
+several = st.lists(st.tuples(st.just("find"), some), min_size=1, max_size=3)
+
+
+def holds_marks(form: CallFormat, value: Any) -> bool:
+    """Tell whether a value holds what would end it, so that no text of the form can be it."""
+    mark = form.valued.strip() if form.kind == TAGS else form.quote
+    if isinstance(value, str):
+        return bool(mark) and (mark in value or (value + mark).find(mark) != len(value))
+    if isinstance(value, dict):
+        return any(holds_marks(form, one) for one in value.values())
+    return isinstance(value, list) and any(holds_marks(form, one) for one in value)
+
+
+@settings(max_examples=300)
+@given(FORMS, several, st.data())
+@example(QWEN, [("find", {"city": "\n a\n\nb \n", "days": 3})], None)
+@example(GLM, [("find", {}), ("find", {"city": "</arg_valu", "exact": True})], None)
+@example(GEMMA, [("find", {"city": '<|"', "place": {"x": [1, {"y": "z"}]}})], None)
+@example(LFM2, [("find", {"city": 'it\'s "so"\\', "share": None, "exact": False})], None)
+def test_what_a_family_writes_is_read_as_it_was(
+    form: CallFormat, called: list[tuple[str, dict[str, Any]]], data: Any
+) -> None:
+    assume(not any(holds_marks(form, given) for _, given in called))
+    text = write_calls(form, called)
+    cuts = [] if data is None else data.draw(st.lists(st.integers(0, len(text)), max_size=6))
+    pieces = [text[a:b] for a, b in pairwise(sorted({0, *cuts, len(text)}))]
+    whole = read(form, [text])
+    assert (calls_of(whole), whole.content) == (called, "")
+    assert read(form, pieces) == whole == read(form, list(text))
+
+
+# ---- what models write ----
+
+ASKED = {"city": "Ada's\ntown", "days": 3, "exact": True}
+WRITTEN: list[tuple[CallFormat, str, str, list[dict[str, Any]]]] = [
+    (
+        QWEN,
+        "I look.\n\n<tool_call>\n<function=find>\n<parameter=city>\nAda's\ntown\n</parameter>\n"
+        "<parameter=days>\n3\n</parameter>\n<parameter=exact>\nTrue\n</parameter>\n</function>\n"
+        "</tool_call>\n<tool_call>\n<function=find>\n</function>\n</tool_call>",
+        "I look.",
+        [ASKED, {}],
+    ),
+    (  # without the outer mark, and lines
+        QWEN,
+        "<function=find><parameter=days>3</parameter></tool_call> Done.",
+        "Done.",
+        [{"days": 3}],
+    ),
+    (QWEN, '<tool_call>{"name": "find", "arguments": {"days": 3}}</tool_call>', "", [{"days": 3}]),
+    (QWEN, "a <function= b, <tool_call> c", "a <function= b, <tool_call> c", []),
+    (
+        SEED,
+        "<seed:tool_call>\n<function=find>\n<parameter=city> x\n</parameter>\n</function>\n"
+        "</seed:tool_call>",
+        "",
+        [{"city": " x\n"}],
+    ),
+    (
+        GLM,
+        "<tool_call>find\n<arg_key>city</arg_key>\n<arg_value>Ada's\ntown</arg_value>\n"
+        "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n<arg_key>exact</arg_key>"
+        "<arg_value>true</arg_value></tool_call>",
+        "",
+        [ASKED],
+    ),
+    (GLM, "<tool_call>find</tool_call>", "", [{}]),
+    (GLM, "a <tool_call> is written so", "a <tool_call> is written so", []),
+    (
+        MINIMAX,
+        '\n<minimax:tool_call>\n<invoke name="find">\n<parameter name="city">a b</parameter>\n'
+        '</invoke>\n<invoke name="find">\n<parameter name="tags">["x", "y"]</parameter>\n'
+        "</invoke>\n</minimax:tool_call>",
+        "",
+        [{"city": "a b"}, {"tags": ["x", "y"]}],
+    ),
+    (
+        LFM2,
+        '<|tool_call_start|>[find(city="Ada\'s\\ntown", days=3, exact=True), find()]'
+        "<|tool_call_end|>I look.",
+        "I look.",
+        [ASKED, {}],
+    ),
+    (  # quotes that nothing escapes
+        LFM2,
+        "<|tool_call_start|>[find(city='it's 'so', days = 03 , tags=('a', 'b',))]<|tool_call_end|>",
+        "",
+        [{"city": "it's 'so", "days": 3, "tags": ["a", "b"]}],
+    ),
+    (
+        LFM2,
+        '<|tool_call_start|>[{"name": "find", "arguments": {"days": 3}}]<|tool_call_end|>',
+        "",
+        [{"days": 3}],
+    ),
+    (PYTHONIC, "[find(days=-3), find(share=None)]", "", [{"days": -3}, {"share": None}]),
+    (PYTHONIC, "[find(the town)] is a link", "[find(the town)] is a link", []),
+    (
+        OLMO,
+        "<function_calls>\nfind(city='x', place={'x': 1.5, 'y': {}})\nfind(days=3)\n"
+        "</function_calls>",
+        "",
+        [{"city": "x", "place": {"x": 1.5, "y": {}}}, {"days": 3}],
+    ),
+    (
+        GEMMA,
+        '<|tool_call>call:find{city:<|"|>Ada\'s\ntown<|"|>,days:3,exact:true}<tool_call|>'
+        '<|tool_call>call:find{place:{x:1.5,<|"|>y<|"|>:[]},tags:[<|"|>"a", {b}<|"|>]}<tool_call|>',
+        "",
+        [ASKED, {"place": {"x": 1.5, "y": []}, "tags": ['"a", {b}']}],
+    ),
+    (
+        FUNCTION_GEMMA,
+        "<start_function_call>call:find{city:<escape>a, b<escape>}<end_function_call>",
+        "",
+        [{"city": "a, b"}],
+    ),
+    (
+        DEEPSEEK_FENCED,
+        "So.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>find\n```json\n"
+        '{"days": 3}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>find\n'
+        "```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "So.",
+        [{"days": 3}, {}],
+    ),
+    (
+        DEEPSEEK,
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>find<｜tool▁sep｜>"
+        '{"days": 3}<｜tool▁call▁end｜>'
+        "<｜tool▁call▁begin｜>find<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "",
+        [{"days": 3}, {}],
+    ),
+    (LISTED, '<|tool_call|>[{"name": "find", "arguments": {}}]', "", [{}]),
+]
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "content", "given"), WRITTEN, ids=[NAMES[one[0]] for one in WRITTEN]
+)
+def test_calls_are_read_as_models_write_them(
+    form: CallFormat, text: str, content: str, given: list[dict[str, Any]]
+) -> None:
+    wanted = [("find", one) for one in given]
+    for size in (1, 2, 3, 7, len(text)):
+        found = read(form, [text[at : at + size] for at in range(0, len(text), size)])
+        assert (calls_of(found), found.content) == (wanted, content)
+
+
+def test_a_text_streams_letter_by_letter_and_what_has_a_type_when_it_is_whole() -> None:
+    parser = AnswerParser(QWEN, tools=KINDS)
+    head = "<tool_call>\n<function=find>\n<parameter=city>"
+    assert parser.feed(head) == [CallBegin("find"), CallArguments('{"city": "')]
+    assert parser.feed("\n") == []
+    assert parser.feed('a "b"') == [CallArguments('a \\"b\\"')]
+    assert parser.feed("\n</par") == [] and parser.feed("x") == [CallArguments("\\n</parx")]
+    assert parser.feed("\n</parameter><parameter=days>1") == [CallArguments('", "days": ')]
+    assert parser.feed("2\n</parameter></function>") == [CallArguments("12}")]
+
+
+@pytest.mark.parametrize(
+    ("text", "kinds", "wanted"),
+    [
+        ("5", {"string"}, '"5"'),
+        ("5", {"integer"}, "5"),
+        ("5", {"string", "integer"}, "5"),
+        ("5", {"string", "boolean"}, '"5"'),
+        ("5", {"number"}, "5"),
+        ("five", {"integer"}, '"five"'),
+        ("5", set(), "5"),
+        ("null", {"string"}, '"null"'),
+        ("None", {"string", "null"}, "null"),
+        ("True", {"boolean"}, "true"),
+        ("['a', True, (1,)]", {"array"}, '["a", true, [1]]'),
+        ("{'a': 'it's'}", set(), '{"a": "it\'s"}'),
+        ("[1, oops(2)]", {"array"}, '"[1, oops(2)]"'),
+        ("{} and []", set(), '"{} and []"'),
+        ("NaN", {"number"}, '"NaN"'),
+        (" hi ", set(), '" hi "'),
+    ],
+)
+def test_values_get_the_type_that_the_schema_asks_for(
+    text: str, kinds: set[str], wanted: str
+) -> None:
+    assert read_value(text, frozenset(kinds)) == wanted
+
+
+def test_types_are_found_through_references_and_alternatives() -> None:
+    schema = {
+        "$ref": "#/$defs/all",
+        "$defs": {
+            "all": {
+                "properties": {
+                    "a": {"$ref": "#/$defs/word"},
+                    "b": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+                    "c": {"enum": ["x", 1, None]},
+                    "d": {},
+                    "e": {"$ref": "#/$defs/e"},
+                }
+            },
+            "word": {"type": "string"},
+            "e": {"$ref": "#/$defs/e"},
+        },
+    }
+    assert argument_kinds(json.dumps(schema)) == {
+        "a": {"string"},
+        "b": {"integer", "null"},
+        "c": {"string", "integer", "null"},
+        "d": set(),
+        "e": set(),
+    }
+
+
+@pytest.mark.parametrize(
+    ("word", "wanted"),
+    [
+        ("1_000", 1000),
+        ("0x1f", 31),
+        ("+5", 5),
+        (".5", 0.5),
+        ("007", 7),
+        ("inf", "inf"),
+        ("a b", "a b"),
+    ],
+)
+def test_words_without_quotes_are_numbers_or_texts(word: str, wanted: object) -> None:
+    assert json.loads(read_word(word)) == wanted
+
+
+@given(
+    st.text(letters, max_size=30) | st.sampled_from(["\\x4", "\\u12G", "\\U00110000", "\\ud83d"])
+)
+def test_whatever_stands_between_quotes_gives_json(text: str) -> None:
+    found = read_literal(f"['{text}']")
+    assert found is None or isinstance(json.loads(found), list)
+
+
+def test_escapes_are_those_of_python_and_json() -> None:
+    written = r"""["\x41\u0042\U00000043\n\t\\\'\"\q", '\ud83d\ude00', '\xz']"""
+    assert json.loads(read_literal(written) or "") == ["ABC\n\t\\'\"\\q", "😀", "\\xz"]
+
+
+def test_brackets_are_followed_only_so_deep() -> None:
+    assert read_literal("[" * 150 + "'a'" + "]" * 150) is not None
+    assert read_literal("[" * 5000 + "'a'" + "]" * 5000) is None
+
+
+# ---- grammars ----
+
+
+@cache
+def tokens() -> llguidance.LLTokenizer:
+    return llguidance.LLTokenizer("byte")
+
+
+def takes(grammar: str, text: str) -> bool:
+    matcher = llguidance.LLMatcher(tokens(), grammar, log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    ids = tokens().tokenize_str(text)
+    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
+def offer_of(schema: Any, choice: object = "required", **more: Any) -> Offer:
+    function = {"name": "find", "parameters": schema, **more}
+    found = read_offer([{"type": "function", "function": function}], choice)
+    assert found is not None
+    return found
+
+
+def grammar_of(form: CallFormat, schema: Any, choice: object = "required", **more: Any) -> str:
+    style = ChatStyle(form, None, knows_tools=True)
+    found = call_grammar(offer_of(schema, choice, **more), style, quote, begun=False)
+    assert found is not None
+    return try_grammar(StructuredOutputs(written=found))
+
+
+@cache
+def wanted_grammar(form: CallFormat) -> str:
+    return grammar_of(form, SCHEMA)
+
+
+@settings(max_examples=150, deadline=None)
+@given(FORMS, several)
+def test_a_grammar_takes_what_a_family_writes(
+    form: CallFormat, called: list[tuple[str, dict[str, Any]]]
+) -> None:
+    assume(not any(holds_marks(form, given) for _, given in called))
+    ordered = [
+        (name, {key: g[key] for key in SCHEMA["properties"] if key in g}) for name, g in called
+    ]
+    assume(all(set(g.get("place", {})) <= {"x"} for _, g in ordered))
+    assume(all(isinstance(g.get("place", {}).get("x", 0), int | float) for _, g in ordered))
+    assume(not any(isinstance(g.get("place", {}).get("x", 0), bool) for _, g in ordered))
+    assert takes(wanted_grammar(form), write_calls(form, ordered))
+
+
+HELD: dict[str, Any] = {
+    "type": "object",
+    "$defs": {"word": {"type": "string", "enum": ["a'b", "</c>", "d\ne"]}},
+    "properties": {
+        "word": {"$ref": "#/$defs/word"},
+        "code": {"type": "string", "pattern": "^[A-C]{2}/[0-9]$"},
+        "near": {"type": "string", "pattern": "x"},
+        "size": {"type": "string", "minLength": 2, "maxLength": 4},
+        "free": {"type": "string"},
+        "mode": {"enum": ["on", 1, None]},
+        "flag": {"const": True},
+        "list": {"type": "array", "items": {"$ref": "#/$defs/word"}},
+        "deep": {
+            "type": "object",
+            "properties": {"n": {"type": "integer"}, "w": {"$ref": "#/$defs/word"}},
+            "required": ["w"],
+            "additionalProperties": False,
+        },
+    },
+    "required": ["code", "size", "flag"],
+    "additionalProperties": False,
+}
+
+
+def follow(grammar: str, hints: Sequence[str], draw: Any) -> str | None:
+    """Return a text that a grammar lets through, drawn at random; None where it came to no end."""
+    matcher = llguidance.LLMatcher(tokens(), grammar, log_level=0)
+    text = b""
+    for _ in range(400):
+        if matcher.is_stopped() or (matcher.is_accepting() and draw.random() < 0.5):
+            return text.decode()
+        if draw.random() < 0.4:
+            hint = draw.choice(hints).encode()
+            count = matcher.try_consume_tokens(list(hint))
+            text += hint[:count]
+            if count:
+                continue
+        allowed = [at for at, bias in enumerate(matcher.compute_logit_bias()[:256]) if bias]
+        assert allowed, text
+        letter = draw.choice([at for at in allowed if at < 127] or allowed)
+        assert matcher.consume_token(letter)
+        text += bytes([letter])
+    return None
+
+
+@pytest.mark.parametrize("schema", [SCHEMA, HELD], ids=["plain", "held"])
+@pytest.mark.parametrize("form", NAMES, ids=NAMES.values())
+def test_what_a_grammar_lets_through_is_read_as_calls_that_the_schema_allows(
+    form: CallFormat, schema: dict[str, Any]
+) -> None:
+    marks = (form.valued, form.valued.strip(), form.quote, form.close, form.after, form.end)
+    hints = [mark for mark in (*marks, *"\"'})],1") if mark]
+    grammar, tools = grammar_of(form, schema), {"find": argument_kinds(json.dumps(schema))}
+    read_ = 0
+    for seed in range(12):
+        text = follow(grammar, hints, random.Random(seed))
+        if text is None:
+            continue
+        parser = AnswerParser(form, tools=tools)
+        found = Answer().add([*parser.feed(text), *parser.close()])
+        assert found.calls and not found.content, text
+        read_ += 1
+        for name, arguments in calls_of(found):
+            assert name == "find"
+            jsonschema.validate(arguments, {**schema, "additionalProperties": False})
+    assert read_, "none came to its end"
+
+
+ONE = {"type": "object", "properties": {"q": {"type": "string"}}, "required": ["q"]}
+
+
+@pytest.mark.parametrize("form", NAMES, ids=NAMES.values())
+def test_words_and_strict_calls_go_together_where_the_choice_is_the_model_s(
+    form: CallFormat,
+) -> None:
+    strict = grammar_of(form, ONE, "auto", strict=True)
+    call, other = (write_calls(form, [("find", {key: "x"})]) for key in "qz")
+    assert all(takes(strict, text) for text in ("Hello.", "", call))
+    assert not takes(strict, other) and not takes(strict, write_calls(form, [("find", {})]))
+    both = write_calls(form, [("find", {"q": "x"}), ("find", {"q": "y"})])
+    assert takes(strict, both)
+    if not form.bare:
+        assert takes(strict, f"I look. {call}")
+    wanted = grammar_of(form, ONE)
+    assert takes(wanted, both) and not takes(wanted, "Hello.")
+    single = grammar_of(form, ONE, {"type": "function", "function": {"name": "find"}})
+    assert takes(single, call) and not takes(single, both)
+
+
+@pytest.mark.parametrize("form", NAMES, ids=NAMES.values())
+def test_arguments_that_no_schema_names_may_be_any(form: CallFormat) -> None:
+    grammar = grammar_of(form, {"type": "object"})
+    called = [("find", {}), ("find", {"a": "x", "b_2": [1, {"c": None}], "d": True})]
+    assert takes(grammar, write_calls(form, called))
+
+
+class Marks:
+    """A tokenizer in which the marks of Gemma 4 are special."""
+
+    known: ClassVar = {'<|"|>': 5, "<|tool_call>": 6, "<tool_call|>": 7}
+
+    def find_special(self, text: str) -> int | None:
+        return self.known.get(text)
+
+
+def test_marks_that_are_tokens_are_tokens_in_grammars() -> None:
+    style = ChatStyle(GEMMA, None, knows_tools=True)
+    tokenizer: Any = Marks()
+    literal = partial(write_mark, tokenizer)
+    found = call_grammar(offer_of(ONE), style, literal, begun=False)
+    assert found is not None and "<[6]> marked" in found
+    assert 'args_0_0: "q:" <[5]> /(?s:.*)/ <[5]>' in found and '"}"' in found
+    assert style.has_special_marks(tokenizer, offered=True)
+    assert not style.has_special_marks(tokenizer)

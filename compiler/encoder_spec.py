@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from dovetail.codegen.isa.target import Target
 from dovetail.compiler.checkpoint import open_checkpoint
 from dovetail.compiler.config import MAX_JSON_BYTES, Config, parse_json, read_bounded
-from dovetail.compiler.embedding_decoders import EMBEDDING_DECODERS, read_decoder
+from dovetail.compiler.embedding_decoders import EMBEDDING_DECODERS, LABELLED, read_decoder
 from dovetail.compiler.encoder_families import (
     ENCODER_FAMILIES,
     EncoderFamily,
@@ -25,6 +27,7 @@ from dovetail.compiler.encoder_families import (
 from dovetail.compiler.encoder_tensors import check_encoder_tensors
 from dovetail.compiler.model_source import CONFIG, TOKENIZER_CONFIG, ModelDirectory
 from dovetail.compiler.model_spec import HEAD_DIM_STEP, MAX_HEAD_DIM, stored_dtype
+from dovetail.compiler.ranking_decoders import ranks, read_answers, read_pair_text
 from dovetail.compiler.rope import MAX_POSITION
 from dovetail.compiler.weight_dtype import resolve_weight_dtype
 from dovetail.ir.encoder import DenseSpec, EncoderSpec
@@ -40,8 +43,9 @@ ACTIVATIONS = {
     **dict.fromkeys(("silu", "swiglu"), "silu"),
 }
 """hidden_act of config.json -> our name."""
-MODULE_KINDS = ("Transformer", "Pooling", "Dense", "Normalize")
-"""Modules of sentence-transformers, in the order in which rows go through them."""
+MODULE_KINDS = ("Transformer", "Pooling", "Dense", "Normalize", "LogitScore")
+"""Modules of sentence-transformers, in the order in which rows go through them; the last one stands
+behind a whole decoder."""
 POOLING_MODES = {
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_cls_token": "cls",
@@ -60,7 +64,7 @@ class EncoderFolder:
     """Where the parts of a model lie: `transformer` has config.json, weights and tokenizer.
 
     pooling: the folder of its settings; None without modules.json. dense: those of layers behind
-    it. unit: vectors are normed.
+    it. unit: vectors are normed. scores: the folder of what the head of a decoder is asked.
     """
 
     root: Path
@@ -68,32 +72,49 @@ class EncoderFolder:
     pooling: Path | None = None
     dense: tuple[Path, ...] = ()
     unit: bool = False
+    scores: Path | None = None
 
     @property
     def source(self) -> ModelDirectory:
         """What weights and tokenizer are read from."""
-        return ModelDirectory(self.transformer, self.dense)
+        config = Config.read(self.transformer / CONFIG)
+        answers: tuple[int, ...] = ()
+        if self.scores or (_is(config, EMBEDDING_DECODERS) and ranks(config, self.names(config))):
+            answers = read_answers(config, self.transformer, self.scores)
+        return ModelDirectory(self.transformer, self.dense, answers)
+
+    def names(self, config: Config) -> tuple[str, ...]:
+        """Return what the model may be called: as its folder, at the hub, as its files say."""
+        hub = self.root.parent.parent.name  # models--ORG--NAME/snapshots/COMMIT
+        return self.root.name, hub, Path(config.text("_name_or_path", "-")).name
 
 
 def is_encoder(path: str | Path) -> bool:
     """Tell whether a directory holds a text encoder rather than a model that generates.
 
-    A decoder is one where modules.json names a pooling.
+    A decoder is one where modules.json names a pooling or a score, or where it classifies or ranks.
     """
     folder = open_folder(Path(path))
     if not (folder.transformer / CONFIG).is_file():
         return False
     config = Config.read(folder.transformer / CONFIG)
-    return _embeds(config, folder) or _names(config, ENCODER_FAMILIES)
+    return _decodes(config, folder) or _is(config, ENCODER_FAMILIES)
 
 
-def _embeds(config: Config, folder: EncoderFolder) -> bool:
+def _decodes(config: Config, folder: EncoderFolder) -> bool:
     """Tell whether a decoder is an encoder."""
-    return folder.pooling is not None and _names(config, EMBEDDING_DECODERS)
+    if not _is(config, EMBEDDING_DECODERS):
+        return False
+    told = folder.pooling or folder.scores or _labelled(config)
+    return bool(told) or ranks(config, folder.names(config))
 
 
-def _names(config: Config, known: Collection[str]) -> bool:
+def _is(config: Config, known: Collection[str]) -> bool:
     return any(name in known for name in config.texts("architectures"))
+
+
+def _labelled(config: Config) -> bool:
+    return any(name.endswith(LABELLED) for name in config.texts("architectures"))
 
 
 def open_folder(root: Path) -> EncoderFolder:
@@ -101,17 +122,18 @@ def open_folder(root: Path) -> EncoderFolder:
     if not (root / MODULES).is_file():
         return EncoderFolder(root, root)
     modules = _read_modules(root)
-    kinds = [kind for kind, _ in modules]
-    if set(kinds) - set(MODULE_KINDS) or kinds != sorted(kinds, key=MODULE_KINDS.index):
+    kinds, last = [kind for kind, _ in modules], MODULE_KINDS[-1]
+    wrong = last in kinds and kinds != [MODULE_KINDS[0], last]
+    if wrong or set(kinds) - set(MODULE_KINDS) or kinds != sorted(kinds, key=MODULE_KINDS.index):
         raise SpecError(
             f"{root / MODULES}: the modules {', '.join(kinds)} are not supported; "
             f"{', '.join(MODULE_KINDS)} are, in this order"
         )
-    transformers, poolings, dense, units = (
+    transformers, poolings, dense, units, scores = (
         tuple(root / path for kind, path in modules if kind == each) for each in MODULE_KINDS
     )
     transformer, pooling = (*transformers, root)[0], (*poolings, None)[0]
-    return EncoderFolder(root, transformer, pooling, dense, bool(units))
+    return EncoderFolder(root, transformer, pooling, dense, bool(units), (*scores, None)[0])
 
 
 def _read_modules(root: Path) -> list[tuple[str, str]]:
@@ -148,11 +170,14 @@ def read_encoder_spec(
         raise config.fail("quantization_config", "but quantized encoders are not supported")
     stored = stored_dtype(open_checkpoint(folder.transformer))
     dtypes = (resolve_weight_dtype(weight_dtype, stored, target), stored)
-    if _embeds(config, folder):
+    source = folder.source
+    if _decodes(config, folder):
         spec = _read_decoder(config, folder, dtypes, max_tokens)
+        if source.answers or _labelled(config):
+            spec = _read_ranking(config, folder, spec, bool(source.answers))
     else:
         spec = _architecture(config, folder, dtypes, max_tokens)
-    check_encoder_tensors(spec, folder.source.checkpoint())
+    check_encoder_tensors(spec, source.checkpoint())
     return spec
 
 
@@ -165,6 +190,25 @@ def _read_decoder(
     return EncoderSpec(
         **layers, **_read_ends(config, folder, layers["hidden_size"]), pooling=_read_pooling(folder)
     )
+
+
+def _read_ranking(
+    config: Config, folder: EncoderFolder, spec: EncoderSpec, asked: bool
+) -> EncoderSpec:
+    """Return the spec of a decoder with a classifier; asked: made of the head's rows of answers."""
+    sentence = folder.root / SENTENCE_CONFIG
+    settings = Config.read(sentence) if sentence.is_file() else Config(str(sentence), {})
+    for key in ("processing_kwargs", "chat_template"):
+        settings = settings.section(key) if settings.has(key) else Config(settings.name, {})
+    asks = settings.flag("add_generation_prompt")
+    pair = read_pair_text(config, folder.transformer, folder.names(config), asks=asks)
+    ends: dict[str, Any] = {"pooling": "last", "template": pair.template}
+    if pair.instruction is not None and spec.default_prompt is None:
+        ends["prompts"] = {**spec.prompts, "instruction": pair.instruction}
+        ends["default_prompt"] = "instruction"
+    labels = 1 if asked else _count_labels(config)
+    sigmoid = _scores_by_sigmoid(config, folder)
+    return msgspec.structs.replace(spec, labels=labels, sigmoid=sigmoid, **ends)
 
 
 def _architecture(
@@ -184,7 +228,7 @@ def _architecture(
         rows = min(rows, config.integer("max_trained_positions", 1, MAX_TOKENS, 2048))
     first = config.integer("pad_token_id", 0, 1 << 24, 1) + 1 if family.skips_padding else 0
     packed, stored = dtypes
-    labelled = name.endswith("ForSequenceClassification")
+    labelled = name.endswith(LABELLED)
     head_dim = _head_dim(config, hidden, heads)
     return EncoderSpec(
         family=family.name,
@@ -209,7 +253,7 @@ def _architecture(
         **_read_ends(config, folder, hidden),
         labels=_count_labels(config) if labelled else 0,
         head=family.head,
-        sigmoid=labelled and _scores_by_sigmoid(config),
+        sigmoid=labelled and _scores_by_sigmoid(config, folder),
         weight_dtype=packed,
         checkpoint_dtype=stored,
     )
@@ -321,8 +365,7 @@ def _read_prompts(folder: EncoderFolder, config: Config) -> tuple[dict[str, str]
         listed = found.section("prompts")
         prompts = {name: listed.text(name, "") for name in listed.values}
     else:
-        hub = folder.root.parent.parent.name  # models--ORG--NAME/snapshots/COMMIT
-        names = (folder.root.name, hub, Path(config.text("_name_or_path", "-")).name)
+        names = folder.names(config)
         known = (p for part, p in KNOWN_PROMPTS.items() if any(part in n.lower() for n in names))
         prompts = dict(next(known, {}))
     default = found.text("default_prompt_name") if found.has("default_prompt_name") else None
@@ -338,13 +381,16 @@ def _count_labels(config: Config) -> int:
     return config.integer("num_labels", 1, 1 << 16, 2)
 
 
-def _scores_by_sigmoid(config: Config) -> bool:
-    """Tell whether a score is the sigmoid of a logit: so it is unless config.json says other."""
-    key = "sbert_ce_default_activation_function"
+def _scores_by_sigmoid(config: Config, folder: EncoderFolder) -> bool:
+    """Tell whether a score is the sigmoid of a logit: so it is unless the files say other."""
+    key, newer = "sbert_ce_default_activation_function", "activation_fn"
     nested = (
         config.section("sentence_transformers") if config.has("sentence_transformers") else config
     )
-    named = nested.text("activation_fn", config.text(key, "Sigmoid")).rsplit(".", 1)[-1]
+    file = folder.root / PROMPTS
+    if file.is_file() and (beside := Config.read(file)).has(newer):
+        nested = beside
+    named = nested.text(newer, config.text(key, "Sigmoid")).rsplit(".", 1)[-1]
     if named not in ("Sigmoid", "Identity"):
         raise config.fail(key, "but scores are by Sigmoid or Identity")
     return named == "Sigmoid"

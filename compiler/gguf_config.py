@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from dovetail.compiler.checkpoint import Checkpoint
 from dovetail.compiler.config import Config
+from dovetail.compiler.gguf_encoder import ENCODERS, NEUTRAL, encoder_config, pools
 from dovetail.compiler.gguf_file import GgufFile
 from dovetail.compiler.gguf_tensors import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from dovetail.compiler.rope import FULL, SCORES_GROW, SLIDING, inverse_frequencies
@@ -28,6 +29,7 @@ ARCHITECTURES = {
     "phi3": "Phi3ForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
+    "gemma-embedding": "Gemma3TextModel",
     "granite": "GraniteForCausalLM",
     "glm4": "Glm4ForCausalLM",
     "ernie4_5": "Ernie4_5ForCausalLM",
@@ -90,10 +92,10 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
     Raises SpecError for architectures and arithmetic that are not supported.
     """
     arch = file.values.get("general.architecture")
-    if not isinstance(arch, str) or arch not in ARCHITECTURES:
+    if not isinstance(arch, str) or arch not in {**ARCHITECTURES, **ENCODERS}:
         raise SpecError(
             f"{file.path}: the architecture {arch!r} is not supported; supported: "
-            f"{', '.join(ARCHITECTURES)}"
+            f"{', '.join((*ARCHITECTURES, *ENCODERS))}"
         )
     own = {
         key.removeprefix(arch + "."): value
@@ -102,6 +104,8 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
     }
     metadata = Config(f"{file.path}: {arch}", {k: _one(k, v, file) for k, v in own.items()})
     _check_neutral(metadata, _placed(arch, file))
+    if arch in ENCODERS:
+        return encoder_config(metadata, arch, file, _vocabulary(file))
     heads = metadata.integer("attention.head_count", 1, 4096)
     head_dim = _head_dim(metadata, heads, arch)
     found: dict[str, Any] = {theirs: metadata.values.get(key) for key, theirs in _KEYS.items()}
@@ -125,11 +129,14 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
         found["rope_parameters"] |= _growing(metadata)
     if arch in _SCALED:
         found |= {theirs: metadata.values.get(key) for key, theirs in _MULTIPLIERS.items()}
-    if arch == "gemma3":
-        found |= _gemma3(metadata, found)
+    if arch in GEMMAS:
+        found |= _gemma3(metadata, arch, found)
     else:
         found |= _window(metadata, arch)
     found |= _experts(metadata, arch)
+    if pools(file):
+        found["is_causal"] = metadata.flag("attention.causal", True)
+        found["_name_or_path"] = file.values.get("general.name")
     for theirs in ("bos_token_id", "eos_token_id"):
         found[theirs] = file.values.get(f"tokenizer.ggml.{theirs}")
     return found
@@ -146,6 +153,8 @@ def _one(key: str, value: Any, file: GgufFile) -> Any:
 
 def _placed(arch: str, file: GgufFile) -> tuple[str, ...]:
     """Return those of `_NEUTRAL` that a configuration of this architecture has a place for."""
+    if arch in ENCODERS or pools(file):
+        return NEUTRAL
     if arch in _SCALED:
         return tuple(_MULTIPLIERS)
     if arch == "mistral3":
@@ -182,6 +191,7 @@ def _experts(metadata: Config, arch: str) -> dict[str, Any]:
 
 _PARTIAL = ("phi3", "glm4")
 """Architectures whose ropes may turn a part of each head."""
+GEMMAS = ("gemma3", "gemma-embedding")
 _MIXED = ("qwen3moe", "granitemoe", "gpt-oss")
 """Architectures whose feed-forward parts are all of experts."""
 
@@ -222,7 +232,7 @@ def _window(metadata: Config, arch: str) -> dict[str, Any]:
     return {"architectures": ["MistralForCausalLM"], "sliding_window": window}
 
 
-def _gemma3(metadata: Config, found: dict[str, Any]) -> dict[str, Any]:
+def _gemma3(metadata: Config, arch: str, found: dict[str, Any]) -> dict[str, Any]:
     """Return Gemma's own keys.
 
     Its files have RMSNorm weights as they multiply. The width of heads scales queries, but for the
@@ -238,6 +248,7 @@ def _gemma3(metadata: Config, found: dict[str, Any]) -> dict[str, Any]:
         if found["num_hidden_layers"] == 62
         else found["head_dim"],
         "norm_offset": 0.0,
+        "use_bidirectional_attention": arch == "gemma-embedding",
     }
 
 

@@ -8,21 +8,26 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from dovetail.compiler.checkpoint import Checkpoint
 from dovetail.compiler.config import Config
 from dovetail.compiler.gguf_config import gguf_config
+from dovetail.compiler.gguf_encoder import DENSE, dense, modules, pooling
 from dovetail.compiler.gguf_file import GgufFile, read_gguf
 from dovetail.compiler.gguf_tensors import gguf_checkpoint
 from dovetail.compiler.gguf_tokenizer import generation_config, tokenizer_config, tokenizer_json
 
-_FILES: dict[str, Callable[[GgufFile], dict[str, Any] | None]] = {
+_FILES: dict[str, Callable[[GgufFile], object]] = {
+    "config.json": gguf_config,
     "tokenizer.json": tokenizer_json,
     "tokenizer_config.json": tokenizer_config,
     "generation_config.json": generation_config,
+    "modules.json": modules,
+    "1_Pooling/config.json": pooling,
+    **{f"{i}_Dense/config.json": partial(dense, name=name) for i, name in enumerate(DENSE, 2)},
 }
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from dovetail.compiler.checkpoint import Checkpoint
 from dovetail.compiler.config import Config
 from dovetail.compiler.experts import expert_tensors
+from dovetail.compiler.gguf_encoder import DENSE, ENCODERS, names_of, with_rows
 from dovetail.compiler.gguf_file import GgufFile
 from dovetail.compiler.pairs import pair_heads
 
@@ -46,6 +47,11 @@ _OF_LAYER = {
     "ffn_gate_up_exps": "mlp.experts.gate_up_proj",
     "ffn_down_exps": "mlp.experts.down_proj",
 }
+_GEMMA = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 _OF_ARCHITECTURE: Mapping[str, Mapping[str, str]] = {
     "gpt-oss": {
         "post_attention_norm": "post_attention_layernorm",
@@ -57,11 +63,7 @@ _OF_ARCHITECTURE: Mapping[str, Mapping[str, str]] = {
         "ffn_up": "mlp.gate_up_proj",
     },
     "phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
-    "gemma3": {
-        "post_attention_norm": "post_attention_layernorm",
-        "ffn_norm": "pre_feedforward_layernorm",
-        "post_ffw_norm": "post_feedforward_layernorm",
-    },
+    **dict.fromkeys(("gemma3", "gemma-embedding"), _GEMMA),
 }
 _LAYER = re.compile(r"blk\.(\d{1,4})\.(\w+)")
 _EXPERT = re.compile(r"blk\.(\d{1,4})\.ffn_(gate|up|down)\.(\d{1,4})")
@@ -78,7 +80,7 @@ def gguf_checkpoint(file: GgufFile, config: Mapping[str, Any]) -> Checkpoint:
     for name, info in file.tensors.items():
         if name in FACTORS:
             continue
-        found = replace(info, name=translate(name, arch))
+        found = replace(with_rows(info), name=translate(name, arch))
         tensors[found.name] = found
     if arch in PAIRED:
         share = config.get("partial_rotary_factor", 1.0)
@@ -86,9 +88,21 @@ def gguf_checkpoint(file: GgufFile, config: Mapping[str, Any]) -> Checkpoint:
     return expert_tensors(Checkpoint(file.path, tensors))
 
 
+def _translate_encoder(name: str, arch: str) -> str:
+    outside, inside = names_of(arch)
+    stem, dot, kind = name.rpartition(".")
+    layer = _LAYER.fullmatch(stem)
+    known = inside.get(layer[2], "").format(int(layer[1])) if layer else outside.get(stem)
+    return known + dot + kind if known else name
+
+
 def translate(name: str, arch: str) -> str:
     """Return what Hugging Face calls a tensor of an architecture, or the name itself."""
     stem, dot, kind = name.rpartition(".")
+    if stem in DENSE:
+        return f"dense.{DENSE.index(stem)}.linear.{kind}"
+    if arch in ENCODERS:
+        return _translate_encoder(name, arch)
     if expert := _EXPERT.fullmatch(stem):
         layer, part, number = expert.groups()
         return f"model.layers.{int(layer)}.mlp.experts.{int(number)}.{part}_proj.{kind}"

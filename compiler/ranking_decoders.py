@@ -55,13 +55,12 @@ def _is_qwen3(config: Config, names: Iterable[str]) -> bool:
     return config.flag(_ORIGINAL) or any(_KNOWN in name.lower() for name in names)
 
 
-def read_answers(config: Config, folder: Path, scores: Path | None) -> tuple[int, ...]:
+def read_answers(config: Config, folder: Path, told: Config | None) -> tuple[int, ...]:
     """Return the tokens whose logits are compared: that of yes, and that of no where it counts.
 
-    scores: the folder of sentence-transformers' settings, where it has one.
+    told: what sentence-transformers' files say, where there are any.
     """
-    if scores is not None:
-        told = Config.read(scores / "config.json")
+    if told is not None:
         keys = [key for key in ("true_token_id", "false_token_id") if told.has(key)]
         return tuple(told.integer(key, 0, 1 << 24) for key in keys or ("true_token_id",))
     tokens = config.texts(_TOKENS) if config.has(_TOKENS) else ("no", "yes")

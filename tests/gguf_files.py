@@ -140,6 +140,7 @@ def save_gguf(
     directory: Path,
     kind: str | Callable[[str], str] = "F32",
     *,
+    arch: str | None = None,
     tokenizer: Change | None = None,
     change: Change | None = None,
     split: int = 0,
@@ -147,11 +148,11 @@ def save_gguf(
     """Write a saved model, its matrices in `kind`; split: tensors of a part, 0 for one file.
 
     kind: of all of them, or of each by its Hugging Face name. Values of K-quants, which the package
-    does not make, are drawn.
+    does not make, are drawn. arch: as which it goes, where that is not its own.
     """
     kind_of = kind if callable(kind) else lambda _name: kind
     config = json.loads((directory / "config.json").read_text())
-    arch = ARCHITECTURES[config["model_type"]]
+    arch = arch or ARCHITECTURES[config["model_type"]]
     writer = gguf.GGUFWriter(path, arch, split_max_tensors=split)
     layers, heads = config["num_hidden_layers"], config["num_attention_heads"]
     kv_heads = config["num_key_value_heads"]
@@ -164,7 +165,7 @@ def save_gguf(
     writer.add_head_count_kv(kv_heads)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     add_rope(writer, config)
-    if config.get("sliding_window") and arch in ("phi3", "gemma3", "gpt-oss"):
+    if config.get("sliding_window") and arch in ("phi3", "gemma3", "gemma-embedding", "gpt-oss"):
         writer.add_sliding_window(config["sliding_window"])
     if config.get("num_experts_per_tok"):
         writer.add_expert_count(config.get("num_experts") or config["num_local_experts"])
@@ -191,7 +192,8 @@ def save_gguf(
         rows = rows + 1 if is_offset(arch, name) else rows
         plain = values.ndim == 1 or name.endswith(".bias")
         form = gguf.GGMLQuantizationType["F32" if plain else kind_of(name)]
-        known = stacked_name(name) or names.get_name(name, try_suffixes=(".weight", ".bias"))
+        whole = name if name.startswith(("model.", "lm_head.")) else f"model.{name}"
+        known = stacked_name(whole) or names.get_name(whole, try_suffixes=(".weight", ".bias"))
         known = f"{known}.weight" if name.endswith("sinks") else known
         assert known is not None, name
         drawn = form.name in HALVES
@@ -244,7 +246,7 @@ NEIGHBOURS = {"glm4": 0.5, "ernie4_5": 1.0}
 
 def is_offset(arch: str, name: str) -> bool:
     """Tell whether a converter adds 1 to a tensor."""
-    return arch == "gemma3" and name.endswith("norm.weight")
+    return arch.startswith("gemma") and name.endswith("norm.weight")
 
 
 def add_rope(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:

@@ -125,7 +125,7 @@ def _check_family(model: Path) -> None:
     """Raise SpecError for a model that is no supported encoder, before it is compiled."""
     from dovetail.compiler.config import Config
     from dovetail.compiler.encoder_families import find_family
-    from dovetail.compiler.encoder_spec import is_encoder, open_folder
+    from dovetail.compiler.encoder_folder import is_encoder, open_folder
 
     file = open_folder(model).transformer / "config.json"
     if file.is_file() and not is_encoder(model):

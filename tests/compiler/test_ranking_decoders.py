@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from dovetail.compiler.encoder_spec import is_encoder, read_encoder_spec
+from dovetail.compiler.encoder_folder import is_encoder
+from dovetail.compiler.encoder_spec import read_encoder_spec
 from dovetail.compiler.ranking_decoders import INSTRUCTION, QWEN3
 from dovetail.ir.errors import SpecError
 from tests.rerankers import ROLES, save_classifier, save_reranker, write_scores

@@ -6,7 +6,7 @@ In: a path. Out: an `EncoderFolder`, which reads small files by name; whether it
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dovetail.compiler.config import Config, parse_json
@@ -14,12 +14,13 @@ from dovetail.compiler.embedding_decoders import EMBEDDING_DECODERS, LABELLED
 from dovetail.compiler.encoder_families import ENCODER_FAMILIES
 from dovetail.compiler.model_source import (
     CONFIG,
+    TOKENIZER,
     ModelDirectory,
     ModelSource,
     open_model,
     read_json,
 )
-from dovetail.compiler.ranking_decoders import ranks, read_answers
+from dovetail.compiler.ranking_decoders import ranks, read_answers, read_token_ids
 from dovetail.ir.errors import SpecError
 
 MODULES = "modules.json"
@@ -58,13 +59,22 @@ class EncoderFolder:
     def source(self) -> ModelSource:
         """What weights and tokenizer are read from."""
         if self.root.is_file():
-            return self.files
+            from dovetail.compiler.gguf_model import GgufModel  # noqa: PLC0415 - loads gguf
+
+            assert isinstance(self.files, GgufModel)
+            return replace(self.files, answers=self.answers)
+        return ModelDirectory(self.transformer, self.dense, self.answers)
+
+    @property
+    def answers(self) -> tuple[int, ...]:
+        """The tokens whose rows of the head make a score; none where it has other ends."""
         config = self.config()
-        answers: tuple[int, ...] = ()
-        if self.scores or (_is(config, EMBEDDING_DECODERS) and ranks(config, self.names(config))):
-            told = self.read(self.scores, CONFIG) if self.scores else None
-            answers = read_answers(config, self.transformer, told)
-        return ModelDirectory(self.transformer, self.dense, answers)
+        if self.scores:
+            return read_token_ids(self.read(self.scores, CONFIG))
+        if not (_is(config, EMBEDDING_DECODERS) and ranks(config, self.names(config))):
+            return ()
+        file = (self.transformer / TOKENIZER).relative_to(self.root).as_posix()
+        return read_answers(config, self.root / file, self.files.file(file))
 
     @property
     def decodes(self) -> bool:

@@ -105,9 +105,8 @@ def read_encoder_inputs(
     else:
         source, spec = ModelDirectory(packed.folder), packed.file.spec
     check_tokenizer(source)
-    quantised, remarks = None, ()
-    if packed is None:
-        remarks = tell_widened(spec, source.checkpoint())
+    quantised = None
+    remarks = () if packed else tell_widened(spec, source.checkpoint())
     if packed is None and request.weight_dtype in QUANTISING:
         checkpoint = source.checkpoint()
         quantised = choose_formats(products(spec, checkpoint), checkpoint, spec, None, advance)

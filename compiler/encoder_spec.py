@@ -26,7 +26,7 @@ from dovetail.compiler.encoder_families import (
 from dovetail.compiler.encoder_folder import EncoderFolder, open_folder
 from dovetail.compiler.encoder_formats import keep_encoder_formats
 from dovetail.compiler.encoder_tensors import check_encoder_tensors
-from dovetail.compiler.model_source import CONFIG, TOKENIZER_CONFIG, ModelDirectory
+from dovetail.compiler.model_source import CONFIG, TOKENIZER_CONFIG
 from dovetail.compiler.model_spec import HEAD_DIM_STEP, MAX_HEAD_DIM, stored_dtype
 from dovetail.compiler.ranking_decoders import read_pair_text
 from dovetail.compiler.rope import MAX_POSITION
@@ -82,7 +82,7 @@ def read_encoder_spec(
     dtypes = (resolve_weight_dtype(weight_dtype, stored, target), stored)
     if folder.decodes:
         spec = _read_decoder(config, folder, dtypes, max_tokens)
-        asked = isinstance(source, ModelDirectory) and bool(source.answers)
+        asked = bool(folder.answers)
         if asked or folder.labelled:
             spec = _read_ranking(config, folder, spec, asked)
     else:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from dovetail.compiler.checkpoint import Checkpoint
 from dovetail.compiler.config import Config
-from dovetail.compiler.gguf_encoder import ENCODERS, NEUTRAL, encoder_config, pools
+from dovetail.compiler.gguf_encoder import ENCODERS, NEUTRAL, encoder_config, pools, ranking_config
 from dovetail.compiler.gguf_file import GgufFile
 from dovetail.compiler.gguf_tensors import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from dovetail.compiler.rope import FULL, SCORES_GROW, SLIDING, inverse_frequencies
@@ -136,7 +136,8 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
     found |= _experts(metadata, arch)
     if pools(file):
         found["is_causal"] = metadata.flag("attention.causal", True)
-        found["_name_or_path"] = file.values.get("general.name")
+    found |= ranking_config(file, ARCHITECTURES[arch])
+    found["_name_or_path"] = file.values.get("general.name")
     for theirs in ("bos_token_id", "eos_token_id"):
         found[theirs] = file.values.get(f"tokenizer.ggml.{theirs}")
     return found

@@ -12,8 +12,10 @@ from typing import Any
 
 from dovetail.compiler.checkpoint import TensorInfo
 from dovetail.compiler.config import Config
+from dovetail.compiler.embedding_decoders import LABELLED
 from dovetail.compiler.encoder_tensors import NAMES
 from dovetail.compiler.gguf_file import GgufFile
+from dovetail.ir.errors import SpecError
 
 ENCODERS = {
     "bert": ("Bert", "bert"),
@@ -44,7 +46,9 @@ _MODERN = {
     "attention.sliding_window_pattern": "global_attn_every_n_layers",
     "hidden_act": "hidden_activation",
 }
-_ROWS = ("token_types.weight", "cls.output.weight")
+ANSWERS = "cls.output.weight"
+"""A classifier; of Qwen3-Reranker the rows of its head for yes and no."""
+_ROWS = ("token_types.weight", ANSWERS)
 """Matrices that files have as vectors where they have one row."""
 DENSE = ("dense_2", "dense_3")
 
@@ -61,7 +65,7 @@ def encoder_config(metadata: Config, arch: str, file: GgufFile, vocabulary: int)
     kinds, labels = (_height(file, name) for name in _ROWS)
     ranks = metadata.integer("pooling_type", 0, 1 << 16, 0) == _RANK
     found |= {
-        "architectures": [f"{stem}{'ForSequenceClassification' if ranks else 'Model'}"],
+        "architectures": [f"{stem}{LABELLED if ranks else 'Model'}"],
         "vocab_size": vocabulary,
         "type_vocab_size": kinds,
         "num_labels": max(1, labels),
@@ -114,6 +118,20 @@ def names_of(arch: str) -> tuple[Mapping[str, str], Mapping[str, str]]:
 def pools(file: GgufFile) -> bool:
     """Tell whether a file says how the rows of a text become one."""
     return _pooling(file) in _POOLINGS
+
+
+def ranking_config(file: GgufFile, architecture: str) -> dict[str, Any]:
+    """Return the keys of config.json of a decoder that ranks, none for another one.
+
+    Raises SpecError for other answers than yes and no.
+    """
+    if _pooling(file) != _RANK:
+        return {}
+    labels = file.values.get(f"{file.values['general.architecture']}.classifier.output_labels")
+    if labels != ["yes", "no"]:
+        raise SpecError(f"{file.path}: a decoder that classifies as {labels} is not supported")
+    classifier = architecture.replace("ForCausalLM", LABELLED)
+    return {"architectures": [classifier], "num_labels": 1, "is_original_qwen3_reranker": True}
 
 
 def _pooling(file: GgufFile) -> object:

@@ -19,6 +19,7 @@ from dovetail.compiler.gguf_encoder import DENSE, dense, modules, pooling
 from dovetail.compiler.gguf_file import GgufFile, read_gguf
 from dovetail.compiler.gguf_tensors import gguf_checkpoint
 from dovetail.compiler.gguf_tokenizer import generation_config, tokenizer_config, tokenizer_json
+from dovetail.compiler.score_row import with_score
 
 _FILES: dict[str, Callable[[GgufFile], object]] = {
     "config.json": gguf_config,
@@ -33,9 +34,13 @@ _FILES: dict[str, Callable[[GgufFile], object]] = {
 
 @dataclass(frozen=True)
 class GgufModel:
-    """The model of a GGUF file; each part is made when it is first asked for."""
+    """The model of a GGUF file; each part is made when it is first asked for.
+
+    answers: as of a ModelDirectory.
+    """
 
     header: GgufFile
+    answers: tuple[int, ...] = ()
     _files: dict[str, bytes | None] = field(default_factory=dict, repr=False)
 
     @property
@@ -57,7 +62,8 @@ class GgufModel:
 
     def checkpoint(self) -> Checkpoint:
         """Return the tensors by their Hugging Face names."""
-        return gguf_checkpoint(self.header, self._config)
+        found = gguf_checkpoint(self.header, self._config)
+        return with_score(found, self.answers) if self.answers else found
 
     @cached_property
     def _config(self) -> dict[str, Any]:

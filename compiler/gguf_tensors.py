@@ -14,9 +14,10 @@ from typing import Any
 from dovetail.compiler.checkpoint import Checkpoint
 from dovetail.compiler.config import Config
 from dovetail.compiler.experts import expert_tensors
-from dovetail.compiler.gguf_encoder import DENSE, ENCODERS, names_of, with_rows
+from dovetail.compiler.gguf_encoder import ANSWERS, DENSE, ENCODERS, names_of, with_rows
 from dovetail.compiler.gguf_file import GgufFile
 from dovetail.compiler.pairs import pair_heads
+from dovetail.compiler.score_row import HEAD, SCORE, with_score
 
 ROPE_FACTORS = "rope_freqs.weight"
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
@@ -82,6 +83,8 @@ def gguf_checkpoint(file: GgufFile, config: Mapping[str, Any]) -> Checkpoint:
             continue
         found = replace(with_rows(info), name=translate(name, arch))
         tensors[found.name] = found
+    if arch not in ENCODERS and (rows := tensors.pop(ANSWERS, None)):  # of yes, then of no
+        tensors[SCORE] = with_score(Checkpoint(file.path, {HEAD: rows}), (0, 1)).info(SCORE)
     if arch in PAIRED:
         share = config.get("partial_rotary_factor", 1.0)
         tensors = pair_heads(tensors, Config(str(file.path), config), share)

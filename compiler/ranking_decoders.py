@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dovetail.compiler.config import Config
-from dovetail.compiler.model_source import TOKENIZER
 from dovetail.ir.errors import DovetailError, SpecError
 from dovetail.runtime.text.chat_template import read_template
 from dovetail.runtime.text.tokenizer import read_tokenizer
@@ -55,23 +54,25 @@ def _is_qwen3(config: Config, names: Iterable[str]) -> bool:
     return config.flag(_ORIGINAL) or any(_KNOWN in name.lower() for name in names)
 
 
-def read_answers(config: Config, folder: Path, told: Config | None) -> tuple[int, ...]:
-    """Return the tokens whose logits are compared: that of yes, and that of no where it counts.
+def read_token_ids(told: Config) -> tuple[int, ...]:
+    """Return the tokens that sentence-transformers' files name: of yes, and of no if it counts."""
+    keys = [key for key in ("true_token_id", "false_token_id") if told.has(key)]
+    return tuple(told.integer(key, 0, 1 << 24) for key in keys or ("true_token_id",))
 
-    told: what sentence-transformers' files say, where there are any.
-    """
-    if told is not None:
-        keys = [key for key in ("true_token_id", "false_token_id") if told.has(key)]
-        return tuple(told.integer(key, 0, 1 << 24) for key in keys or ("true_token_id",))
+
+def read_answers(config: Config, path: Path, tokenizer: bytes | None) -> tuple[int, ...]:
+    """Return the tokens of yes and of no, by the file at `path`, which the content is of."""
     tokens = config.texts(_TOKENS) if config.has(_TOKENS) else ("no", "yes")
     if len(tokens) != 2:
         raise config.fail(_TOKENS, "but must be two: what is answered to no, and to yes")
-    tokenizer = read_tokenizer(folder / TOKENIZER)
-    found = (tokenizer.token_to_id(token) for token in reversed(tokens))
-    known = tuple(token for token in found if token is not None)
-    if len(known) != len(tokens):
-        raise SpecError(f"{folder / TOKENIZER} has no tokens {' and '.join(tokens)} for answers")
-    return known
+    if tokenizer is None:
+        raise SpecError(f"{path} is needed to find the tokens {' and '.join(tokens)}")
+    known = read_tokenizer(path, tokenizer)
+    found = (known.token_to_id(token) for token in reversed(tokens))
+    ids = tuple(token for token in found if token is not None)
+    if len(ids) != len(tokens):
+        raise SpecError(f"{path} has no tokens {' and '.join(tokens)} for answers")
+    return ids
 
 
 def read_pair_text(config: Config, folder: Path, names: Iterable[str], *, asks: bool) -> PairText:

@@ -17,7 +17,7 @@ from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.errors import SpecError
 
 SCORE = "score.weight"
-_HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
 def with_score(checkpoint: Checkpoint, answers: tuple[int, ...]) -> Checkpoint:
@@ -27,13 +27,14 @@ def with_score(checkpoint: Checkpoint, answers: tuple[int, ...]) -> Checkpoint:
     """
     if SCORE in checkpoint.tensors:
         return checkpoint
-    head = checkpoint.info(_HEAD if _HEAD in checkpoint.tensors else _EMBEDDING)
+    name = HEAD if HEAD in checkpoint.tensors else _EMBEDDING
+    head = checkpoint.info(name)
     if max(answers) >= head.height:
-        raise SpecError(f"{head.path}: tensor {head.name} has no row {max(answers)} for an answer")
+        raise SpecError(f"{head.path}: tensor {name} has no row {max(answers)} for an answer")
     dtype = DTYPES["f32"]
     row = TensorInfo(
         *(SCORE, head.path, dtype, (1, *head.shape[1:]), 0, 0, dtype.safetensors),
-        packed=_Difference(checkpoint, head, answers),
+        packed=_Difference(checkpoint, name, answers),
     )
     return replace(checkpoint, tensors={**checkpoint.tensors, SCORE: row})
 
@@ -43,12 +44,12 @@ class _Difference:
     """The one row; what is quantised is widened first."""
 
     checkpoint: Checkpoint
-    head: TensorInfo
+    head: str
     answers: tuple[int, ...]
 
     def values(self, first: int, last: int) -> npt.NDArray[Any]:
         """Return it, or none of it."""
-        rows = [self.checkpoint.rows(self.head.name, i, i + 1) for i in self.answers]
-        yes, *no = map(self.head.dtype.widen, rows)
+        rows = (self.checkpoint.rows(self.head, i, i + 1) for i in self.answers)
+        yes, *no = map(self.checkpoint.info(self.head).dtype.widen, rows)
         found: npt.NDArray[np.float32] = yes - sum(no)
         return found[first:last]

@@ -49,6 +49,8 @@ def save_gguf_encoder(
     writer.add_layer_norm_eps(config.get("layer_norm_eps", config.get("norm_eps")))
     writer.add_causal_attention(False)
     writer.add_pooling_type(gguf.PoolingType(POOLINGS[pooling]))
+    if arch != "modern-bert":
+        writer.add_token_type_count(config.get("type_vocab_size", 2))
     if arch == "nomic-bert":
         writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
     if arch == "modern-bert":

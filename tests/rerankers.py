@@ -42,7 +42,7 @@ def write_tokenizer(folder: Path) -> Any:
 
 def save_reranker(folder: Path, **options: Any) -> Any:
     """Write a decoder with a head, and a tokenizer; return the model."""
-    model = make_model("qwen3", vocab_size=800, **options)
+    model = make_model("qwen3", **{"vocab_size": 800, **options})
     model.save_pretrained(folder)
     write_tokenizer(folder)
     return model

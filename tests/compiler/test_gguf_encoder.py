@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,9 @@ import pytest
 
 from dovetail.compiler.encoder_folder import is_encoder
 from dovetail.compiler.encoder_spec import read_encoder_spec
+from dovetail.compiler.gguf_model import GgufModel
+from dovetail.compiler.model_source import open_model
+from dovetail.ir.errors import SpecError
 from dovetail.runtime.app import load
 from dovetail.tiny_world import ENCODER
 from tests.encoders import (
@@ -27,8 +32,9 @@ from tests.encoders import (
     save_decoder,
     save_encoder,
 )
-from tests.gguf_encoders import save_gguf_encoder
-from tests.gguf_files import save_gguf
+from tests.gguf_encoders import SPACE, save_gguf_encoder
+from tests.gguf_files import add_tokenizer, read_state, save_gguf
+from tests.rerankers import save_reranker, write_tokenizer
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("bert", {}),
@@ -36,6 +42,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "nomic": ("nomic", {}),
     "modernbert": ("modernbert", MODERN),
 }
+SETTINGS = {"eos_token": "<|end|>", "pad_token": "<|end|>", "chat_template": ""}
 TEXTS = random_texts([3, 40, 130, 1])
 
 
@@ -151,3 +158,84 @@ def test_decoders_that_embed_say_how_rows_are_pooled(
     dtype, least = ("f32", 0.99999) if kind == "F32" else (None, 0.997)
     found = load_encoder(compiled(file, tmp_path / "m.dove", weight_dtype=dtype))
     assert cosines(found.embed_tokens(TEXTS), wanted).min() > least
+
+
+@pytest.mark.parametrize("form", ["classifier", "name"])
+def test_a_decoder_ranks_by_yes_and_no(tmp_path: Path, form: str) -> None:
+    """As files of Qwen3-Reranker: with two rows of its head, or all of it."""
+    save_reranker(tmp_path / "qwen3-reranker", tie_word_embeddings=True, vocab_size=772)
+    tokenizer = write_tokenizer(tmp_path / "qwen3-reranker")
+    embedding = read_state(tmp_path / "qwen3-reranker")["model.embed_tokens.weight"]
+    (tmp_path / "qwen3-reranker/tokenizer_config.json").write_text(json.dumps(SETTINGS))
+
+    def change(writer: Any) -> None:
+        if form == "name":
+            return
+        writer.add_pooling_type(gguf.PoolingType.RANK)
+        writer.add_classifier_output_labels(["yes", "no"])
+        rows = [tokenizer.token_to_id(word) for word in ("yes", "no")]
+        writer.add_tensor("cls.output.weight", np.ascontiguousarray(embedding[rows]))
+
+    name = "Qwen3-Reranker-0.6B.gguf" if form == "name" else "m.gguf"
+    tokens = add_tokenizer(tmp_path / "qwen3-reranker")
+    file = save_gguf(tmp_path / name, tmp_path / "qwen3-reranker", tokenizer=tokens, change=change)
+    asked = "Who lives in Elm?", ["The mayor lives in Elm.", "Ada built the harbour."]
+    scores = []
+    for source in (tmp_path / "qwen3-reranker", file):
+        with load(compiled(source, tmp_path / f"{source.name}.dove", max_context=400)) as app:
+            scores.append([(one.index, one.score) for one in app.rerank(*asked)])
+    np.testing.assert_allclose(scores[1], scores[0], atol=1e-5)
+
+
+def test_unigrams_are_read_back(tmp_path: Path) -> None:
+    """As files of bge-m3; two tokens stand between a pair."""
+    import tokenizers
+
+    pieces = [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
+    pieces += [(f"{SPACE}the", -2.0), (SPACE, -3.0), ("the", -4.0), ("n", -5.0), ("th", -6.0)]
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "bert")
+    writer.add_tokenizer_model("t5")
+    writer.add_token_list([piece for piece, _ in pieces])
+    writer.add_token_scores([score for _, score in pieces])
+    writer.add_token_types([3, 3, 3, 2, *[1] * (len(pieces) - 4)])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(3)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    made = tokenizers.Tokenizer.from_buffer(open_model(tmp_path / "m.gguf").file("tokenizer.json"))
+    assert made.encode("the  then x").ids == [0, 4, 4, 7, 5, 3, 2]
+    assert made.encode("the", "n").ids == [0, 4, 2, 2, 5, 7, 2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"bert.attention.causal": True}, "rows of encoders see whole texts"),
+        ({"bert.rope.scaling.type": "yarn"}, "ropes of encoders are not scaled"),
+        ({"bert.pooling_type": 4}, "no tensor pooler.dense.weight"),
+    ],
+)
+def test_what_is_not_computed_is_refused(
+    tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    save_encoder(tmp_path / "m", "bert")
+    model = open_model(save_gguf_encoder(tmp_path / "m.gguf", tmp_path / "m"))
+    assert isinstance(model, GgufModel)
+    changed = replace(model.header, values={**model.header.values, **changes})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dovetail.compiler.gguf_model.read_gguf", lambda _path: changed)
+        with pytest.raises(SpecError, match=words):
+            read_encoder_spec(tmp_path / "m.gguf")
+
+
+def test_a_decoder_that_classifies_otherwise_is_refused(tmp_path: Path) -> None:
+    save_reranker(tmp_path / "m")
+    file = save_gguf(
+        tmp_path / "m.gguf",
+        tmp_path / "m",
+        change=lambda writer: writer.add_pooling_type(gguf.PoolingType.RANK),
+    )
+    with pytest.raises(SpecError, match="classifies as None is not supported"):
+        is_encoder(file)

@@ -17,12 +17,14 @@ from dovetail.compiler.model_source import TOKENIZER, TOKENIZER_CONFIG, ModelSou
 from dovetail.compiler.model_spec import read_architecture
 
 _STEMS = ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma3")
+LABELLED = "ForSequenceClassification"
 EMBEDDING_DECODERS = {
-    f"{stem}{suffix}": FAMILIES[f"{stem}ForCausalLM"]
+    name: FAMILIES[f"{stem}ForCausalLM"]
     for stem in _STEMS
-    for suffix in ("TextModel" if stem == "Gemma3" else "Model", "ForCausalLM")
+    for text in ("Text" if stem == "Gemma3" else "",)
+    for name in (f"{stem}{text}Model", f"{stem}ForCausalLM", f"{stem}{text}{LABELLED}")
 }
-"""Architecture of config.json -> family, of which the base model is saved, too."""
+"""Architecture of config.json -> family, of which the base model and classifiers are saved, too."""
 _BOTH = "use_bidirectional_attention"
 """Gemma's key for rows that see later ones; the code of other authors has is_causal for that."""
 

@@ -12,8 +12,9 @@ from typing import ClassVar
 
 from dovetail.codegen.isa.target import Target
 from dovetail.compiler.embedding_decoders import read_ending_tokenizer
-from dovetail.compiler.encoder_spec import is_encoder, open_folder, read_encoder_spec
-from dovetail.compiler.encoder_tensors import encoder_sources
+from dovetail.compiler.encoder_folder import is_encoder, open_folder
+from dovetail.compiler.encoder_formats import TABLES, products, tell_widened
+from dovetail.compiler.encoder_spec import read_encoder_spec
 from dovetail.compiler.model_source import TOKENIZER, ModelDirectory
 from dovetail.compiler.parts import SearchScope
 from dovetail.compiler.payload import make_encoder_payload
@@ -105,12 +106,11 @@ def read_encoder_inputs(
         source, spec = ModelDirectory(packed.folder), packed.file.spec
     check_tokenizer(source)
     quantised = None
+    remarks = () if packed else tell_widened(spec, source.checkpoint())
     if packed is None and request.weight_dtype in QUANTISING:
         checkpoint = source.checkpoint()
-        sources = encoder_sources(spec, checkpoint)
-        products = (source for source in sources if source.layout.startswith("packed"))
-        quantised = choose_formats(products, checkpoint, spec, None, advance)
-        spec = spec.with_formats(_TABLES | dict(quantised.formats))
+        quantised = choose_formats(products(spec, checkpoint), checkpoint, spec, None, advance)
+        spec = spec.with_formats(TABLES | dict(quantised.formats))
     return EncoderInputs(
         request=request,
         name=request.name or ENCODER_NAME,
@@ -122,11 +122,8 @@ def read_encoder_inputs(
         plan=request.plan or plan_service(hardware, request.threads),
         packed=packed,
         quantised=quantised,
+        remarks=remarks,
     )
-
-
-_TABLES = dict.fromkeys(("words", "places", "kinds"), "bf16")
-"""Tables of quantised encoders: rows are read one by one, and their sum is normed."""
 
 
 def read_beside(request: CompileRequest, first: Inputs | EncoderInputs) -> list[EncoderInputs]:

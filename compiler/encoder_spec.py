@@ -6,31 +6,36 @@ not computed is refused with a SpecError that names the key.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass, replace
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from dovetail.codegen.isa.target import Target
-from dovetail.compiler.checkpoint import open_checkpoint
-from dovetail.compiler.config import MAX_JSON_BYTES, Config, parse_json, read_bounded
-from dovetail.compiler.embedding_decoders import EMBEDDING_DECODERS, read_decoder
+from dovetail.compiler.checkpoint import Checkpoint
+from dovetail.compiler.config import Config
+from dovetail.compiler.embedding_decoders import read_decoder
 from dovetail.compiler.encoder_families import (
-    ENCODER_FAMILIES,
     EncoderFamily,
     check_fixed,
     find_family,
     read_rotation,
 )
+from dovetail.compiler.encoder_folder import EncoderFolder, open_folder
+from dovetail.compiler.encoder_formats import keep_encoder_formats
 from dovetail.compiler.encoder_tensors import check_encoder_tensors
-from dovetail.compiler.model_source import CONFIG, TOKENIZER_CONFIG, ModelDirectory
+from dovetail.compiler.model_source import CONFIG, TOKENIZER_CONFIG
 from dovetail.compiler.model_spec import HEAD_DIM_STEP, MAX_HEAD_DIM, stored_dtype
+from dovetail.compiler.ranking_decoders import read_pair_text
 from dovetail.compiler.rope import MAX_POSITION
-from dovetail.compiler.weight_dtype import resolve_weight_dtype
+from dovetail.compiler.score_row import SCORE
+from dovetail.compiler.weight_dtype import AUTO, resolve_weight_dtype
+from dovetail.compiler.weight_formats import main_format
 from dovetail.ir.encoder import DenseSpec, EncoderSpec
 from dovetail.ir.errors import SpecError
 
-MODULES = "modules.json"
 SENTENCE_CONFIG, PROMPTS = "sentence_bert_config.json", "config_sentence_transformers.json"
 MAX_TOKENS = 1 << 15
 ACTIVATIONS = {
@@ -40,8 +45,6 @@ ACTIVATIONS = {
     **dict.fromkeys(("silu", "swiglu"), "silu"),
 }
 """hidden_act of config.json -> our name."""
-MODULE_KINDS = ("Transformer", "Pooling", "Dense", "Normalize")
-"""Modules of sentence-transformers, in the order in which rows go through them."""
 POOLING_MODES = {
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_cls_token": "cls",
@@ -53,80 +56,6 @@ KNOWN_PROMPTS = {
     "nomic-embed-text": {task: f"{task}: " for task in _TASKS},
 }
 """Part of a model's name -> what such models were trained with; their folders do not say so."""
-
-
-@dataclass(frozen=True, slots=True)
-class EncoderFolder:
-    """Where the parts of a model lie: `transformer` has config.json, weights and tokenizer.
-
-    pooling: the folder of its settings; None without modules.json. dense: those of layers behind
-    it. unit: vectors are normed.
-    """
-
-    root: Path
-    transformer: Path
-    pooling: Path | None = None
-    dense: tuple[Path, ...] = ()
-    unit: bool = False
-
-    @property
-    def source(self) -> ModelDirectory:
-        """What weights and tokenizer are read from."""
-        return ModelDirectory(self.transformer, self.dense)
-
-
-def is_encoder(path: str | Path) -> bool:
-    """Tell whether a directory holds a text encoder rather than a model that generates.
-
-    A decoder is one where modules.json names a pooling.
-    """
-    folder = open_folder(Path(path))
-    if not (folder.transformer / CONFIG).is_file():
-        return False
-    config = Config.read(folder.transformer / CONFIG)
-    return _embeds(config, folder) or _names(config, ENCODER_FAMILIES)
-
-
-def _embeds(config: Config, folder: EncoderFolder) -> bool:
-    """Tell whether a decoder is an encoder."""
-    return folder.pooling is not None and _names(config, EMBEDDING_DECODERS)
-
-
-def _names(config: Config, known: Collection[str]) -> bool:
-    return any(name in known for name in config.texts("architectures"))
-
-
-def open_folder(root: Path) -> EncoderFolder:
-    """Read modules.json, if there. Raises SpecError for modules that are not computed."""
-    if not (root / MODULES).is_file():
-        return EncoderFolder(root, root)
-    modules = _read_modules(root)
-    kinds = [kind for kind, _ in modules]
-    if set(kinds) - set(MODULE_KINDS) or kinds != sorted(kinds, key=MODULE_KINDS.index):
-        raise SpecError(
-            f"{root / MODULES}: the modules {', '.join(kinds)} are not supported; "
-            f"{', '.join(MODULE_KINDS)} are, in this order"
-        )
-    transformers, poolings, dense, units = (
-        tuple(root / path for kind, path in modules if kind == each) for each in MODULE_KINDS
-    )
-    transformer, pooling = (*transformers, root)[0], (*poolings, None)[0]
-    return EncoderFolder(root, transformer, pooling, dense, bool(units))
-
-
-def _read_modules(root: Path) -> list[tuple[str, str]]:
-    """Return (last part of the type, folder) of each module."""
-    file = root / MODULES
-    listed = parse_json(read_bounded(file, MAX_JSON_BYTES), str(file))
-    found = []
-    for item in listed if isinstance(listed, list) else [None]:
-        kind, path = (item.get(k) if isinstance(item, dict) else None for k in ("type", "path"))
-        if not isinstance(kind, str) or not isinstance(path, str):
-            raise SpecError(f"{file} must be a list of modules, each with a type and a path")
-        if Path(path).is_absolute() or ".." in Path(path).parts:
-            raise SpecError(f"{file}: the path {path!r} leads out of the model")
-        found.append((kind.rsplit(".", 1)[-1], path))
-    return found
 
 
 def read_encoder_spec(
@@ -143,17 +72,32 @@ def read_encoder_spec(
     Raises SpecError naming the file and the key or tensor at fault.
     """
     folder = open_folder(Path(path))
-    config = Config.read(folder.transformer / CONFIG)
+    config = folder.config()
     if config.has("quantization_config"):
         raise config.fail("quantization_config", "but quantized encoders are not supported")
-    stored = stored_dtype(open_checkpoint(folder.transformer))
+    source = folder.source
+    checkpoint = source.checkpoint()
+    quantised = main_format(checkpoint)
+    stored = quantised or stored_dtype(_own_tensors(checkpoint))
     dtypes = (resolve_weight_dtype(weight_dtype, stored, target), stored)
-    if _embeds(config, folder):
+    if folder.decodes:
         spec = _read_decoder(config, folder, dtypes, max_tokens)
+        asked = bool(folder.answers)
+        if asked or folder.labelled:
+            spec = _read_ranking(config, folder, spec, asked)
     else:
         spec = _architecture(config, folder, dtypes, max_tokens)
-    check_encoder_tensors(spec, folder.source.checkpoint())
+    check_encoder_tensors(spec, checkpoint)
+    if quantised and weight_dtype in (None, AUTO):
+        return keep_encoder_formats(spec, checkpoint)
     return spec
+
+
+def _own_tensors(checkpoint: Checkpoint) -> Checkpoint:
+    """Return the tensors of the transformer itself."""
+    beside = re.compile(rf"dense\..*|{re.escape(SCORE)}")
+    own = {name: info for name, info in checkpoint.tensors.items() if not beside.fullmatch(name)}
+    return replace(checkpoint, tensors=own)
 
 
 def _read_decoder(
@@ -167,6 +111,24 @@ def _read_decoder(
     )
 
 
+def _read_ranking(
+    config: Config, folder: EncoderFolder, spec: EncoderSpec, asked: bool
+) -> EncoderSpec:
+    """Return the spec of a decoder with a classifier; asked: made of the head's rows of answers."""
+    settings = folder.read(folder.root, SENTENCE_CONFIG)
+    for key in ("processing_kwargs", "chat_template"):
+        settings = settings.section(key) if settings.has(key) else Config(settings.name, {})
+    asks = settings.flag("add_generation_prompt")
+    pair = read_pair_text(config, folder.transformer, folder.names(config), asks=asks)
+    ends: dict[str, Any] = {"pooling": "last", "template": pair.template}
+    if pair.instruction is not None and spec.default_prompt is None:
+        ends["prompts"] = {**spec.prompts, "instruction": pair.instruction}
+        ends["default_prompt"] = "instruction"
+    labels = 1 if asked else _count_labels(config)
+    sigmoid = _scores_by_sigmoid(config, folder)
+    return msgspec.structs.replace(spec, labels=labels, sigmoid=sigmoid, **ends)
+
+
 def _architecture(
     config: Config,
     folder: EncoderFolder,
@@ -174,7 +136,7 @@ def _architecture(
     max_tokens: int | None,
 ) -> EncoderSpec:
     """Return the spec; dtypes: of the packed weights and of the checkpoint's."""
-    name, family = find_family(config)
+    _, family = find_family(config)
     config = replace(config, aliases=family.keys)
     check_fixed(config, family)
     hidden = config.integer("hidden_size", 1, 1 << 15)
@@ -184,7 +146,7 @@ def _architecture(
         rows = min(rows, config.integer("max_trained_positions", 1, MAX_TOKENS, 2048))
     first = config.integer("pad_token_id", 0, 1 << 24, 1) + 1 if family.skips_padding else 0
     packed, stored = dtypes
-    labelled = name.endswith("ForSequenceClassification")
+    labelled = folder.labelled
     head_dim = _head_dim(config, hidden, heads)
     return EncoderSpec(
         family=family.name,
@@ -209,7 +171,7 @@ def _architecture(
         **_read_ends(config, folder, hidden),
         labels=_count_labels(config) if labelled else 0,
         head=family.head,
-        sigmoid=labelled and _scores_by_sigmoid(config),
+        sigmoid=labelled and _scores_by_sigmoid(config, folder),
         weight_dtype=packed,
         checkpoint_dtype=stored,
     )
@@ -220,7 +182,7 @@ def _read_ends(config: Config, folder: EncoderFolder, hidden: int) -> dict[str, 
     prompts, default = _read_prompts(folder, config)
     dense: list[DenseSpec] = []
     for path in folder.dense:
-        dense.append(_read_dense(Config.read(path / CONFIG), dense[-1].n if dense else hidden))
+        dense.append(_read_dense(folder.read(path, CONFIG), dense[-1].n if dense else hidden))
     return {
         "dense": tuple(dense),
         "unit": folder.unit,
@@ -279,17 +241,16 @@ def _most_tokens(folder: EncoderFolder, positions: int, asked: int | None) -> in
         (folder.root, SENTENCE_CONFIG, "max_seq_length"),
         (folder.transformer, TOKENIZER_CONFIG, "model_max_length"),
     ):
-        if (where / name).is_file():
-            config = Config.read(where / name)
-            if config.has(key) and config.number(key, 1, 1e40) < positions:
-                limits.append(config.integer(key, 3, positions))
+        config = folder.read(where, name)
+        if config.has(key) and config.number(key, 1, 1e40) < positions:
+            limits.append(config.integer(key, 3, positions))
     return min(limits)
 
 
 def _read_pooling(folder: EncoderFolder) -> str:
     if folder.pooling is None:
         return "mean"
-    config = Config.read(folder.pooling / CONFIG)
+    config = folder.read(folder.pooling, CONFIG)
     if not config.flag("include_prompt", True):
         raise config.fail("include_prompt", "but prompts always count")
     named = config.text("pooling_mode", "")
@@ -315,14 +276,12 @@ def _classifier_pooling(config: Config) -> str:
 
 def _read_prompts(folder: EncoderFolder, config: Config) -> tuple[dict[str, str], str | None]:
     """Return prompts by name and the name of the default one."""
-    file = folder.root / PROMPTS
-    found = Config.read(file) if file.is_file() else Config(str(file), {})
+    found = folder.read(folder.root, PROMPTS)
     if found.has("prompts") and found.section("prompts").values:
         listed = found.section("prompts")
         prompts = {name: listed.text(name, "") for name in listed.values}
     else:
-        hub = folder.root.parent.parent.name  # models--ORG--NAME/snapshots/COMMIT
-        names = (folder.root.name, hub, Path(config.text("_name_or_path", "-")).name)
+        names = folder.names(config)
         known = (p for part, p in KNOWN_PROMPTS.items() if any(part in n.lower() for n in names))
         prompts = dict(next(known, {}))
     default = found.text("default_prompt_name") if found.has("default_prompt_name") else None
@@ -338,13 +297,15 @@ def _count_labels(config: Config) -> int:
     return config.integer("num_labels", 1, 1 << 16, 2)
 
 
-def _scores_by_sigmoid(config: Config) -> bool:
-    """Tell whether a score is the sigmoid of a logit: so it is unless config.json says other."""
-    key = "sbert_ce_default_activation_function"
+def _scores_by_sigmoid(config: Config, folder: EncoderFolder) -> bool:
+    """Tell whether a score is the sigmoid of a logit: so it is unless the files say other."""
+    key, newer = "sbert_ce_default_activation_function", "activation_fn"
     nested = (
         config.section("sentence_transformers") if config.has("sentence_transformers") else config
     )
-    named = nested.text("activation_fn", config.text(key, "Sigmoid")).rsplit(".", 1)[-1]
+    if (beside := folder.read(folder.root, PROMPTS)).has(newer):
+        nested = beside
+    named = nested.text(newer, config.text(key, "Sigmoid")).rsplit(".", 1)[-1]
     if named not in ("Sigmoid", "Identity"):
         raise config.fail(key, "but scores are by Sigmoid or Identity")
     return named == "Sigmoid"

@@ -66,6 +66,11 @@ class _Packed(TapeBuilder):
         if spec.unit:
             self.add("unit_rows", "pool", _S, spec.dim, *self.rows(rows[-1]), *end)
 
+    def score_texts(self, rows: BufferRef) -> None:
+        """Logits of each text's row."""
+        rest = (*NO_RESIDUAL, ArgRef(name="out"), self.encoder.labels, *self.split)
+        self.product("classifier", "head", _S, "classifier", rows, *rest)
+
     def pool(self, out: tuple[Value, int]) -> None:
         """Append the mean of each text's rows, or a copy of the one that stands for it."""
         if self.picks_early:
@@ -168,8 +173,7 @@ class _Encode(_Packed):
             rows, hidden = self.rows(self.hidden), self.spec.hidden_size
             self.add("activate_rows", "head", _S, hidden, *rows, *rows)
         self.norm("head", "pooler_norm", self.hidden, self.hidden)
-        rest = (*NO_RESIDUAL, ArgRef(name="out"), self.spec.labels, *self.split)
-        self.product("classifier", "head", self.count, "classifier", self.hidden, *rest)
+        self.score_texts(self.hidden)
 
     # ---- groups of slots ----
 
@@ -229,7 +233,10 @@ class _EncodeDecoder(DecoderTape, _Packed):
             self.post_attention(layer, self.count, self.x, self.attention)
         self.norm("final", "final_norm", self.x, self.normed, self.count)
         self.x = self.normed
-        self.embed_texts()
+        if self.encoder.labels:
+            self.score_texts(self.x)
+        else:
+            self.embed_texts()
         return self.finish("encode", ENCODE_ARGS, self.tokens, self.sequences)
 
 

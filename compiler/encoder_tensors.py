@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from dovetail.compiler.checkpoint import Checkpoint
 from dovetail.compiler.rope import named_tables
+from dovetail.compiler.score_row import SCORE
 from dovetail.compiler.sources import WeightSource
 from dovetail.compiler.tensors import UNUSED_TIED, check_sources, weight_sources
 from dovetail.ir.encoder import EncoderSpec
@@ -126,11 +127,11 @@ NAMES: dict[str, Names] = {
 
 def encoder_sources(spec: EncoderSpec, checkpoint: Checkpoint) -> tuple[WeightSource, ...]:
     """Return every packed weight of an encoder, in the order in which a pass reads them."""
-    if spec.decoder:
-        layers = _decoder_sources(spec.decoder, checkpoint)
-    else:
-        layers = _open_sources(spec, checkpoint).every()
-    return (*layers, *_dense_sources(spec))
+    if not spec.decoder:
+        return (*_open_sources(spec, checkpoint).every(), *_dense_sources(spec))
+    score = "classifier", "packed", spec.labels, spec.hidden_size, (SCORE,), (spec.labels,)
+    ends = (WeightSource(*score),) if spec.labels else _dense_sources(spec)
+    return (*_decoder_sources(spec.decoder, checkpoint), *ends)
 
 
 def check_encoder_tensors(spec: EncoderSpec, checkpoint: Checkpoint) -> None:

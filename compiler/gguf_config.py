@@ -15,6 +15,7 @@ import numpy.typing as npt
 from dovetail.compiler.checkpoint import Checkpoint
 from dovetail.compiler.config import Config
 from dovetail.compiler.families import FAMILIES
+from dovetail.compiler.gguf_encoder import ENCODERS, NEUTRAL, encoder_config, pools, ranking_config
 from dovetail.compiler.gguf_file import GgufFile
 from dovetail.compiler.gguf_gemma4 import PER_LAYER, first_values, gemma4_config
 from dovetail.compiler.gguf_tensors import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
@@ -33,6 +34,7 @@ ARCHITECTURES = {
     "smollm3": "SmolLM3ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
     "gemma4": "Gemma4ForCausalLM",
+    "gemma-embedding": "Gemma3TextModel",
     "granite": "GraniteForCausalLM",
     "glm4": "Glm4ForCausalLM",
     "ernie4_5": "Ernie4_5ForCausalLM",
@@ -122,10 +124,10 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
     Raises SpecError for architectures and arithmetic that are not supported.
     """
     arch = file.values.get("general.architecture")
-    if not isinstance(arch, str) or arch not in ARCHITECTURES:
+    if not isinstance(arch, str) or arch not in {**ARCHITECTURES, **ENCODERS}:
         raise SpecError(
             f"{file.path}: the architecture {arch!r} is not supported; supported: "
-            f"{', '.join(ARCHITECTURES)}"
+            f"{', '.join((*ARCHITECTURES, *ENCODERS))}"
         )
     own = {
         key.removeprefix(arch + "."): value
@@ -139,6 +141,8 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
         own |= first_values(layers)
     metadata = Config(f"{file.path}: {arch}", {k: _one(k, v, file) for k, v in own.items()})
     _check_neutral(metadata, _placed(arch, file))
+    if arch in ENCODERS:
+        return encoder_config(metadata, arch, file, _vocabulary(file))
     heads = metadata.integer("attention.head_count", 1, 4096)
     head_dim = _head_dim(metadata, heads, arch)
     found: dict[str, Any] = {theirs: metadata.values.get(key) for key, theirs in _KEYS.items()}
@@ -168,8 +172,8 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
         found |= {theirs: metadata.values.get(key) for key, theirs in _MULTIPLIERS.items()}
     if arch == "gemma4":
         found |= gemma4_config(metadata, file, layers, found)
-    elif arch == "gemma3":
-        found |= _gemma3(metadata, found)
+    elif arch in GEMMAS:
+        found |= _gemma3(metadata, arch, found)
     elif arch in _LAYERED and metadata.has("attention.sliding_window"):
         found |= _layer_windows(metadata, arch, found)
     else:
@@ -177,6 +181,10 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
     found |= kinds | _recurrent(metadata, arch)
     if arch != "gemma4":
         found |= _experts(metadata, arch, file)
+    if pools(file):
+        found["is_causal"] = metadata.flag("attention.causal", True)
+    found |= ranking_config(file, ARCHITECTURES[arch])
+    found["_name_or_path"] = file.values.get("general.name")
     for theirs in ("bos_token_id", "eos_token_id"):
         found[theirs] = file.values.get(f"tokenizer.ggml.{theirs}")
     return found
@@ -198,6 +206,8 @@ def _one(key: str, value: Any, file: GgufFile) -> Any:
 
 def _placed(arch: str, file: GgufFile) -> tuple[str, ...]:
     """Return those of `_NEUTRAL` that a configuration of this architecture has a place for."""
+    if arch in ENCODERS or pools(file):
+        return NEUTRAL
     if arch in (*_SCALED, *_MIXED):
         mixed = _MIXTURES if arch in _MIXED else ()
         scaled = tuple(_MULTIPLIERS) if arch in _SCALED else ()
@@ -301,6 +311,7 @@ def _beside_experts(metadata: Config, arch: str, file: GgufFile) -> dict[str, An
 
 _PARTIAL = ("phi3", "glm4", "glm4moe", "qwen35")
 """Architectures whose ropes may turn a part of each head."""
+GEMMAS = ("gemma3", "gemma-embedding")
 _SIGMOID = ("glm4moe", "dots1")
 """Architectures of experts whose scores are sigmoids."""
 _MIXED = (
@@ -365,7 +376,7 @@ def _layer_windows(metadata: Config, arch: str, found: dict[str, Any]) -> dict[s
     return {"sliding_window": metadata.values["attention.sliding_window"], **keys}
 
 
-def _gemma3(metadata: Config, found: dict[str, Any]) -> dict[str, Any]:
+def _gemma3(metadata: Config, arch: str, found: dict[str, Any]) -> dict[str, Any]:
     """Return Gemma's own keys.
 
     Its files have RMSNorm weights as they multiply. The width of heads scales queries, but for the
@@ -381,6 +392,7 @@ def _gemma3(metadata: Config, found: dict[str, Any]) -> dict[str, Any]:
         if found["num_hidden_layers"] == 62
         else found["head_dim"],
         "norm_offset": 0.0,
+        "use_bidirectional_attention": arch == "gemma-embedding",
     }
 
 

@@ -8,29 +8,39 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from dovetail.compiler.checkpoint import Checkpoint
 from dovetail.compiler.config import Config
 from dovetail.compiler.gguf_config import gguf_config
+from dovetail.compiler.gguf_encoder import DENSE, dense, modules, pooling
 from dovetail.compiler.gguf_file import GgufFile, read_gguf
 from dovetail.compiler.gguf_tensors import gguf_checkpoint
 from dovetail.compiler.gguf_tokenizer import generation_config, tokenizer_config, tokenizer_json
+from dovetail.compiler.score_row import with_score
 
-_FILES: dict[str, Callable[[GgufFile], dict[str, Any] | None]] = {
+_FILES: dict[str, Callable[[GgufFile], object]] = {
+    "config.json": gguf_config,
     "tokenizer.json": tokenizer_json,
     "tokenizer_config.json": tokenizer_config,
     "generation_config.json": generation_config,
+    "modules.json": modules,
+    "1_Pooling/config.json": pooling,
+    **{f"{i}_Dense/config.json": partial(dense, name=name) for i, name in enumerate(DENSE, 2)},
 }
 
 
 @dataclass(frozen=True)
 class GgufModel:
-    """The model of a GGUF file; each part is made when it is first asked for."""
+    """The model of a GGUF file; each part is made when it is first asked for.
+
+    answers: as of a ModelDirectory.
+    """
 
     header: GgufFile
+    answers: tuple[int, ...] = ()
     _files: dict[str, bytes | None] = field(default_factory=dict, repr=False)
 
     @property
@@ -52,7 +62,8 @@ class GgufModel:
 
     def checkpoint(self) -> Checkpoint:
         """Return the tensors by their Hugging Face names."""
-        return gguf_checkpoint(self.header, self._config)
+        found = gguf_checkpoint(self.header, self._config)
+        return with_score(found, self.answers) if self.answers else found
 
     @cached_property
     def _config(self) -> dict[str, Any]:

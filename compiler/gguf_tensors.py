@@ -14,9 +14,11 @@ from typing import Any
 from dovetail.compiler.checkpoint import Checkpoint
 from dovetail.compiler.config import Config
 from dovetail.compiler.experts import CHOICE, expert_tensors
+from dovetail.compiler.gguf_encoder import ANSWERS, DENSE, ENCODERS, names_of, with_rows
 from dovetail.compiler.gguf_file import GgufFile
 from dovetail.compiler.pairs import pair_heads
 from dovetail.compiler.recurrent import as_logarithms
+from dovetail.compiler.score_row import HEAD, SCORE, with_score
 
 ROPE_FACTORS = "rope_freqs.weight"
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
@@ -65,6 +67,11 @@ _TURNED = {
     "attn_q_norm": "self_attn.query_layernorm",
     "attn_k_norm": "self_attn.key_layernorm",
 }
+_GEMMA = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 _OF_ARCHITECTURE: Mapping[str, Mapping[str, str]] = {
     "lfm2": {
         "token_embd_norm": "model.norm",
@@ -93,15 +100,9 @@ _OF_ARCHITECTURE: Mapping[str, Mapping[str, str]] = {
     "seed_oss": {"post_attention_norm": "post_attention_layernorm"},
     "glm4moe": {"post_attention_norm": "post_attention_layernorm"},
     "phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
-    "gemma3": {
-        "post_attention_norm": "post_attention_layernorm",
-        "ffn_norm": "pre_feedforward_layernorm",
-        "post_ffw_norm": "post_feedforward_layernorm",
-    },
+    **dict.fromkeys(("gemma3", "gemma-embedding"), _GEMMA),
     "gemma4": {
-        "post_attention_norm": "post_attention_layernorm",
-        "ffn_norm": "pre_feedforward_layernorm",
-        "post_ffw_norm": "post_feedforward_layernorm",
+        **_GEMMA,
         "post_ffw_norm_1": "post_feedforward_layernorm_1",
         "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
         "post_ffw_norm_2": "post_feedforward_layernorm_2",
@@ -135,17 +136,31 @@ def gguf_checkpoint(file: GgufFile, config: Mapping[str, Any]) -> Checkpoint:
     for name, info in file.tensors.items():
         if name in FACTORS:
             continue
-        found = replace(info, name=translate(name, arch))
+        found = replace(with_rows(info), name=translate(name, arch))
         tensors[found.name] = as_logarithms(found) if found.name.endswith("A_log") else found
+    if arch not in ENCODERS and (rows := tensors.pop(ANSWERS, None)):  # of yes, then of no
+        tensors[SCORE] = with_score(Checkpoint(file.path, {HEAD: rows}), (0, 1)).info(SCORE)
     if arch in PAIRED:
         share = config.get("partial_rotary_factor", 1.0)
         tensors = pair_heads(tensors, Config(str(file.path), config), share)
     return expert_tensors(Checkpoint(file.path, tensors))
 
 
+def _translate_encoder(name: str, arch: str) -> str:
+    outside, inside = names_of(arch)
+    stem, dot, kind = name.rpartition(".")
+    layer = _LAYER.fullmatch(stem)
+    known = inside.get(layer[2], "").format(int(layer[1])) if layer else outside.get(stem)
+    return known + dot + kind if known else name
+
+
 def translate(name: str, arch: str) -> str:
     """Return what Hugging Face calls a tensor of an architecture, or the name itself."""
     stem, dot, kind = name.rpartition(".")
+    if stem in DENSE:
+        return f"dense.{DENSE.index(stem)}.linear.{kind}"
+    if arch in ENCODERS:
+        return _translate_encoder(name, arch)
     if expert := _EXPERT.fullmatch(stem):
         layer, part, number = expert.groups()
         return f"model.layers.{int(layer)}.mlp.experts.{int(number)}.{part}_proj.{kind}"

@@ -2,19 +2,23 @@
 
 In: a GgufFile. Out: what the library `tokenizers` reads, for the kinds that the supported families
 have: `gpt2`, BPE over bytes with merges in a list, cut into words as `pre` names; `llama`,
-SentencePiece's BPE, whose merges follow from the scores of the pieces; and `gemma4`, the same with
-merges in a list, which join no line's end to a line.
+SentencePiece's BPE, whose merges follow from the scores of the pieces; `gemma4`, the same with
+merges in a list, which join no line's end to a line; and of encoders `bert`, WordPiece, and `t5`,
+SentencePiece's unigrams.
 """
 
 from __future__ import annotations
 
+import base64
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from dovetail.compiler.gguf_encoder import ENCODERS
 from dovetail.compiler.gguf_file import GgufFile
 from dovetail.compiler.gguf_words import Words, find_words
 from dovetail.ir.errors import SpecError
@@ -80,15 +84,22 @@ def tokenizer_json(file: GgufFile) -> Json | None:
     kind = file.values.get("tokenizer.ggml.model")
     if not isinstance(kind, str) or kind not in _KINDS:
         raise found.fail("model", f"is {kind!r}; supported: {', '.join(_KINDS)}")
+    if kind == "bert":
+        found = _spell_pieces(found)
     parts, begins = _KINDS[kind](found)
+    around = _around_pairs(found, kind) if _of_encoder(file) else _post_processor(found, begins)
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
         "added_tokens": list(_added_tokens(found)),
         **parts,
-        "post_processor": _post_processor(found, begins),
+        "post_processor": around,
     }
+
+
+def _of_encoder(file: GgufFile) -> bool:
+    return file.values.get("general.architecture") in ENCODERS
 
 
 def tokenizer_config(file: GgufFile) -> Json | None:
@@ -186,6 +197,109 @@ def _post_processor(found: _Vocabulary, begins: bool) -> Json | None:
     }
 
 
+def _around_pairs(found: _Vocabulary, kind: str) -> Json | None:
+    """Return what puts an encoder's tokens around a text, and between two.
+
+    Of RoBERTa and XLM-R two stand between; BERT tells which text each token is of.
+    """
+    first, last = (
+        next((i for key in keys if (i := found.token_id(key)) is not None), None)
+        for keys in (("cls_token_id", "bos_token_id"), ("seperator_token_id", "eos_token_id"))
+    )
+    if first is None or last is None:
+        return None
+    twice = kind == "t5" or found.file.values.get("tokenizer.ggml.pre") == "roberta-bpe"
+
+    def part(side: str, number: int) -> list[Json]:
+        text = {"Sequence": {"id": side, "type_id": number}}
+        return [text, {"SpecialToken": {"id": found.tokens[last], "type_id": number}}]
+
+    begin = {"SpecialToken": {"id": found.tokens[first], "type_id": 0}}
+    one, other = part("A", 0), part("B", int(kind == "bert"))
+    return {
+        "type": "TemplateProcessing",
+        "single": [begin, *one],
+        "pair": [begin, *one, *one[1:] * twice, *other],
+        "special_tokens": {
+            found.tokens[i]: {"id": found.tokens[i], "ids": [i], "tokens": [found.tokens[i]]}
+            for i in (first, last)
+        },
+    }
+
+
+# ---- bert ----
+
+
+def _spell_pieces(found: _Vocabulary) -> _Vocabulary:
+    """Return the tokens as WordPiece has them: files mark the begins of words, it what follows."""
+    tokens = [
+        token if kind == CONTROL else _spell(token)
+        for token, kind in zip(found.tokens, found.kinds, strict=True)
+    ]
+    return replace(found, tokens=tokens, ids={t: i for i, t in enumerate(tokens) if t})
+
+
+def _spell(token: str) -> str:
+    if token.startswith(SPACE):
+        return token.removeprefix(SPACE) or SPACE
+    return f"##{token}" if token else ""
+
+
+def _make_bert(found: _Vocabulary) -> tuple[Json, bool]:
+    """Return the parts of WordPiece; a vocabulary without capitals is of small letters."""
+    unknown = found.token_id("unknown_token_id")
+    plain = (t for t, kind in zip(found.tokens, found.kinds, strict=True) if kind != CONTROL)
+    small = not any(any(map(str.isupper, token)) for token in plain if not token.startswith("["))
+    parts = {
+        "normalizer": {
+            "type": "BertNormalizer",
+            "clean_text": True,
+            "handle_chinese_chars": True,
+            "strip_accents": None,
+            "lowercase": small,
+        },
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        "model": {
+            "type": "WordPiece",
+            "unk_token": "[UNK]" if unknown is None else found.tokens[unknown],
+            "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100,
+            "vocab": _entries(found),
+        },
+    }
+    return parts, True
+
+
+# ---- t5 ----
+
+
+def _make_t5(found: _Vocabulary) -> tuple[Json, bool]:
+    """Return the parts of SentencePiece's unigrams, as XLM-R's: words begin with a space."""
+    scores = _read_scores(found)
+    charsmap = found.file.values.get("tokenizer.ggml.precompiled_charsmap")
+    normal = None
+    if isinstance(charsmap, np.ndarray):
+        data = base64.b64encode(charsmap.astype(np.uint8).tobytes()).decode()
+        normal = {"type": "Precompiled", "precompiled_charsmap": data}
+    spaces = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "always", "split": True}
+    parts = {
+        "normalizer": normal,
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [{"type": "WhitespaceSplit"}, spaces],
+        },
+        "decoder": spaces,
+        "model": {
+            "type": "Unigram",
+            "unk_id": found.token_id("unknown_token_id"),
+            "vocab": [[t, s] for t, s in zip(found.tokens, scores.tolist(), strict=True)],
+            "byte_fallback": False,
+        },
+    }
+    return parts, True
+
+
 # ---- gpt2 ----
 
 
@@ -280,11 +394,16 @@ def _make_gemma4(found: _Vocabulary) -> tuple[Json, bool]:
     return {**parts, "pre_tokenizer": {**ends, "invert": False}}, begins
 
 
-def _score_merges(found: _Vocabulary) -> list[list[str]]:
-    """Return the merges that make pieces of two others, the best score first."""
+def _read_scores(found: _Vocabulary) -> npt.NDArray[Any]:
     scores = found.file.values.get("tokenizer.ggml.scores")
     if not isinstance(scores, np.ndarray) or len(scores) != len(found.tokens):
         raise found.fail("scores", "must be a number for each token")
+    return scores
+
+
+def _score_merges(found: _Vocabulary) -> list[list[str]]:
+    """Return the merges that make pieces of two others, the best score first."""
+    scores = _read_scores(found)
     special = (UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE)
     pieces = {token for token, i in found.ids.items() if found.kinds[i] not in special}
     if any(len(piece) > MAX_PIECE for piece in pieces):
@@ -308,4 +427,6 @@ _KINDS: dict[str, Callable[[_Vocabulary], tuple[Json, bool]]] = {
     "gpt2": _make_gpt2,
     "llama": _make_llama,
     "gemma4": _make_gemma4,
+    "bert": _make_bert,
+    "t5": _make_t5,
 }

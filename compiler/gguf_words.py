@@ -70,10 +70,8 @@ _QWEN = Words((_letters(_DIGIT),), composes=True)
 
 WORDS: dict[str, Words] = {
     "default": Words(_DEFAULT),
-    "gpt-2": _PLAIN,
-    "phi-2": _PLAIN,
-    "mpt": _PLAIN,
-    "trillion": _PLAIN,
+    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "trillion", "roberta-bpe", "modern-bert"), _PLAIN),
+    **dict.fromkeys((f"jina-v2-{language}" for language in ("code", "de", "es")), _PLAIN),
     "llama-bpe": _LLAMA3,
     "llama3": _LLAMA3,
     "llama-v3": _LLAMA3,

@@ -18,13 +18,8 @@ from typing import Any
 
 from dovetail.compiler.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, base_name, is_adapter
 from dovetail.compiler.checkpoint import INDEX_FILE, SINGLE_FILE, read_weight_map
-from dovetail.compiler.encoder_spec import (
-    MODULES,
-    PROMPTS,
-    SENTENCE_CONFIG,
-    is_encoder,
-    open_folder,
-)
+from dovetail.compiler.encoder_folder import MODULES, is_encoder, open_folder
+from dovetail.compiler.encoder_spec import PROMPTS, SENTENCE_CONFIG
 from dovetail.compiler.model_source import (
     CHAT_TEMPLATE,
     CONFIG,

@@ -19,6 +19,7 @@ from dovetail.compiler.experts import expert_tensors
 from dovetail.compiler.packed import packed_tensors
 from dovetail.compiler.pairs import halves
 from dovetail.compiler.recurrent import lfm2_config, lfm2_tensors
+from dovetail.compiler.score_row import with_score
 from dovetail.compiler.text_part import text_config, text_tensors
 from dovetail.ir.errors import SpecError
 
@@ -40,10 +41,12 @@ class ModelDirectory:
     """A directory as save_pretrained writes it, or the folder of a model in an artifact.
 
     dense: folders of layers beside it, whose tensors are `dense.0.linear.weight` and so on.
+    answers: tokens of its head that make a classifier.
     """
 
     path: Path
     dense: tuple[Path, ...] = ()
+    answers: tuple[int, ...] = ()
 
     def config(self) -> Config:
         """Read config.json."""
@@ -68,7 +71,8 @@ class ModelDirectory:
             for i, folder in enumerate(self.dense)
             for name, info in open_checkpoint(folder).tensors.items()
         }
-        return replace(found, tensors={**found.tensors, **beside})
+        found = replace(found, tensors={**found.tensors, **beside})
+        return with_score(found, self.answers) if self.answers else found
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from dovetail.compiler.choose import ChoiceRequest, Chosen, choose_schedules
 from dovetail.compiler.config import parse_json_object
 from dovetail.compiler.database import default_path
 from dovetail.compiler.division import divide_graph
+from dovetail.compiler.encoder_folder import is_encoder
 from dovetail.compiler.encoder_pipeline import (
     EncoderInputs,
     read_beside,
@@ -34,7 +35,6 @@ from dovetail.compiler.encoder_pipeline import (
     whole_plan,
     write_encoder,
 )
-from dovetail.compiler.encoder_spec import is_encoder
 from dovetail.compiler.encoder_tape import build_encode_tape
 from dovetail.compiler.end_to_end import EndToEnd, compare_tables
 from dovetail.compiler.gain import Gain, measure_gain

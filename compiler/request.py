@@ -255,6 +255,7 @@ class ReadModel:
     packed: Part | None = None
     quantised: Quantised | None = None
     user_kernels: tuple[UserKernel, ...] = ()
+    remarks: tuple[str, ...] = ()
     reads: ClassVar[str] = "prompts"
     """What a tokenizer makes token ids of."""
 
@@ -281,6 +282,7 @@ class ReadModel:
             notes = (describe_weight_dtype(self.name, chosen, stored, self.targets[0]),)
         if self.quantised is not None:
             notes += self.quantised.notes
+        notes += self.remarks
         if self.source.file(TOKENIZER) is not None:
             return notes
         return (f"{self.source.path} has no {TOKENIZER}: {self.reads} must be token ids", *notes)

@@ -226,6 +226,7 @@ def _encoder_gemms(spec: EncoderSpec) -> Iterator[GemmOp]:
     if spec.decoder:
         layers = Counter(count_gemms(spec.decoder)).elements()
         yield from (op for op in layers if op.op != "head")
+        yield from _classifier_gemms(spec)
         return
     hidden, inner = spec.hidden_size, spec.intermediate_size
     up = ("gate_up", ENCODER_GATES[spec.activation]) if spec.gated else ("up", spec.activation)
@@ -241,8 +242,13 @@ def _encoder_gemms(spec: EncoderSpec) -> Iterator[GemmOp]:
     if spec.labels:
         kind = LINEAR if spec.head == "tanh" else "gelu"
         yield GemmOp("pooler", kind, hidden, hidden, spec.weight_format("pooler"))
+    yield from _classifier_gemms(spec)
+
+
+def _classifier_gemms(spec: EncoderSpec) -> Iterator[GemmOp]:
+    if spec.labels:
         dtype = spec.weight_format("classifier")
-        yield GemmOp("classifier", LINEAR, spec.labels, hidden, dtype)
+        yield GemmOp("classifier", LINEAR, spec.labels, spec.hidden_size, dtype)
 
 
 HEADS = ("head", "pooler", "classifier", "dense")

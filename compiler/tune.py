@@ -23,7 +23,7 @@ from dovetail.codegen.targets import runs_on
 from dovetail.compiler.attention_search import AttentionTask, search_attention
 from dovetail.compiler.calibrate import figures_of
 from dovetail.compiler.database import TuningDatabase, default_path
-from dovetail.compiler.encoder_spec import is_encoder
+from dovetail.compiler.encoder_folder import is_encoder
 from dovetail.compiler.hub import find_model, name_model
 from dovetail.compiler.job_file import JobFile, job_on_file, job_path, read_job
 from dovetail.compiler.jobs import TunedPoint, TuneProgress, allow, core_sets

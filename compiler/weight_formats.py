@@ -48,7 +48,7 @@ def keep_formats(spec: ModelSpec, checkpoint: Checkpoint) -> ModelSpec:
     and differ are float32 together. Beside packed matrices float16, which is mostly the head's and
     the embedding's, becomes bfloat16, but for routers: float32 would be larger than all else.
     """
-    spec = replace(spec, formats=tuple(_split_qkv(spec, checkpoint)))
+    spec = replace(spec, formats=tuple(split_qkv(spec, checkpoint)))
     kept, packed = {}, checkpoint.packs_matrices
     for source in matrices(spec):
         infos, narrow = map(checkpoint.info, source.tensors), packed and not is_router(source)
@@ -92,7 +92,7 @@ def matrices(spec: ModelSpec) -> Iterator[WeightSource]:
     return (source for source in weight_sources(spec) if source.is_matrix)
 
 
-def _split_qkv(spec: ModelSpec, checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
+def split_qkv(spec: ModelSpec, checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
     """Yield the parts of q, k, v of the layers where they are of several formats."""
     for source in matrices(spec):
         layer, _, name = source.name.rpartition(".")

@@ -42,7 +42,8 @@ class EncoderSpec(msgspec.Struct, frozen=True, kw_only=True):
     a layer, or `gelu` of one without bias, and a norm. sigmoid: a pair's score is that of its
     logit. unit: vectors are of length 1. pooling: a text's row is the `mean` of its rows, the first
     (`cls`) or the `last`; it goes through the layers `dense`. prompts: texts put before others, by
-    name.
+    name. template: the text that a pair becomes, with {query}, {document} and {instruction}, which
+    is a prompt; "": the tokenizer joins pairs.
     """
 
     family: str
@@ -76,6 +77,7 @@ class EncoderSpec(msgspec.Struct, frozen=True, kw_only=True):
     sigmoid: bool = False
     prompts: dict[str, str] = {}
     default_prompt: str | None = None
+    template: str = ""
     weight_dtype: str
     formats: tuple[tuple[str, str], ...] = ()  # (weight, its format) of those stored otherwise
     checkpoint_dtype: str
@@ -145,7 +147,8 @@ def encoder_shapes(spec: EncoderSpec) -> dict[str, tuple[int, int]]:
     hidden = spec.hidden_size
     dense = {f"dense.{i}": (layer.n, layer.k) for i, layer in enumerate(spec.dense)}
     if spec.decoder:
-        return weight_shapes(spec.decoder) | dense
+        scores = {"classifier": (spec.labels, hidden)} if spec.labels else {}
+        return weight_shapes(spec.decoder) | dense | scores
     shapes = {**dense, "words": (spec.vocab_size, hidden), "embed_norm": (hidden, 1), **spec.tables}
     if spec.positions == "learned":
         shapes["places"] = (spec.n_positions, hidden)

@@ -23,7 +23,13 @@ from dovetail.ir.workflow import Workflow
 from dovetail.runtime.artifact import Artifact, open_artifact
 from dovetail.runtime.embed.open import open_encoders
 from dovetail.runtime.embed.settings import EmbeddingSettings
-from dovetail.runtime.embed.texts import Embeddings, EmbedOptions, Ranked, TextOrIds
+from dovetail.runtime.embed.texts import (
+    Embeddings,
+    EmbedOptions,
+    Ranked,
+    RerankOptions,
+    TextOrIds,
+)
 from dovetail.runtime.engine.engine import Engine
 from dovetail.runtime.engine.options import EngineKeywords, EngineOptions
 from dovetail.runtime.flows.events import WorkflowResult
@@ -460,20 +466,14 @@ class App:
         return await self.embeddings.aembed(texts, **options)
 
     def rerank(
-        self,
-        query: str,
-        documents: abc.Sequence[str],
-        *,
-        model: str | None = None,
-        top_n: int | None = None,
-        wait: bool = False,
+        self, query: str, documents: abc.Sequence[str], **options: Unpack[RerankOptions]
     ) -> list[Ranked]:
         """Return `documents` scored by how well they answer `query`, the best `top_n` first.
 
-        `model` is the cross-encoder's name, default the first one. Errors and `wait` are those of
-        `embed`; RequestError where there is no cross-encoder.
+        `model`: the cross-encoder's name, default the first one. `instruction`: what is looked for,
+        for models that read it (Qwen3-Reranker). Errors and `wait` are as of `embed`.
         """
-        return self.embeddings.rerank(query, documents, model=model, top_n=top_n, wait=wait)
+        return self.embeddings.rerank(query, documents, **options)
 
     # ---- workflows ----
 

@@ -178,6 +178,7 @@ def save_gguf(
     directory: Path,
     kind: str | Callable[[str], str] = "F32",
     *,
+    arch: str | None = None,
     tokenizer: Change | None = None,
     change: Change | None = None,
     split: int = 0,
@@ -185,11 +186,11 @@ def save_gguf(
     """Write a saved model, its matrices in `kind`; split: tensors of a part, 0 for one file.
 
     kind: of all of them, or of each by its Hugging Face name. Values of K-quants, which the package
-    does not make, are drawn.
+    does not make, are drawn. arch: as which it goes, where that is not its own.
     """
     kind_of = kind if callable(kind) else lambda _name: kind
     config = json.loads((directory / "config.json").read_text())
-    arch = ARCHITECTURES[config["model_type"]]
+    arch = arch or ARCHITECTURES[config["model_type"]]
     if arch == "granite" and expert_count(config):
         arch = "granitemoe"
     writer = gguf.GGUFWriter(path, arch, split_max_tensors=split)
@@ -218,7 +219,7 @@ def save_gguf(
     if config.get("sliding_window") and arch in ("olmo2", "exaone4"):
         writer.add_sliding_window(config["sliding_window"])
         writer.add_sliding_window_pattern([t[0] == "s" for t in config["layer_types"]])
-    if config.get("sliding_window") and arch in ("phi3", "gemma3", "gpt-oss"):
+    if config.get("sliding_window") and arch in ("phi3", "gemma3", "gemma-embedding", "gpt-oss"):
         writer.add_sliding_window(config["sliding_window"])
     if arch in ("granite", "granitemoe"):
         writer.add_embedding_scale(config["embedding_multiplier"])
@@ -244,7 +245,8 @@ def save_gguf(
         rows = rows.reshape(-1) if 1 in rows.shape else rows
         plain = values.ndim == 1 or name.endswith((".bias", "conv.weight", "conv1d.weight"))
         form = gguf.GGMLQuantizationType["F32" if plain else kind_of(name)]
-        known = stacked_name(name) or names.get_name(name, try_suffixes=(".weight", ".bias"))
+        whole = name if name.startswith(("model.", "lm_head.")) else f"model.{name}"
+        known = stacked_name(whole) or names.get_name(whole, try_suffixes=(".weight", ".bias"))
         known = own_name(name) or known
         known = known or names.get_name(name.replace("dt_bias", "dt_proj"), ()) + ".bias"
         assert known is not None, name
@@ -381,7 +383,7 @@ def is_offset(arch: str, name: str) -> bool:
     """Tell whether a converter adds 1 to a tensor."""
     if arch == "qwen35":
         return name.endswith("norm.weight") and "linear_attn" not in name
-    return arch == "gemma3" and name.endswith("norm.weight")
+    return arch in ("gemma3", "gemma-embedding") and name.endswith("norm.weight")
 
 
 def add_recurrent(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:

@@ -61,11 +61,11 @@ CORE = ("native", "schedule", "engine", "accel", "child", "group")
 """Rooms that are thin: who reads how a token is made reads these."""
 LINES = {
     "dovetail": 7_470,
-    "compiler": 19_490,
+    "compiler": 20_160,
     "codegen": 18_490,
     "topology": 4_030,
-    "ir": 10_560,
-    "runtime": 40_860,
+    "ir": 10_570,
+    "runtime": 40_900,
     "runtime/machine": 1_230,
     "runtime/schedule": 4_050,
     "runtime/child": 900,
@@ -74,12 +74,12 @@ LINES = {
     "runtime/group": 560,
     "runtime/engine": 1_820,
     "runtime/index": 1_570,
-    "runtime/embed": 2_860,
+    "runtime/embed": 2_890,
     "runtime/accel": 4_910,
     "runtime/hosting": 1_770,
     "runtime/retrieval": 1_650,
     "runtime/flows": 5_410,
-    "runtime/server": 4_790,
+    "runtime/server": 4_800,
     "runtime/sim": 1_300,
 }
 """Most lines of source in each folder and room: what grows beyond has to say why, here."""

@@ -123,13 +123,12 @@ def warn_of_unknown(app: App, passages: Sequence[Passage]) -> None:
 
 def _check_family(model: Path) -> None:
     """Raise SpecError for a model that is no supported encoder, before it is compiled."""
-    from dovetail.compiler.config import Config
     from dovetail.compiler.encoder_families import find_family
-    from dovetail.compiler.encoder_spec import is_encoder, open_folder
+    from dovetail.compiler.encoder_folder import is_encoder, open_folder
 
-    file = open_folder(model).transformer / "config.json"
-    if file.is_file() and not is_encoder(model):
-        find_family(Config.read(file))
+    config = open_folder(model).config()
+    if config.has("architectures") and not is_encoder(model):
+        find_family(config)
 
 
 def describe_encoder(app: App, given: str | Path) -> EmbedderEntry:

@@ -7,6 +7,7 @@ work goes through the queues of `runtime/embed/`.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -46,6 +47,15 @@ class EmbedOptions(TypedDict, total=False):
     prompt_name: str | None
     prompt: str | None
     dimensions: int | None
+    wait: bool
+
+
+class RerankOptions(TypedDict, total=False):
+    """Options of `App.rerank`, which says what they mean."""
+
+    model: str | None
+    top_n: int | None
+    instruction: str | None
     wait: bool
 
 
@@ -132,15 +142,40 @@ class TextEncoder:
             return len(text)
         return max((end for _, end in encoding.offsets), default=0) - len(before)
 
-    def read_pairs(self, query: str, documents: Sequence[object]) -> Iterator[tuple[Ids, Ids]]:
-        """Yield (token ids, segments) of the query beside each document; the longer one is cut."""
+    def read_pairs(
+        self, query: str, documents: Sequence[object], instruction: str | None = None
+    ) -> Iterator[tuple[Ids, Ids]]:
+        """Yield (token ids, segments) of the query beside each document; the longer one is cut.
+
+        instruction: what makes a document a good one, for models that are told.
+        """
         asked = self._cut(query, 0)
+        if self.spec.template:
+            told = {"query": asked, "instruction": self._choose_prompt(None, instruction)}
+            for ids in self._fill(told, documents):
+                yield ids, np.zeros_like(ids)
+            return
+        if instruction is not None:
+            raise RequestError("this cross-encoder takes no instruction; omit it")
         pairs = [(asked, self._cut(text, i)) for i, text in enumerate(documents)]
         segments = self.spec.token_types > 1  # a tokenizer may tell them to a model without
         for first in range(0, len(pairs), SLICE):
             for encoding in self._tokenizer.encode_batch(pairs[first : first + SLICE]):
                 kinds = np.array(encoding.type_ids, np.int32)
                 yield np.array(encoding.ids, np.int32), kinds if segments else np.zeros_like(kinds)
+
+    def _fill(self, told: Mapping[str, str], documents: Sequence[object]) -> Iterator[Ids]:
+        """Yield the template's tokens with each document in its place, which is cut at its end."""
+        before, _, after = self.spec.template.partition("{document}")
+        names = re.compile(rf"{{({'|'.join(told)})}}")
+        before, after = (names.sub(lambda name: told[name[1]], part) for part in (before, after))
+        end = self._tokenizer.encode(after, add_special_tokens=False).ids
+        texts = [before + self._cut(text, i) for i, text in enumerate(documents)]
+        for first in range(0, len(texts), SLICE):
+            part = texts[first : first + SLICE]
+            for encoding in self._tokenizer.encode_batch_fast(part, add_special_tokens=False):
+                ids = encoding.ids[: self.spec.max_tokens - len(end)]
+                yield np.array([*ids, *end], np.int32)
 
     def cutter(self, dimensions: int | None) -> Callable[[Rows], Rows]:
         """Return what cuts rows to so many values, of length 1 again where whole ones are."""
@@ -217,16 +252,12 @@ class Embeddings:
         return chosen.service.submit(ids, model=chosen.name, wait=wait), cut
 
     def rerank(
-        self,
-        query: str,
-        documents: Sequence[str],
-        *,
-        model: str | None = None,
-        top_n: int | None = None,
-        wait: bool = False,
+        self, query: str, documents: Sequence[str], **options: Unpack[RerankOptions]
     ) -> list[Ranked]:
         """See `App.rerank`."""
-        chosen = self.choose(model, labels=True)
+        check_names("rerank", options, RerankOptions.__annotations__)
+        top_n, wait = options.get("top_n"), options.get("wait", False)
+        chosen = self.choose(options.get("model"), labels=True)
         if chosen.spec.dim != 1:
             raise RequestError(
                 f"this classifier has {chosen.spec.dim} labels; one that ranks has one"
@@ -234,7 +265,7 @@ class Embeddings:
         if isinstance(documents, str) or (top_n is not None and top_n < 1):
             raise RequestError("documents must be a list of texts, and top_n at least 1")
         listed = _as_texts(documents)
-        pairs = list(chosen.read_pairs(query, listed))
+        pairs = list(chosen.read_pairs(query, listed, options.get("instruction")))
         ids, kinds = [ids for ids, _ in pairs], [kinds for _, kinds in pairs]
         rows = chosen.service.submit(ids, kinds, model=chosen.name, wait=wait).result()
         scores = rows[:, 0].astype(np.float64)

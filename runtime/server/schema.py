@@ -272,6 +272,7 @@ class RerankRequest(msgspec.Struct, frozen=True, kw_only=True):
     ]
     model: str | None = None
     top_n: Positive | None = None
+    instruction: EmbeddedText | None = None
     return_documents: bool = True
 
 

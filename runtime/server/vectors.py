@@ -13,6 +13,7 @@ from dovetail.runtime.native.encoder import Rows
 from dovetail.runtime.server.completions import as_inputs
 from dovetail.runtime.server.context import ServerContext
 from dovetail.runtime.server.edge import JsonReply, while_connected
+from dovetail.runtime.server.errors import ApiError
 from dovetail.runtime.server.forms import blame_field
 from dovetail.runtime.server.generation import new_id
 from dovetail.runtime.server.models import ServedModel
@@ -51,9 +52,13 @@ async def rerank(server: ServerContext, request: Request) -> Response:
     body = await server.read(request, RerankRequest)
     model = server.find(body.model, "rerank")
     documents = [one if isinstance(one, str) else one.text for one in body.documents]
-    score = _score_pairs if model.ranker else _score_vectors
     async with while_connected(request.receive):
-        scores, tokens = await score(model, body.query, documents)
+        if model.ranker:
+            scores, tokens = await _score_pairs(model, body.query, documents, body.instruction)
+        elif body.instruction is not None:
+            raise ApiError(400, "vectors are ranked without instruction", param="instruction")
+        else:
+            scores, tokens = await _score_vectors(model, body.query, documents)
     server.metrics.embed(model, len(documents), tokens)
     order = np.argsort(-np.asarray(scores), kind="stable")[: body.top_n]
     results = [
@@ -92,16 +97,18 @@ async def _score_vectors(
 
 
 async def _score_pairs(
-    model: ServedModel, query: str, documents: list[str]
+    model: ServedModel, query: str, documents: list[str], told: str | None
 ) -> tuple[list[float], int]:
     assert model.ranker is not None
     ranker = model.ranker
 
     def count() -> int:
-        return sum(len(ids) for ids, _ in ranker.read_pairs(query, documents))
+        return sum(len(ids) for ids, _ in ranker.read_pairs(query, documents, told))
 
     tokens = await asyncio.to_thread(count)
-    ranked = await asyncio.to_thread(model.app.rerank, query, documents, model=ranker.name)
+    ranked = await asyncio.to_thread(
+        model.app.rerank, query, documents, model=ranker.name, instruction=told
+    )
     scores = {one.index: one.score for one in ranked}
     return [scores[i] for i in range(len(documents))], tokens
 

@@ -262,7 +262,7 @@ def test_tokens_in_a_text_of_pieces(tmp_path):
 
 
 BAD = {
-    "another kind": (lambda w: w.add_tokenizer_model("bert"), "is 'bert'; supported: gpt2, llama"),
+    "another kind": (lambda w: w.add_tokenizer_model("rwkv"), "is 'rwkv'; supported: gpt2, llama"),
     "no merges": (lambda w: w.add_tokenizer_model("gpt2"), "merges must be a list"),
     "no scores": (lambda w: w.add_tokenizer_model("llama"), "scores must be a number for each"),
 }

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from dovetail.compiler.checkpoint import Checkpoint
 from dovetail.compiler.encoder_tensors import encoder_sources
-from dovetail.compiler.tensors import WeightSource
+from dovetail.compiler.sources import WeightSource
 from dovetail.compiler.weight_formats import split_qkv, stored_format, with_formats
 from dovetail.ir.encoder import EncoderSpec
 

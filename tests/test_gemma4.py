@@ -37,6 +37,24 @@ def test_logits_are_those_of_the_reference(kind: str, deterministic: bool, tmp_p
     np.testing.assert_allclose(got, wanted, rtol=0, atol=2e-5)
 
 
+def test_every_row_of_prompts_beside_decodes_is_scored(tmp_path: Path) -> None:
+    """Layers without K and V compute only these rows, each like a decode of its own length."""
+    folder = save_model(tmp_path / "model", "gemma4")
+    exact, prompts = load_exact(folder), [PROMPT, PROMPT[30:], PROMPT[5:27]]
+    steps = {"max_step_tokens": 48, "max_step_sequences": 8}
+    path = compiled(folder, tmp_path, weight_dtype="f32", **steps)
+    with load(path) as app:
+        jobs = app.submit_all(prompts, max_tokens=6, prompt_logprobs=0, ignore_eos=True)
+        found = [job.result() for job in jobs]
+    for prompt, done in zip(prompts, found, strict=True):
+        wanted = reference_logits(exact, [*prompt, *done.token_ids])
+        wanted -= np.log(np.exp(wanted).sum(-1, keepdims=True))
+        scores = [wanted[at - 1, prompt[at]] for at in range(1, len(prompt))]
+        got = [one.logprob for one in done.prompt_logprobs if one]
+        np.testing.assert_allclose(got, scores, rtol=0, atol=2e-5)
+        assert list(done.token_ids) == list(wanted[len(prompt) - 1 : -1].argmax(-1))
+
+
 def test_quantised_and_narrow_weights_stay_near(tmp_path: Path) -> None:
     width = {"hidden_size": 128, "intermediate_size": 256, "hidden_size_per_layer_input": 32}
     folder = save_model(tmp_path / "model", "gemma4", dtype="bfloat16", **width)

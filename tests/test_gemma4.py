@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from dovetail.compiler.input_powers import run_windows
 from dovetail.compiler.model_spec import read_dimensions, read_model_spec
 from dovetail.compiler.pipeline import compile_model
 from dovetail.ir.artifact import PhasePlan, ServicePlan
@@ -186,3 +187,17 @@ def test_the_text_part_of_a_model_of_pictures(whole: str, tmp_path: Path) -> Non
     with load(report.path) as app:
         (got,) = logits(app, PROMPT)
     np.testing.assert_allclose(got, wanted, rtol=0, atol=2e-5)
+
+
+def test_calibration_sees_every_row_of_layers_without_keys(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    folder = save_model(tmp_path / "model", "gemma4")
+    powers = run_windows(compiled(folder, tmp_path, weight_dtype="f32"), [PROMPT], lambda *_: None)
+    exact, seen = load_exact(folder), list[Any]()
+    exact.model.layers[3].mlp.down_proj.register_forward_pre_hook(
+        lambda _, given: seen.append(given[0][0])
+    )
+    with torch.no_grad():
+        exact(torch.tensor([PROMPT]), use_cache=False)
+    wanted = seen[0][:-1].square().mean(0).numpy()  # the last row scores no token
+    np.testing.assert_allclose(powers["layers.3.down"], wanted, rtol=1e-3)

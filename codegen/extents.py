@@ -139,7 +139,7 @@ LIMITS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "rope_store": (
         *HEADS,
         ("rot", "rot >= 0 && rot <= hd && rot % 2 == 0", "be even, at most hd"),
-        ("apart", "apart >= rot / 2 && apart <= hd - rot / 2", "keep pairs within a head"),
+        ("span", "span >= rot && span <= hd && span % 2 == 0", "be even, at least rot, at most hd"),
     ),
     "prefill_attention": (*PROMPTS, PAIRS),
     "decode_attention": (*DECODES, *SPLITS),

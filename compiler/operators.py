@@ -59,7 +59,7 @@ _SLOTS = {
     "expert_rows": "T:int k:int H:int tokens:in x:in ldx:int out:out ldo:int",
     "combine_experts": "T:int k:int H:int places:in weights:in x:in ldx:int R:in? ldr:int "
     "scale:float out:out ldo:int",
-    "rope_store": "T:int qkv:inout ldq:int " + _HEADS + "rot:int apart:int " + _TURNS
+    "rope_store": "T:int qkv:inout ldq:int " + _HEADS + "rot:int span:int " + _TURNS
     + " v_norm:int kv_slots:in kpool:out vpool:out",
     "prefill_attention": "n_prefill:int " + _HEADS + _SEEN + "q:in ldq:int " + _KEYS
     + "out:part ldo:int",

@@ -312,8 +312,9 @@ class DecoderTape(TapeBuilder):
     def pick(self, layer: int, m: ArgRef, places: str) -> tuple[ArgRef, BufferRef, BufferRef]:
         """Gather the m rows that are read later: behind the last layer's K and V no other is."""
         segment = f"post_attn({layer})"
+        picked = self.pick_stream(layer, m, places, segment)
         self.gather(segment, m, places, self.attention, self.picked_attention)
-        return self.pick_stream(layer, m, places, segment)
+        return picked
 
     def pick_stream(
         self, layer: int, m: ArgRef, places: str, segment: str
@@ -534,11 +535,21 @@ class _Forward(DecoderTape):
         """Queries of the picked rows, each of which attends like a decode, and no K and V."""
         super().pre_attention(layer, _OUT, self.picked)
         self.turn(layer, _OUT, "out_positions")
-        keys = [_arg(n) for n in ("seq_starts", "out_lengths", "out_tables", "table_stride")]
-        where: tuple[Value, ...] = (*self.turned, *keys, *self.pools(layer))
-        rest = _arg("kv_splits"), *where, self.partial, *self.rows(self.picked_attention)
-        values = (0, _OUT, *self.seen(layer), *rest)
-        self.add("decode_attention", f"attn({layer})", *values, m=_OUT, skips=True)
+        where = self.keys(layer, ("out_lengths", "out_tables"))
+        self.decode(layer, 0, _OUT, where, self.picked_attention)
+
+    def decode(
+        self, layer: int, behind: Value, m: ArgRef, where: tuple[Value, ...], out: BufferRef
+    ) -> None:
+        """Attention of m single rows behind so many prompts; where: as of `keys`."""
+        rest = _arg("kv_splits"), *where, self.partial, *self.rows(out)
+        values = (behind, m, *self.seen(layer), *rest)
+        self.add("decode_attention", f"attn({layer})", *values, m=m, skips=True)
+
+    def keys(self, layer: int, names: tuple[str, str]) -> tuple[Value, ...]:
+        """Return queries, and where their keys are; names: of lengths and block tables."""
+        given = map(_arg, ("seq_starts", *names, "table_stride"))
+        return (*self.turned, *given, *self.pools(layer))
 
     def seen(self, layer: int) -> tuple[Value, ...]:
         """Return heads of a layer's attention, and what their scores are about."""
@@ -577,17 +588,13 @@ class _Forward(DecoderTape):
 
     def attend(self, layer: int) -> None:
         """Prefill and decode attention, side by side: they write different rows."""
-        segment = f"attn({layer})"
-        shared = self.seen(layer)
-        keys = tuple(_arg(n) for n in ("seq_starts", "seq_lengths", "block_tables", "table_stride"))
-        where: tuple[Value, ...] = (*self.turned, *keys, *self.pools(layer))
-        prefill, decode = _arg("n_prefill"), _arg("n_decode")
-        out = self.rows(self.attention)
-        self.add("prefill_attention", segment, prefill, *shared, *where, *out, skips=True)
-        values = (prefill, decode, *shared, _arg("kv_splits"), *where, self.partial, *out)
-        self.add("decode_attention", segment, *values, m=decode, skips=True)
+        prefill, out = _arg("n_prefill"), self.attention
+        where = self.keys(layer, ("seq_lengths", "block_tables"))
+        values = (prefill, *self.seen(layer), *where, *self.rows(out))
+        self.add("prefill_attention", f"attn({layer})", *values, skips=True)
+        self.decode(layer, prefill, _arg("n_decode"), where, out)
         if gates := self.spec.gate_size:
-            self.add("sigmoid_rows", segment, _T, gates, *self.rows(self.qkv), *out)
+            self.add("sigmoid_rows", segment, _T, gates, *self.rows(self.qkv), *self.rows(out))
 
     @property
     def turned(self) -> tuple[BufferRef, int]:

@@ -287,9 +287,9 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         return name, self.ropes()[name].rotary_dim
 
     def layer_turns(self, layer: int) -> tuple[int, int]:
-        """Return how many values of a head a layer's rope turns, and how far apart pairs are."""
+        """Return how many values of a head a layer's rope turns, and in whose halves pairs lie."""
         name, turned = self.layer_rope(layer)
-        return turned, (self.ropes()[name].span or turned) // 2
+        return turned, max(turned, self.ropes()[name].span)
 
     def weight_format(self, weight: str) -> str:
         """Return the format of a weight by its name in the index."""

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from dovetail.compiler.input_powers import run_windows
 from dovetail.compiler.model_spec import read_dimensions, read_model_spec
 from dovetail.compiler.pipeline import compile_model
 from dovetail.ir.artifact import PhasePlan, ServicePlan
@@ -35,6 +36,24 @@ def test_logits_are_those_of_the_reference(kind: str, deterministic: bool, tmp_p
         (got,) = logits(app, PROMPT)
     assert np.abs(wanted).max() < 5
     np.testing.assert_allclose(got, wanted, rtol=0, atol=2e-5)
+
+
+def test_every_row_of_prompts_beside_decodes_is_scored(tmp_path: Path) -> None:
+    """Layers without K and V compute only these rows, each like a decode of its own length."""
+    folder = save_model(tmp_path / "model", "gemma4")
+    exact, prompts = load_exact(folder), [PROMPT, PROMPT[30:], PROMPT[5:27]]
+    steps = {"max_step_tokens": 48, "max_step_sequences": 8}
+    path = compiled(folder, tmp_path, weight_dtype="f32", **steps)
+    with load(path) as app:
+        jobs = app.submit_all(prompts, max_tokens=6, prompt_logprobs=0, ignore_eos=True)
+        found = [job.result() for job in jobs]
+    for prompt, done in zip(prompts, found, strict=True):
+        wanted = reference_logits(exact, [*prompt, *done.token_ids])
+        wanted -= np.log(np.exp(wanted).sum(-1, keepdims=True))
+        scores = [wanted[at - 1, prompt[at]] for at in range(1, len(prompt))]
+        got = [one.logprob for one in done.prompt_logprobs if one]
+        np.testing.assert_allclose(got, scores, rtol=0, atol=2e-5)
+        assert list(done.token_ids) == list(wanted[len(prompt) - 1 : -1].argmax(-1))
 
 
 def test_quantised_and_narrow_weights_stay_near(tmp_path: Path) -> None:
@@ -168,3 +187,17 @@ def test_the_text_part_of_a_model_of_pictures(whole: str, tmp_path: Path) -> Non
     with load(report.path) as app:
         (got,) = logits(app, PROMPT)
     np.testing.assert_allclose(got, wanted, rtol=0, atol=2e-5)
+
+
+def test_calibration_sees_every_row_of_layers_without_keys(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    folder = save_model(tmp_path / "model", "gemma4")
+    powers = run_windows(compiled(folder, tmp_path, weight_dtype="f32"), [PROMPT], lambda *_: None)
+    exact, seen = load_exact(folder), list[Any]()
+    exact.model.layers[3].mlp.down_proj.register_forward_pre_hook(
+        lambda _, given: seen.append(given[0][0])
+    )
+    with torch.no_grad():
+        exact(torch.tensor([PROMPT]), use_cache=False)
+    wanted = seen[0][:-1].square().mean(0).numpy()  # the last row scores no token
+    np.testing.assert_allclose(powers["layers.3.down"], wanted, rtol=1e-3)

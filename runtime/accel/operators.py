@@ -185,7 +185,7 @@ def bind_rope(tape: TorchTape, entry: Entry) -> Work:
     """
     *first, v_norm, _, kpool, vpool = entry.slots
     _, qkv, _, *dims, positions, cos, sin, q_norm, k_norm, eps = first
-    n_q, n_kv, size, turned, apart = map(integer, dims)
+    n_q, n_kv, size, turned, span = map(integer, dims)
     rows = tape.rows(qkv, (n_q + 2 * n_kv) * size, entry.m)
     turns = bind_turns(tape, entry, positions, (cos, sin)) if turned else None
     norm = bind_head_norms(tape, (q_norm, k_norm, eps), n_q, n_kv)
@@ -197,7 +197,7 @@ def bind_rope(tape: TorchTape, entry: Entry) -> Work:
         heads = rows(step).view(-1, n_q + 2 * n_kv, size)
         norm(heads)
         if turns is not None:
-            turn_pairs(heads[:, : n_q + n_kv], apart, *turns(step))
+            turn_pairs(heads[:, : n_q + n_kv], span // 2, *turns(step))
         if plain is not None:
             values = heads[:, n_q + n_kv :]
             values.copy_(F.rms_norm(values.float(), *plain))

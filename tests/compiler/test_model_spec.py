@@ -159,7 +159,7 @@ BAD_VALUES = [
     ("num_key_value_heads", 3, "num_key_value_heads"),
     ("num_key_value_heads", 8, "num_key_value_heads"),
     ("head_dim", 24, "head_dim 24"),
-    ("head_dim", 272, "head_dim 272"),
+    ("head_dim", 528, "head_dim 528"),
     ("intermediate_size", 128, "mlp.gate_proj.weight has shape .120, 64."),
     ("vocab_size", 101, r"embed_tokens.weight has shape \[100, 64\].*\[101, 64\]"),
     ("vocab_size", None, "vocab_size"),

@@ -16,7 +16,7 @@ from dovetail.compiler.weights import plan_sources
 from dovetail.ir.errors import ScheduleError
 from dovetail.ir.model import ModelSpec, RopeSpec, WeightEntry
 from dovetail.ir.schedule import Row, ScheduleTable
-from dovetail.ir.tape import FORWARD_ARGS, SAMPLE_ARGS, BufferRef, KvRef, Tape, WeightRef
+from dovetail.ir.tape import FORWARD_ARGS, OUT_ARGS, SAMPLE_ARGS, BufferRef, KvRef, Tape, WeightRef
 
 replace = msgspec.structs.replace
 
@@ -107,6 +107,44 @@ def test_rows_without_logits_end_with_the_keys_and_values_of_the_last_layer():
         "post_attn(1)": "n_tokens",
         "post_attn(2)": "n_out",
     }
+
+
+GEMMA4 = {
+    "family": "gemma4",
+    "n_layers": 4,
+    "sliding_window": 32,
+    "window_layers": (True, False, True, False),
+    "qk_norm": True,
+    "v_norm": True,
+    "branch_norms": True,
+    "tied_head": True,
+    "layer_scale": True,
+    "logits_cap": 30.0,
+    "full_heads": (1, 32),
+    "shared_kv": 2,
+    "shared_inner": 240,
+    "layer_inputs": 24,
+}
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_layers_that_share_keys_and_values_compute_rows_with_logits_alone(whole):
+    spec = make_spec(**GEMMA4)
+    weights = plan_weights(spec)
+    tape = build_forward_tape(spec, weights, 64, 8, whole=whole)
+    verify_tape(tape, weights)
+    used = {s.name for e in tape.entries for s in e.slots if isinstance(s, WeightRef)}
+    assert used - {None} == {entry.name for entry in weights}
+    rows = [e.m for e in tape.entries if e.op == "down"]
+    assert rows == ["n_tokens"] * (3 if whole else 2) + ["n_out"] * (1 if whole else 2)
+    assert tape.args == (*FORWARD_ARGS, *OUT_ARGS)
+    decodes = [slots(e) for e in tape.entries if e.op == "decode_attention"]
+    assert [each["kpool"].layer for each in decodes] == [0, 1, 0, 1]
+    assert [each["hd"].value for each in decodes] == [16, 32, 16, 32]
+    lengths = [each["seq_lengths"].name for each in decodes]
+    assert lengths == ["seq_lengths"] * 2 + ["seq_lengths" if whole else "out_lengths"] * 2
+    stored = [slots(e)["n_kv"].value for e in tape.entries if e.op == "rope_store"]
+    assert stored == [2, 1, 0, 0]
 
 
 def test_slots_of_a_gemm_with_everything():

@@ -33,7 +33,7 @@ def check(
     pools = [stored(np.full((3, n_kv, 16, hd), 7), kv) for _ in range(2)]
     given = qkv.copy()
     norms = tuple(weights) if norm else (None, None)
-    args = (t, qkv, columns + 16, n_q, n_kv, hd, rot, apart, positions, cos, sin, *norms, 1e-6)
+    args = (t, qkv, columns + 16, n_q, n_kv, hd, rot, 2 * apart, positions, cos, sin, *norms, 1e-6)
     run(f"rope_store_{kv}", *args, int(v_norm), slots, *pools, nth=nth)
 
     x = given[:, :columns].reshape(t, n_q + 2 * n_kv, hd)

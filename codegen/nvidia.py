@@ -29,7 +29,7 @@ SOURCE_NAME = "kernels.cu"
 DEFAULT_NVCC = "/usr/local/cuda/bin/nvcc"
 ADVICE = (
     "install the CUDA toolkit (or name its nvcc in DOVETAIL_NVCC), or run: "
-    "pip install nvidia-cuda-nvrtc"
+    "pip install nvidia-cuda-nvrtc (which the extra `gpu` brings, too)"
 )
 
 

@@ -25,13 +25,13 @@ from filelock import FileLock
 
 from dovetail.codegen.isa.target import Target
 from dovetail.ir.cache import cache_directory, use_cache
-from dovetail.ir.errors import ToolchainError
+from dovetail.ir.errors import ToolchainError, install
 
 COMPILE_TIMEOUT = 600  # seconds; a compiler that takes longer hangs
 ZIG = "zig"
 PART, OBJECT = "unit.c", "unit.o"
 """Names of every part and its object in its cache entry: debuggers see them."""
-ADVICE = "install gcc or clang, dovetail with the extra `zig`, or set DOVETAIL_CC to a C compiler"
+ADVICE = f"install gcc or clang, or zig ({install('zig')}), or set DOVETAIL_CC to a C compiler"
 
 
 Advance: TypeAlias = Callable[[int, int], None]

@@ -56,7 +56,7 @@ from dovetail.compiler.workers import Board, Progress, run_items
 from dovetail.compiler.workload import WorkloadSpec, read_workload
 from dovetail.ir.artifact import PHASES, ServicePlan
 from dovetail.ir.cache import use_cache
-from dovetail.ir.errors import ScheduleError, SpecError
+from dovetail.ir.errors import ScheduleError, SpecError, install
 from dovetail.ir.model import ModelSpec
 from dovetail.topology.hardware import HardwareSpec, dump_hardware, read_hardware
 
@@ -127,7 +127,7 @@ def tune_model(
     """
     TuneRequest.check_options("tune", {"model": model, **options})
     if not can_fit():
-        raise SpecError("tuning needs scikit-learn; install dovetail with the extra `tune`")
+        raise SpecError(f"tuning needs scikit-learn: {install('tune')}")
     request = TuneRequest(model=find_model(model), **options)
     with use_cache(request.cache):
         return run_tuning(request, progress, say)
@@ -246,9 +246,7 @@ def _import_ray_jobs() -> Any:
     try:
         from dovetail.compiler import ray_jobs  # noqa: PLC0415 - an extra, and slow to load
     except ImportError:
-        raise SpecError(
-            "Ray is not installed; add the extra: pip install 'dovetail[ray]'"
-        ) from None
+        raise SpecError(f"Ray is not installed: {install('ray')}") from None
     return ray_jobs
 
 

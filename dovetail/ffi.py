@@ -15,6 +15,7 @@ import msgspec
 
 from dovetail.errors import ArtifactError, SpecError
 from dovetail.ir.artifact import KernelIndex
+from dovetail.ir.errors import install
 from dovetail.loading import open_ready
 from dovetail.runtime.machine.isa import supports
 from dovetail.topology.hardware import HardwareSpec, read_hardware
@@ -33,7 +34,7 @@ class Kernels:
             from tvm_ffi import load_module  # noqa: PLC0415
         except ImportError:
             raise SpecError(
-                "kernels are called through tvm-ffi; install dovetail with the extra `ffi`"
+                f"kernels are called through tvm-ffi, which is not installed: {install('ffi')}"
             ) from None
 
         modules = {path: load_module(str(path)) for path in dict.fromkeys(homes.values())}

@@ -9,16 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Unpack
 
-import haystack
-from haystack.core.component import Component, InputSocket
-
-from dovetail.ir.errors import WorkflowError
+from dovetail.ir.errors import WorkflowError, install
 from dovetail.ir.options import SamplingOptions
 from dovetail.ir.ragraph import RAGraph, make_generation
 from dovetail.ir.workflow import END, START, Generation, Retrieval, State
 from dovetail.runtime.flows.services import Services, perform
 from dovetail.runtime.flows.workflow_run import Call
 from dovetail.runtime.index.documents import Document
+
+try:
+    import haystack
+    from haystack.core.component import Component, InputSocket
+except ImportError as error:
+    raise ImportError(f"from_haystack needs haystack: {install('haystack')}") from error
 
 
 @haystack.component

@@ -100,6 +100,11 @@ class WorkflowError(DovetailError):
     """A workflow is malformed or a node failed; names the node."""
 
 
+def install(extra: str) -> str:
+    """Return the command that installs an extra of ours, for errors that ask for one."""
+    return f"pip install 'dovetail[{extra}]'"
+
+
 def describe_error(error: BaseException) -> str:
     """Return what an error says, with its kind where it is none of ours."""
     return str(error) if isinstance(error, DovetailError) else f"{type(error).__name__}: {error}"

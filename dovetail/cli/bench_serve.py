@@ -22,6 +22,7 @@ from dovetail.cli.options import AsJson
 from dovetail.cli.report import make_table, show_report, writing
 from dovetail.cli.serve_load import ENDPOINTS, LoadSpec, Target, plan_load, read_load_tokenizer
 from dovetail.errors import SpecError
+from dovetail.ir.errors import install
 from dovetail.ir.files import write_whole
 
 RECORDED = "trace"
@@ -124,7 +125,7 @@ def serve_bench_command(
 def _check_plot(rates: Sequence[float | None]) -> None:
     """Raise SpecError for what no curve can be drawn with or of, before anything is sent."""
     if find_spec("matplotlib") is None:
-        raise SpecError("--plot needs matplotlib; install dovetail with the extra `bench`")
+        raise SpecError(f"--plot needs matplotlib: {install('bench')}")
     if not all(rate is not None and math.isfinite(rate) for rate in rates):
         raise SpecError("--plot needs numeric rates, such as --request-rate 1 --request-rate 2")
 

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from dovetail.ir.dtypes import DTYPES
+from dovetail.ir.errors import install
 from dovetail.ir.formats import FORMATS, is_quantised
 from dovetail.runtime.accel.choices import Key, Shape, choices_path, keep_choices, read_choices
 from dovetail.runtime.accel.skinny import NAMES, GpuModule, Tensor, gemm_skinny, register_module
@@ -117,7 +118,7 @@ class GeneratedProducts:
         try:
             module = GpuModule(*found, device)
         except ImportError as error:
-            log.info("generated products are off: %s; pip install 'dovetail[gpu]'", error)
+            log.info("generated products are off: %s; %s", error, install("gpu"))
             return None
         operands = find_operands(tensors, weights, device)
         return cls(module, module.rates, operands, part.folder, device, dtype)

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from dovetail.ir.errors import DovetailError, RankError
+from dovetail.ir.errors import DovetailError, RankError, install
 from dovetail.runtime.accel.collective import TorchCollective, open_store
 from dovetail.runtime.accel.orders import Hello, Meet, PairSetup
 from dovetail.runtime.child.child import Child, hung_up
@@ -48,9 +48,7 @@ class PairGroup(Group):
             try:
                 from dovetail.runtime.group import ray_ranks  # noqa: PLC0415 - an extra, and slow
             except ImportError as error:
-                raise RankError(
-                    f"Ray is not installed ({error}); pip install 'dovetail[ray]'"
-                ) from None
+                raise RankError(f"Ray is not installed ({error}): {install('ray')}") from None
             self._setups = [_unpin(setup) for setup in setups]
             gpu = backend == "nccl"
             self._ray = ray_ranks.RayLauncher(options.ray, options.resources, gpu=gpu)

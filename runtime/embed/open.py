@@ -17,7 +17,7 @@ import numpy as np
 
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.encoder import EncoderSpec
-from dovetail.ir.errors import ArtifactError, DeviceError, DovetailError
+from dovetail.ir.errors import ArtifactError, DeviceError, DovetailError, install
 from dovetail.ir.profile import LatencyRow, ProfileKey
 from dovetail.runtime.artifact import Artifact, EncoderPart
 from dovetail.runtime.embed.depths import (
@@ -136,7 +136,7 @@ def start_accelerators(
     for accelerator, torch_name in zip(hardware.accelerators, torch_names(hardware), strict=True):
         try:
             if find_torch() is None:
-                raise DeviceError("torch is not installed; install it, or give device cpu")
+                raise DeviceError(f"torch is not installed: {install('gpu')}, or give device cpu")
             source = partial(device_source, artifact.path, torch_name)
             found[accelerator.name] = _in_processes(artifact, source, accelerator.near, opened)
         except DovetailError as error:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dovetail.ir.errors import DeviceError, RequestError
+from dovetail.ir.errors import DeviceError, RequestError, install
 from dovetail.topology.devices import AMD
 from dovetail.topology.values import AcceleratorSpec
 
@@ -33,6 +33,8 @@ NEEDS = {
     "npu": "../torch_npu/__init__.py",
 }
 """Where an accelerator computes, seen from the folder of torch; `torch:cpu` needs the folder."""
+OF_EXTRA = ("cuda", TORCH_CPU)
+"""What the torch of the extra is built for."""
 
 log = logging.getLogger("dovetail")
 
@@ -145,4 +147,5 @@ def _lacks(
     build = made_by.get(choice.kind, choice.kind)
     if choice.kind == CPU or (torch is not None and (torch / NEEDS.get(build, "")).exists()):
         return ""
-    return f"torch 2.6 or newer, built for {build if build in NEEDS else 'the CPU'}"
+    lacks = f"torch 2.6 or newer, built for {build if build in NEEDS else 'the CPU'}"
+    return lacks if torch or build not in OF_EXTRA else f"{lacks} ({install('gpu')})"

@@ -12,7 +12,13 @@ from typing import TypeVar
 
 from starlette.requests import Request
 
-from dovetail.runtime.server.edge import EventStream, body_length, last_event, read_json
+from dovetail.runtime.server.edge import (
+    EventStream,
+    StrangeFields,
+    body_length,
+    last_event,
+    read_json,
+)
 from dovetail.runtime.server.errors import ApiError, to_api_error
 from dovetail.runtime.server.metrics import ServerMetrics
 from dovetail.runtime.server.models import Models, ServedModel, Skill
@@ -36,6 +42,7 @@ class ServerContext:
     timeline: ServerTimeline | None = None
     draining: bool = False
     traffic: Traffic = field(default_factory=Traffic)
+    strange: StrangeFields = field(default_factory=StrangeFields)
     metrics: ServerMetrics = field(init=False)
 
     def __post_init__(self) -> None:
@@ -49,7 +56,11 @@ class ServerContext:
         """Return the body of `request` as `kind`; ApiError where it is none."""
         settings = self.settings
         return await read_json(
-            request, kind, most=settings.max_body_bytes, seconds=settings.body_seconds
+            request,
+            kind,
+            most=settings.max_body_bytes,
+            seconds=settings.body_seconds,
+            strange=self.strange,
         )
 
     async def aside(self, request: Request, work: Callable[[], T]) -> T:

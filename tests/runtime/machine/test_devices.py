@@ -114,7 +114,7 @@ def test_asked_for_devices_that_are_there_are_taken(torch: Path) -> None:
     assert choose_device("cuda:1", there, torch=torch, environ={}).name == "cuda:1"
     assert choose_device("cpu", there, torch=None, environ={}).name == "cpu"
     assert choose_device("torch:cpu", (), torch=torch, environ={}).name == "torch:cpu"
-    with pytest.raises(DeviceError, match="torch:cpu needs torch"):
+    with pytest.raises(DeviceError, match=r"torch:cpu needs torch .*pip install 'dovetail\[gpu\]'"):
         choose_device("torch:cpu", (), torch=None, environ={})
 
 

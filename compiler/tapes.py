@@ -594,7 +594,7 @@ class _Forward(DecoderTape):
         self.add("prefill_attention", f"attn({layer})", *values, skips=True)
         self.decode(layer, prefill, _arg("n_decode"), where, out)
         if gates := self.spec.gate_size:
-            self.add("sigmoid_rows", segment, _T, gates, *self.rows(self.qkv), *self.rows(out))
+            self.add("sigmoid_rows", f"attn({layer})", _T, gates, *self.rows(self.qkv), *self.rows(out))
 
     @property
     def turned(self) -> tuple[BufferRef, int]:

@@ -267,8 +267,12 @@ def model_kernels(spec: Spec, target: Target) -> tuple[KernelRequest, ...]:
     used["gate_rows"] = spec.experts is not None and spec.experts.gated
     used["norm_rows"] = spec.qk_norm and spec.qk_norm_of == ROWS
     others = (f for f in KERNELS if not f.startswith("embed") and used.get(f, True))
-    turned = ("rope_rows",) if spec.qk_norm and spec.qk_norm_of == TURNED else ()
-    families = [table, *others, *turned]
+    used["rmsnorm"] = not spec.layer_norm
+    more = {
+        "rope_rows": spec.qk_norm and spec.qk_norm_of == TURNED,
+        "layernorm": spec.layer_norm,
+    }
+    families = [table, *others, *(family for family, needed in more.items() if needed)]
     dtypes = {"W": stored, "KV": spec.kv_dtype}
     heads = head_shape(spec)
     return tuple(

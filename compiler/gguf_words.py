@@ -19,9 +19,9 @@ _PATH_SIGNS = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
 _DIGIT, _DIGITS = r"\p{N}", r"\p{N}{1,3}"
 
 
-def _letters(digits: str) -> str:
+def _letters(digits: str, signs: str = _SIGNS) -> str:
     """Return the pattern of Llama 3 and of Qwen: a sign may begin a word of letters."""
-    return rf"(?i:{_TAKEN})|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}|{_SIGNS}|{_LINES}"
+    return rf"(?i:{_TAKEN})|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}|{signs}|{_LINES}"
 
 
 def _cases(digits: str, ends: str = "") -> str:
@@ -73,7 +73,7 @@ WORDS: dict[str, Words] = {
     "gpt-2": _PLAIN,
     "phi-2": _PLAIN,
     "mpt": _PLAIN,
-    "trillion": _PLAIN,
+    **dict.fromkeys(("trillion", "olmo", "exaone4"), _PLAIN),
     "llama-bpe": _LLAMA3,
     "llama3": _LLAMA3,
     "llama-v3": _LLAMA3,
@@ -83,16 +83,17 @@ WORDS: dict[str, Words] = {
     "smollm": _SINGLE,
     "starcoder": _SINGLE,
     "refact": _SINGLE,
-    "minerva-7b": _SINGLE,
+    **dict.fromkeys(("minerva-7b", "command-r"), _SINGLE),
     "qwen2": _QWEN,
     "deepseek-r1-qwen": _QWEN,
     "megrez": _QWEN,
-    "stablelm2": replace(_QWEN, composes=False),
+    **dict.fromkeys(("stablelm2", "hunyuan"), replace(_QWEN, composes=False)),
+    "seed-coder": Words((_letters(_DIGIT, r" ?[^\s\p{L}\p{N}]+"),)),
     "tekken": Words((_cases(_DIGIT),), whole_first=True, begins=True),
     "gpt-4o": Words((_cases(_DIGITS, rf"(?i:{_TAKEN})?"),)),
     "deepseek-llm": Words(_CHINESE),
     "deepseek-coder": Words(_CODER),
-    "deepseek-v3": Words(_V3),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), Words(_V3)),
 }
 """tokenizer.ggml.pre -> how it cuts; files that name none have what llama.cpp calls default."""
 

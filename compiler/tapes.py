@@ -233,6 +233,8 @@ class DecoderTape(TapeBuilder):
         self.split = (self.dense("split_k", 1, SPLIT_K_ELEMENTS), SPLIT_K_ELEMENTS)
         self.picked = self.padded("picked", sequences, hidden)
         self.picked_attention = self.padded("picked_attention", sequences, heads)
+        if spec.parallel:
+            self.picked_normed = self.padded("picked_normed", sequences, hidden)
 
     def embed(self) -> None:
         """Token ids to x; a tied model reads the head's packed columns."""
@@ -270,7 +272,10 @@ class DecoderTape(TapeBuilder):
 
     def pick(self, layer: int, m: ArgRef, places: str) -> tuple[ArgRef, BufferRef, BufferRef]:
         """Gather the m rows that are read later: behind the last layer's K and V no other is."""
-        for of, to in ((self.x, self.picked), (self.attention, self.picked_attention)):
+        pairs = [(self.x, self.picked), (self.attention, self.picked_attention)]
+        if self.spec.parallel:
+            pairs.append((self.normed, self.picked_normed))
+        for of, to in pairs:
             self.gather(f"post_attn({layer})", m, places, of, to)
         return m, self.picked, self.picked_attention
 
@@ -278,7 +283,10 @@ class DecoderTape(TapeBuilder):
         """Output projection and MLP of m rows, each added to x."""
         name, segment = f"layers.{layer}", f"post_attn({layer})"
         self.branch("o", segment, m, name, attention, x)
-        source = self.norm_before(segment, f"{name}.post_norm", x, m)
+        if self.spec.parallel:
+            source = self.picked_normed if x == self.picked else self.normed
+        else:
+            source = self.norm_before(segment, f"{name}.post_norm", x, m)
         for part in self.spec.mlp_parts(layer):
             if part.experts:
                 self.experts(part.experts, layer, m, x)
@@ -350,10 +358,14 @@ class DecoderTape(TapeBuilder):
     # ---- groups of slots ----
 
     def norm(self, segment: str, weight: str, x: BufferRef, out: BufferRef, m: ArgRef = _T) -> None:
-        """Append an RMSNorm of the first m rows."""
+        """Append a norm of the first m rows."""
         spec = self.spec
-        values = (m, spec.hidden_size, *self.rows(x), self.weight(weight), spec.stream_eps)
-        self.add("rmsnorm", segment, *values, *self.rows(out))
+        rows, end = (m, spec.hidden_size, *self.rows(x)), (spec.stream_eps, *self.rows(out))
+        if spec.layer_norm:
+            bias = WeightRef(name=None)
+            self.add("layernorm", segment, *rows, self.weight(weight), bias, *end)
+        else:
+            self.add("rmsnorm", segment, *rows, self.weight(weight), *end)
 
     def heads(self) -> tuple[int, int, int]:
         """Return query heads, KV heads and head_dim."""

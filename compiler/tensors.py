@@ -170,7 +170,7 @@ def _layer_sources(spec: ModelSpec, layer: int) -> Iterator[WeightSource]:
         yield _vector(f"{here}.o_bias", f"{out}.bias", hidden)
     if spec.branch_norms:
         yield norm("attention_norm", 1 / spec.stream_scale)
-    if spec.pre_norms:
+    if "post_norm" in spec.norms_before:
         yield norm("post_norm")
     for mlp in spec.mlp_parts(layer):
         own = _expert_sources if mlp.experts else _dense_sources

@@ -109,6 +109,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     attention_scale: float | None = None  # of q k^T; None = head_dim ** -0.5
     activation: str = "silu"  # of the gate: silu, gelu_tanh, or clamped, of gate and up
     pre_norms: bool = True  # RMSNorm of what attention and MLP read
+    parallel: bool = False  # the MLP reads what attention reads, instead of a norm of its own
+    layer_norm: bool = False  # norms of the stream subtract the mean
     branch_norms: bool = False  # RMSNorm of what attention and MLP give, before it is added
     branch_scale: float = 1.0  # what they give without one is added to the stream times this
     logits_scale: float = 1.0
@@ -146,6 +148,11 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     def all_mlp_parts(self) -> frozenset[MlpPart]:
         """Return the different parts of all layers."""
         return frozenset(p for layer in range(self.n_layers) for p in self.mlp_parts(layer))
+
+    @property
+    def norms_before(self) -> tuple[str, ...]:
+        """Return the names of the norms of what a layer's attention and its MLP read."""
+        return ("input_norm", "post_norm")[: self.pre_norms * (1 if self.parallel else 2)]
 
     @property
     def stream_eps(self) -> float:
@@ -197,8 +204,7 @@ def weight_shapes(spec: ModelSpec) -> dict[str, tuple[int, int]]:
     layer = {
         "o": (hidden, spec.n_heads * spec.head_dim),
     }
-    if spec.pre_norms:
-        layer |= {"input_norm": (hidden, 1), "post_norm": (hidden, 1)}
+    layer |= dict.fromkeys(spec.norms_before, (hidden, 1))
     if spec.branch_norms:
         layer |= {"attention_norm": (hidden, 1), "mlp_norm": (hidden, 1)}
     query, kv = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim

@@ -282,10 +282,14 @@ def model_kernels(spec: Spec, target: Target) -> tuple[KernelRequest, ...]:
     used |= {f: spec.experts is not None for f, module in KERNELS.items() if module == "experts"}
     used["row_gate"] = spec.experts is not None and spec.experts.gated
     used["norm_rows"] = spec.qk_norm and spec.qk_norm_of == ROWS
+    used["rmsnorm"] = not spec.layer_norm
     used |= _recurrent_kernels(spec)
-    turned = ("rope_rows",) if spec.qk_norm and spec.qk_norm_of == TURNED else ()
+    more = {
+        "rope_rows": spec.qk_norm and spec.qk_norm_of == TURNED,
+        "layernorm": spec.layer_norm,
+    }
     families = [f for f in KERNELS if not f.startswith("embed") and used.get(f, True)]
-    families += turned
+    families += [family for family, needed in more.items() if needed]
     dtypes = {"KV": spec.kv_dtype, "ACT": spec.activation}
     heads = head_shape(spec)
     others = (

@@ -108,6 +108,13 @@ def _olmo_windows(config: Config, n_layers: int) -> tuple[int, tuple[bool, ...]]
     return window, _sliding(config, n_layers, lambda layer: (layer + 1) % 4 != 0)
 
 
+def _cohere_windows(config: Config, n_layers: int) -> tuple[int, tuple[bool, ...]]:
+    """Command R7B: a window on the layers named in layer_types, or on all but each fourth."""
+    each = config.integer("sliding_window_pattern", 1, 1024, 4)
+    window = config.integer("sliding_window", 1, MAX_POSITION, 4096)
+    return window, _sliding(config, n_layers, lambda layer: (layer + 1) % each != 0)
+
+
 def _exaone_windows(config: Config, n_layers: int) -> tuple[int, tuple[bool, ...]]:
     """EXAONE 4: none, or on the layers named in layer_types, or on all but each fourth."""
     if not config.has("sliding_window"):
@@ -170,6 +177,11 @@ def _exaone_ropes(config: Config, n_layers: int) -> tuple[bool, ...]:
     return _exaone_windows(config, n_layers)[1]
 
 
+def _cohere_ropes(config: Config, n_layers: int) -> tuple[bool, ...]:
+    """Command R7B: in the layers with a window."""
+    return _cohere_windows(config, n_layers)[1]
+
+
 def _granite_ropes(config: Config, n_layers: int) -> tuple[bool, ...]:
     """Granite 4: a rope in all layers or in none; of its models those without Mamba are read."""
     kinds = set(config.texts("layer_types")) or {"linear_attention"}
@@ -193,6 +205,7 @@ class Family:
     window have a rope of their own, whose base older files have by this key.
     query_scalar: scores are scaled by query_pre_attn_scalar, embeddings by sqrt(hidden_size).
     multipliers: config.json tells what scales scores, embeddings, branches and logits.
+    logit_scale: config.json tells what logits are multiplied by, or this.
     norm_offset: what its code adds to weights of RMSNorms. more: see `More`.
     experts: of a family of mixtures, what it fixes of them; inner: the key of the width of an MLP
     without experts. fixed: keys that may have no other value.
@@ -219,6 +232,9 @@ class Family:
     activation: str = "silu"
     query_scalar: bool = False
     pre_norms: bool = True
+    parallel: bool = False
+    layer_norm: bool = False
+    logit_scale: float | None = None
     branch_norms: bool = False
     multipliers: bool = False
     norm_offset: float = 0.0
@@ -246,6 +262,11 @@ _OLMO: dict[str, Any] = {
     **{"pre_norms": False, "branch_norms": True},
 }
 """Of OLMo 2 and 3."""
+_COHERE: dict[str, Any] = {
+    **{"attention_bias": None, "neighbours": True, "tied": True},
+    **{"parallel": True, "layer_norm": True, "logit_scale": 0.0625},
+}
+"""Of Command R and R7B."""
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family("llama", attention_bias=None, mlp_bias=None),
     "MistralForCausalLM": Family("mistral", windows=_mistral_window, kv_heads=8),
@@ -418,6 +439,10 @@ FAMILIES: dict[str, Family] = {
         rope_layers=_exaone_ropes,
         pre_norms=False,
         branch_norms=True,
+    ),
+    "CohereForCausalLM": Family("cohere", **_COHERE, fixed={"use_qk_norm": False}),
+    "Cohere2ForCausalLM": Family(
+        "cohere2", **_COHERE, windows=_cohere_windows, rope_layers=_cohere_ropes
     ),
     "SeedOssForCausalLM": Family(
         "seed_oss",

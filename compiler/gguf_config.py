@@ -51,6 +51,8 @@ ARCHITECTURES = {
     "olmoe": "OlmoeForCausalLM",
     "exaone4": "Exaone4ForCausalLM",
     "seed_oss": "SeedOssForCausalLM",
+    "command-r": "CohereForCausalLM",
+    "cohere2": "Cohere2ForCausalLM",
     "hunyuan-dense": "HunYuanDenseV1ForCausalLM",
     "hunyuan-moe": "HunYuanMoEV1ForCausalLM",
 }
@@ -61,6 +63,7 @@ _KEYS = {
     "embedding_length": "hidden_size",
     "attention.head_count": "num_attention_heads",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.layer_norm_epsilon": "layer_norm_eps",
 }
 ATTENTION_FACTOR = "rope.scaling.attn_factor"
 _LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
@@ -102,9 +105,11 @@ _MULTIPLIERS = {
 _SECTIONS = "rope.dimension_sections"
 """Which dimensions turn by place in time, height, width of a picture: of texts all are alike."""
 _SCALED = ("granite", "granitemoe")
-_LAYERED = ("olmo2", "exaone4")
+_LAYERED = ("olmo2", "exaone4", "cohere2")
 """Architectures that may have windows on some layers, which `_PATTERN` names."""
 _PATTERN = "attention.sliding_window_pattern"
+_OWN = {"olmo2": (ATTENTION_FACTOR,), **dict.fromkeys(("command-r", "cohere2"), ("logit_scale",))}
+"""What these have a place for."""
 _GROWING = ("attention.temperature_scale", "attention.temperature_length", _LOG_MULTIPLIER)
 """What Ministral 3 has a place for."""
 _MIXTURES = (
@@ -168,6 +173,8 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
         found["rope_parameters"]["truncate"] = False  # of all models; files do not tell
     if arch == "mistral3":
         found["rope_parameters"] |= _growing(metadata)
+    if arch in ("command-r", "cohere2"):
+        found["logit_scale"] = metadata.values.get("logit_scale")
     if arch in _SCALED:
         found |= {theirs: metadata.values.get(key) for key, theirs in _MULTIPLIERS.items()}
     if arch == "gemma4":
@@ -216,8 +223,8 @@ def _placed(arch: str, file: GgufFile) -> tuple[str, ...]:
         return _GROWING
     if arch == "gemma4":
         return ("final_logit_softcapping",)
-    if arch == "olmo2":
-        return (ATTENTION_FACTOR,)
+    if arch in _OWN:
+        return _OWN[arch]
     return (ATTENTION_FACTOR,) if arch == "phi3" and LONG_FACTORS in file.tensors else ()
 
 

@@ -26,7 +26,7 @@ FACTORS = (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS)
 """Not weights but divisors of the rope's frequencies, which the configuration tells."""
 PAIRED = (
     *("llama", "mistral3", "smollm3", "granite", "granitemoe", "glm4"),
-    *("ernie4_5", "ernie4_5-moe"),
+    *("ernie4_5", "ernie4_5-moe", "command-r", "cohere2"),
 )
 """Architectures whose ropes turn neighbours, to which the rows of most were reordered."""
 _WHOLE = {

@@ -19,9 +19,9 @@ _PATH_SIGNS = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
 _DIGIT, _DIGITS = r"\p{N}", r"\p{N}{1,3}"
 
 
-def _letters(digits: str) -> str:
+def _letters(digits: str, signs: str = _SIGNS) -> str:
     """Return the pattern of Llama 3 and of Qwen: a sign may begin a word of letters."""
-    return rf"(?i:{_TAKEN})|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}|{_SIGNS}|{_LINES}"
+    return rf"(?i:{_TAKEN})|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}|{signs}|{_LINES}"
 
 
 def _cases(digits: str, ends: str = "") -> str:
@@ -62,6 +62,8 @@ _V3 = (
     rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_LINES}",
 )
 _DEFAULT = (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")
+_MARKED = rf"(?i:{_TAKEN})|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|{_DIGIT}"
+_QWEN35 = rf"{_MARKED}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_LINES}"
 _LLAMA3 = Words((_letters(_DIGITS),), whole_first=True, begins=True)
 _THREES = Words((_letters(_DIGITS),))
 _PLAIN = Words((_GPT2,))
@@ -70,27 +72,31 @@ _QWEN = Words((_letters(_DIGIT),), composes=True)
 
 WORDS: dict[str, Words] = {
     "default": Words(_DEFAULT),
-    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "trillion", "roberta-bpe", "modern-bert"), _PLAIN),
+    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "trillion", "olmo", "exaone4"), _PLAIN),
+    **dict.fromkeys(("roberta-bpe", "modern-bert"), _PLAIN),
     **dict.fromkeys((f"jina-v2-{language}" for language in ("code", "de", "es")), _PLAIN),
     "llama-bpe": _LLAMA3,
     "llama3": _LLAMA3,
     "llama-v3": _LLAMA3,
     "falcon3": _LLAMA3,
     "pixtral": _LLAMA3,
+    "lfm2": _LLAMA3,
     **dict.fromkeys(("smaug-bpe", "dbrx", "glm4", "chatglm-bpe"), _THREES),
     "smollm": _SINGLE,
     "starcoder": _SINGLE,
     "refact": _SINGLE,
-    "minerva-7b": _SINGLE,
+    **dict.fromkeys(("minerva-7b", "command-r"), _SINGLE),
     "qwen2": _QWEN,
     "deepseek-r1-qwen": _QWEN,
     "megrez": _QWEN,
-    "stablelm2": replace(_QWEN, composes=False),
+    "qwen35": Words((_QWEN35,), composes=True),
+    **dict.fromkeys(("stablelm2", "hunyuan"), replace(_QWEN, composes=False)),
+    "seed-coder": Words((_letters(_DIGIT, r" ?[^\s\p{L}\p{N}]+"),)),
     "tekken": Words((_cases(_DIGIT),), whole_first=True, begins=True),
     "gpt-4o": Words((_cases(_DIGITS, rf"(?i:{_TAKEN})?"),)),
     "deepseek-llm": Words(_CHINESE),
     "deepseek-coder": Words(_CODER),
-    "deepseek-v3": Words(_V3),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), Words(_V3)),
 }
 """tokenizer.ggml.pre -> how it cuts; files that name none have what llama.cpp calls default."""
 

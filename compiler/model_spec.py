@@ -157,7 +157,10 @@ def read_architecture(
         head_dim=head_dim,
         max_position=positions,
         max_context=_context(config, max_context, positions),
-        norm_eps=config.number("rms_norm_eps", 0.0, 1.0, 1e-6),
+        norm_eps=config.number(
+            "layer_norm_eps" if family.layer_norm else "rms_norm_eps",
+            *(0.0, 1.0, 1e-5 if family.layer_norm else 1e-6),
+        ),
         rope=rope,
         sliding_window=window,
         window_layers=window_layers,
@@ -175,6 +178,8 @@ def read_architecture(
         activation=family.activation,
         qk_norm_of=family.qk_norm_of,
         pre_norms=family.pre_norms,
+        parallel=family.parallel,
+        layer_norm=family.layer_norm,
         branch_norms=family.branch_norms,
         experts=experts,
         norm_offset=family.norm_offset and config.number("norm_offset", 0.0, 1.0, 1.0),
@@ -223,6 +228,8 @@ def _scales(config: Config, family: Family, hidden: int) -> dict[str, Any]:
     if family.query_scalar:
         scalar = config.number("query_pre_attn_scalar", 1e-6, 1e6, 256.0)
         return {"attention_scale": scalar**-0.5, "stream_scale": math.sqrt(hidden)}
+    if family.logit_scale is not None:
+        return {"logits_scale": config.number("logit_scale", 1e-6, 1e6, family.logit_scale)}
     if not family.multipliers:
         return {}
     keys = ("embedding", "residual", "attention")

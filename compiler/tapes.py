@@ -258,6 +258,8 @@ class DecoderTape(TapeBuilder):
             self.first_picked = spec.n_layers - 1
             last = max(1, spec.shared_kv) * spec.layer_inputs
             self.picked_inputs = self.padded("picked_inputs", sequences, last)
+        if spec.parallel:
+            self.picked_normed = self.padded("picked_normed", sequences, hidden)
 
     def embed(self) -> None:
         """Token ids to x; a tied model reads the head's packed columns."""
@@ -314,6 +316,8 @@ class DecoderTape(TapeBuilder):
         segment = f"post_attn({layer})"
         picked = self.pick_stream(layer, m, places, segment)
         self.gather(segment, m, places, self.attention, self.picked_attention)
+        if self.spec.parallel:
+            self.gather(segment, m, places, self.normed, self.picked_normed)
         return picked
 
     def pick_stream(
@@ -337,7 +341,10 @@ class DecoderTape(TapeBuilder):
         """Output projection and MLP of m rows, each added to x."""
         name, segment = f"layers.{layer}", f"post_attn({layer})"
         self.branch("o", segment, m, name, attention, x)
-        source = self.norm_before(segment, f"{name}.post_norm", x, m)
+        if self.spec.parallel:
+            source = self.picked_normed if x == self.picked else self.normed
+        else:
+            source = self.norm_before(segment, f"{name}.post_norm", x, m)
         if (experts := self.spec.experts) and self.spec.dense_inner:
             self.mlp_and_experts(experts, layer, m, x)
         else:
@@ -468,10 +475,14 @@ class DecoderTape(TapeBuilder):
     # ---- groups of slots ----
 
     def norm(self, segment: str, weight: str, x: BufferRef, out: BufferRef, m: ArgRef = _T) -> None:
-        """Append an RMSNorm of the first m rows."""
+        """Append a norm of the first m rows."""
         spec = self.spec
-        values = (m, spec.hidden_size, *self.rows(x), self.weight(weight), spec.stream_eps)
-        self.add("rmsnorm", segment, *values, *self.rows(out))
+        rows, end = (m, spec.hidden_size, *self.rows(x)), (spec.stream_eps, *self.rows(out))
+        if spec.layer_norm:
+            bias = WeightRef(name=None)
+            self.add("layernorm", segment, *rows, self.weight(weight), bias, *end)
+        else:
+            self.add("rmsnorm", segment, *rows, self.weight(weight), *end)
 
     @property
     def scale(self) -> float:
@@ -594,7 +605,9 @@ class _Forward(DecoderTape):
         self.add("prefill_attention", f"attn({layer})", *values, skips=True)
         self.decode(layer, prefill, _arg("n_decode"), where, out)
         if gates := self.spec.gate_size:
-            self.add("sigmoid_rows", f"attn({layer})", _T, gates, *self.rows(self.qkv), *self.rows(out))
+            self.add(
+                "sigmoid_rows", f"attn({layer})", _T, gates, *self.rows(self.qkv), *self.rows(out)
+            )
 
     @property
     def turned(self) -> tuple[BufferRef, int]:

@@ -115,7 +115,7 @@ def _layer_sources(spec: ModelSpec, layer: int) -> Iterator[WeightSource]:
         yield from _attention_sources(spec, layer)
     if spec.branch_norms:
         yield norm("attention_norm", 1 / spec.stream_scale)
-    if spec.pre_norms:
+    if "post_norm" in spec.norms_before:
         yield norm("post_norm")
     if spec.dense_inner:
         yield from _both_sources(spec, layer, norm)

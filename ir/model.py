@@ -158,6 +158,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     attention_scale: float | None = None  # of q k^T; None = head_dim ** -0.5
     activation: str = "silu"  # of the gate: silu, gelu_tanh, or clamped, of gate and up
     pre_norms: bool = True  # RMSNorm of what attention and MLP read
+    parallel: bool = False  # the MLP reads what attention reads, instead of a norm of its own
+    layer_norm: bool = False  # norms of the stream subtract the mean
     branch_norms: bool = False  # RMSNorm of what attention and MLP give, before it is added
     branch_scale: float = 1.0  # what they give without one is added to the stream times this
     logits_scale: float = 1.0
@@ -270,6 +272,11 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         return frozenset(p for layer in range(self.n_layers) for p in self.mlp_parts(layer))
 
     @property
+    def norms_before(self) -> tuple[str, ...]:
+        """Return the names of the norms of what a layer's attention and its MLP read."""
+        return ("input_norm", "post_norm")[: self.pre_norms * (1 if self.parallel else 2)]
+
+    @property
     def stream_eps(self) -> float:
         """Epsilon of norms of the residual stream."""
         return self.norm_eps / self.stream_scale**2
@@ -346,8 +353,7 @@ def _layer_shapes(spec: ModelSpec, layer: int) -> dict[str, tuple[int, int]]:
         "o": (hidden, spec.qkv_rows(layer)[0]),
         **dict(pair for part in spec.mlp_parts(layer) for pair in _mlp_shapes(part, hidden)),
     }
-    if spec.pre_norms:
-        found |= {"input_norm": norm, "post_norm": norm}
+    found |= dict.fromkeys(spec.norms_before, norm)
     if spec.experts and spec.dense_inner:
         found |= dict.fromkeys(("dense_norm", "router_norm", "experts_norm"), norm)
         found |= {"experts_out_norm": norm, "expert_scale": (spec.experts.count, 1)}

@@ -38,6 +38,8 @@ ARCHITECTURES = {
     "olmoe": "olmoe",
     "exaone4": "exaone4",
     "seed_oss": "seed_oss",
+    "cohere": "command-r",
+    "cohere2": "cohere2",
     "hunyuan_v1_dense": "hunyuan-dense",
     "hunyuan_v1_moe": "hunyuan-moe",
 }
@@ -213,9 +215,15 @@ def save_gguf(
         each = [kv_heads if kind == "full_attention" else 0 for kind in kinds]
         writer.add_head_count_kv(each if arch == "lfm2" else kv_heads)
     writer.add_head_count(heads)
-    writer.add_layer_norm_rms_eps(config["norm_eps" if arch == "lfm2" else "rms_norm_eps"])
+    if "logit_scale" in config:
+        writer.add_layer_norm_eps(config["layer_norm_eps"])
+        writer.add_logit_scale(config["logit_scale"])
+    else:
+        writer.add_layer_norm_rms_eps(config["norm_eps" if arch == "lfm2" else "rms_norm_eps"])
     add_recurrent(writer, config)
     add_rope(writer, config)
+    if config.get("sliding_window") and arch == "cohere2":
+        writer.add_sliding_window(config["sliding_window"])
     if config.get("sliding_window") and arch in ("olmo2", "exaone4"):
         writer.add_sliding_window(config["sliding_window"])
         writer.add_sliding_window_pattern([t[0] == "s" for t in config["layer_types"]])
@@ -375,7 +383,7 @@ def stacked_name(name: str) -> str | None:
 PAIRED = ("llama", "mistral3", "smollm3", "granite", "granitemoe", "glm4", "ernie4_5")
 PAIRED += ("ernie4_5-moe",)
 """Architectures whose files have the rows of queries and keys as pairs."""
-NEIGHBOURS = {"glm4": 0.5, "ernie4_5": 1.0, "ernie4_5_moe": 1.0}
+NEIGHBOURS = {"glm4": 0.5, "ernie4_5": 1.0, "ernie4_5_moe": 1.0, "cohere": 1.0, "cohere2": 1.0}
 """Families that are trained so, with the part of each head that a rope turns."""
 
 
@@ -542,3 +550,6 @@ def _is_ours(name: str) -> bool:
         *(f"mlp.{part}" for part in ("gate_proj", "up_proj", "down_proj")),
         *("input_layernorm", "post_attention_layernorm"),
     }
+
+
+PAIRED += ("command-r", "cohere2")

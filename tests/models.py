@@ -13,7 +13,7 @@ RECURRENT = ("lfm2", "qwen3_5")
 """Families with layers without keys."""
 UNEVEN = ("gemma4",)
 """Families whose layers differ in heads."""
-FAMILIES += ("olmo2", "olmo3", "exaone4", "seed_oss", "hunyuan")
+FAMILIES += ("olmo2", "olmo3", "exaone4", "seed_oss", "hunyuan", "cohere", "cohere2")
 EXPERTS = ("qwen3_moe", "mixtral", "granitemoe", "gpt_oss")
 EXPERTS += ("qwen2_moe", "glm4_moe", "dots1", "ernie4_5_moe", "granitemoeshared", "granite4_moe")
 EXPERTS += ("olmoe", "hunyuan_moe")
@@ -153,6 +153,8 @@ OWN: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 1e-6,
         "pad_token_id": 2,
     },
+    "cohere": {"layer_norm_eps": 1e-6, "pad_token_id": 2, "logit_scale": 0.25},
+    "cohere2": {"layer_norm_eps": 1e-6, "pad_token_id": 2, "sliding_window": 24},
     "exaone4": {"rms_norm_eps": 1e-6, "head_dim": 16, "sliding_window": 24},
     "seed_oss": {"head_dim": 32, "pad_token_id": 2},
     "hunyuan": {"head_dim": 16, "rms_norm_eps": 1e-6},
@@ -212,6 +214,8 @@ def make_model(family: str, *, seed: int = 0, dtype: str = "float32", **override
         "olmo3": (transformers.Olmo3Config, transformers.Olmo3ForCausalLM),
         "olmoe": (transformers.OlmoeConfig, transformers.OlmoeForCausalLM),
         "exaone4": (transformers.Exaone4Config, transformers.Exaone4ForCausalLM),
+        "cohere": (transformers.CohereConfig, transformers.CohereForCausalLM),
+        "cohere2": (transformers.Cohere2Config, transformers.Cohere2ForCausalLM),
         "seed_oss": (transformers.SeedOssConfig, transformers.SeedOssForCausalLM),
         "hunyuan": (transformers.HunYuanDenseV1Config, transformers.HunYuanDenseV1ForCausalLM),
         "hunyuan_moe": (transformers.HunYuanMoEV1Config, transformers.HunYuanMoEV1ForCausalLM),

@@ -82,6 +82,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "hunyuan": ("hunyuan", {**HEADS4, "head_dim": 16, "hidden_size": 64}),
+    "cohere2": ("cohere2", {**HEADS4, "hidden_size": 64, "num_hidden_layers": 4}),
     "exaone4-norms": ("exaone4", {**HEADS4, "hidden_size": 64, "num_hidden_layers": 4}),
     "llama-biases-bf16": (
         "llama",

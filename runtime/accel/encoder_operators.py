@@ -19,6 +19,7 @@ from dovetail.runtime.accel.operators import (
     bind_embed,
     bind_gated,
     bind_gather,
+    bind_layernorm,
     bind_linear,
     bind_rmsnorm,
     bind_rmsnorm_add,
@@ -81,13 +82,6 @@ def bind_embed_sum(tape: TorchTape, entry: Entry) -> Work:
         rows(step).copy_(total if w is None else F.layer_norm(total, (columns,), w, b, small))
 
     return run
-
-
-def bind_layernorm(tape: TorchTape, entry: Entry) -> Work:
-    """Norm rows: out = (x - mean) / sqrt(variance + eps) * w + b."""
-    _, hidden, x, _, scale, bias, eps, out, _ = entry.slots
-    given = (integer(hidden),), tape.need(scale), tape.weight(bias), number(eps)
-    return bind_rows(tape, entry, (hidden, x, out), lambda x: F.layer_norm(x.float(), *given))
 
 
 def bind_attention(tape: TorchTape, entry: Entry) -> Work:

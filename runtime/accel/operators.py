@@ -51,6 +51,13 @@ def bind_rmsnorm(tape: TorchTape, entry: Entry) -> Work:
     return bind_rows(tape, entry, (hidden, x, out), lambda x: F.rms_norm(x.float(), *given))
 
 
+def bind_layernorm(tape: TorchTape, entry: Entry) -> Work:
+    """Norm rows: out = (x - mean) / sqrt(variance + eps) * w + b."""
+    _, hidden, x, _, scale, bias, eps, out, _ = entry.slots
+    given = (integer(hidden),), tape.need(scale), tape.weight(bias), number(eps)
+    return bind_rows(tape, entry, (hidden, x, out), lambda x: F.layer_norm(x.float(), *given))
+
+
 def bind_rmsnorm_add(tape: TorchTape, entry: Entry) -> Work:
     """Norm rows as `bind_rmsnorm` does, and add them to others, which may then be scaled."""
     _, hidden, x, _, weight, eps, scale, out, _ = entry.slots
@@ -419,6 +426,7 @@ _DECODER: Mapping[str, Bind] = {
     "input_out": bind_linear,
     "cap_rows": bind_cap,
     "qkv": bind_linear,
+    "layernorm": bind_layernorm,
     "norm_rows": bind_norm_rows,
     "rope_rows": bind_rope_rows,
     "rope_store": bind_rope,

@@ -84,6 +84,8 @@ def test_a_model_gets_the_kernels_its_tapes_call() -> None:
     for of, more in (("heads", set()), ("rows", {"norm_rows"}), ("turned", {"rope_rows"})):
         over = model_kernels(replace(SPEC, qk_norm=True, qk_norm_of=of), target)
         assert {r.name for r in over} == names | more
+    centred = model_kernels(replace(SPEC, layer_norm=True), target)
+    assert {r.name for r in centred} == names - {"rmsnorm"} | {"layernorm"}
     experts = {"route", "sort_experts", "expert_rows", "combine_experts"}
     for gated, more in ((False, experts), (True, experts | {"gate_rows"})):
         mixture = ExpertSpec(count=4, used=2, shared=32, gated=gated)

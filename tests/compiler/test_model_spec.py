@@ -28,6 +28,10 @@ def edited(source, target, drop=(), **values):
     return target
 
 
+NORMED = ("qwen3", "gemma3", "olmo2", "olmo3", "exaone4", "hunyuan")
+"""Families that norm queries and keys."""
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("tied", [False, True])
 def test_every_family(family, tied, tmp_path):
@@ -38,8 +42,8 @@ def test_every_family(family, tied, tmp_path):
     head_dim = OWN.get(family, {}).get("head_dim", 16)
     assert (spec.n_layers, spec.n_heads, spec.n_kv_heads, spec.head_dim) == (2, 4, 2, head_dim)
     assert (spec.max_position, spec.max_context, spec.norm_eps) == (512, 512, 1e-6)
-    assert spec.attention_bias == (family in ("qwen2", "glm4"))
-    assert spec.qk_norm == (family in ("qwen3", "gemma3"))
+    assert spec.attention_bias == (family in ("qwen2", "glm4", "seed_oss"))
+    assert spec.qk_norm == (family in NORMED)
     assert not (spec.output_bias or spec.mlp_bias)
     assert (spec.weight_dtype, spec.checkpoint_dtype, spec.kv_dtype) == ("f32", "f32", "f32")
     assert (spec.bos_token_id, spec.eos_token_ids) == (1, (2,))

@@ -42,7 +42,17 @@ def pack(path, target, **options):
 
 
 PLAIN = (("input_norm", "input_layernorm", 1), ("post_norm", "post_attention_layernorm", 1))
+LAST = (
+    ("attention_norm", "post_attention_layernorm", 1),
+    ("mlp_norm", "post_feedforward_layernorm", 1),
+)
+ROWS = tuple((f"{part}_rows_norm", f"self_attn.{part}_norm", 1) for part in "qk")
+TURNED = (("q_norm", "self_attn.query_layernorm", 1), ("k_norm", "self_attn.key_layernorm", 1))
 NORMS = {
+    **dict.fromkeys(("olmo2", "olmo3"), (*LAST, *ROWS)),
+    **dict.fromkeys(("cohere", "cohere2"), PLAIN[:1]),
+    "exaone4": LAST,
+    "hunyuan": (*PLAIN, *TURNED),
     "glm4": (
         *PLAIN,
         ("attention_norm", "post_self_attn_layernorm", 1),
@@ -91,7 +101,7 @@ def test_packed_weights_are_the_checkpoints(family, chunk_bytes, tmp_path, monke
     described = weight_shapes(spec)
     assert {name: (entries[name].n, entries[name].k) for name in described} == described
     extra = {name.rsplit(".", 1)[1] for name in entries.keys() - described.keys()}
-    assert all(name.endswith("_bias") or name in ("q_norm", "k_norm") for name in extra)
+    assert all(name.endswith("_bias") or name[:2] in ("q_", "k_") for name in extra)
     np.testing.assert_array_equal(got["embed"], state["model.embed_tokens.weight"])
     np.testing.assert_array_equal(got["head"], state["lm_head.weight"])
     plus = 1 if family == "gemma3" else 0
@@ -107,11 +117,11 @@ def test_packed_weights_are_the_checkpoints(family, chunk_bytes, tmp_path, monke
     for name, source, times in NORMS.get(family, PLAIN):
         norm = (stacked(source, [""]) + plus) * np.float32(times)
         np.testing.assert_array_equal(got[f"layers.1.{name}"][:, 0], norm)
-    assert ("layers.1.qkv_bias" in got) == (family in ("llama", "qwen2", "glm4"))
+    assert ("layers.1.qkv_bias" in got) == (family in ("llama", "qwen2", "glm4", "seed_oss"))
     if "layers.1.qkv_bias" in got:
         bias = stacked("self_attn.{}_proj", "qkv", "bias")
         np.testing.assert_array_equal(got["layers.1.qkv_bias"][:, 0], bias)
-    assert ("layers.1.q_norm" in got) == (family in ("qwen3", "gemma3"))
+    assert ("layers.1.q_norm" in got) == (family in ("qwen3", "gemma3", "exaone4", "hunyuan"))
     if family == "llama":
         panels = got["layers.1.gate_up_bias"].reshape(-1, 2, 16)
         for side, name in enumerate(("gate", "up")):

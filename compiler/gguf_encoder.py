@@ -13,7 +13,7 @@ from typing import Any
 from dovetail.compiler.checkpoint import TensorInfo
 from dovetail.compiler.config import Config
 from dovetail.compiler.embedding_decoders import LABELLED
-from dovetail.compiler.encoder_tensors import NAMES
+from dovetail.compiler.encoder_tensors import NAMES, PARTED
 from dovetail.compiler.gguf_file import GgufFile
 from dovetail.ir.errors import SpecError
 
@@ -85,10 +85,15 @@ def _height(file: GgufFile, name: str) -> int:
     return with_rows(info).height if info else 0
 
 
-def names_of(arch: str) -> tuple[Mapping[str, str], Mapping[str, str]]:
-    """Return what our family calls the modules of a file: those outside of layers, and in them."""
+def names_of(arch: str, parted: bool) -> tuple[Mapping[str, str], Mapping[str, str]]:
+    """Return what our family calls the modules of a file: those outside of layers, and in them.
+
+    parted: gates are tensors of their own.
+    """
     names = NAMES[ENCODERS[arch][1]]
     gate, up = (module for module, _ in names.gated or ((names.up, 0),) * 2)
+    if parted and gate == up:
+        gate, up = PARTED
     parts = ("attn_q", "attn_k", "attn_v") if len(names.qkv) > 1 else ("attn_qkv",)
     outside = {
         "token_embd": names.words,

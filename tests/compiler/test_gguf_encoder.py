@@ -58,12 +58,15 @@ def test_vectors_are_those_of_transformers(tmp_path: Path, case: str) -> None:
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1.0, atol=1e-6)
 
 
-def test_jina_has_its_gate_and_its_values_in_one_tensor(tmp_path: Path) -> None:
+@pytest.mark.parametrize("parted", [False, True])
+def test_gate_and_values_of_jina_are_one_tensor_or_two(tmp_path: Path, parted: bool) -> None:
     jina = Jina()
     jina.save(tmp_path / "m")
-    file = save_gguf_encoder(
-        tmp_path / "m.gguf", tmp_path / "m", arch="jina-bert-v2", state=jina.tensors
-    )
+    state = dict(jina.tensors)
+    for name in [name for name in state if parted and "gated_layers" in name]:
+        for part, rows in zip("wv", np.split(state.pop(name), 2), strict=True):
+            state[name.replace("gated_layers", f"gated_layers_{part}")] = rows
+    file = save_gguf_encoder(tmp_path / "m.gguf", tmp_path / "m", arch="jina-bert-v2", state=state)
     found = load_encoder(compiled(file, tmp_path / "m.dove")).embed_tokens(TEXTS)
     assert cosines(found, np.array([jina.rows(ids).mean(0) for ids in TEXTS])).min() > 0.999999
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from dovetail.compiler.checkpoint import TensorInfo
 from dovetail.compiler.config import Config
-from dovetail.compiler.embedding_decoders import LABELLED
+from dovetail.compiler.encoder_families import LABELLED
 from dovetail.compiler.encoder_tensors import NAMES, PARTED
 from dovetail.compiler.gguf_file import GgufFile
 from dovetail.ir.errors import SpecError

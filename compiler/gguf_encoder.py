@@ -136,7 +136,7 @@ def ranking_config(file: GgufFile, architecture: str) -> dict[str, Any]:
     if labels != ["yes", "no"]:
         raise SpecError(f"{file.path}: a decoder that classifies as {labels} is not supported")
     classifier = architecture.replace("ForCausalLM", LABELLED)
-    return {"architectures": [classifier], "num_labels": 1, "is_original_qwen3_reranker": True}
+    return {"architectures": [classifier], "is_original_qwen3_reranker": True}
 
 
 def _pooling(file: GgufFile) -> object:

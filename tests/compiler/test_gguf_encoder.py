@@ -12,7 +12,8 @@ import gguf
 import numpy as np
 import pytest
 
-from dovetail.compiler.encoder_folder import is_encoder
+from dovetail.compiler.encoder_folder import is_encoder, open_folder
+from dovetail.compiler.encoder_formats import tell_widened
 from dovetail.compiler.encoder_spec import read_encoder_spec
 from dovetail.compiler.gguf_model import GgufModel
 from dovetail.compiler.model_source import open_model
@@ -124,6 +125,8 @@ def test_quantised_weights_are_kept(tmp_path: Path, kind: str) -> None:
             "mixed": ("bf16", "q4_32km"),
         }[kind]
     )
+    notes = tell_widened(spec, open_folder(file).source.checkpoint())
+    assert [note[:20] for note in notes] == ["2 matrices of severa"] * (kind == "mixed")
     kept = load_encoder(compiled(file, tmp_path / "k.dove", weight_dtype=None)).embed_tokens(TEXTS)
     floats = load_encoder(compiled(file, tmp_path / "f.dove")).embed_tokens(TEXTS)
     assert cosines(kept, floats).min() > 0.999

@@ -12,12 +12,12 @@ from typing import Any
 from msgspec.structs import replace
 
 from dovetail.compiler.config import Config
+from dovetail.compiler.encoder_families import LABELLED
 from dovetail.compiler.families import FAMILIES
 from dovetail.compiler.model_source import TOKENIZER, TOKENIZER_CONFIG, ModelSource, read_json
 from dovetail.compiler.model_spec import read_architecture
 
 _STEMS = ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma3")
-LABELLED = "ForSequenceClassification"
 EMBEDDING_DECODERS = {
     name: FAMILIES[f"{stem}ForCausalLM"]
     for stem in _STEMS

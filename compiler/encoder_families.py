@@ -108,8 +108,10 @@ _NOMIC = EncoderFamily(
         **{"scale_attn_weights": True, "rotary_emb_fraction": 1.0, "rotary_emb_scale_base": None},
     },
 )
+LABELLED = "ForSequenceClassification"
+"""How the names of classifiers end."""
 _EMBEDS = ("Model", "ForMaskedLM")
-_SCORES = (*_EMBEDS, "ForSequenceClassification")
+_SCORES = (*_EMBEDS, LABELLED)
 ENCODER_FAMILIES: dict[str, EncoderFamily] = {
     f"{stem}{suffix}": family
     for stem, suffixes, family in (

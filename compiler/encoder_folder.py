@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dovetail.compiler.config import Config, parse_json
-from dovetail.compiler.embedding_decoders import EMBEDDING_DECODERS, LABELLED
-from dovetail.compiler.encoder_families import ENCODER_FAMILIES
+from dovetail.compiler.embedding_decoders import EMBEDDING_DECODERS
+from dovetail.compiler.encoder_families import ENCODER_FAMILIES, LABELLED
 from dovetail.compiler.model_source import (
     CONFIG,
     TOKENIZER,

@@ -82,9 +82,8 @@ def read_encoder_spec(
     dtypes = (resolve_weight_dtype(weight_dtype, stored, target), stored)
     if folder.decodes:
         spec = _read_decoder(config, folder, dtypes, max_tokens)
-        asked = bool(folder.answers)
-        if asked or folder.labelled:
-            spec = _read_ranking(config, folder, spec, asked)
+        if folder.pooling is None:
+            spec = _read_ranking(config, folder, spec, checkpoint.info(SCORE).height)
     else:
         spec = _architecture(config, folder, dtypes, max_tokens)
     check_encoder_tensors(spec, checkpoint)
@@ -112,9 +111,9 @@ def _read_decoder(
 
 
 def _read_ranking(
-    config: Config, folder: EncoderFolder, spec: EncoderSpec, asked: bool
+    config: Config, folder: EncoderFolder, spec: EncoderSpec, labels: int
 ) -> EncoderSpec:
-    """Return the spec of a decoder with a classifier; asked: made of the head's rows of answers."""
+    """Return the spec of a decoder with a classifier."""
     settings = folder.read(folder.root, SENTENCE_CONFIG)
     for key in ("processing_kwargs", "chat_template"):
         settings = settings.section(key) if settings.has(key) else Config(settings.name, {})
@@ -124,7 +123,6 @@ def _read_ranking(
     if pair.instruction is not None and spec.default_prompt is None:
         ends["prompts"] = {**spec.prompts, "instruction": pair.instruction}
         ends["default_prompt"] = "instruction"
-    labels = 1 if asked else _count_labels(config)
     sigmoid = _scores_by_sigmoid(config, folder)
     return msgspec.structs.replace(spec, labels=labels, sigmoid=sigmoid, **ends)
 

@@ -123,6 +123,8 @@ NAMES: dict[str, Names] = {
     ),
 }
 """Family -> the names that its checkpoints have."""
+PARTED = "mlp.gated_layers_w", "mlp.gated_layers_v"
+"""Jina's gate and values as older GGUF files have them, apart."""
 
 
 def encoder_sources(spec: EncoderSpec, checkpoint: Checkpoint) -> tuple[WeightSource, ...]:
@@ -201,6 +203,8 @@ def _buckets(spec: EncoderSpec, checkpoint: Checkpoint) -> Iterator[WeightSource
 def _open_sources(spec: EncoderSpec, checkpoint: Checkpoint) -> _Sources:
     names = NAMES[spec.family]
     prefix = next((p for p in PREFIXES if f"{p}{names.words}.weight" in checkpoint.tensors), "")
+    if f"{names.layers}.0.{PARTED[0]}.weight" in checkpoint.tensors:
+        names = replace(names, gated=tuple((module, 0) for module in PARTED))
     return _Sources(spec, names, prefix)
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from dovetail.compiler.checkpoint import TensorInfo
 from dovetail.compiler.config import Config
-from dovetail.compiler.embedding_decoders import LABELLED
-from dovetail.compiler.encoder_tensors import NAMES
+from dovetail.compiler.encoder_families import LABELLED
+from dovetail.compiler.encoder_tensors import NAMES, PARTED
 from dovetail.compiler.gguf_file import GgufFile
 from dovetail.ir.errors import SpecError
 
@@ -85,10 +85,15 @@ def _height(file: GgufFile, name: str) -> int:
     return with_rows(info).height if info else 0
 
 
-def names_of(arch: str) -> tuple[Mapping[str, str], Mapping[str, str]]:
-    """Return what our family calls the modules of a file: those outside of layers, and in them."""
+def names_of(arch: str, parted: bool) -> tuple[Mapping[str, str], Mapping[str, str]]:
+    """Return what our family calls the modules of a file: those outside of layers, and in them.
+
+    parted: gates are tensors of their own.
+    """
     names = NAMES[ENCODERS[arch][1]]
     gate, up = (module for module, _ in names.gated or ((names.up, 0),) * 2)
+    if parted and gate == up:
+        gate, up = PARTED
     parts = ("attn_q", "attn_k", "attn_v") if len(names.qkv) > 1 else ("attn_qkv",)
     outside = {
         "token_embd": names.words,
@@ -131,7 +136,7 @@ def ranking_config(file: GgufFile, architecture: str) -> dict[str, Any]:
     if labels != ["yes", "no"]:
         raise SpecError(f"{file.path}: a decoder that classifies as {labels} is not supported")
     classifier = architecture.replace("ForCausalLM", LABELLED)
-    return {"architectures": [classifier], "num_labels": 1, "is_original_qwen3_reranker": True}
+    return {"architectures": [classifier], "is_original_qwen3_reranker": True}
 
 
 def _pooling(file: GgufFile) -> object:

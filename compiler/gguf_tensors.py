@@ -132,11 +132,11 @@ def gguf_checkpoint(file: GgufFile, config: Mapping[str, Any]) -> Checkpoint:
     Raises SpecError for queries or keys that cannot be cut into heads.
     """
     arch = str(file.values.get("general.architecture"))
-    tensors = {}
+    tensors, parted = {}, "blk.0.ffn_gate.weight" in file.tensors
     for name, info in file.tensors.items():
         if name in FACTORS:
             continue
-        found = replace(with_rows(info), name=translate(name, arch))
+        found = replace(with_rows(info), name=translate(name, arch, parted))
         tensors[found.name] = as_logarithms(found) if found.name.endswith("A_log") else found
     if arch not in ENCODERS and (rows := tensors.pop(ANSWERS, None)):  # of yes, then of no
         tensors[SCORE] = with_score(Checkpoint(file.path, {HEAD: rows}), (0, 1)).info(SCORE)
@@ -146,21 +146,24 @@ def gguf_checkpoint(file: GgufFile, config: Mapping[str, Any]) -> Checkpoint:
     return expert_tensors(Checkpoint(file.path, tensors))
 
 
-def _translate_encoder(name: str, arch: str) -> str:
-    outside, inside = names_of(arch)
+def _translate_encoder(name: str, arch: str, parted: bool) -> str:
+    outside, inside = names_of(arch, parted)
     stem, dot, kind = name.rpartition(".")
     layer = _LAYER.fullmatch(stem)
     known = inside.get(layer[2], "").format(int(layer[1])) if layer else outside.get(stem)
     return known + dot + kind if known else name
 
 
-def translate(name: str, arch: str) -> str:
-    """Return what Hugging Face calls a tensor of an architecture, or the name itself."""
+def translate(name: str, arch: str, parted: bool = False) -> str:
+    """Return what Hugging Face calls a tensor of an architecture, or the name itself.
+
+    parted: gates are tensors of their own.
+    """
     stem, dot, kind = name.rpartition(".")
     if stem in DENSE:
         return f"dense.{DENSE.index(stem)}.linear.{kind}"
     if arch in ENCODERS:
-        return _translate_encoder(name, arch)
+        return _translate_encoder(name, arch, parted)
     if expert := _EXPERT.fullmatch(stem):
         layer, part, number = expert.groups()
         return f"model.layers.{int(layer)}.mlp.experts.{int(number)}.{part}_proj.{kind}"

@@ -61,11 +61,11 @@ CORE = ("native", "schedule", "engine", "accel", "child", "group")
 """Rooms that are thin: who reads how a token is made reads these."""
 LINES = {
     "dovetail": 7_470,
-    "compiler": 20_220,
+    "compiler": 20_230,
     "codegen": 18_490,
     "topology": 4_030,
     "ir": 10_580,
-    "runtime": 40_940,
+    "runtime": 41_080,
     "runtime/machine": 1_230,
     "runtime/schedule": 4_050,
     "runtime/child": 900,
@@ -79,7 +79,7 @@ LINES = {
     "runtime/hosting": 1_770,
     "runtime/retrieval": 1_650,
     "runtime/flows": 5_410,
-    "runtime/server": 4_840,
+    "runtime/server": 4_980,
     "runtime/sim": 1_300,
 }
 """Most lines of source in each folder and room: what grows beyond has to say why, here."""

@@ -29,6 +29,7 @@ from dovetail.runtime.server.chat import chat
 from dovetail.runtime.server.completions import completions
 from dovetail.runtime.server.context import ServerContext
 from dovetail.runtime.server.edge import JsonReply
+from dovetail.runtime.server.embeddings_inference import embed, info, rerank_texts
 from dovetail.runtime.server.errors import BLOCK_PATH, ApiError, ClientGone
 from dovetail.runtime.server.generation import new_id
 from dovetail.runtime.server.items import BlockReply, InputTokens, ResponsesReply
@@ -55,7 +56,14 @@ ENDPOINTS: tuple[tuple[Endpoint, Handler], ...] = (
     (Endpoint("/v1/completions", schema.CompletionRequest, replies.TextReply), completions),
     (Endpoint("/v1/embeddings", schema.EmbeddingRequest, replies.EmbeddingReply), embeddings),
     (Endpoint("/v1/rerank", schema.RerankRequest, replies.RerankReply), rerank),
-    (Endpoint("/rerank", schema.RerankRequest, replies.RerankReply), rerank),
+    (
+        Endpoint(
+            "/rerank", schema.RerankTextsRequest, replies.RerankReply | list[replies.RankedText]
+        ),
+        rerank_texts,
+    ),
+    (Endpoint("/embed", schema.EmbedRequest, list[list[float]]), embed),
+    (Endpoint("/info", None, replies.EncoderInfo), info),
     (Endpoint("/v1/workflows/{name}/runs", schema.RunRequest, replies.RunReply), run_workflow),
     (Endpoint("/v1/models", None, replies.ModelList), small_endpoints.models),
     (Endpoint("/v1/models/{model:path}", None, replies.ModelCard), small_endpoints.model),

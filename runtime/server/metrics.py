@@ -229,7 +229,7 @@ FIGURES: dict[str, Figure] = {
     ),
 }
 
-BUSY_AT = dict.fromkeys(("/v1/embeddings", "/v1/rerank", "/rerank"), "embedding_slo")
+BUSY_AT = dict.fromkeys(("/v1/embeddings", "/v1/rerank", "/rerank", "/embed"), "embedding_slo")
 """What was full where BUSY was the answer, if not the engine's queue."""
 REASONS = (
     *("queue_full", "embedding_slo"),

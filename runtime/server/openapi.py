@@ -19,14 +19,14 @@ _PARAMETER = re.compile(r"{(\w+)(?::\w+)?}")
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A path with the structs of its body and reply; None for no body, and for plain text.
+    """A path with the types of its body and reply; None for no body, and for plain text.
 
     query: numbers that it takes by name, with what they are at least and at most.
     """
 
     path: str
     body: type[msgspec.Struct] | None
-    reply: type[msgspec.Struct] | None
+    reply: object
     query: tuple[tuple[str, float, float], ...] = ()
 
     @property

@@ -240,6 +240,26 @@ class RerankReply(msgspec.Struct, frozen=True, kw_only=True):
     results: list[RerankResult]
 
 
+class RankedText(msgspec.Struct, frozen=True, kw_only=True):
+    """A text in the reply of `/rerank` to `texts`, the best first."""
+
+    index: int
+    score: float
+    text: str | UnsetType = UNSET
+
+
+class EncoderInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """The reply of `/info`: the model that `/embed` and `/rerank` ask where they name none."""
+
+    model_id: str
+    model_dtype: str
+    model_type: dict[str, dict[str, Any]]
+    max_input_length: int
+    max_client_batch_size: int
+    auto_truncate: bool = True
+    version: str
+
+
 class RunReply(msgspec.Struct, frozen=True, kw_only=True):
     """The reply of `/v1/workflows/{name}/runs`: all that was written, and when."""
 

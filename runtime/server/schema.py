@@ -276,6 +276,30 @@ class RerankRequest(msgspec.Struct, frozen=True, kw_only=True):
     return_documents: bool = True
 
 
+class RerankTextsRequest(RerankRequest, frozen=True, kw_only=True):
+    """The body of `/rerank`: that of `/v1/rerank`, or with `texts` text-embeddings-inference's."""
+
+    documents: Annotated[list[EmbeddedText | DocumentText], Meta(max_length=MAX_INPUTS)] = []
+    texts: Annotated[list[EmbeddedText], Meta(max_length=MAX_INPUTS)] = []
+    raw_scores: bool = False
+    return_text: bool = False
+
+
+class EmbedRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of `/embed`, as of text-embeddings-inference; long texts are cut in any case."""
+
+    inputs: (
+        EmbeddedText
+        | Annotated[list[EmbeddedText | TokenId | list[TokenId]], Meta(max_length=MAX_IDS)]
+    )
+    model: str | None = None
+    normalize: bool | None = None
+    truncate: bool | None = None
+    truncation_direction: Literal["Right", "right"] | None = None
+    dimensions: Positive | None = None
+    prompt_name: str | None = None
+
+
 class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The body of `/tokenize`: a text, or messages through the chat template."""
 

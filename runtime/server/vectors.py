@@ -30,15 +30,7 @@ from dovetail.runtime.server.schema import DocumentText, EmbeddingRequest, Reran
 async def embeddings(server: ServerContext, request: Request) -> Response:
     """Embed texts."""
     body = await server.read(request, EmbeddingRequest)
-    model = server.find(body.model, "embed")
-    assert model.encoder is not None
-    with blame_field("dimensions"):
-        model.encoder.cutter(body.dimensions)
-    inputs = as_inputs(body.input, param="input")
-    async with while_connected(request.receive):
-        with blame_field("input"):
-            rows, tokens = await _embed(model, inputs, body.prompt_name, body.dimensions)
-    server.metrics.embed(model, len(inputs), tokens)
+    model, rows, tokens = await embed_inputs(server, request, body)
     base = body.encoding_format == "base64"
     data = [
         Embedding(index=i, embedding=b64encode(row.tobytes()).decode() if base else row.tolist())
@@ -47,9 +39,29 @@ async def embeddings(server: ServerContext, request: Request) -> Response:
     return JsonReply(EmbeddingReply(data=data, model=model.id, usage=_usage(tokens)))
 
 
+async def embed_inputs(
+    server: ServerContext, request: Request, body: EmbeddingRequest, param: str = "input"
+) -> tuple[ServedModel, Rows, int]:
+    """Return who embedded, a row for each text, and how many tokens were read."""
+    model = server.find(body.model, "embed")
+    assert model.encoder is not None
+    with blame_field("dimensions"):
+        model.encoder.cutter(body.dimensions)
+    inputs = as_inputs(body.input, param=param)
+    async with while_connected(request.receive):
+        with blame_field(param):
+            rows, tokens = await _embed(model, inputs, body.prompt_name, body.dimensions)
+    server.metrics.embed(model, len(inputs), tokens)
+    return model, rows, tokens
+
+
 async def rerank(server: ServerContext, request: Request) -> Response:
+    """Rank documents."""
+    return JsonReply(await rank(server, request, await server.read(request, RerankRequest)))
+
+
+async def rank(server: ServerContext, request: Request, body: RerankRequest) -> RerankReply:
     """Rank documents: by a cross-encoder, else by the cosine of their vectors."""
-    body = await server.read(request, RerankRequest)
     model = server.find(body.model, "rerank")
     documents = [one if isinstance(one, str) else one.text for one in body.documents]
     async with while_connected(request.receive):
@@ -69,9 +81,7 @@ async def rerank(server: ServerContext, request: Request) -> Response:
         )
         for i in order.tolist()
     ]
-    return JsonReply(
-        RerankReply(id=new_id("rerank"), model=model.id, usage=_usage(tokens), results=results)
-    )
+    return RerankReply(id=new_id("rerank"), model=model.id, usage=_usage(tokens), results=results)
 
 
 async def _embed(

@@ -12,7 +12,8 @@ import gguf
 import numpy as np
 import pytest
 
-from dovetail.compiler.encoder_folder import is_encoder
+from dovetail.compiler.encoder_folder import is_encoder, open_folder
+from dovetail.compiler.encoder_formats import tell_widened
 from dovetail.compiler.encoder_spec import read_encoder_spec
 from dovetail.compiler.gguf_model import GgufModel
 from dovetail.compiler.model_source import open_model
@@ -58,12 +59,15 @@ def test_vectors_are_those_of_transformers(tmp_path: Path, case: str) -> None:
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1.0, atol=1e-6)
 
 
-def test_jina_has_its_gate_and_its_values_in_one_tensor(tmp_path: Path) -> None:
+@pytest.mark.parametrize("parted", [False, True])
+def test_gate_and_values_of_jina_are_one_tensor_or_two(tmp_path: Path, parted: bool) -> None:
     jina = Jina()
     jina.save(tmp_path / "m")
-    file = save_gguf_encoder(
-        tmp_path / "m.gguf", tmp_path / "m", arch="jina-bert-v2", state=jina.tensors
-    )
+    state = dict(jina.tensors)
+    for name in [name for name in state if parted and "gated_layers" in name]:
+        for part, rows in zip("wv", np.split(state.pop(name), 2), strict=True):
+            state[name.replace("gated_layers", f"gated_layers_{part}")] = rows
+    file = save_gguf_encoder(tmp_path / "m.gguf", tmp_path / "m", arch="jina-bert-v2", state=state)
     found = load_encoder(compiled(file, tmp_path / "m.dove")).embed_tokens(TEXTS)
     assert cosines(found, np.array([jina.rows(ids).mean(0) for ids in TEXTS])).min() > 0.999999
 
@@ -121,6 +125,8 @@ def test_quantised_weights_are_kept(tmp_path: Path, kind: str) -> None:
             "mixed": ("bf16", "q4_32km"),
         }[kind]
     )
+    notes = tell_widened(spec, open_folder(file).source.checkpoint())
+    assert [note[:20] for note in notes] == ["2 matrices of severa"] * (kind == "mixed")
     kept = load_encoder(compiled(file, tmp_path / "k.dove", weight_dtype=None)).embed_tokens(TEXTS)
     floats = load_encoder(compiled(file, tmp_path / "f.dove")).embed_tokens(TEXTS)
     assert cosines(kept, floats).min() > 0.999

@@ -65,6 +65,50 @@ def test_rerank_puts_the_answer_first(live: Live, path: str) -> None:
     assert "document" not in bare["results"][0] and bare["model"] == "encoder"
 
 
+def test_clients_of_text_embeddings_inference_are_served(live: Live) -> None:
+    from huggingface_hub import InferenceClient
+
+    texts = ["Melkar is the capital of Zorvia.", "Who?"]
+    hub = InferenceClient(model=f"{live.url}/embed")
+    found = np.array([hub.feature_extraction(text, normalize=True)[0] for text in texts])
+    body = {"model": "encoder", "input": texts, "encoding_format": "float"}
+    rows = [
+        one["embedding"] for one in http.post(f"{live.v1}/embeddings", json=body).json()["data"]
+    ]
+    np.testing.assert_allclose(found, rows, atol=1e-5)
+    ids = http.post(f"{live.url}/embed", json={"inputs": [5, 6], "truncate": True, "dimensions": 8})
+    assert len(ids.json()) == 1 and len(ids.json()[0]) == 8
+    asked = {"query": "What is the capital of Zorvia?", "texts": texts, "raw_scores": False}
+    ranked = http.post(f"{live.url}/rerank", json={**asked, "return_text": True}).json()
+    ours = http.post(f"{live.v1}/rerank", json={**asked, "documents": texts}).json()["results"]
+    assert ranked == [
+        {"index": o["index"], "score": o["relevance_score"], "text": texts[o["index"]]}
+        for o in ours
+    ]
+    assert "text" not in http.post(f"{live.url}/rerank", json=asked).json()[0]
+    told = http.get(f"{live.url}/info").json()
+    assert told["model_id"] == "encoder" and told["model_type"] == {
+        "embedding": {"pooling": "mean"}
+    }
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/embed", {"inputs": []}, "inputs"),
+        ("/embed", {"inputs": "a", "truncation_direction": "Left"}, "truncation_direction"),
+        ("/embed", {"inputs": "a", "dimensions": 999}, "dimensions"),
+        ("/rerank", {"query": "a"}, "documents"),
+        ("/rerank", {"query": "a", "texts": ["b"], "raw_scores": True}, "raw_scores"),
+    ],
+)
+def test_what_these_clients_may_not_ask(
+    live: Live, path: str, body: dict[str, Any], param: str
+) -> None:
+    reply = http.post(live.url + path, json=body)
+    assert reply.status_code == 400 and reply.json()["error"]["param"] == param, reply.text
+
+
 def test_models_are_listed(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["llama", "encoder"]
     assert client.models.retrieve("llama").owned_by == "dovetail"

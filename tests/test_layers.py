@@ -60,12 +60,12 @@ ROOMS = (  # of the runtime, and its flat files: each imports only what stands b
 CORE = ("native", "schedule", "engine", "accel", "child", "group")
 """Rooms that are thin: who reads how a token is made reads these."""
 LINES = {
-    "dovetail": 7_430,
-    "compiler": 17_970,
+    "dovetail": 7_500,
+    "compiler": 17_980,
     "codegen": 18_100,
     "topology": 4_020,
-    "ir": 10_310,
-    "runtime": 40_470,
+    "ir": 10_320,
+    "runtime": 40_500,
     "runtime/machine": 1_230,
     "runtime/schedule": 3_900,
     "runtime/child": 900,
@@ -79,7 +79,7 @@ LINES = {
     "runtime/hosting": 1_760,
     "runtime/retrieval": 1_650,
     "runtime/flows": 5_410,
-    "runtime/server": 4_800,
+    "runtime/server": 4_830,
     "runtime/sim": 1_300,
 }
 """Most lines of source in each folder and room: what grows beyond has to say why, here."""

@@ -35,6 +35,14 @@ _SPECIAL = {
     "unk_token": "unknown_token_id",
     "pad_token": "padding_token_id",
 }
+_SAMPLING: dict[str, tuple[str, Callable[[Any], float]]] = {
+    "temp": ("temperature", lambda value: round(float(value), 6)),
+    "top_p": ("top_p", lambda value: round(float(value), 6)),
+    "min_p": ("min_p", lambda value: round(float(value), 6)),
+    "top_k": ("top_k", int),
+}
+"""By keys of `general.sampling`: names of generation_config.json, and how values are read, which
+are floats of 32 bits."""
 _STOPS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _TURN_ENDS = ("<end_of_turn>", "<turn|>", "<|end|>", "<|im_end|>", "<|eot_id|>")
 """Tokens that end an assistant's turn where the chat template writes them: files of Gemma and Phi
@@ -121,16 +129,21 @@ def tokenizer_config(file: GgufFile) -> Json | None:
 
 
 def generation_config(file: GgufFile) -> Json:
-    """Return generation_config.json: the tokens that end a text, or a turn of a chat."""
+    """Return generation_config.json: the tokens that end a text or a turn, how to draw others."""
+    sampling = {
+        name: read(value)
+        for key, (name, read) in _SAMPLING.items()
+        if isinstance(value := file.values.get(f"general.sampling.{key}"), int | float | np.number)
+    }
     found = _read_vocabulary(file)
     if found is None:
-        return {}
+        return sampling
     stops = [token for key in _STOPS if (token := found.token_id(key)) is not None]
     template = str(file.values.get("tokenizer.chat_template"))
     known = _HARMONY_ENDS if _HARMONY_ENDS[0] in template else _TURN_ENDS
     ends = [end for end in known if end in found.ids and end in template]
     stops += [i for end in ends if found.kinds[i := found.ids[end]] in (CONTROL, USER_DEFINED)]
-    config: Json = {"bos_token_id": found.token_id("bos_token_id")}
+    config: Json = {**sampling, "bos_token_id": found.token_id("bos_token_id")}
     config["eos_token_id"] = list(dict.fromkeys(stops))
     return {key: value for key, value in config.items() if value not in (None, [])}
 

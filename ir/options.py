@@ -17,6 +17,9 @@ from dovetail.ir.errors import DovetailError, RequestError, SpecError
 
 ADVISED = ("temperature", "top_p", "top_k", "min_p")
 """What a model's generation_config.json may set."""
+LIVELY: Mapping[str, float] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
+"""How a talk draws tokens where nobody says it: small models that always take the likeliest one
+repeat themselves. The values are those that llama.cpp takes then."""
 
 
 def advised(generation: Mapping[str, Any]) -> dict[str, Any]:

@@ -40,7 +40,10 @@ _MODEL = re.compile(r"(?P<name>.+)-[0-9a-f]{16}(?:\.tuned)?\.dove")
 
 
 class CacheEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that is removed as one. paths: below the cache; held: by a running process."""
+    """Something that is removed as one. paths: below the cache; held: by a running process.
+
+    facts: of a model's artifact what it was made of and how, and last when.
+    """
 
     kind: str
     name: str
@@ -48,6 +51,7 @@ class CacheEntry(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     used: datetime
     held: bool
+    facts: tuple[str, ...] = ()
 
 
 class CacheReport(msgspec.Struct, frozen=True):
@@ -120,7 +124,8 @@ def _read_entries(root: Path) -> Iterator[CacheEntry]:
     for folder in sorted((root / MODELS).rglob("*.dove")):
         path = folder.relative_to(root / MODELS)
         if found := _MODEL.fullmatch(str(path)):
-            yield _describe(root, MODELS, found["name"], [folder], held=_is_held(folder))
+            entry = _describe(root, MODELS, found["name"], [folder], held=_is_held(folder))
+            yield msgspec.structs.replace(entry, facts=_read_facts(folder))
     for folder in sorted(path for path in (root / KERNELS).glob("*") if path.is_dir()):
         yield _describe(root, KERNELS, folder.name, [folder], held=used or _is_held(folder))
     for kind, patterns in REST.items():
@@ -137,6 +142,25 @@ def _describe(root: Path, kind: str, name: str, paths: Sequence[Path], *, held: 
     size = sum(file.st_size for file in files[: -len(paths)])
     used = datetime.fromtimestamp(last, UTC)
     return CacheEntry(kind=kind, name=name, paths=below, bytes=size, used=used, held=held)
+
+
+def _read_facts(folder: Path) -> tuple[str, ...]:
+    """Return what tells an artifact from others of the same model."""
+    from dovetail.ir.artifact import Manifest
+
+    try:
+        manifest = msgspec.json.decode((folder / "manifest.json").read_bytes(), type=Manifest)
+    except (OSError, msgspec.MsgspecError):
+        return ()
+    words = [word for word in manifest.command if word.startswith("--")]
+    flags = (word.removeprefix("--").replace("=", " ") for word in words)
+    source = manifest.command[2:3]  # `dovetail compile MODEL`
+    return (
+        *manifest.targets,
+        *flags,
+        *source,
+        f"compiled {manifest.created[:16].replace('T', ' ')}",
+    )
 
 
 def _stats(root: Path, paths: Sequence[str]) -> Iterator[os.stat_result]:
@@ -186,18 +210,21 @@ def _remove_path(path: Path) -> bool:
 def _describe_cache(report: CacheReport) -> list[RenderableType]:
     from dovetail.cli.model_cache import TUNED
 
-    rows = [
-        (
-            entry.kind,
-            entry.name,
-            show_bytes(entry.bytes),
-            f"{entry.used.astimezone():%Y-%m-%d %H:%M}",
-            ", ".join(["tuned"] * entry.paths[0].endswith(TUNED) + ["in use"] * entry.held),
-        )
-        for entry in report.entries
-    ]
+    rows = []
+    for entry in report.entries:
+        twins = [e for e in report.entries if (e.kind, e.name) == (entry.kind, entry.name)]
+        notes = ["tuned"] * entry.paths[0].endswith(TUNED) + ["in use"] * entry.held
+        notes += _tell_apart(entry, twins)
+        used = f"{entry.used.astimezone():%Y-%m-%d %H:%M}"
+        rows.append((entry.kind, entry.name, show_bytes(entry.bytes), used, ", ".join(notes)))
     title = f"{report.folder}: {show_bytes(report.bytes)}"
     return [make_table(title, ("kind", "name", ">size", "last used", ""), rows)]
+
+
+def _tell_apart(entry: CacheEntry, twins: Sequence[CacheEntry]) -> list[str]:
+    """Return what an entry has and some others of its name have not, at least when it was made."""
+    own = [fact for fact in entry.facts if not all(fact in twin.facts for twin in twins)]
+    return own[:-1] or own
 
 
 def _describe_clear(report: ClearReport) -> str:

@@ -8,7 +8,7 @@ Out: streamed text, or one JSON object with every completion, or node, and its t
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -146,8 +146,19 @@ def run_command(
             most = app.chat_prompts.context
         file = next((part.file for part in app.artifact.models.values()), None)
         of_model = advised(file.generation) if file else {}
-        asker = Asker(app, chats, system, {**of_model, **named, "max_tokens": most})
+        chosen = choose_sampling(of_model, named, talks=talks and chats)
+        asker = Asker(app, chats, system, {**chosen, "max_tokens": most})
         _answer(asker, None if talks else prompts, json=json)
+
+
+def choose_sampling(
+    of_model: Mapping[str, object], named: Mapping[str, object], *, talks: bool
+) -> dict[str, object]:
+    """Return how tokens are drawn: as is asked, else as the model advises; in talks never dully."""
+    from dovetail.ir.options import LIVELY
+
+    silent = LIVELY.keys().isdisjoint(of_model.keys() | named.keys())
+    return {**(LIVELY if talks and silent else {}), **of_model, **named}
 
 
 def _answer(asker: Asker, prompts: list[Prompt] | None, *, json: bool) -> None:

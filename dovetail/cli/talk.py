@@ -11,8 +11,10 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from time import perf_counter
 
+import typer
+
 from dovetail.cli.asking import Asker
-from dovetail.cli.report import show_count, tell
+from dovetail.cli.report import NOT_DONE, show_count, tell
 from dovetail.errors import DovetailError
 from dovetail.runtime.text.chat import Delta
 from dovetail.runtime.text.messages import Message
@@ -51,9 +53,9 @@ class Pace:
 def show(pieces: Generator[Delta, None, None], *, stoppable: bool = False) -> str:
     """Print an answer as it comes and return its text; notes and its pace go to stderr.
 
-    stoppable: Ctrl-C ends the answer and is no error.
+    Ctrl-C ends the answer; stoppable: and is no error.
     """
-    pace, text, notes = Pace(perf_counter()), "", list[str]()
+    pace, text, notes, stopped = Pace(perf_counter()), "", list[str](), False
     try:
         with closing(pieces):
             for piece in pieces:
@@ -62,13 +64,14 @@ def show(pieces: Generator[Delta, None, None], *, stoppable: bool = False) -> st
                 text += piece.content
                 print(piece.content, end="", flush=True)
     except KeyboardInterrupt:
-        if not stoppable:
-            raise
+        stopped = True
         notes.append("the answer was stopped")
     if text:
         print(flush=True)
     for line in (*notes, str(pace)):
         tell(line)
+    if stopped and not stoppable:
+        raise typer.Exit(NOT_DONE)
     return text
 
 

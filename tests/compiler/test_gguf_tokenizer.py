@@ -14,6 +14,7 @@ from dovetail.compiler.gguf_model import GgufModel
 from dovetail.compiler.gguf_words import WORDS
 from dovetail.compiler.model_source import open_model
 from dovetail.ir.errors import SpecError
+from dovetail.ir.options import advised
 from dovetail.runtime.text.chat_template import read_template
 from dovetail.runtime.text.messages import Message
 from tests.gguf_files import add_tokenizer, smollm2
@@ -75,6 +76,21 @@ def test_files_beside_it(tmp_path):
     messages = [Message(role="user", content="What?")]
     assert ours.render(messages) == theirs.render(messages)
     assert source.file("chat_template.jinja") is None
+
+
+def test_sampling_that_a_file_advises_is_that_of_a_generation_config(tmp_path):
+    def add(writer: gguf.GGUFWriter) -> None:
+        writer.add_float32("general.sampling.temp", 0.7)
+        writer.add_float32("general.sampling.top_p", 0.9)
+        writer.add_float32("general.sampling.min_p", 0.05)
+        writer.add_int32("general.sampling.top_k", 20)
+        writer.add_float32("general.sampling.mirostat_tau", 5.0)
+
+    source = save(tmp_path / "m.gguf", add_tokenizer(TINY), add)
+    generation = json.loads(source.file("generation_config.json"))
+    assert generation.pop("eos_token_id") == [1]
+    assert generation == {"temperature": 0.7, "top_p": 0.9, "min_p": 0.05, "top_k": 20}
+    assert advised(generation) == generation
 
 
 def test_a_file_without_tokens(tmp_path):

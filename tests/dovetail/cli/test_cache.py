@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import filelock
+import msgspec
 import pytest
 
 from dovetail.cli.model_cache import find_artifact
+from dovetail.ir.artifact import Manifest
 from dovetail.ir.cache import cache_directory, use_cache
 from dovetail.loading import load
 from dovetail.tiny_world import LLAMA
@@ -109,6 +111,46 @@ def test_compiles_hold_all_that_was_built_and_their_model(
     assert names(read(dovetail(*clear))["removed"]) == names(done["kept"])
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
     assert "nothing to remove" in dovetail("cache", "clear", "all", "--yes").out
+
+
+def test_builds_of_one_model_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOVETAIL_CACHE", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "200")
+    builds = [
+        ("a" * 16, "/m/llama", ["--effort=none"], "generic"),
+        ("b" * 16, "/m/llama", ["--effort=none", "--weight-dtype=int8"], "generic"),
+        ("c" * 16, "/adapters/llama", ["--effort=none"], "x86-64-avx2"),
+    ]
+    for at, (key, source, flags, target) in enumerate(builds):
+        write_manifest(tmp_path / f"models/llama-{key}.dove", source, flags, target, at)
+    write_manifest(tmp_path / f"models/other-{'d' * 16}.dove", "/m/other", [], "generic", 4)
+    lines = [line for line in dovetail("cache", "list").out.splitlines() if "models" in line]
+    assert len(lines) == 4
+    assert "generic, /m/llama" in lines[0] and "weight" not in lines[0]
+    assert "generic, weight-dtype int8, /m/llama" in lines[1]
+    assert "x86-64-avx2, /adapters/llama" in lines[2] and "effort" not in "".join(lines)
+    assert "generic" not in lines[3] and "compiled" not in lines[3]
+    write_manifest(tmp_path / f"models/other-{'e' * 16}.dove", "/m/other", [], "generic", 5)
+    others = [line for line in dovetail("cache", "list").out.splitlines() if "other" in line]
+    assert ["compiled 2026-01-04" in line for line in others] == [True, False]
+
+
+def write_manifest(folder: Path, source: str, flags: list[str], target: str, day: int) -> None:
+    folder.mkdir(parents=True)
+    manifest = Manifest(
+        producer="dovetail",
+        created=f"2026-01-{day:02}T00:00:00+00:00",
+        model_fingerprint="",
+        workload_fingerprint="",
+        targets=(target,),
+        models=("llm",),
+        command=("dovetail", "compile", source, "-o", str(folder), *flags),
+        effort="none",
+        files={},
+    )
+    (folder / "manifest.json").write_bytes(msgspec.json.encode(manifest))
 
 
 def test_a_use_is_remembered_and_an_empty_cache_is_none(

@@ -21,8 +21,10 @@ import pytest
 import dovetail as face
 from dovetail.cli import model_cache
 from dovetail.cli.model_cache import find_artifact
+from dovetail.cli.run import choose_sampling
 from dovetail.cli.talk import Pace
 from dovetail.errors import SpecError
+from dovetail.ir.options import LIVELY
 from tests.caches import link_cache
 from tests.dovetail.commands import assert_one_sentence, compile_with, dovetail
 
@@ -155,6 +157,20 @@ def test_ctrl_c_stops_an_answer_and_not_the_program(
     assert terminal.process.wait(PATIENCE) == 0
 
 
+def test_ctrl_c_ends_the_answer_to_a_single_prompt_on_a_line_of_its_own(
+    artifact: Path, open_terminal: Callable[..., Terminal]
+) -> None:
+    asked = ("run", artifact, "--ignore-eos", "-p", QUESTION)
+    later = STOPPED.replace(
+        "    Pace.count = count\n",
+        "    if not self.tokens:\n        return count(self, tokens, now)\n",
+    )
+    terminal = open_terminal(*asked, script=later)
+    assert terminal.wait_for("\ndovetail: the answer was stopped\n")
+    assert "nothing half-made" not in terminal.wait_for(" tokens/s, ")
+    assert terminal.process.wait(PATIENCE) == 2
+
+
 def test_errors_do_not_end_a_talk(artifact: Path, open_terminal: Callable[..., Terminal]) -> None:
     terminal = open_terminal("run", artifact, "--system", "a " * 2000)
     for _ in range(2):
@@ -199,6 +215,13 @@ def test_tokens_are_drawn_as_the_model_advises(model: Path, tmp_path: Path) -> N
             assert dovetail(*asked, *given).out == f"{wanted.message.content}\n"
         greedy = app.chat(conversation, max_tokens=12)
     assert dovetail(*asked).out != f"{greedy.message.content}\n"
+
+
+def test_a_talk_draws_tokens_where_nobody_says_how() -> None:
+    assert choose_sampling({}, {"n": 1}, talks=True) == {**LIVELY, "n": 1}
+    assert choose_sampling({}, {}, talks=False) == {}
+    assert choose_sampling({"temperature": 0.0}, {}, talks=True) == {"temperature": 0.0}
+    assert choose_sampling({"top_p": 0.5}, {"top_k": 3}, talks=True) == {"top_p": 0.5, "top_k": 3}
 
 
 def test_standard_input_is_a_prompt(artifact: Path) -> None:

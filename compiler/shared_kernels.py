@@ -49,7 +49,11 @@ FAMILIES = (*KERNELS, *ENCODER_FAMILIES, "decode_attention_rows")
 """Everything but products that a step on a CPU calls."""
 DTYPES = {"W": tuple(FORMATS), "KV": KV_DTYPES, "ACT": ("tanh",)}
 """What a family's dtype parameter may be."""
-FEWER = {"embed": ("f32", "bf16", "f16"), "embed_sum": ("f32", "bf16")}
+FEWER = {
+    "embed": ("f32", "bf16", "f16"),
+    "embed_sum": ("f32", "bf16"),
+    "gate_rows": ("gelu_tanh",),
+}
 """Families that take fewer: quantised rows are packed, an encoder's words are floats."""
 COMMON_HEADS = {64: (1, 2, 3, 4, 7, 8), 80: (1,), 96: (1, 3), 128: range(1, 9), 256: (1, 2, 4)}
 COMMON_KV = ("f32", "bf16")

@@ -267,6 +267,15 @@ _COHERE: dict[str, Any] = {
     **{"parallel": True, "layer_norm": True, "logit_scale": 0.0625},
 }
 """Of Command R and R7B."""
+_LFM2: dict[str, Any] = {
+    **{"qk_norm": True, "recurrent": read_short_conv},
+    **{"kv_heads": 8, "tied": True, "theta": 1e6},
+}
+_QWEN35: dict[str, Any] = {
+    **{"attention_bias": None, "qk_norm": True, "recurrent": read_delta, "output_gate": True},
+    **{"head_dim": 256, "partial": 0.25, "norm_offset": 1.0},
+}
+"""Of LFM2 and of Qwen3.5, dense or not."""
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family("llama", attention_bias=None, mlp_bias=None),
     "MistralForCausalLM": Family("mistral", windows=_mistral_window, kv_heads=8),
@@ -367,19 +376,25 @@ FAMILIES: dict[str, Family] = {
         activation="clamped",
         experts=Mixture(),
     ),
-    "Lfm2ForCausalLM": Family(
-        "lfm2", qk_norm=True, recurrent=read_short_conv, kv_heads=8, tied=True, theta=1e6
+    "Lfm2ForCausalLM": Family("lfm2", **_LFM2),
+    "Lfm2MoeForCausalLM": Family(
+        "lfm2moe",
+        **_LFM2,
+        experts=Mixture(
+            sigmoid=True, biased=True, inner="moe_intermediate_size", dense=first_dense(2)
+        ),
+        fixed={"use_expert_bias": True},
     ),
-    "Qwen3_5ForCausalLM": Family(
-        "qwen3_5",
-        attention_bias=None,
-        qk_norm=True,
-        recurrent=read_delta,
-        output_gate=True,
-        kv_heads=4,
-        head_dim=256,
-        partial=0.25,
-        norm_offset=1.0,
+    "Qwen3_5ForCausalLM": Family("qwen3_5", **_QWEN35, kv_heads=4),
+    "Qwen3_5MoeForCausalLM": Family(
+        "qwen3_5moe",
+        **_QWEN35,
+        kv_heads=2,
+        experts=Mixture(
+            inner="moe_intermediate_size",
+            shared=shared_width("shared_expert_intermediate_size", 512),
+            gated=True,
+        ),
     ),
     "GraniteForCausalLM": Family("granite", attention_bias=None, mlp_bias=None, multipliers=True),
     "GraniteMoeHybridForCausalLM": Family(

@@ -42,7 +42,9 @@ ARCHITECTURES = {
     "granitemoe": "GraniteMoeForCausalLM",
     "gpt-oss": "GptOssForCausalLM",
     "lfm2": "Lfm2ForCausalLM",
+    "lfm2moe": "Lfm2MoeForCausalLM",
     "qwen35": "Qwen3_5ForCausalLM",
+    "qwen35moe": "Qwen3_5MoeForCausalLM",
     "qwen2moe": "Qwen2MoeForCausalLM",
     "glm4moe": "Glm4MoeForCausalLM",
     "dots1": "Dots1ForCausalLM",
@@ -158,7 +160,9 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
         "architectures": [ARCHITECTURES[arch]],
         "head_dim": head_dim,
         "num_key_value_heads": metadata.integer("attention.head_count_kv", 1, heads, heads),
-        "intermediate_size": metadata.integer("feed_forward_length", 1, 1 << 20),
+        "intermediate_size": metadata.integer(
+            "feed_forward_length", 1, 1 << 20, 1 if arch in _ALL_MIXED else None
+        ),
         "vocab_size": _vocabulary(file),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "attention_bias": "blk.0.attn_q.bias" in file.tensors,
@@ -278,9 +282,9 @@ def _pick_layers(own: dict[str, Any], arch: str) -> dict[str, Any]:
 
 def _recurrent(metadata: Config, arch: str) -> dict[str, Any]:
     """Return the keys of layers without keys; norms are stored as they multiply."""
-    if arch == "lfm2":
+    if arch in ("lfm2", "lfm2moe"):
         return {"conv_L_cache": metadata.values.get("shortconv.l_cache")}
-    if arch != "qwen35":
+    if arch not in _RECURRENT:
         return {}
     heads = metadata.integer("ssm.time_step_rank", 1, 1 << 16)
     return {
@@ -295,7 +299,10 @@ def _recurrent(metadata: Config, arch: str) -> dict[str, Any]:
     }
 
 
-_RECURRENT = {"lfm2": "conv", "qwen35": "linear_attention"}
+_RECURRENT = {
+    **dict.fromkeys(("lfm2", "lfm2moe"), "conv"),
+    **dict.fromkeys(("qwen35", "qwen35moe"), "linear_attention"),
+}
 """Architectures to what layer_types calls their layers without keys."""
 
 
@@ -316,17 +323,19 @@ def _beside_experts(metadata: Config, arch: str, file: GgufFile) -> dict[str, An
     }
 
 
-_PARTIAL = ("phi3", "glm4", "glm4moe", "qwen35")
+_PARTIAL = ("phi3", "glm4", "glm4moe", "qwen35", "qwen35moe")
 """Architectures whose ropes may turn a part of each head."""
 GEMMAS = ("gemma3", "gemma-embedding")
-_SIGMOID = ("glm4moe", "dots1")
+_SIGMOID = ("glm4moe", "dots1", "lfm2moe")
 """Architectures of experts whose scores are sigmoids."""
 _MIXED = (
     *("qwen2moe", "qwen3moe", "granitemoe", "gpt-oss"),
-    *("ernie4_5-moe", "olmoe", "hunyuan-moe", *_SIGMOID),
+    *("ernie4_5-moe", "olmoe", "hunyuan-moe", "qwen35moe", *_SIGMOID),
 )
 """Architectures of experts."""
-_UNSHARED = ("qwen2moe", "olmoe", *_SIGMOID)
+_ALL_MIXED = ("qwen35moe",)
+"""Those without an MLP that is no expert, whose width files need not tell."""
+_UNSHARED = ("qwen2moe", "olmoe", "glm4moe", "dots1")
 """Those of them whose weights of a token's experts do not sum to 1 unless a file says so."""
 
 

@@ -72,21 +72,23 @@ _GEMMA = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+_LFM2 = {
+    "token_embd_norm": "model.norm",
+    **{f"shortconv.{part}": f"conv.{part}" for part in ("conv", "in_proj", "out_proj")},
+}
+_QWEN35 = {
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+}
 _OF_ARCHITECTURE: Mapping[str, Mapping[str, str]] = {
-    "lfm2": {
-        "token_embd_norm": "model.norm",
-        **{f"shortconv.{part}": f"conv.{part}" for part in ("conv", "in_proj", "out_proj")},
-    },
-    "qwen35": {
-        "post_attention_norm": "post_attention_layernorm",
-        "attn_qkv": "linear_attn.in_proj_qkv",
-        "attn_gate": "linear_attn.in_proj_z",
-        "ssm_alpha": "linear_attn.in_proj_a",
-        "ssm_beta": "linear_attn.in_proj_b",
-        "ssm_conv1d": "linear_attn.conv1d",
-        "ssm_norm": "linear_attn.norm",
-        "ssm_out": "linear_attn.out_proj",
-    },
+    **dict.fromkeys(("lfm2", "lfm2moe"), _LFM2),
+    **dict.fromkeys(("qwen35", "qwen35moe"), _QWEN35),
     "gpt-oss": {
         "post_attention_norm": "post_attention_layernorm",
     },

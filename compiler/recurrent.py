@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from dovetail.compiler.checkpoint import Checkpoint, TensorInfo, map_tensor
 from dovetail.compiler.config import Config
+from dovetail.compiler.experts import CHOICE
 from dovetail.compiler.rope import FULL
 from dovetail.compiler.sources import WeightSource
 from dovetail.ir.model import PANEL, ModelSpec, RecurrentSpec
@@ -28,13 +29,16 @@ TILED = "linear_value_heads_tiled"
 _LFM2 = {
     r"operator_norm": "input_layernorm",
     r"ffn_norm": "post_attention_layernorm",
-    r"feed_forward\.w1": "mlp.gate_proj",
-    r"feed_forward\.w2": "mlp.down_proj",
-    r"feed_forward\.w3": "mlp.up_proj",
+    r"feed_forward\.(experts\.\d+\.|)w1": r"mlp.\1gate_proj",
+    r"feed_forward\.(experts\.\d+\.|)w2": r"mlp.\1down_proj",
+    r"feed_forward\.(experts\.\d+\.|)w3": r"mlp.\1up_proj",
+    r"feed_forward\.expert_bias": f"mlp.{CHOICE}",
+    r"feed_forward": "mlp",
     r"self_attn\.out_proj": "self_attn.o_proj",
     r"self_attn\.([qk])_layernorm": r"self_attn.\1_norm",
 }
-"""Modules of a layer of LFM2 to what most families call them."""
+"""Modules of a layer of LFM2 to what most families call them; the first that fits."""
+_LFM2_MODELS = ("Lfm2ForCausalLM", "Lfm2MoeForCausalLM")
 _LFM2_NAME = re.compile(r"(model\.layers\.\d+\.)(.+)")
 
 
@@ -89,11 +93,13 @@ def _layers(config: Config, n_layers: int, kind: str) -> tuple[bool, ...]:
 
 def lfm2_config(config: Config) -> Config:
     """Return a configuration of LFM2 with the keys of most families; others pass unchanged."""
-    if "Lfm2ForCausalLM" not in config.texts("architectures"):
+    names = config.texts("architectures")
+    if not {*names} & {*_LFM2_MODELS}:
         return config
     layers = config.integer("num_hidden_layers", 1, 1024)
     given: dict[str, object] = {
-        "intermediate_size": _inner(config),
+        "intermediate_size": _inner(config, mixed=_LFM2_MODELS[1] in names),
+        "first_k_dense_replace": config.integer("num_dense_layers", 0, layers, min(2, layers)),
         "rms_norm_eps": config.number("norm_eps", 0.0, 1.0, 1e-5),
         "tie_word_embeddings": config.flag(
             "tie_embedding", config.flag("tie_word_embeddings", True)
@@ -108,11 +114,14 @@ def lfm2_config(config: Config) -> Config:
     return Config(config.name, {**config.values, **given})
 
 
-def _inner(config: Config) -> int:
-    """Return the width of LFM2's MLP: two thirds of what is told, rounded up to a multiple."""
+def _inner(config: Config, *, mixed: bool) -> int:
+    """Return the width of LFM2's MLP: two thirds of what is told, rounded up to a multiple.
+
+    Beside experts it is what is told.
+    """
     key = "block_ff_dim" if config.has("block_ff_dim") else "intermediate_size"
     inner = config.integer(key, 1, 1 << 20)
-    if not config.flag("block_auto_adjust_ff_dim", True):
+    if mixed or not config.flag("block_auto_adjust_ff_dim", True):
         return inner
     step = config.integer("block_multiple_of", 1, 1 << 20, 256)
     inner = int(config.number("block_ffn_dim_multiplier", 1e-3, 1e3, 1.0) * int(2 * inner / 3))
@@ -124,7 +133,7 @@ def _inner(config: Config) -> int:
 
 def lfm2_tensors(checkpoint: Checkpoint, config: Config) -> Checkpoint:
     """Return the tensors of LFM2 by the names of most families; others pass unchanged."""
-    if "Lfm2ForCausalLM" not in config.texts("architectures"):
+    if not {*config.texts("architectures")} & {*_LFM2_MODELS}:
         return checkpoint
     found = {}
     for name, info in checkpoint.tensors.items():
@@ -139,10 +148,11 @@ def _lfm2_name(name: str) -> str:
     found = _LFM2_NAME.fullmatch(name)
     if found is None:
         return name
-    own = found[2]
     for pattern, ours in _LFM2.items():
-        own = re.sub(rf"^{pattern}(?=\.)", ours, own)
-    return found[1] + own
+        own, fits = re.subn(rf"^{pattern}(?=\.|$)", ours, found[2])
+        if fits:
+            return found[1] + own
+    return name
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,7 @@ _UNUSED = re.compile(r".*rotary_emb\.(inv_freq|cos_cached|sin_cached)|.*attn\.ma
 _DRAFTS = {
     "glm4moe": r"(?:model\.layers|blk)\.{}\..+",
     "ernie4_5moe": r"model\.mtp_.+",
-    "qwen3_5": r"mtp\..+|(?:model\.layers|blk)\.{}\..+",
+    **dict.fromkeys(("qwen3_5", "qwen3_5moe"), r"mtp\..+|(?:model\.layers|blk)\.{}\..+"),
 }
 """Of families, the tensors of layers that draft tokens; {} stands for the number of the others."""
 UNUSED_TIED = re.compile(rf"{_UNUSED.pattern}|lm_head\.weight")

@@ -27,7 +27,9 @@ ARCHITECTURES = {
     "granitemoe": "granitemoe",
     "gpt_oss": "gpt-oss",
     "lfm2": "lfm2",
+    "lfm2_moe": "lfm2moe",
     "qwen3_5_text": "qwen35",
+    "qwen3_5_moe_text": "qwen35moe",
     "qwen2_moe": "qwen2moe",
     "glm4_moe": "glm4moe",
     "dots1": "dots1",
@@ -199,7 +201,9 @@ def save_gguf(
     layers, heads = config["num_hidden_layers"], config["num_attention_heads"]
     kv_heads = config["num_key_value_heads"]
     state = read_own_state(directory)
-    if arch == "qwen35":
+    if arch == "lfm2moe":
+        state = {own_part(name): values for name, values in state.items()}
+    if arch.startswith("qwen35"):
         state = dict(tile_heads(config, state))
     writer.add_block_count(layers)
     writer.add_context_length(config["max_position_embeddings"])
@@ -213,13 +217,15 @@ def save_gguf(
         writer.add_feed_forward_length(inner)
         kinds = config.get("layer_types", [])
         each = [kv_heads if kind == "full_attention" else 0 for kind in kinds]
-        writer.add_head_count_kv(each if arch == "lfm2" else kv_heads)
+        writer.add_head_count_kv(each if arch.startswith("lfm2") else kv_heads)
     writer.add_head_count(heads)
     if "logit_scale" in config:
         writer.add_layer_norm_eps(config["layer_norm_eps"])
         writer.add_logit_scale(config["logit_scale"])
     else:
-        writer.add_layer_norm_rms_eps(config["norm_eps" if arch == "lfm2" else "rms_norm_eps"])
+        writer.add_layer_norm_rms_eps(
+            config["norm_eps" if arch.startswith("lfm2") else "rms_norm_eps"]
+        )
     add_recurrent(writer, config)
     add_rope(writer, config)
     if config.get("sliding_window") and arch == "cohere2":
@@ -270,6 +276,14 @@ def save_gguf(
     return path
 
 
+def own_part(name: str) -> str:
+    """Return what most families call a part of LFM2's mixtures."""
+    for part, own in (("w1", "gate_proj"), ("w2", "down_proj"), ("w3", "up_proj")):
+        name = re.sub(rf"feed_forward\.(experts\.\d+\.|){part}\.", rf"mlp.\1{own}.", name)
+    name = name.replace("feed_forward.expert_bias", "mlp.gate.e_score_correction_bias")
+    return name.replace("feed_forward.gate.", "mlp.gate.")
+
+
 def expert_count(config: Mapping[str, Any]) -> int:
     """Return how many experts a model has."""
     keys = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -295,6 +309,9 @@ def add_experts(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
         writer.add_leading_dense_block_count(config["moe_layer_start_index"])
         writer.add_expert_shared_count(config["moe_num_shared_experts"])
         writer.add_expert_shared_feed_forward_length(config["intermediate_size"] // 4)  # not so
+    if "num_dense_layers" in config:
+        writer.add_leading_dense_block_count(config["num_dense_layers"])
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
     if "first_k_dense_replace" in config:
         writer.add_leading_dense_block_count(config["first_k_dense_replace"])
         writer.add_expert_shared_count(config["n_shared_experts"])
@@ -389,16 +406,16 @@ NEIGHBOURS = {"glm4": 0.5, "ernie4_5": 1.0, "ernie4_5_moe": 1.0, "cohere": 1.0, 
 
 def is_offset(arch: str, name: str) -> bool:
     """Tell whether a converter adds 1 to a tensor."""
-    if arch == "qwen35":
+    if arch.startswith("qwen35"):
         return name.endswith("norm.weight") and "linear_attn" not in name
     return arch in ("gemma3", "gemma-embedding") and name.endswith("norm.weight")
 
 
 def add_recurrent(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     """Write what files tell of layers without keys."""
-    if config["model_type"] == "lfm2":
+    if config["model_type"].startswith("lfm2"):
         writer.add_shortconv_l_cache(config["conv_L_cache"])
-    if config["model_type"] != "qwen3_5_text":
+    if not config["model_type"].startswith("qwen3_5"):
         return
     heads = config["linear_num_value_heads"]
     writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
@@ -446,7 +463,7 @@ def add_rope(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     writer.add_rope_freq_base(rope["rope_theta"])
     if config["model_type"] in ("glm4", "glm4_moe"):
         writer.add_rope_dimension_count(config["head_dim"] // 2)
-    if config["model_type"] == "qwen3_5_text":
+    if config["model_type"].startswith("qwen3_5"):
         turned = int(config["head_dim"] * rope["partial_rotary_factor"])
         writer.add_rope_dimension_count(turned)
         writer.add_rope_dimension_sections([*(len(range(i, turned // 2, 3)) for i in range(3)), 0])

@@ -9,7 +9,7 @@ import pytest
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "smollm3", "gemma3", "granite")
 FAMILIES += ("ministral3", "granite4", "glm4", "ernie4_5")
-RECURRENT = ("lfm2", "qwen3_5")
+RECURRENT = ("lfm2", "qwen3_5", "lfm2_moe", "qwen3_5_moe")
 """Families with layers without keys."""
 UNEVEN = ("gemma4",)
 """Families whose layers differ in heads."""
@@ -59,6 +59,27 @@ OWN: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 3,
         "block_multiple_of": 16,
         "norm_eps": 1e-6,
+    },
+    "lfm2_moe": {
+        "layer_types": ["conv", "full_attention", "conv"],
+        "num_hidden_layers": 3,
+        "num_dense_layers": 1,
+        "moe_intermediate_size": 48,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "norm_eps": 1e-6,
+    },
+    "qwen3_5_moe": {
+        "moe_intermediate_size": 48,
+        "shared_expert_intermediate_size": 64,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "head_dim": 32,
+        "num_hidden_layers": 4,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 64,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
     },
     "qwen3_5": {
         "head_dim": 32,
@@ -205,6 +226,8 @@ def make_model(family: str, *, seed: int = 0, dtype: str = "float32", **override
         ),
         "ministral3": (transformers.Ministral3Config, transformers.Ministral3ForCausalLM),
         "lfm2": (transformers.Lfm2Config, transformers.Lfm2ForCausalLM),
+        "lfm2_moe": (transformers.Lfm2MoeConfig, transformers.Lfm2MoeForCausalLM),
+        "qwen3_5_moe": (transformers.Qwen3_5MoeTextConfig, transformers.Qwen3_5MoeForCausalLM),
         "qwen3_5": (transformers.Qwen3_5TextConfig, transformers.Qwen3_5ForCausalLM),
         "smollm3": (transformers.SmolLM3Config, transformers.SmolLM3ForCausalLM),
         "qwen3_moe": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM),
@@ -246,7 +269,7 @@ def make_model(family: str, *, seed: int = 0, dtype: str = "float32", **override
         for name, buffer in model.named_buffers():
             if name.endswith("layer_scalar"):
                 buffer.uniform_(0.5, 1.5)
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
                 torch.nn.init.normal_(buffer, 0.0, 0.08)
     model.config._experts_implementation = "eager"  # the others know no float64
     return model.to(getattr(torch, dtype)).eval()

@@ -377,6 +377,7 @@ def _model_facts(file: ModelFile) -> dict[str, str]:
         "layers": f"{spec.n_layers} x (hidden {spec.hidden_size}, intermediate "
         f"{spec.intermediate_size})",
         **_expert_facts(spec),
+        **_state_facts(spec),
         "attention": f"{_show_heads(spec)}, window {window}",
         "rope": "; ".join(
             f"{(rope := ropes[name]).kind}, theta {rope.theta:g}, factor {rope.factor:g}, "
@@ -390,6 +391,15 @@ def _model_facts(file: ModelFile) -> dict[str, str]:
         "step limits": f"{file.max_step_tokens} tokens, {file.max_step_sequences} sequences",
         "tokenizer": file.tokenizer or "none in the checkpoint: prompts are token ids",
     }
+
+
+def _state_facts(spec: ModelSpec) -> dict[str, str]:
+    recurrent = spec.recurrent
+    if recurrent is None:
+        return {}
+    rule = "the gated delta rule behind one" if recurrent.delta else "a gated convolution"
+    how = f"{rule} of {recurrent.taps} tokens in {sum(recurrent.layers)} of {spec.n_layers} layers"
+    return {"states": f"{how}, {show_bytes(spec.state_bytes)} a sequence"}
 
 
 def _expert_facts(spec: ModelSpec) -> dict[str, str]:

@@ -229,7 +229,7 @@ def bind_rope_rows(tape: TorchTape, entry: Entry) -> Work:
     def run(step: Step) -> None:
         heads = rows(step).unflatten(1, (n_q + n_kv, size))
         norm(heads)
-        turn_pairs(heads, *turns(step))
+        turn_pairs(heads, size // 2, *turns(step))
 
     return run
 

@@ -87,7 +87,7 @@ def test_a_model_gets_the_kernels_its_tapes_call() -> None:
     centred = model_kernels(replace(SPEC, layer_norm=True), target)
     assert {r.name for r in centred} == names - {"rmsnorm"} | {"layernorm"}
     experts = {"route", "sort_experts", "expert_rows", "combine_experts"}
-    for gated, more in ((False, experts), (True, experts | {"gate_rows"})):
+    for gated, more in ((False, experts), (True, experts | {"row_gate"})):
         mixture = ExpertSpec(count=4, used=2, shared=32, gated=gated)
         mixed = model_kernels(replace(SPEC, experts=mixture), target)
         assert {r.name for r in mixed} == names | more

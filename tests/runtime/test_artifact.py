@@ -208,7 +208,7 @@ EDITS: dict[str, tuple[str, Callable[[dict[str, object]], object], str]] = {
         lambda m: m["tables"][0]["rows"][0].update(schedule=[0]),  # type: ignore[index]
         "1 values",
     ),
-    "other kernel abi": ("kernels/generic/index.json", lambda m: m.update(abi=9), "ABI 9"),
+    "other kernel abi": ("kernels/generic/index.json", lambda m: m.update(abi=10), "ABI 10"),
     "listed kernel absent": (
         "kernels/generic/index.json",
         lambda m: m["kernels"][0].update(name="ghost"),  # type: ignore[index]

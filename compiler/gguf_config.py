@@ -119,7 +119,8 @@ _MIXTURES = (
     *("leading_dense_block_count", "interleave_moe_layer_step"),
 )
 """What mixtures with dense layers or an MLP beside experts have a place for."""
-_SIGMOIDS = ("expert_gating_func", "expert_weights_scale", "nextn_predict_layers")
+_DRAFTING = "nextn_predict_layers"
+_SIGMOIDS = ("expert_gating_func", "expert_weights_scale", _DRAFTING)
 """What those have besides whose scores are sigmoids."""
 _LLAMA3_BANDS, _LLAMA3_POSITIONS = (1.0, 4.0), 8192
 """Of all Llama 3.1, 3.2 and 3.3 models; their files have the divisors that come of it."""
@@ -153,8 +154,8 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
     heads = metadata.integer("attention.head_count", 1, 4096)
     head_dim = _head_dim(metadata, heads, arch)
     found: dict[str, Any] = {theirs: metadata.values.get(key) for key, theirs in _KEYS.items()}
-    if arch in _SIGMOID:  # what drafts tokens counts as a layer
-        drafts = metadata.integer("nextn_predict_layers", 0, 1, 0)
+    if arch in (*_SIGMOID, *_RECURRENT):  # what drafts tokens counts as a layer
+        drafts = metadata.integer(_DRAFTING, 0, 1, 0)
         found["num_hidden_layers"] = metadata.integer("block_count", 1, 1 << 16) - drafts
     found |= {
         "architectures": [ARCHITECTURES[arch]],
@@ -222,9 +223,12 @@ def _placed(arch: str, file: GgufFile) -> tuple[str, ...]:
     if arch in (*_SCALED, *_MIXED):
         mixed = _MIXTURES if arch in _MIXED else ()
         scaled = tuple(_MULTIPLIERS) if arch in _SCALED else ()
-        return (*scaled, *mixed, *(_SIGMOIDS if arch in _SIGMOID else ()))
+        drafting = (_DRAFTING,) if arch in _RECURRENT else ()
+        return (*scaled, *mixed, *drafting, *(_SIGMOIDS if arch in _SIGMOID else ()))
     if arch == "mistral3":
         return _GROWING
+    if arch in _RECURRENT:
+        return (_DRAFTING,)
     if arch == "gemma4":
         return ("final_logit_softcapping",)
     if arch in _OWN:
@@ -265,19 +269,12 @@ def _experts(metadata: Config, arch: str, file: GgufFile) -> dict[str, Any]:
 
 
 def _pick_layers(own: dict[str, Any], arch: str) -> dict[str, Any]:
-    """Return layer_types where layers without KV heads are told, and keep the others' number.
-
-    Layers behind the model's own draft tokens: they are left out.
-    """
-    drafting = own.get("nextn_predict_layers", 0)
-    if arch in _RECURRENT and isinstance(drafting, int) and "block_count" in own:
-        own["block_count"] -= drafting
+    """Return layer_types where layers without KV heads are told, and keep the others' number."""
     heads = own.get(key := "attention.head_count_kv")
     if arch not in _RECURRENT or not isinstance(heads, np.ndarray) or heads.all():
         return {}
     own[key] = heads[heads > 0]
-    kinds = (FULL if count else _RECURRENT[arch] for count in heads[: own.get("block_count")])
-    return {"layer_types": list(kinds)}
+    return {"layer_types": [FULL if count else _RECURRENT[arch] for count in heads]}
 
 
 def _recurrent(metadata: Config, arch: str) -> dict[str, Any]:

@@ -94,9 +94,7 @@ class RecurrentSpec(msgspec.Struct, frozen=True, kw_only=True):
     value_heads: int = 0
     key_dim: int = 0
     value_dim: int = 0
-    tiled: bool = (
-        False  # value head v belongs to key head v % key_heads, else to v // (their ratio)
-    )
+    tiled: bool = False  # value head v has key head v % key_heads, else v // (their ratio)
 
     @property
     def delta(self) -> bool:

@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 
@@ -65,6 +66,22 @@ def test_a_gguf_file_gives_the_tokens_of_its_directory(family: str, tmp_path: Pa
     asked = prompts(3, 50, 130)
     with load(whole) as app, load(other.path) as from_file:
         assert tokens(app, *asked) == tokens(from_file, *asked)
+
+
+def test_a_layer_that_drafts_tokens_is_left_out(tmp_path: Path) -> None:
+    """Files of Qwen3.5 may have one behind the others (MTP)."""
+    folder = save_model(tmp_path / "model", "qwen3_5", **WIDE["qwen3_5"])
+
+    def change(writer: gguf.GGUFWriter) -> None:
+        writer.add_nextn_predict_layers(1)
+        writer.kv_data[0]["qwen35.block_count"].value += 1
+        writer.add_tensor("blk.4.nextn.eh_proj.weight", np.zeros((8, 8), np.float32))
+        writer.add_tensor("blk.4.attn_norm.weight", np.zeros(128, np.float32))
+
+    source = open_model(save_gguf(tmp_path / "model.gguf", folder, change=change))
+    spec = read_model_spec(source)
+    assert spec.n_layers == 4 and spec.recurrent is not None
+    assert spec.recurrent.layers == (True, True, True, False)
 
 
 @pytest.mark.parametrize("family", RECURRENT[:2])

@@ -10,7 +10,7 @@ import json
 import math
 import string
 
-from dovetail.runtime.text.call_reader import SPACE
+from dovetail.runtime.text.call_reader import DONE, FAILED, SPACE, Reader
 from dovetail.runtime.text.tokenizer import longest_start
 
 CLOSES = {"{": "}", "[": "]", "(": ")"}
@@ -24,10 +24,10 @@ ESCAPES |= {'"': '\\"', "'": "'", "\n": ""}
 DIGITS = {"x": 2, "u": 4, "U": 8}
 QUOTES = ('"', "'")
 MAX_DEPTH = 200
-KEY, KEYED, VALUE, WORD, TEXT, CLOSING, AFTER, DONE, FAILED = range(9)
+KEY, KEYED, VALUE, WORD, TEXT, CLOSING, AFTER = range(2, 9)
 
 
-class LiteralReader:
+class LiteralReader(Reader):
     """Arguments under way. `done`, `failed`, `name`, `take` and `read` as of a CallReader."""
 
     def __init__(self, name: str, close: str, quote: str = "", *, strict: bool = False) -> None:
@@ -43,16 +43,6 @@ class LiteralReader:
         self._quote = ""  # of the text under way
         self._keyed = True  # whether that, or the word, is a key
         self._comma = False  # whether one is to be written before the next item
-
-    @property
-    def done(self) -> bool:
-        """Whether the arguments are complete."""
-        return self._phase == DONE
-
-    @property
-    def failed(self) -> bool:
-        """Whether what came last does not belong to them."""
-        return self._phase == FAILED
 
     def take(self) -> str:
         """Return what has come of their JSON since the last time."""

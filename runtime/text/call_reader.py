@@ -13,10 +13,28 @@ BESIDE = frozenset({NAME, *ARGUMENTS, "type", "id"})
 """Keys of a call. Where calls have no mark of their own, an object with others is no call."""
 SPACE = " \t\r\n"
 CLOSES = {"{": "}", "[": "]"}
-KEY, KEY_TEXT, COLON, VALUE, AFTER, DONE, FAILED = range(7)
+DONE, FAILED = 0, 1
+"""Phases of every reader; each has others from 2 on."""
+KEY, KEY_TEXT, COLON, VALUE, AFTER = range(2, 7)
 
 
-class CallReader:
+class Reader:
+    """What a call, or its arguments, is read by, in phases."""
+
+    _phase: int
+
+    @property
+    def done(self) -> bool:
+        """Whether it is complete."""
+        return self._phase == DONE
+
+    @property
+    def failed(self) -> bool:
+        """Whether what came last does not belong to it."""
+        return self._phase == FAILED
+
+
+class CallReader(Reader):
     """A call under way. `done`: it is complete; `failed`: it is none, or wrong from here on.
 
     `name` is known once it is sure that this is a call.
@@ -34,16 +52,6 @@ class CallReader:
         self._streams = False  # whether the value under way is taken as it comes
         if self._alone:
             self._key, self._phase = ARGUMENTS[0], VALUE
-
-    @property
-    def done(self) -> bool:
-        """Whether it is complete."""
-        return self._phase == DONE
-
-    @property
-    def failed(self) -> bool:
-        """Whether what came last does not belong to a call."""
-        return self._phase == FAILED
 
     def take(self) -> str:
         """Return what has come of the arguments since the last time."""

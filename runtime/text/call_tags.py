@@ -11,14 +11,14 @@ import re
 from collections.abc import Mapping
 
 from dovetail.runtime.text.call_formats import CallFormat
-from dovetail.runtime.text.call_reader import SPACE
+from dovetail.runtime.text.call_reader import DONE, FAILED, SPACE, Reader
 from dovetail.runtime.text.call_values import TEXT, Kinds, read_value
 from dovetail.runtime.text.tokenizer import longest_start
 
-BETWEEN, VALUE, DONE, FAILED = range(4)
+BETWEEN, VALUE = 2, 3
 
 
-class TagReader:
+class TagReader(Reader):
     """Arguments under way. `done`, `failed`, `name`, `take` and `read` as of a CallReader.
 
     The call is one once its first argument begins, or it ends.
@@ -35,16 +35,6 @@ class TagReader:
         self._kind: Kinds = frozenset()
         self._first = True  # whether no argument, or no letter of a value, has come
         self._empty = True
-
-    @property
-    def done(self) -> bool:
-        """Whether the arguments are complete."""
-        return self._phase == DONE
-
-    @property
-    def failed(self) -> bool:
-        """Whether what came last does not belong to them."""
-        return self._phase == FAILED
 
     def take(self) -> str:
         """Return what has come of their JSON since the last time."""

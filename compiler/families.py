@@ -6,7 +6,7 @@ In: a config.json. Out: a `Family`, and which layers have windows and ropes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dovetail.compiler.config import Config
@@ -20,7 +20,7 @@ from dovetail.compiler.mixtures import (
     shared_experts,
     shared_width,
 )
-from dovetail.compiler.recurrent import read_delta, read_short_conv
+from dovetail.compiler.recurrent import read_delta, read_granite, read_short_conv
 from dovetail.compiler.rope import FULL, LOCAL_BASE, MAX_POSITION, SLIDING
 from dovetail.ir.model import ROWS, TURNED, RecurrentSpec
 
@@ -183,10 +183,7 @@ def _cohere_ropes(config: Config, n_layers: int) -> tuple[bool, ...]:
 
 
 def _granite_ropes(config: Config, n_layers: int) -> tuple[bool, ...]:
-    """Granite 4: a rope in all layers or in none; of its models those without Mamba are read."""
-    kinds = set(config.texts("layer_types")) or {"linear_attention"}
-    if not kinds <= {"attention", FULL}:
-        raise config.fail("layer_types", "but only models whose layers are all attention are read")
+    """Granite 4: a rope in all layers or in none."""
     return () if config.text("position_embedding_type", "") == "rope" else (False,) * n_layers
 
 
@@ -257,6 +254,17 @@ _GEMMA4 = Family(
     branch_norms=True,
     more=read_gemma4,
 )
+_GRANITE4 = Family(
+    "granite4",
+    attention_bias=None,
+    recurrent=read_granite,
+    rope_layers=_granite_ropes,
+    multipliers=True,
+    experts=Mixture(shared=shared_width("shared_intermediate_size", 1024), optional=True),
+    inner="shared_intermediate_size",
+)
+GRANITE_PARTED = "GraniteHybridForCausalLM"
+"""What GGUF files of Granite 4 stand for, whose gates and ups are tensors of their own."""
 _OLMO: dict[str, Any] = {
     **{"attention_bias": None, "qk_norm": True, "qk_norm_of": ROWS},
     **{"pre_norms": False, "branch_norms": True},
@@ -397,14 +405,8 @@ FAMILIES: dict[str, Family] = {
         ),
     ),
     "GraniteForCausalLM": Family("granite", attention_bias=None, mlp_bias=None, multipliers=True),
-    "GraniteMoeHybridForCausalLM": Family(
-        "granite4",
-        attention_bias=None,
-        rope_layers=_granite_ropes,
-        multipliers=True,
-        experts=Mixture(shared=shared_width("shared_intermediate_size", 1024), optional=True),
-        inner="shared_intermediate_size",
-    ),
+    "GraniteMoeHybridForCausalLM": _GRANITE4,
+    GRANITE_PARTED: replace(_GRANITE4, name="granitehybrid"),
     "Phi3ForCausalLM": Family("phi3", windows=_whole_window, partial=1.0),
     "Glm4ForCausalLM": Family(
         "glm4",

@@ -14,13 +14,13 @@ import numpy.typing as npt
 
 from dovetail.compiler.checkpoint import Checkpoint
 from dovetail.compiler.config import Config
-from dovetail.compiler.families import FAMILIES
+from dovetail.compiler.families import FAMILIES, GRANITE_PARTED
 from dovetail.compiler.gguf_encoder import ENCODERS, NEUTRAL, encoder_config, pools, ranking_config
 from dovetail.compiler.gguf_file import GgufFile
 from dovetail.compiler.gguf_gemma4 import PER_LAYER, first_values, gemma4_config
 from dovetail.compiler.gguf_tensors import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from dovetail.compiler.mixtures import MAX_INNER
-from dovetail.compiler.recurrent import TILED
+from dovetail.compiler.recurrent import LINEAR, TILED
 from dovetail.compiler.rope import FULL, SCORES_GROW, SLIDING, inverse_frequencies
 from dovetail.ir.errors import SpecError
 from dovetail.ir.model import RopeSpec
@@ -40,6 +40,7 @@ ARCHITECTURES = {
     "ernie4_5": "Ernie4_5ForCausalLM",
     "qwen3moe": "Qwen3MoeForCausalLM",
     "granitemoe": "GraniteMoeForCausalLM",
+    "granitehybrid": GRANITE_PARTED,
     "gpt-oss": "GptOssForCausalLM",
     "lfm2": "Lfm2ForCausalLM",
     "lfm2moe": "Lfm2MoeForCausalLM",
@@ -106,7 +107,7 @@ _MULTIPLIERS = {
 """Of these, what Granite has a place for."""
 _SECTIONS = "rope.dimension_sections"
 """Which dimensions turn by place in time, height, width of a picture: of texts all are alike."""
-_SCALED = ("granite", "granitemoe")
+_SCALED = ("granite", "granitemoe", "granitehybrid")
 _LAYERED = ("olmo2", "exaone4", "cohere2")
 """Architectures that may have windows on some layers, which `_PATTERN` names."""
 _PATTERN = "attention.sliding_window_pattern"
@@ -190,7 +191,7 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
         found |= _layer_windows(metadata, arch, found)
     else:
         found |= _window(metadata, arch)
-    found |= kinds | _recurrent(metadata, arch)
+    found |= kinds | _recurrent(metadata, arch, file)
     if arch != "gemma4":
         found |= _experts(metadata, arch, file)
     if pools(file):
@@ -250,6 +251,8 @@ def _experts(metadata: Config, arch: str, file: GgufFile) -> dict[str, Any]:
     As in llama.cpp, weights sum to 1 in most architectures.
     """
     count = metadata.integer("expert_count", 0, 1 << 16, 0)
+    if not count and arch == "granitehybrid":
+        return {"shared_intermediate_size": metadata.values.get("feed_forward_length")}
     if not count and arch not in _MIXED:
         return {}
     found: dict[str, Any] = {
@@ -277,10 +280,12 @@ def _pick_layers(own: dict[str, Any], arch: str) -> dict[str, Any]:
     return {"layer_types": [FULL if count else _RECURRENT[arch] for count in heads]}
 
 
-def _recurrent(metadata: Config, arch: str) -> dict[str, Any]:
+def _recurrent(metadata: Config, arch: str, file: GgufFile) -> dict[str, Any]:
     """Return the keys of layers without keys; norms are stored as they multiply."""
     if arch in ("lfm2", "lfm2moe"):
         return {"conv_L_cache": metadata.values.get("shortconv.l_cache")}
+    if arch in _SCANS:
+        return _scans(metadata, file)
     if arch not in _RECURRENT:
         return {}
     heads = metadata.integer("ssm.time_step_rank", 1, 1 << 16)
@@ -296,9 +301,27 @@ def _recurrent(metadata: Config, arch: str) -> dict[str, Any]:
     }
 
 
+def _scans(metadata: Config, file: GgufFile) -> dict[str, Any]:
+    """Return the keys of Mamba-2, and whether attention has a rope."""
+    found = {theirs: metadata.values.get(f"ssm.{key}") for key, theirs in _SSM.items()}
+    for theirs, name in {"mamba_proj_bias": "ssm_in", "mamba_conv_bias": "ssm_conv1d"}.items():
+        found[theirs] = any(tensor.endswith(f".{name}.bias") for tensor in file.tensors)
+    turned = metadata.flag("rope.scaling.finetuned", True)
+    return {**found, "position_embedding_type": "rope" if turned else None}
+
+
+_SSM = {
+    "time_step_rank": "mamba_n_heads",
+    "group_count": "mamba_n_groups",
+    "state_size": "mamba_d_state",
+    "inner_size": "mamba_d_ssm",
+    "conv_kernel": "mamba_d_conv",
+}
+_SCANS = ("granitehybrid",)
+"""Architectures with layers of Mamba-2."""
 _RECURRENT = {
     **dict.fromkeys(("lfm2", "lfm2moe"), "conv"),
-    **dict.fromkeys(("qwen35", "qwen35moe"), "linear_attention"),
+    **dict.fromkeys(("qwen35", "qwen35moe", *_SCANS), LINEAR),
 }
 """Architectures to what layer_types calls their layers without keys."""
 
@@ -327,7 +350,7 @@ _SIGMOID = ("glm4moe", "dots1", "lfm2moe")
 """Architectures of experts whose scores are sigmoids."""
 _MIXED = (
     *("qwen2moe", "qwen3moe", "granitemoe", "gpt-oss"),
-    *("ernie4_5-moe", "olmoe", "hunyuan-moe", "qwen35moe", *_SIGMOID),
+    *("ernie4_5-moe", "olmoe", "hunyuan-moe", "qwen35moe", "granitehybrid", *_SIGMOID),
 )
 """Architectures of experts."""
 _ALL_MIXED = ("qwen35moe",)

@@ -24,7 +24,7 @@ from dovetail.codegen.isa.target import Target
 from dovetail.ir.block_format import GROUP, QUAD, BlockFormat
 from dovetail.ir.encoder import EncoderSpec, Spec
 from dovetail.ir.formats import FORMATS, FloatFormat, is_quantised
-from dovetail.ir.model import PANEL, MlpPart, ModelSpec, RecurrentSpec
+from dovetail.ir.model import PANEL, MlpPart, ModelSpec
 from dovetail.ir.schedule import ORDERS, SCHEDULE_VALUES, Row, ScheduleTable
 from dovetail.ir.tuning import WorkKey
 from dovetail.runtime.native.shard import Shard, split_model
@@ -163,7 +163,8 @@ def count_gemms(spec: Spec, processes: int = 1) -> dict[GemmOp, int]:
         heads = sides[0]
         sides[0] += spec.gate_size
         if spec.recurrent and spec.is_recurrent(layer):
-            parts, sides = _mixers(spec.recurrent, here)
+            sides = list(spec.recurrent.products.values())
+            parts = tuple(f"{here}.{name}" for name in spec.recurrent.products)
             heads = spec.recurrent.width
         elif len(parts) == processes == 1:
             sides = [sum(sides)]
@@ -180,14 +181,6 @@ def count_gemms(spec: Spec, processes: int = 1) -> dict[GemmOp, int]:
         found[GemmOp("layer_inputs", LINEAR, every, hidden, stored)] += 1
     found[GemmOp("head", LINEAR, vocabulary, hidden, spec.weight_format("head"))] += 1
     return dict(found)
-
-
-def _mixers(recurrent: RecurrentSpec, here: str) -> tuple[tuple[str, ...], list[int]]:
-    """Return the projections of a recurrent layer: weights, and columns of each."""
-    sides = {f"{here}.mix": recurrent.channels * recurrent.parts}
-    if recurrent.delta:
-        sides |= {f"{here}.mix_gate": recurrent.width, f"{here}.rates": 2 * recurrent.value_heads}
-    return tuple(sides), list(sides.values())
 
 
 def _largest_share(spec: ModelSpec, shards: Sequence[Shard], layer: int) -> list[int]:

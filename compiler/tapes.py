@@ -14,8 +14,11 @@ from msgspec.structs import replace
 from dovetail.compiler.tape_builder import NO_RESIDUAL, TapeBuilder, Value
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.model import (
+    DELTA,
+    GATES,
     MAX_KV_SPLITS,
     ROWS,
+    SCAN,
     SPLIT_K_ELEMENTS,
     TURNED,
     ExpertSpec,
@@ -366,11 +369,11 @@ class _Forward(DecoderTape):
         self.partial = self.dense("partial", sequences, part)
         self.final = self.padded("final", sequences, spec.hidden_size)
         if recurrent := spec.recurrent:
-            self.mixing = self.padded("mixing", tokens, recurrent.channels * recurrent.parts)
-            if recurrent.delta:
+            columns = recurrent.products.items()
+            self.mixing = {name: self.padded(name, tokens, n) for name, n in columns}
+            self.convolved = self.attention
+            if recurrent.rule != GATES:
                 self.convolved = self.padded("convolved", tokens, recurrent.channels)
-                self.gates = self.padded("gates", tokens, recurrent.width)
-                self.rates = self.padded("rates", tokens, 2 * recurrent.value_heads)
         self.own = spec.n_layers - spec.shared_kv
 
     def build(self, name: str, own: int) -> Tape:
@@ -477,39 +480,45 @@ class _Forward(DecoderTape):
         """Norm, projections, and what a layer's state and the rows before tell each row."""
         name, place = f"layers.{layer}", recurrent.state_size * sum(recurrent.layers[:layer])
         self.norm(f"pre_attn({layer})", f"{name}.input_norm", self.x, self.normed)
-        sides = {"mix": self.mixing}
-        if recurrent.delta:
-            sides |= {"mix_gate": self.gates, "rates": self.rates}
-        for part, out in sides.items():  # sums of K are never parted: they would share the memory
+        for part, out in self.mixing.items():  # sums of K are not parted: they share the memory
             rest = (*NO_RESIDUAL, *self.rows(out), self.split[0], 0)
             self.product("qkv", f"pre_attn({layer})", _T, f"{name}.{part}", self.normed, *rest)
-        if recurrent.delta:
-            self.convolve("conv_rows", layer, recurrent, place, self.convolved)
-            self.apply_delta(layer, recurrent, place + recurrent.kept)
-        else:
-            self.convolve("gated_conv_rows", layer, recurrent, place, self.attention)
+        self.convolve(layer, recurrent, place)
+        if recurrent.rule != GATES:
+            self.apply_rule(layer, recurrent, place + recurrent.kept)
 
-    def convolve(
-        self, op: str, layer: int, recurrent: RecurrentSpec, place: int, out: BufferRef
-    ) -> None:
-        """Append the convolution of `mixing`; place: floats before its part of a state."""
-        name = f"layers.{layer}.conv"
-        rows: tuple[Value, ...] = (*self.rows(self.mixing), self.weight(name))
+    def convolve(self, layer: int, recurrent: RecurrentSpec, place: int) -> None:
+        """Append the convolution of what a row has of it; place: floats before its state."""
+        name, gated = f"layers.{layer}.conv", recurrent.rule == GATES
+        before = recurrent.width * _F32 if recurrent.rule == SCAN else 0
+        mix = replace(self.mixing["mix"], offset=before), self.rows(self.mixing["mix"])[1]
+        rows: tuple[Value, ...] = (*mix, self.weight(name))
         taps = (recurrent.channels, recurrent.taps, *rows, self.weight(f"{name}_bias"))
-        there = (*self.states(place), *self.rows(out))
+        there = (*self.states(place), *self.rows(self.convolved))
+        op = "gated_conv_rows" if gated else "conv_rows"
         self.add(op, f"attn({layer})", *_COUNTS, *taps, *there, m=_T)
 
-    def apply_delta(self, layer: int, recurrent: RecurrentSpec, place: int) -> None:
-        """Append the delta rule of `convolved`, its norm and its gate; place: see `convolve`."""
-        name, segment, out = f"layers.{layer}", f"attn({layer})", self.rows(self.attention)
-        heads, size = recurrent.value_heads, recurrent.value_dim
-        shape = (recurrent.key_heads, heads, recurrent.key_dim, size, int(recurrent.tiled))
-        rows = (*self.rows(self.convolved), *self.rows(self.rates))
-        rates = (self.weight(f"{name}.a_log"), self.weight(f"{name}.dt_bias"))
+    def apply_rule(self, layer: int, recurrent: RecurrentSpec, place: int) -> None:
+        """Append the rule over `convolved`, its norm and its gate; place: as of `convolve`."""
+        segment, out = f"attn({layer})", self.rows(self.attention)
+        a_log, dt, skip, norm = (
+            self.weight(f"layers.{layer}.{name}")
+            for name in ("a_log", "dt_bias", "skip", "mix_norm")
+        )
+        heads, size, groups = recurrent.value_heads, recurrent.value_dim, recurrent.norm_groups
+        shape = (recurrent.key_heads, heads, recurrent.key_dim, size)
+        rows = (*self.rows(self.convolved), *self.rows(self.mixing["rates"]))
         there = (*self.states(place), *out)
-        self.add("delta_rows", segment, *_COUNTS, *shape, *rows, *rates, *there, m=_T)
-        norm = (self.weight(f"{name}.mix_norm"), self.spec.norm_eps)
-        self.add("gated_norm", segment, _T, heads, size, *norm, *self.rows(self.gates), *out)
+        if recurrent.rule == DELTA:
+            given = *shape, int(recurrent.tiled), *rows, a_log, dt
+            gate, parts, first = self.mixing["mix_gate"], (heads, size, norm, 0), 0
+        else:
+            given = *shape, *rows, a_log, dt, skip
+            count = groups or 1
+            gate, parts, first = self.mixing["mix"], (count, recurrent.width // count, norm, 1), 1
+        self.add(f"{recurrent.rule}_rows", segment, *_COUNTS, *given, *there, m=_T)
+        how = (*parts, self.spec.norm_eps, first, *self.rows(gate))
+        self.add("gated_norm", segment, _T, *how, *out)
 
     def states(self, place: int) -> tuple[Value, ...]:
         """Return where sequences begin, and their states from `place` floats on."""

@@ -42,11 +42,14 @@ def check_sources(
     sources: Iterable[WeightSource], checkpoint: Checkpoint, unused: re.Pattern[str]
 ) -> None:
     """Compare the tensors of `sources` with a checkpoint, which may have `unused` ones beside."""
-    known: set[str] = set()
-    for source in sources:
-        for name, rows in source.heights.items():
+    known: dict[str, int] = {}
+    listed = tuple(sources)
+    for source in listed:  # several may share the rows of a tensor
+        known |= {name: max(rows, known.get(name, 0)) for name, rows in source.heights.items()}
+    for source in listed:
+        for name in source.heights:
             info = checkpoint.info(name)
-            shapes = source.shapes(rows)
+            shapes = source.shapes(known[name])
             if info.shape not in shapes:
                 raise SpecError(
                     f"{info.path}: tensor {name} has shape {list(info.shape)}, "
@@ -57,7 +60,6 @@ def check_sources(
                     f"{info.path}: tensor {name} has dtype {info.dtype.safetensors}; only F32, F16 "
                     "and BF16 checkpoints are supported"
                 )
-            known.add(name)
     for name in checkpoint.tensors:
         if name not in known and not unused.fullmatch(name) and not _is_no_bias(name, checkpoint):
             raise SpecError(

@@ -22,6 +22,8 @@ ROWS, TURNED = "rows", "turned"
 """What q and k may be normed over besides single heads."""
 ROPE, LOCAL_ROPE = "rope", "local_rope"
 """Names of ropes."""
+GATES, DELTA, SCAN = "gates", "delta", "scan"
+"""Rules of recurrent layers."""
 SPLIT_K_ELEMENTS = 1 << 19
 """Floats of a forward tape's buffer for partial sums of split-K; what needs more is not split."""
 
@@ -82,34 +84,57 @@ class RecurrentSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Layers that keep a state of one size of each sequence in place of keys and values.
 
     `taps` tokens, the newest included, are convolved, each of `channels` values alone. Without
-    value heads that is all (LFM2); else comes the gated delta rule (Qwen3.5): each value head has a
-    matrix [key_dim][value_dim], and each key head serves value_heads / key_heads of them.
+    value heads that is all (LFM2); else each value head has a matrix [key_dim][value_dim], each key
+    head serves value_heads / key_heads of them, and a rule tells how a token changes the matrix:
+    the gated delta rule (Qwen3.5), or the scan of Mamba-2, which calls keys B and queries C.
     """
 
     layers: tuple[bool, ...]  # of the model: is it one of these
     taps: int
     channels: int
-    bias: bool = False  # of all its products and the convolution
+    bias: bool = False  # of all its products
+    conv_bias: bool = False
     key_heads: int = 0
     value_heads: int = 0
     key_dim: int = 0
     value_dim: int = 0
     tiled: bool = False  # value head v has key head v % key_heads, else v // (their ratio)
+    scan: bool = False  # Mamba-2's rule, not the delta rule
+    norm_groups: int = 0  # scan: parts of what it gives that are normed apart; 0 = no norm
 
     @property
-    def delta(self) -> bool:
-        """Whether the delta rule follows the convolution."""
-        return self.value_heads > 0
+    def rule(self) -> str:
+        """What follows or surrounds the convolution."""
+        return GATES if not self.value_heads else SCAN if self.scan else DELTA
 
     @property
     def width(self) -> int:
         """Values of a token that go into the output projection."""
-        return self.value_heads * self.value_dim if self.delta else self.channels
+        return self.value_heads * self.value_dim or self.channels
 
     @property
-    def parts(self) -> int:
-        """Parts of `channels` values that a token's projection has: x, or x and two gates of it."""
-        return 1 if self.delta else 3
+    def products(self) -> dict[str, int]:
+        """Columns of each projection of a token, by weight.
+
+        `mix` has what is convolved: between two gates, or behind the scan's gate.
+        """
+        width, heads = self.width, self.value_heads
+        return {
+            GATES: {"mix": 3 * self.channels},
+            DELTA: {"mix": self.channels, "mix_gate": width, "rates": 2 * heads},
+            SCAN: {"mix": width + self.channels, "rates": heads},
+        }[self.rule]
+
+    @property
+    def vectors(self) -> dict[str, int]:
+        """Values of each vector of a layer beside biases, by weight."""
+        rates = dict.fromkeys(("a_log", "dt_bias"), self.value_heads)
+        normed = {"mix_norm": self.width} if self.norm_groups else {}
+        return {
+            GATES: {},
+            DELTA: {**rates, "mix_norm": self.value_dim},
+            SCAN: {**rates, "skip": self.value_heads, **normed},
+        }[self.rule]
 
     @property
     def kept(self) -> int:
@@ -366,17 +391,12 @@ def _layer_shapes(spec: ModelSpec, layer: int) -> dict[str, tuple[int, int]]:
 
 def _mixer_shapes(recurrent: RecurrentSpec, hidden: int) -> dict[str, tuple[int, int]]:
     """Return (n, k) of the weights of a recurrent layer in place of attention."""
-    shapes = {
-        "mix": (recurrent.channels * recurrent.parts, hidden),
+    return {
+        **{name: (n, hidden) for name, n in recurrent.products.items()},
+        **{name: (n, 1) for name, n in recurrent.vectors.items()},
         "conv": (recurrent.taps, recurrent.channels),
         "o": (hidden, recurrent.width),
     }
-    if recurrent.delta:
-        heads = recurrent.value_heads
-        shapes |= {"mix_gate": (recurrent.width, hidden), "rates": (2 * heads, hidden)}
-        shapes |= {"a_log": (heads, 1), "dt_bias": (heads, 1)}
-        shapes["mix_norm"] = (recurrent.value_dim, 1)
-    return shapes
 
 
 def _mlp_shapes(part: MlpPart, hidden: int) -> Iterator[tuple[str, tuple[int, int]]]:

@@ -195,6 +195,8 @@ def save_gguf(
     kind_of = kind if callable(kind) else lambda _name: kind
     config = json.loads((directory / "config.json").read_text())
     arch = arch or ARCHITECTURES[config["model_type"]]
+    if arch == "granite" and "linear_attention" in config.get("layer_types", ()):
+        arch = "granitehybrid"
     if arch == "granite" and expert_count(config):
         arch = "granitemoe"
     writer = gguf.GGUFWriter(path, arch, split_max_tensors=split)
@@ -205,6 +207,8 @@ def save_gguf(
         state = {own_part(name): values for name, values in state.items()}
     if arch.startswith("qwen35"):
         state = dict(tile_heads(config, state))
+    if arch == "granitehybrid":
+        state = {name: scan_part(config, name, values) for name, values in state.items()}
     writer.add_block_count(layers)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -217,7 +221,8 @@ def save_gguf(
         writer.add_feed_forward_length(inner)
         kinds = config.get("layer_types", [])
         each = [kv_heads if kind == "full_attention" else 0 for kind in kinds]
-        writer.add_head_count_kv(each if arch.startswith("lfm2") else kv_heads)
+        listed = arch.startswith("lfm2") or arch == "granitehybrid"
+        writer.add_head_count_kv(each if listed else kv_heads)
     writer.add_head_count(heads)
     if "logit_scale" in config:
         writer.add_layer_norm_eps(config["layer_norm_eps"])
@@ -235,7 +240,7 @@ def save_gguf(
         writer.add_sliding_window_pattern([t[0] == "s" for t in config["layer_types"]])
     if config.get("sliding_window") and arch in ("phi3", "gemma3", "gemma-embedding", "gpt-oss"):
         writer.add_sliding_window(config["sliding_window"])
-    if arch in ("granite", "granitemoe"):
+    if arch in ("granite", "granitemoe", "granitehybrid"):
         writer.add_embedding_scale(config["embedding_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])
         writer.add_attention_scale(config["attention_multiplier"])
@@ -256,8 +261,8 @@ def save_gguf(
         rows = pair_rows(values, count, share) if count else values
         rows = rows[:, 0] if rows.ndim == 3 and ".conv." in name else rows
         rows = rows + 1 if is_offset(arch, name) else rows
-        rows = rows.reshape(-1) if 1 in rows.shape else rows
-        plain = values.ndim == 1 or name.endswith((".bias", "conv.weight", "conv1d.weight"))
+        rows = rows.reshape(-1) if 1 in rows.shape and "mamba" not in name else rows
+        plain = values.ndim == 1 or name.endswith(PLAIN)
         form = gguf.GGMLQuantizationType["F32" if plain else kind_of(name)]
         whole = name if name.startswith(("model.", "lm_head.")) else f"model.{name}"
         known = stacked_name(whole) or names.get_name(whole, try_suffixes=(".weight", ".bias"))
@@ -274,6 +279,10 @@ def save_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+PLAIN = (".bias", "conv.weight", "conv1d.weight", "mamba.norm.weight", "A_log", ".D")
+"""Ends of names of what is never quantised."""
 
 
 def own_part(name: str) -> str:
@@ -398,7 +407,7 @@ def stacked_name(name: str) -> str | None:
 
 
 PAIRED = ("llama", "mistral3", "smollm3", "granite", "granitemoe", "glm4", "ernie4_5")
-PAIRED += ("ernie4_5-moe",)
+PAIRED += ("ernie4_5-moe", "granitehybrid")
 """Architectures whose files have the rows of queries and keys as pairs."""
 NEIGHBOURS = {"glm4": 0.5, "ernie4_5": 1.0, "ernie4_5_moe": 1.0, "cohere": 1.0, "cohere2": 1.0}
 """Families that are trained so, with the part of each head that a rope turns."""
@@ -415,6 +424,14 @@ def add_recurrent(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     """Write what files tell of layers without keys."""
     if config["model_type"].startswith("lfm2"):
         writer.add_shortconv_l_cache(config["conv_L_cache"])
+    if "mamba_d_conv" in config:
+        heads = config["mamba_n_heads"]
+        writer.add_ssm_conv_kernel(config["mamba_d_conv"])
+        writer.add_ssm_state_size(config["mamba_d_state"])
+        writer.add_ssm_group_count(config["mamba_n_groups"])
+        writer.add_ssm_time_step_rank(heads)
+        writer.add_ssm_inner_size(heads * config["mamba_d_head"])
+        writer.add_rope_scaling_finetuned(config.get("position_embedding_type") == "rope")
     if not config["model_type"].startswith("qwen3_5"):
         return
     heads = config["linear_num_value_heads"]
@@ -424,6 +441,17 @@ def add_recurrent(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     writer.add_ssm_time_step_rank(heads)
     writer.add_ssm_inner_size(heads * config["linear_value_head_dim"])
     writer.add_full_attention_interval(4)
+
+
+def scan_part(config: Mapping[str, Any], name: str, values: np.ndarray) -> np.ndarray:
+    """Return a tensor of Mamba-2 as converters store it."""
+    if name.endswith("mamba.norm.weight"):
+        return values.reshape(config["mamba_n_groups"], -1)
+    if name.endswith("conv1d.weight"):
+        return values[:, 0]
+    if name.endswith(("mamba.A_log", "mamba.D")):
+        return (-np.exp(values) if name.endswith("A_log") else values).reshape(-1, 1)
+    return values
 
 
 def tile_heads(

@@ -9,7 +9,7 @@ import pytest
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "smollm3", "gemma3", "granite")
 FAMILIES += ("ministral3", "granite4", "glm4", "ernie4_5")
-RECURRENT = ("lfm2", "qwen3_5", "lfm2_moe", "qwen3_5_moe")
+RECURRENT = ("lfm2", "qwen3_5", "granite4_h", "lfm2_moe", "qwen3_5_moe", "granite4_h_moe")
 """Families with layers without keys."""
 UNEVEN = ("gemma4",)
 """Families whose layers differ in heads."""
@@ -48,6 +48,14 @@ SIGMOIDS = {
     "routed_scaling_factor": 2.5,
     "norm_topk_prob": True,
     "num_hidden_layers": 3,
+}
+SCANS = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "num_hidden_layers": 3,
+    "mamba_n_heads": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 24,
+    "shared_intermediate_size": 120,
 }
 OWN: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 16},
@@ -98,6 +106,14 @@ OWN: dict[str, dict[str, Any]] = {
         "layer_types": ["full_attention"] * 2,
         "position_embedding_type": "rope",
         "mamba_n_heads": 2,
+    },
+    "granite4_h": {**MULTIPLIERS, **SCANS, "num_local_experts": 0, "num_experts_per_tok": 0},
+    "granite4_h_moe": {
+        **MULTIPLIERS,
+        **SCANS,
+        "intermediate_size": 48,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
     },
     "ministral3": {
         "head_dim": 16,
@@ -211,6 +227,7 @@ def make_model(family: str, *, seed: int = 0, dtype: str = "float32", **override
     torch = pytest.importorskip("torch")
     import transformers
 
+    granite4 = transformers.GraniteMoeHybridConfig, transformers.GraniteMoeHybridForCausalLM
     classes = {
         "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
         "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
@@ -220,10 +237,7 @@ def make_model(family: str, *, seed: int = 0, dtype: str = "float32", **override
         "granite": (transformers.GraniteConfig, transformers.GraniteForCausalLM),
         "glm4": (transformers.Glm4Config, transformers.Glm4ForCausalLM),
         "ernie4_5": (transformers.Ernie4_5Config, transformers.Ernie4_5ForCausalLM),
-        "granite4": (
-            transformers.GraniteMoeHybridConfig,
-            transformers.GraniteMoeHybridForCausalLM,
-        ),
+        **dict.fromkeys(("granite4", "granite4_moe", "granite4_h", "granite4_h_moe"), granite4),
         "ministral3": (transformers.Ministral3Config, transformers.Ministral3ForCausalLM),
         "lfm2": (transformers.Lfm2Config, transformers.Lfm2ForCausalLM),
         "lfm2_moe": (transformers.Lfm2MoeConfig, transformers.Lfm2MoeForCausalLM),
@@ -249,10 +263,6 @@ def make_model(family: str, *, seed: int = 0, dtype: str = "float32", **override
         "granitemoeshared": (
             transformers.GraniteMoeSharedConfig,
             transformers.GraniteMoeSharedForCausalLM,
-        ),
-        "granite4_moe": (
-            transformers.GraniteMoeHybridConfig,
-            transformers.GraniteMoeHybridForCausalLM,
         ),
         "gpt_oss": (transformers.GptOssConfig, transformers.GptOssForCausalLM),
         "gemma3": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM),

@@ -20,9 +20,10 @@ from dovetail.compiler.mixtures import (
     shared_experts,
     shared_width,
 )
-from dovetail.compiler.recurrent import read_delta, read_granite, read_short_conv
+from dovetail.compiler.nemotron import NEMOTRON, nemotron_dense, read_alone
+from dovetail.compiler.recurrent import read_delta, read_granite, read_scans, read_short_conv
 from dovetail.compiler.rope import FULL, LOCAL_BASE, MAX_POSITION, SLIDING
-from dovetail.ir.model import ROWS, TURNED, RecurrentSpec
+from dovetail.ir.model import RELU2, ROWS, TURNED, RecurrentSpec
 
 PATTERN = 6
 """Gemma 3: of so many layers one has no window."""
@@ -180,6 +181,11 @@ def _exaone_ropes(config: Config, n_layers: int) -> tuple[bool, ...]:
 def _cohere_ropes(config: Config, n_layers: int) -> tuple[bool, ...]:
     """Command R7B: in the layers with a window."""
     return _cohere_windows(config, n_layers)[1]
+
+
+def _no_ropes(_config: Config, n_layers: int) -> tuple[bool, ...]:
+    """Nemotron-H: in no layer."""
+    return (False,) * n_layers
 
 
 def _granite_ropes(config: Config, n_layers: int) -> tuple[bool, ...]:
@@ -407,6 +413,25 @@ FAMILIES: dict[str, Family] = {
     "GraniteForCausalLM": Family("granite", attention_bias=None, mlp_bias=None, multipliers=True),
     "GraniteMoeHybridForCausalLM": _GRANITE4,
     GRANITE_PARTED: replace(_GRANITE4, name="granitehybrid"),
+    NEMOTRON: Family(
+        "nemotron_h",
+        recurrent=read_scans,
+        rope_layers=_no_ropes,
+        kv_heads=8,
+        head_dim=128,
+        activation=RELU2,
+        more=read_alone,
+        experts=Mixture(
+            sigmoid=True,
+            biased=True,
+            inner="moe_intermediate_size",
+            dense=nemotron_dense,
+            shared=shared_width("moe_shared_expert_intermediate_size", 7688),
+            optional=True,
+        ),
+        fixed={"attention_bias": False, "mlp_bias": False, "mamba_hidden_act": "silu"}
+        | dict.fromkeys(("moe_latent_size", "sliding_window", "final_logit_softcapping")),
+    ),
     "Phi3ForCausalLM": Family("phi3", windows=_whole_window, partial=1.0),
     "Glm4ForCausalLM": Family(
         "glm4",

@@ -20,6 +20,7 @@ from dovetail.compiler.gguf_file import GgufFile
 from dovetail.compiler.gguf_gemma4 import PER_LAYER, first_values, gemma4_config
 from dovetail.compiler.gguf_tensors import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from dovetail.compiler.mixtures import MAX_INNER
+from dovetail.compiler.nemotron import MLP, MOE, NEMOTRON
 from dovetail.compiler.recurrent import LINEAR, TILED
 from dovetail.compiler.rope import FULL, SCORES_GROW, SLIDING, inverse_frequencies
 from dovetail.ir.errors import SpecError
@@ -41,6 +42,7 @@ ARCHITECTURES = {
     "qwen3moe": "Qwen3MoeForCausalLM",
     "granitemoe": "GraniteMoeForCausalLM",
     "granitehybrid": GRANITE_PARTED,
+    **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), NEMOTRON),
     "gpt-oss": "GptOssForCausalLM",
     "lfm2": "Lfm2ForCausalLM",
     "lfm2moe": "Lfm2MoeForCausalLM",
@@ -143,7 +145,7 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
         for key, value in file.values.items()
         if key.startswith(arch + ".") and not key.endswith(_SECTIONS)
     }
-    kinds = _pick_layers(own, arch)
+    kinds = _pick_layers(own, arch, file)
     layers: dict[str, npt.NDArray[Any]] = {}
     if arch == "gemma4":
         layers = {k: v for k in PER_LAYER if isinstance(v := own.get(k), np.ndarray)}
@@ -271,13 +273,24 @@ def _experts(metadata: Config, arch: str, file: GgufFile) -> dict[str, Any]:
     return found | _beside_experts(metadata, arch, file)
 
 
-def _pick_layers(own: dict[str, Any], arch: str) -> dict[str, Any]:
-    """Return layer_types where layers without KV heads are told, and keep the others' number."""
-    heads = own.get(key := "attention.head_count_kv")
+def _pick_layers(own: dict[str, Any], arch: str, file: GgufFile) -> dict[str, Any]:
+    """Return layer_types where layers without KV heads are told, and keep the others' number.
+
+    So with MLPs that some layers alone have.
+    """
+    heads, inner = (own.get(key) for key in _PER_KIND)
     if arch not in _RECURRENT or not isinstance(heads, np.ndarray) or heads.all():
         return {}
-    own[key] = heads[heads > 0]
-    return {"layer_types": [FULL if count else _RECURRENT[arch] for count in heads]}
+    own[_PER_KIND[0]] = heads[heads > 0]
+    kinds = [FULL if count else _RECURRENT[arch] for count in heads]
+    if isinstance(inner, np.ndarray) and len(inner) == len(heads) and not inner.all():
+        own[_PER_KIND[1]] = inner[inner > 0]
+        for i in np.flatnonzero(inner):
+            kinds[i] = MOE if f"blk.{i}.ffn_gate_inp.weight" in file.tensors else MLP
+    return {"layer_types": kinds}
+
+
+_PER_KIND = ("attention.head_count_kv", "feed_forward_length")
 
 
 def _recurrent(metadata: Config, arch: str, file: GgufFile) -> dict[str, Any]:
@@ -317,7 +330,9 @@ _SSM = {
     "inner_size": "mamba_d_ssm",
     "conv_kernel": "mamba_d_conv",
 }
-_SCANS = ("granitehybrid",)
+_PLACELESS = ("nemotron_h", "nemotron_h_moe")
+"""Those without ropes."""
+_SCANS = ("granitehybrid", *_PLACELESS)
 """Architectures with layers of Mamba-2."""
 _RECURRENT = {
     **dict.fromkeys(("lfm2", "lfm2moe"), "conv"),
@@ -337,16 +352,20 @@ def _beside_experts(metadata: Config, arch: str, file: GgufFile) -> dict[str, An
     return {
         **dict.fromkeys(("first_k_dense_replace", "moe_layer_start_index"), first),
         "moe_layer_interval": metadata.integer("interleave_moe_layer_step", 0, 1 << 16, 1) or 1,
-        **dict.fromkeys(("shared_expert_intermediate_size", "shared_intermediate_size"), width),
+        **dict.fromkeys(_SHARED_WIDTHS, width),
         **dict.fromkeys(("n_shared_experts", "moe_num_shared_experts"), count),
         "routed_scaling_factor": metadata.number(_SIGMOIDS[1], 0.0, 1e6, 1.0) or 1.0,
     }
 
 
+_SHARED_WIDTHS = (
+    *("shared_expert_intermediate_size", "shared_intermediate_size"),
+    "moe_shared_expert_intermediate_size",
+)
 _PARTIAL = ("phi3", "glm4", "glm4moe", "qwen35", "qwen35moe")
 """Architectures whose ropes may turn a part of each head."""
 GEMMAS = ("gemma3", "gemma-embedding")
-_SIGMOID = ("glm4moe", "dots1", "lfm2moe")
+_SIGMOID = ("glm4moe", "dots1", "lfm2moe", "nemotron_h_moe")
 """Architectures of experts whose scores are sigmoids."""
 _MIXED = (
     *("qwen2moe", "qwen3moe", "granitemoe", "gpt-oss"),
@@ -363,7 +382,7 @@ def _head_dim(metadata: Config, heads: int, arch: str) -> int:
     width = metadata.integer("embedding_length", 1, 1 << 17)
     key = metadata.integer("attention.key_length", 1, 1 << 17, max(1, width // heads))
     for name in ("attention.value_length", "rope.dimension_count"):
-        if arch in _PARTIAL and name == "rope.dimension_count":
+        if arch in (*_PARTIAL, *_PLACELESS) and name == "rope.dimension_count":
             continue
         if metadata.integer(name, 1, 1 << 17, key) != key:
             raise metadata.fail(name, f"but only the {key} values of a head are supported")

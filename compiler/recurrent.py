@@ -31,7 +31,7 @@ TILED = "linear_value_heads_tiled"
 """Whether value heads of the same key head lie apart: so it is in GGUF files."""
 _NO_LIMITS = None, [0.0, math.inf], [0.0, {"__float__": "Infinity"}]
 LINEAR = "linear_attention"
-_OLD_KINDS = {"mamba": LINEAR, "attention": FULL}
+OLD_KINDS = {"mamba": LINEAR, "attention": FULL}
 """Kinds of layers by older names."""
 _LFM2 = {
     r"operator_norm": "input_layernorm",
@@ -94,6 +94,11 @@ def read_granite(config: Config, n_layers: int) -> RecurrentSpec | None:
     return read_scan(config, layers) if any(layers) else None
 
 
+def read_scans(config: Config, _n_layers: int) -> RecurrentSpec:
+    """Return the scans of Nemotron-H, whose other layers may be no attention either."""
+    return read_scan(config, tuple(kind == LINEAR for kind in config.texts("layer_types")))
+
+
 def read_scan(config: Config, layers: tuple[bool, ...]) -> RecurrentSpec:
     """Return Mamba-2's scan; raises SpecError for heads that kernels do not take."""
     heads = config.integer("mamba_n_heads", 1, 4096, 128)
@@ -128,7 +133,7 @@ def read_scan(config: Config, layers: tuple[bool, ...]) -> RecurrentSpec:
 
 def _layers(config: Config, n_layers: int, kind: str) -> tuple[bool, ...]:
     """Return which layers are of `kind`, by layer_types or by what stands for it."""
-    kinds = tuple(_OLD_KINDS.get(name, name) for name in config.texts("layer_types"))
+    kinds = tuple(OLD_KINDS.get(name, name) for name in config.texts("layer_types"))
     if not kinds:
         every = config.integer("full_attention_interval", 1, 1024, 4)
         return tuple((layer + 1) % every != 0 for layer in range(n_layers))

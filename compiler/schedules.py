@@ -24,7 +24,7 @@ from dovetail.codegen.isa.target import Target
 from dovetail.ir.block_format import GROUP, QUAD, BlockFormat
 from dovetail.ir.encoder import EncoderSpec, Spec
 from dovetail.ir.formats import FORMATS, FloatFormat, is_quantised
-from dovetail.ir.model import PANEL, MlpPart, ModelSpec
+from dovetail.ir.model import PANEL, RELU2, MlpPart, ModelSpec
 from dovetail.ir.schedule import ORDERS, SCHEDULE_VALUES, Row, ScheduleTable
 from dovetail.ir.tuning import WorkKey
 from dovetail.runtime.native.shard import Shard, split_model
@@ -32,7 +32,7 @@ from dovetail.topology.values import HardwareSpec
 
 LINEAR, SILU, GEGLU, GEGLU_TANH = "linear", "silu", "geglu", "geglu_tanh"
 CLAMPED = "clamped"
-ACTIVATED = ("gelu", "gelu_tanh")
+ACTIVATED = ("gelu", "gelu_tanh", RELU2)
 """Products that are linear ones with an activation of the finished sums, by its name."""
 GATED = (SILU, GEGLU, GEGLU_TANH, CLAMPED)
 """Products of two weights in one: an activation of the first times the second."""
@@ -168,11 +168,14 @@ def count_gemms(spec: Spec, processes: int = 1) -> dict[GemmOp, int]:
             heads = spec.recurrent.width
         elif len(parts) == processes == 1:
             sides = [sum(sides)]
+        mixed: tuple[tuple[str, str, int, int, int], ...] = (("o", LINEAR, hidden, heads, 1),)
+        if not spec.mixes(layer):
+            sides, mixed = [], ()
         for i, n in enumerate(sides):
             stored = spec.weight_format(parts[i % len(parts)])
             found[GemmOp("qkv", LINEAR, n, hidden, stored)] += 1
         mlp = (row for part in spec.mlp_parts(layer) for row in _mlp_gemms(spec, part, shards))
-        for name, kind, n, k, times in (("o", LINEAR, hidden, heads, 1), *mlp):
+        for name, kind, n, k, times in (*mixed, *mlp):
             found[GemmOp(name, kind, n, k, spec.weight_format(f"{here}.{name}"))] += times
         for name, op, kind, n, k in _own_products(spec):
             found[GemmOp(op, kind, n, k, spec.weight_format(f"{here}.{name}"))] += 1
@@ -208,7 +211,7 @@ def _mlp_gemms(
     inner = max(len(shard.inner(part.columns)) for shard in shards)
     if part.experts:
         yield "router", LINEAR, part.experts.scores, hidden, 1
-    yield part.prefix + "gate_up", GATES[spec.activation], inner, hidden, used
+    yield part.prefix + spec.up, GATES.get(spec.activation, spec.activation), inner, hidden, used
     yield part.prefix + "down", LINEAR, hidden, inner, used
 
 

@@ -17,6 +17,7 @@ from dovetail.ir.model import (
     DELTA,
     GATES,
     MAX_KV_SPLITS,
+    RELU2,
     ROWS,
     SCAN,
     SPLIT_K_ELEMENTS,
@@ -171,7 +172,8 @@ class DecoderTape(TapeBuilder):
         """Gather the m rows that are read later: behind the last layer's K and V no other is."""
         segment = f"post_attn({layer})"
         picked = self.pick_stream(layer, m, places, segment)
-        self.gather(segment, m, places, self.attention, self.picked_attention)
+        if self.spec.mixes(layer):
+            self.gather(segment, m, places, self.attention, self.picked_attention)
         if self.spec.parallel:
             self.gather(segment, m, places, self.normed, self.picked_normed)
         return picked
@@ -196,10 +198,10 @@ class DecoderTape(TapeBuilder):
     def post_attention(self, layer: int, m: ArgRef, x: BufferRef, attention: BufferRef) -> None:
         """Output projection and MLP of m rows, each added to x."""
         name, segment = f"layers.{layer}", f"post_attn({layer})"
-        self.branch("o", segment, m, name, attention, x)
-        if self.spec.parallel:
-            source = self.picked_normed if x == self.picked else self.normed
-        else:
+        if self.spec.mixes(layer):
+            self.branch("o", segment, m, name, attention, x)
+        source = self.picked_normed if x == self.picked and self.spec.parallel else self.normed
+        if self.spec.mlp_parts(layer) and not self.spec.parallel:
             source = self.norm_before(segment, f"{name}.post_norm", x, m)
         if (experts := self.spec.experts) and self.spec.dense_inner:
             self.mlp_and_experts(experts, layer, m, x)
@@ -217,8 +219,11 @@ class DecoderTape(TapeBuilder):
         """Append what all m rows go through; beside experts the router may gate it."""
         name, segment = f"layers.{layer}", f"post_attn({layer})"
         inner = self.dense_inner if part.prefix else self.inner
-        gate_up = part.prefix + "gate_up"
-        self.product(gate_up, segment, m, f"{name}.{gate_up}", source, *self.rows(inner))
+        up = part.prefix + self.spec.up
+        if self.spec.activation == RELU2:
+            self.linear(up, segment, m, f"{name}.{up}", source, inner)
+        else:
+            self.product(up, segment, m, f"{name}.{up}", source, *self.rows(inner))
         experts = self.spec.mlp_parts(layer)[0].experts
         if experts and experts.gated:
             gates = replace(self.scores, offset=experts.count * _F32)
@@ -282,8 +287,11 @@ class DecoderTape(TapeBuilder):
         rows = m, used, self.spec.hidden_size
         self.add("expert_rows", segment, *rows, self.sources, *normed, *self.rows(self.mixed))
         whole = self.split[0], 0  # sums of K are never parted
+        inner: tuple[Value, ...] = self.rows(self.inner)
+        if self.spec.activation == RELU2:
+            inner = (*NO_RESIDUAL, *inner, *whole)
         for op, a, rest in (
-            ("gate_up", self.mixed, self.rows(self.inner)),
+            (self.spec.up, self.mixed, inner),
             ("down", self.inner, (*NO_RESIDUAL, *self.rows(self.mixed), *whole)),
         ):
             weight, count = self.weights[f"{name}.{op}"], experts.count
@@ -385,6 +393,8 @@ class _Forward(DecoderTape):
                 rows = self.pick_stream(layer, _OUT, "out_rows", f"pre_attn({layer})")
             if self.spec.recurrent and self.spec.is_recurrent(layer):
                 self.mix(self.spec.recurrent, layer)
+            elif not self.spec.mixes(layer):
+                pass
             elif layer < own:
                 self.pre_attention(layer)
                 self.attend(layer)

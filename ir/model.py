@@ -22,6 +22,8 @@ ROWS, TURNED = "rows", "turned"
 """What q and k may be normed over besides single heads."""
 ROPE, LOCAL_ROPE = "rope", "local_rope"
 """Names of ropes."""
+RELU2 = "relu2"
+"""The activation of MLPs that have no gate, only ups: squares of what is above 0."""
 GATES, DELTA, SCAN = "gates", "delta", "scan"
 """Rules of recurrent layers."""
 SPLIT_K_ELEMENTS = 1 << 19
@@ -179,7 +181,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     rope_layers: tuple[bool, ...] = ()  # per layer: are q and k rotated; () = all layers
     local_rope: RopeSpec | None = None  # of layers with a window, where theirs is another
     attention_scale: float | None = None  # of q k^T; None = head_dim ** -0.5
-    activation: str = "silu"  # of the gate: silu, gelu_tanh, or clamped, of gate and up
+    activation: str = "silu"  # of the gate: silu, gelu_tanh; clamped, of gate and up; relu2, of up
     pre_norms: bool = True  # RMSNorm of what attention and MLP read
     parallel: bool = False  # the MLP reads what attention reads, instead of a norm of its own
     layer_norm: bool = False  # norms of the stream subtract the mean
@@ -194,6 +196,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     shared_inner: int = 0  # intermediate_size of these, 0 = that of the others
     keys_as_values: bool = False  # layers without a window have V of K's weights
     v_norm: bool = False  # an RMSNorm of V, without weights
+    mlp_alone: tuple[bool, ...] = ()  # per layer: an MLP alone, or none; () = all have one behind
     layer_inputs: int = 0  # values that each layer has of its own of a token; 0 = none
     layer_scale: bool = False  # what a layer gives is multiplied by a learnt number
     logits_cap: float = 0.0  # c of logits c tanh(x / c); 0 = they are x
@@ -221,6 +224,14 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     def is_recurrent(self, layer: int) -> bool:
         """Return whether a layer has a state in place of keys."""
         return self.recurrent is not None and self.recurrent.layers[layer]
+
+    def mixes(self, layer: int) -> bool:
+        """Return whether a layer has more than an MLP."""
+        return not (self.mlp_alone and self.mlp_alone[layer])
+
+    def attends(self, layer: int) -> bool:
+        """Return whether a layer has attention."""
+        return self.mixes(layer) and not self.is_recurrent(layer)
 
     @property
     def state_bytes(self) -> int:
@@ -251,7 +262,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     def kv_values(self, layer: int) -> int:
         """Return the values of a token's K, and of its V, that are a layer's own."""
         _, heads, size = self.layer_heads(layer)
-        own = self.kv_layer(layer) == layer and not self.is_recurrent(layer)
+        own = self.kv_layer(layer) == layer and self.attends(layer)
         return heads * size if own else 0
 
     def qkv_rows(self, layer: int) -> tuple[int, int, int]:
@@ -268,20 +279,20 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     def uneven(self) -> bool:
         """Whether layers differ in more than windows and ropes, or have parts of few families."""
         parts = self.full_heads, self.shared_kv, self.layer_inputs, self.logits_cap, self.recurrent
-        return any((*parts, self.dense_inner))
+        return any((*parts, self.dense_inner, self.mlp_alone))
 
     def inner_columns(self, rows: float = 1) -> float:
         """Return the inner columns of a layer that so many tokens go through, at most; the mean."""
-        experts, inner = self.experts, self.intermediate_size
-        if experts is None:
-            return inner
-        without = sum(experts.dense_layers)
-        mixed = inner * min(rows * experts.used, experts.count) + experts.shared
-        return (without * experts.dense + (self.n_layers - without) * mixed) / self.n_layers
+        parts = [part for layer in range(self.n_layers) for part in self.mlp_parts(layer)]
+        times = [min(rows * p.experts.used, p.experts.count) if p.experts else 1 for p in parts]
+        widths = (part.columns * each for part, each in zip(parts, times, strict=True))
+        return sum(widths) / self.n_layers
 
     def mlp_parts(self, layer: int) -> tuple[MlpPart, ...]:
         """Return the parts of a layer's MLP; of a mixture, those without experts are `dense_`."""
         experts = self.experts
+        if self.mlp_alone and self.mixes(layer):
+            return ()
         if experts is None:
             return (MlpPart("", self.layer_inner(layer)),)
         if experts.dense_layers and experts.dense_layers[layer]:
@@ -294,10 +305,16 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         """Return the different parts of all layers."""
         return frozenset(p for layer in range(self.n_layers) for p in self.mlp_parts(layer))
 
-    @property
-    def norms_before(self) -> tuple[str, ...]:
+    def norms_before(self, layer: int) -> tuple[str, ...]:
         """Return the names of the norms of what a layer's attention and its MLP read."""
+        if self.mlp_alone:
+            return ("input_norm" if self.mixes(layer) else "post_norm",)
         return ("input_norm", "post_norm")[: self.pre_norms * (1 if self.parallel else 2)]
+
+    @property
+    def up(self) -> str:
+        """Return the name of what MLPs begin with."""
+        return "up" if self.activation == RELU2 else "gate_up"
 
     @property
     def stream_eps(self) -> float:
@@ -362,6 +379,7 @@ def weight_shapes(spec: ModelSpec) -> dict[str, tuple[int, int]]:
         if spec.recurrent and spec.is_recurrent(i):
             mixers = _mixer_shapes(spec.recurrent, hidden)
             shapes |= {f"layers.{i}.{name}": shape for name, shape in mixers.items()}
+        if not spec.attends(i):
             continue
         parts, rows = spec.qkv_parts(i), spec.qkv_rows(i)
         rows = rows[0] + spec.gate_size, *rows[1:]
@@ -372,11 +390,10 @@ def weight_shapes(spec: ModelSpec) -> dict[str, tuple[int, int]]:
 
 def _layer_shapes(spec: ModelSpec, layer: int) -> dict[str, tuple[int, int]]:
     hidden, norm = spec.hidden_size, (spec.hidden_size, 1)
-    found = {
-        "o": (hidden, spec.qkv_rows(layer)[0]),
-        **dict(pair for part in spec.mlp_parts(layer) for pair in _mlp_shapes(part, hidden)),
-    }
-    found |= dict.fromkeys(spec.norms_before, norm)
+    parts = spec.mlp_parts(layer)
+    found = dict(pair for part in parts for pair in _mlp_shapes(spec, part, hidden))
+    found |= {"o": (hidden, spec.qkv_rows(layer)[0])} if spec.mixes(layer) else {}
+    found |= dict.fromkeys(spec.norms_before(layer), norm)
     if spec.experts and spec.dense_inner:
         found |= dict.fromkeys(("dense_norm", "router_norm", "experts_norm"), norm)
         found |= {"experts_out_norm": norm, "expert_scale": (spec.experts.count, 1)}
@@ -399,11 +416,14 @@ def _mixer_shapes(recurrent: RecurrentSpec, hidden: int) -> dict[str, tuple[int,
     }
 
 
-def _mlp_shapes(part: MlpPart, hidden: int) -> Iterator[tuple[str, tuple[int, int]]]:
+def _mlp_shapes(
+    spec: ModelSpec, part: MlpPart, hidden: int
+) -> Iterator[tuple[str, tuple[int, int]]]:
     matrices = part.experts.count if part.experts else 1
     if part.experts:
         yield "router", (part.experts.scores, hidden)
-    yield part.prefix + "gate_up", (2 * part.columns * matrices, hidden)
+    sides = 1 if spec.activation == RELU2 else 2
+    yield part.prefix + spec.up, (sides * part.columns * matrices, hidden)
     yield part.prefix + "down", (hidden * matrices, part.columns)
 
 

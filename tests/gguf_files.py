@@ -25,6 +25,7 @@ ARCHITECTURES = {
     "qwen3_moe": "qwen3moe",
     "mixtral": "llama",
     "granitemoe": "granitemoe",
+    "nemotron_h": "nemotron_h",
     "gpt_oss": "gpt-oss",
     "lfm2": "lfm2",
     "lfm2_moe": "lfm2moe",
@@ -194,7 +195,11 @@ def save_gguf(
     """
     kind_of = kind if callable(kind) else lambda _name: kind
     config = json.loads((directory / "config.json").read_text())
+    if config["model_type"] == "nemotron_h":
+        config |= nemotron_keys(config)
     arch = arch or ARCHITECTURES[config["model_type"]]
+    if arch == "nemotron_h" and expert_count(config):
+        arch = "nemotron_h_moe"
     if arch == "granite" and "linear_attention" in config.get("layer_types", ()):
         arch = "granitehybrid"
     if arch == "granite" and expert_count(config):
@@ -207,8 +212,9 @@ def save_gguf(
         state = {own_part(name): values for name, values in state.items()}
     if arch.startswith("qwen35"):
         state = dict(tile_heads(config, state))
-    if arch == "granitehybrid":
-        state = {name: scan_part(config, name, values) for name, values in state.items()}
+    if arch in SCANS:
+        own = (re.sub(*MIXED, name) for name in state)
+        state = {n: scan_part(config, n, v) for n, v in zip(own, state.values(), strict=True)}
     writer.add_block_count(layers)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -218,10 +224,12 @@ def save_gguf(
         inner = config.get(wide, config["intermediate_size"])
         if arch == "lfm2":
             inner = len(state["model.layers.0.feed_forward.w1.weight"])
+        if alone := [kind in ("mlp", "moe") for kind in config.get("layer_types", [])]:
+            inner = [inner * each for each in alone] if any(alone) else inner
         writer.add_feed_forward_length(inner)
         kinds = config.get("layer_types", [])
         each = [kv_heads if kind == "full_attention" else 0 for kind in kinds]
-        listed = arch.startswith("lfm2") or arch == "granitehybrid"
+        listed = arch.startswith("lfm2") or arch in SCANS
         writer.add_head_count_kv(each if listed else kv_heads)
     writer.add_head_count(heads)
     if "logit_scale" in config:
@@ -261,10 +269,11 @@ def save_gguf(
         rows = pair_rows(values, count, share) if count else values
         rows = rows[:, 0] if rows.ndim == 3 and ".conv." in name else rows
         rows = rows + 1 if is_offset(arch, name) else rows
-        rows = rows.reshape(-1) if 1 in rows.shape and "mamba" not in name else rows
+        rows = rows.reshape(-1) if 1 in rows.shape and arch not in SCANS else rows
         plain = values.ndim == 1 or name.endswith(PLAIN)
         form = gguf.GGMLQuantizationType["F32" if plain else kind_of(name)]
-        whole = name if name.startswith(("model.", "lm_head.")) else f"model.{name}"
+        known = name.startswith(("model.", "lm_head.", "backbone."))
+        whole = name if known else f"model.{name}"
         known = stacked_name(whole) or names.get_name(whole, try_suffixes=(".weight", ".bias"))
         known = own_name(name) or known
         known = known or names.get_name(name.replace("dt_bias", "dt_proj"), ()) + ".bias"
@@ -281,8 +290,34 @@ def save_gguf(
     return path
 
 
-PLAIN = (".bias", "conv.weight", "conv1d.weight", "mamba.norm.weight", "A_log", ".D")
+PLAIN = (".bias", "conv.weight", "conv1d.weight", "norm.weight", "A_log", ".D")
 """Ends of names of what is never quantised."""
+MIXED = r"backbone(.*)\.mixer\.(gate|experts|shared_experts)\.", r"model\1.mlp.\2."
+"""Names of Nemotron-H's experts to those of most families."""
+SCANS = ("granitehybrid", "nemotron_h", "nemotron_h_moe")
+
+
+def nemotron_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of Nemotron-H that most families have, by their names."""
+    kinds = config["layers_block_type"]
+    keys = {
+        "mamba_num_heads": "mamba_n_heads",
+        "mamba_head_dim": "mamba_d_head",
+        "n_groups": "mamba_n_groups",
+        "ssm_state_size": "mamba_d_state",
+        "conv_kernel": "mamba_d_conv",
+        "layer_norm_epsilon": "rms_norm_eps",
+    }
+    experts = config["n_routed_experts"] if "moe" in kinds else 0
+    inner = config["moe_intermediate_size" if experts else "intermediate_size"]
+    return {
+        **{theirs: config[ours] for ours, theirs in keys.items()},
+        **{"num_hidden_layers": len(kinds), "layer_types": kinds, "intermediate_size": inner},
+        **{
+            "n_routed_experts": experts,
+            "rope_parameters": {"rope_theta": 1e4, "rope_type": "default"},
+        },
+    }
 
 
 def own_part(name: str) -> str:
@@ -313,6 +348,10 @@ def add_experts(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     for key in ("shared_expert_intermediate_size", "shared_intermediate_size"):
         if config.get(key):
             writer.add_expert_shared_feed_forward_length(config[key])
+    if "moe_shared_expert_intermediate_size" in config:
+        writer.add_expert_shared_feed_forward_length(config["moe_shared_expert_intermediate_size"])
+        writer.add_expert_weights_scale(config["routed_scaling_factor"])
+        writer.add_expert_weights_norm(config["norm_topk_prob"])
     if "moe_num_shared_experts" in config:
         writer.add_interleave_moe_layer_step(config["moe_layer_interval"])
         writer.add_leading_dense_block_count(config["moe_layer_start_index"])
@@ -445,11 +484,11 @@ def add_recurrent(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
 
 def scan_part(config: Mapping[str, Any], name: str, values: np.ndarray) -> np.ndarray:
     """Return a tensor of Mamba-2 as converters store it."""
-    if name.endswith("mamba.norm.weight"):
+    if name.endswith(("mamba.norm.weight", "mixer.norm.weight")):
         return values.reshape(config["mamba_n_groups"], -1)
     if name.endswith("conv1d.weight"):
         return values[:, 0]
-    if name.endswith(("mamba.A_log", "mamba.D")):
+    if name.endswith((".A_log", ".D")):
         return (-np.exp(values) if name.endswith("A_log") else values).reshape(-1, 1)
     return values
 

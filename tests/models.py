@@ -10,6 +10,7 @@ import pytest
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "smollm3", "gemma3", "granite")
 FAMILIES += ("ministral3", "granite4", "glm4", "ernie4_5")
 RECURRENT = ("lfm2", "qwen3_5", "granite4_h", "lfm2_moe", "qwen3_5_moe", "granite4_h_moe")
+RECURRENT += ("nemotron_h", "nemotron_h_moe")
 """Families with layers without keys."""
 UNEVEN = ("gemma4",)
 """Families whose layers differ in heads."""
@@ -57,7 +58,24 @@ SCANS = {
     "mamba_d_state": 24,
     "shared_intermediate_size": 120,
 }
+ONE_KIND = {
+    "layers_block_type": ["linear_attention", "mlp", "mlp", "full_attention", "linear_attention"],
+    "head_dim": 16,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 48,
+    "n_groups": 2,
+    "ssm_state_size": 24,
+    "moe_intermediate_size": 48,
+    "moe_shared_expert_intermediate_size": 72,
+    "n_routed_experts": 6,
+    "routed_scaling_factor": 2.5,
+}
 OWN: dict[str, dict[str, Any]] = {
+    "nemotron_h": ONE_KIND,
+    "nemotron_h_moe": {
+        **ONE_KIND,
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp", "moe"],
+    },
     "qwen3": {"head_dim": 16},
     "phi3": {"pad_token_id": 2, "rms_norm_eps": 1e-6},
     "granite": MULTIPLIERS,
@@ -263,6 +281,10 @@ def make_model(family: str, *, seed: int = 0, dtype: str = "float32", **override
         "granitemoeshared": (
             transformers.GraniteMoeSharedConfig,
             transformers.GraniteMoeSharedForCausalLM,
+        ),
+        **dict.fromkeys(
+            ("nemotron_h", "nemotron_h_moe"),
+            (transformers.NemotronHConfig, transformers.NemotronHForCausalLM),
         ),
         "gpt_oss": (transformers.GptOssConfig, transformers.GptOssForCausalLM),
         "gemma3": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM),

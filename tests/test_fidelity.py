@@ -201,6 +201,8 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "granite4-scans": ("granite4_h", shape(4, 2, 32, 96, 120, 131, **ODD_SCANS)),
     "granite4-scans-rope": ("granite4_h", shape(4, 1, 16, 64, 96, 107, **BIASED_SCANS)),
     "granite4-scans-experts": ("granite4_h_moe", shape(4, 2, 32, 128, 48, 107)),
+    "nemotron-h": ("nemotron_h", shape(4, 2, 32, 96, 150, 131)),
+    "nemotron-h-experts": ("nemotron_h_moe", shape(4, 1, 16, 80, 99, 107)),
 }
 EVERY_DAY = (
     "gemma4-inputs",
@@ -228,6 +230,8 @@ EVERY_DAY = (
     "qwen3_5-experts",
     "granite4-scans",
     "granite4-scans-experts",
+    "nemotron-h",
+    "nemotron-h-experts",
     "gemma3-windows",
     "llama-gqa4-80",
     "llama-biases-tied",

@@ -31,8 +31,10 @@ WIDE = {
     "lfm2_moe": {"hidden_size": 128, "intermediate_size": 96, "num_attention_heads": 4},
     "qwen3_5_moe": {"hidden_size": 128, "linear_num_value_heads": 6},
     "qwen3_5": {"hidden_size": 128, "intermediate_size": 192, "linear_num_value_heads": 6},
-    "granite4_h": {"hidden_size": 128, "intermediate_size": 120},
+    "granite4_h": {"hidden_size": 128, "intermediate_size": 96, "shared_intermediate_size": 96},
     "granite4_h_moe": {"hidden_size": 128},
+    "nemotron_h": {"hidden_size": 128},
+    "nemotron_h_moe": {"layers_block_type": ["linear_attention", "moe", "full_attention", "moe"]},
 }
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dovetail.compiler.config import Config
+from dovetail.compiler.falcon import FALCON, read_beside, read_multipliers
 from dovetail.compiler.gemma4 import Fields, read_gemma4
 from dovetail.compiler.mixtures import (
     Mixture,
@@ -431,6 +432,15 @@ FAMILIES: dict[str, Family] = {
         ),
         fixed={"attention_bias": False, "mlp_bias": False, "mamba_hidden_act": "silu"}
         | dict.fromkeys(("moe_latent_size", "sliding_window", "final_logit_softcapping")),
+    ),
+    FALCON: Family(
+        "falcon_h1",
+        kv_heads=8,
+        recurrent=read_beside,
+        more=read_multipliers,
+        fixed=dict.fromkeys(
+            ("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias"), False
+        ),
     ),
     "Phi3ForCausalLM": Family("phi3", windows=_whole_window, partial=1.0),
     "Glm4ForCausalLM": Family(

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from dovetail.compiler.checkpoint import Checkpoint
 from dovetail.compiler.config import Config
+from dovetail.compiler.falcon import FALCON
 from dovetail.compiler.families import FAMILIES, GRANITE_PARTED
 from dovetail.compiler.gguf_encoder import ENCODERS, NEUTRAL, encoder_config, pools, ranking_config
 from dovetail.compiler.gguf_file import GgufFile
@@ -43,6 +44,7 @@ ARCHITECTURES = {
     "granitemoe": "GraniteMoeForCausalLM",
     "granitehybrid": GRANITE_PARTED,
     **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), NEMOTRON),
+    "falcon-h1": FALCON,
     "gpt-oss": "GptOssForCausalLM",
     "lfm2": "Lfm2ForCausalLM",
     "lfm2moe": "Lfm2MoeForCausalLM",
@@ -320,7 +322,12 @@ def _scans(metadata: Config, file: GgufFile) -> dict[str, Any]:
     for theirs, name in {"mamba_proj_bias": "ssm_in", "mamba_conv_bias": "ssm_conv1d"}.items():
         found[theirs] = any(tensor.endswith(f".{name}.bias") for tensor in file.tensors)
     turned = metadata.flag("rope.scaling.finetuned", True)
-    return {**found, "position_embedding_type": "rope" if turned else None}
+    return {
+        **found,
+        "position_embedding_type": "rope" if turned else None,
+        "mamba_rms_norm": any(tensor.endswith(".ssm_norm.weight") for tensor in file.tensors),
+        "mamba_norm_before_gate": False,
+    }
 
 
 _SSM = {
@@ -332,7 +339,7 @@ _SSM = {
 }
 _PLACELESS = ("nemotron_h", "nemotron_h_moe")
 """Those without ropes."""
-_SCANS = ("granitehybrid", *_PLACELESS)
+_SCANS = ("granitehybrid", "falcon-h1", *_PLACELESS)
 """Architectures with layers of Mamba-2."""
 _RECURRENT = {
     **dict.fromkeys(("lfm2", "lfm2moe"), "conv"),

@@ -99,7 +99,7 @@ _FLAT = ("mamba.A_log", "mamba.D", "mamba.norm.weight")
 _OF_ARCHITECTURE: Mapping[str, Mapping[str, str]] = {
     **dict.fromkeys(("lfm2", "lfm2moe"), _LFM2),
     **dict.fromkeys(("qwen35", "qwen35moe"), _QWEN35),
-    **dict.fromkeys(("granitehybrid", "nemotron_h", "nemotron_h_moe"), _SCAN),
+    **dict.fromkeys(("granitehybrid", "nemotron_h", "nemotron_h_moe", "falcon-h1"), _SCAN),
     "gpt-oss": {
         "post_attention_norm": "post_attention_layernorm",
     },

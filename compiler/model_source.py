@@ -16,6 +16,7 @@ from dovetail.compiler.adapter import ADAPTER_WEIGHTS, find_base, is_adapter, me
 from dovetail.compiler.checkpoint import INDEX_FILE, SINGLE_FILE, Checkpoint, open_checkpoint
 from dovetail.compiler.config import MAX_JSON_BYTES, Config, parse_json_object, read_bounded
 from dovetail.compiler.experts import expert_tensors
+from dovetail.compiler.falcon import falcon_tensors
 from dovetail.compiler.nemotron import nemotron_config, nemotron_tensors
 from dovetail.compiler.packed import packed_tensors
 from dovetail.compiler.pairs import halves
@@ -66,7 +67,7 @@ class ModelDirectory:
         """Read the headers of the safetensors files."""
         config = self.config()
         opened = lfm2_tensors(text_tensors(open_checkpoint(self.path)), config)
-        opened = nemotron_tensors(opened, config)
+        opened = falcon_tensors(nemotron_tensors(opened, config), config)
         found = halves(expert_tensors(packed_tensors(opened, config)), config)
         beside = {
             f"dense.{i}.{name}": info

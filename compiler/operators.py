@@ -74,7 +74,8 @@ _SLOTS = {
     "x:inout ldx:int",
     "sigmoid_rows": "T:int H:int gate:in ldg:int x:inout ldx:int",
     **dict.fromkeys(("layer_inputs", "input_gate", "input_out"), _LINEAR),
-    **dict.fromkeys(("qkv", "o", "router", "up", "down", "dense_up", "dense_down"), _LINEAR),
+    **dict.fromkeys(("qkv", "o", "mix_o", "router", "up", "down"), _LINEAR),
+    **dict.fromkeys(("dense_up", "dense_down"), _LINEAR),
     **dict.fromkeys(("head", "pooler", "classifier", "dense"), _LINEAR),
     **dict.fromkeys(("gate_up", "dense_gate_up"), _GEMM + "C:out ldc:int"),
     "embed_sum": "T:int H:int ids:in table:weight positions:in places:weight? types:in "

@@ -254,7 +254,7 @@ def recurrent_sources(
         yield vector("conv_bias", f"{names['conv']}.bias", channels)
     for name, n in recurrent.vectors.items():
         yield vector(name, names[name], n)
-    yield from matrix("o", spec.hidden_size, recurrent.width)
+    yield from matrix(recurrent.out, spec.hidden_size, recurrent.width)
 
 
 _PARTS = (("packed", 0, "weight", ""), ("vector", 1, "bias", "_bias"))
@@ -278,7 +278,7 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
         "dt_bias": "mamba.dt_bias",
         "skip": "mamba.D",
         "mix_norm": "mamba.norm.weight",
-        "o": "mamba.out_proj",
+        **dict.fromkeys(("o", "mix_o"), "mamba.out_proj"),
     },
 }
 """Our weights of a layer by the modules and vectors of checkpoints."""

@@ -159,23 +159,20 @@ def count_gemms(spec: Spec, processes: int = 1) -> dict[GemmOp, int]:
     found: Counter[GemmOp] = Counter()
     for layer in range(spec.n_layers):
         here, parts = f"layers.{layer}", spec.qkv_parts(layer)
-        sides = _largest_share(spec, shards, layer)
-        heads = sides[0]
-        sides[0] += spec.gate_size
-        if spec.recurrent and spec.is_recurrent(layer):
-            sides = list(spec.recurrent.products.values())
-            parts = tuple(f"{here}.{name}" for name in spec.recurrent.products)
-            heads = spec.recurrent.width
-        elif len(parts) == processes == 1:
-            sides = [sum(sides)]
-        mixed: tuple[tuple[str, str, int, int, int], ...] = (("o", LINEAR, hidden, heads, 1),)
-        if not spec.mixes(layer):
-            sides, mixed = [], ()
-        for i, n in enumerate(sides):
-            stored = spec.weight_format(parts[i % len(parts)])
-            found[GemmOp("qkv", LINEAR, n, hidden, stored)] += 1
+        products, outputs = list[tuple[str, int]](), list[tuple[str, str, int, int, int]]()
+        if spec.attends(layer):
+            sides = _largest_share(spec, shards, layer)
+            outputs.append(("o", LINEAR, hidden, sides[0], 1))
+            sides[0] += spec.gate_size
+            sides = [sum(sides)] if len(parts) == processes == 1 else sides
+            products += [(parts[i % len(parts)], n) for i, n in enumerate(sides)]
+        if (recurrent := spec.recurrent) and spec.is_recurrent(layer):
+            products += [(f"{here}.{name}", n) for name, n in recurrent.products.items()]
+            outputs.append((recurrent.out, LINEAR, hidden, recurrent.width, 1))
+        for name, n in products:
+            found[GemmOp("qkv", LINEAR, n, hidden, spec.weight_format(name))] += 1
         mlp = (row for part in spec.mlp_parts(layer) for row in _mlp_gemms(spec, part, shards))
-        for name, kind, n, k, times in (*mixed, *mlp):
+        for name, kind, n, k, times in (*outputs, *mlp):
             found[GemmOp(name, kind, n, k, spec.weight_format(f"{here}.{name}"))] += times
         for name, op, kind, n, k in _own_products(spec):
             found[GemmOp(op, kind, n, k, spec.weight_format(f"{here}.{name}"))] += 1

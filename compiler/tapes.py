@@ -200,6 +200,9 @@ class DecoderTape(TapeBuilder):
         name, segment = f"layers.{layer}", f"post_attn({layer})"
         if self.spec.mixes(layer):
             self.branch("o", segment, m, name, attention, x)
+        if self.spec.recurrent and self.spec.recurrent.beside:
+            mixed, _ = self.mixed_by(layer, attention)
+            self.branch(self.spec.recurrent.out, segment, m, name, mixed, x)
         source = self.picked_normed if x == self.picked and self.spec.parallel else self.normed
         if self.spec.mlp_parts(layer) and not self.spec.parallel:
             source = self.norm_before(segment, f"{name}.post_norm", x, m)
@@ -214,6 +217,11 @@ class DecoderTape(TapeBuilder):
                     self.mlp(part, layer, m, source, x)
         if self.spec.layer_inputs:
             self.add_input(layer, m, x)
+
+    def mixed_by(self, layer: int, rows: BufferRef) -> tuple[BufferRef, int]:
+        """Return where a layer's rule puts what it gives: behind that of attention beside it."""
+        before = self.spec.qkv_rows(layer)[0] if self.spec.attends(layer) else 0
+        return replace(rows, offset=before * _F32), self.rows(rows)[1]
 
     def mlp(self, part: MlpPart, layer: int, m: ArgRef, source: BufferRef, x: BufferRef) -> None:
         """Append what all m rows go through; beside experts the router may gate it."""
@@ -391,15 +399,18 @@ class _Forward(DecoderTape):
         for layer in range(self.spec.n_layers):
             if layer == own:
                 rows = self.pick_stream(layer, _OUT, "out_rows", f"pre_attn({layer})")
-            if self.spec.recurrent and self.spec.is_recurrent(layer):
-                self.mix(self.spec.recurrent, layer)
-            elif not self.spec.mixes(layer):
-                pass
-            elif layer < own:
-                self.pre_attention(layer)
-                self.attend(layer)
-            else:
+            recurrent = self.spec.recurrent if self.spec.is_recurrent(layer) else None
+            attends = self.spec.attends(layer)
+            if attends and layer >= own:
                 self.attend_picked(layer)
+            elif attends:
+                self.pre_attention(layer)
+            if recurrent:
+                self.project_mix(recurrent, layer)
+            if attends and layer < own:
+                self.attend(layer)
+            if recurrent:
+                self.mix(recurrent, layer)
             if layer == last < own:
                 rows = self.pick(layer, _OUT, "out_rows")
             self.post_attention(layer, *rows)
@@ -486,13 +497,18 @@ class _Forward(DecoderTape):
         place = self.spec.kv_layer(layer)
         return KvRef(pool="k", layer=place), KvRef(pool="v", layer=place)
 
-    def mix(self, recurrent: RecurrentSpec, layer: int) -> None:
-        """Norm, projections, and what a layer's state and the rows before tell each row."""
-        name, place = f"layers.{layer}", recurrent.state_size * sum(recurrent.layers[:layer])
-        self.norm(f"pre_attn({layer})", f"{name}.input_norm", self.x, self.normed)
+    def project_mix(self, recurrent: RecurrentSpec, layer: int) -> None:
+        """Norm, unless attention has it, and projections of a recurrent layer."""
+        name = f"layers.{layer}"
+        if not recurrent.beside:
+            self.norm(f"pre_attn({layer})", f"{name}.input_norm", self.x, self.normed)
         for part, out in self.mixing.items():  # sums of K are not parted: they share the memory
             rest = (*NO_RESIDUAL, *self.rows(out), self.split[0], 0)
             self.product("qkv", f"pre_attn({layer})", _T, f"{name}.{part}", self.normed, *rest)
+
+    def mix(self, recurrent: RecurrentSpec, layer: int) -> None:
+        """What a layer's state and the rows before tell each row."""
+        place = recurrent.state_size * sum(recurrent.layers[:layer])
         self.convolve(layer, recurrent, place)
         if recurrent.rule != GATES:
             self.apply_rule(layer, recurrent, place + recurrent.kept)
@@ -510,7 +526,7 @@ class _Forward(DecoderTape):
 
     def apply_rule(self, layer: int, recurrent: RecurrentSpec, place: int) -> None:
         """Append the rule over `convolved`, its norm and its gate; place: as of `convolve`."""
-        segment, out = f"attn({layer})", self.rows(self.attention)
+        segment, out = f"attn({layer})", self.mixed_by(layer, self.attention)
         a_log, dt, skip, norm = (
             self.weight(f"layers.{layer}.{name}")
             for name in ("a_log", "dt_bias", "skip", "mix_norm")
@@ -525,7 +541,8 @@ class _Forward(DecoderTape):
         else:
             given = *shape, *rows, a_log, dt, skip
             count = groups or 1
-            gate, parts, first = self.mixing["mix"], (count, recurrent.width // count, norm, 1), 1
+            gate, parts = self.mixing["mix"], (count, recurrent.width // count, norm, 1)
+            first = int(not recurrent.norm_first)
         self.add(f"{recurrent.rule}_rows", segment, *_COUNTS, *given, *there, m=_T)
         how = (*parts, self.spec.norm_eps, first, *self.rows(gate))
         self.add("gated_norm", segment, _T, *how, *out)

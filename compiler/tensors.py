@@ -114,7 +114,7 @@ def _layer_sources(spec: ModelSpec, layer: int) -> Iterator[WeightSource]:
         yield norm("input_norm")
     if spec.recurrent and spec.is_recurrent(layer):
         yield from recurrent_sources(spec, spec.recurrent, layer)
-    elif spec.attends(layer):
+    if spec.attends(layer):
         yield from _attention_sources(spec, layer)
     if spec.branch_norms:
         yield norm("attention_norm", 1 / spec.stream_scale)

@@ -103,6 +103,8 @@ class RecurrentSpec(msgspec.Struct, frozen=True, kw_only=True):
     tiled: bool = False  # value head v has key head v % key_heads, else v // (their ratio)
     scan: bool = False  # Mamba-2's rule, not the delta rule
     norm_groups: int = 0  # scan: parts of what it gives that are normed apart; 0 = no norm
+    norm_first: bool = False  # scan: it is normed before it is gated, not behind
+    beside: bool = False  # each of these layers has attention, too, which reads the same
 
     @property
     def rule(self) -> str:
@@ -113,6 +115,11 @@ class RecurrentSpec(msgspec.Struct, frozen=True, kw_only=True):
     def width(self) -> int:
         """Values of a token that go into the output projection."""
         return self.value_heads * self.value_dim or self.channels
+
+    @property
+    def out(self) -> str:
+        """Return the name of the output projection."""
+        return "mix_o" if self.beside else "o"
 
     @property
     def products(self) -> dict[str, int]:
@@ -219,7 +226,10 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     def mixed_size(self) -> int:
         """Values of a token that go into the output projection, at most."""
         heads = max(self.qkv_rows(layer)[0] for layer in range(self.n_layers))
-        return max(heads, self.recurrent.width) if self.recurrent else heads
+        if self.recurrent is None:
+            return heads
+        width = self.recurrent.width
+        return heads + width if self.recurrent.beside else max(heads, width)
 
     def is_recurrent(self, layer: int) -> bool:
         """Return whether a layer has a state in place of keys."""
@@ -231,7 +241,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def attends(self, layer: int) -> bool:
         """Return whether a layer has attention."""
-        return self.mixes(layer) and not self.is_recurrent(layer)
+        alone = self.is_recurrent(layer) and not (self.recurrent and self.recurrent.beside)
+        return self.mixes(layer) and not alone
 
     @property
     def state_bytes(self) -> int:
@@ -412,7 +423,7 @@ def _mixer_shapes(recurrent: RecurrentSpec, hidden: int) -> dict[str, tuple[int,
         **{name: (n, hidden) for name, n in recurrent.products.items()},
         **{name: (n, 1) for name, n in recurrent.vectors.items()},
         "conv": (recurrent.taps, recurrent.channels),
-        "o": (hidden, recurrent.width),
+        recurrent.out: (hidden, recurrent.width),
     }
 
 

@@ -26,6 +26,7 @@ ARCHITECTURES = {
     "mixtral": "llama",
     "granitemoe": "granitemoe",
     "nemotron_h": "nemotron_h",
+    "falcon_h1": "falcon-h1",
     "gpt_oss": "gpt-oss",
     "lfm2": "lfm2",
     "lfm2_moe": "lfm2moe",
@@ -229,7 +230,7 @@ def save_gguf(
         writer.add_feed_forward_length(inner)
         kinds = config.get("layer_types", [])
         each = [kv_heads if kind == "full_attention" else 0 for kind in kinds]
-        listed = arch.startswith("lfm2") or arch in SCANS
+        listed = arch.startswith("lfm2") or (arch in SCANS and kinds)
         writer.add_head_count_kv(each if listed else kv_heads)
     writer.add_head_count(heads)
     if "logit_scale" in config:
@@ -294,7 +295,7 @@ PLAIN = (".bias", "conv.weight", "conv1d.weight", "norm.weight", "A_log", ".D")
 """Ends of names of what is never quantised."""
 MIXED = r"backbone(.*)\.mixer\.(gate|experts|shared_experts)\.", r"model\1.mlp.\2."
 """Names of Nemotron-H's experts to those of most families."""
-SCANS = ("granitehybrid", "nemotron_h", "nemotron_h_moe")
+SCANS = ("granitehybrid", "nemotron_h", "nemotron_h_moe", "falcon-h1")
 
 
 def nemotron_keys(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -482,8 +483,32 @@ def add_recurrent(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     writer.add_full_attention_interval(4)
 
 
+def multiplied(config: Mapping[str, Any], name: str, values: np.ndarray) -> np.ndarray:
+    """Return a tensor of Falcon-H1 times what its code multiplies products by."""
+    inward, keys = config["attention_in_multiplier"], config["mamba_n_groups"]
+    keys *= config["mamba_d_state"]
+    width = config["mamba_d_ssm"]
+    sizes = (width, width, keys, keys, config["mamba_n_heads"])
+    parts = np.repeat(config["ssm_multipliers"], sizes) * config["ssm_in_multiplier"]
+    factors = {
+        "q_proj": inward,
+        "k_proj": inward * config["key_multiplier"],
+        "v_proj": inward,
+        "o_proj": config["attention_out_multiplier"],
+        "out_proj": config["ssm_out_multiplier"],
+        "gate_proj": config["mlp_multipliers"][0],
+        "down_proj": config["mlp_multipliers"][1],
+        "lm_head": config["lm_head_multiplier"],
+        "embed_tokens": config["embedding_multiplier"],
+        "in_proj": parts[:, None],
+    }
+    return (values * factors.get(name.split(".")[-2], 1.0)).astype(np.float32)
+
+
 def scan_part(config: Mapping[str, Any], name: str, values: np.ndarray) -> np.ndarray:
     """Return a tensor of Mamba-2 as converters store it."""
+    if config["model_type"] == "falcon_h1":
+        values = multiplied(config, name, values)
     if name.endswith(("mamba.norm.weight", "mixer.norm.weight")):
         return values.reshape(config["mamba_n_groups"], -1)
     if name.endswith("conv1d.weight"):

@@ -10,7 +10,7 @@ import pytest
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "smollm3", "gemma3", "granite")
 FAMILIES += ("ministral3", "granite4", "glm4", "ernie4_5")
 RECURRENT = ("lfm2", "qwen3_5", "granite4_h", "lfm2_moe", "qwen3_5_moe", "granite4_h_moe")
-RECURRENT += ("nemotron_h", "nemotron_h_moe")
+RECURRENT += ("nemotron_h", "nemotron_h_moe", "falcon_h1")
 """Families with layers without keys."""
 UNEVEN = ("gemma4",)
 """Families whose layers differ in heads."""
@@ -71,6 +71,24 @@ ONE_KIND = {
     "routed_scaling_factor": 2.5,
 }
 OWN: dict[str, dict[str, Any]] = {
+    "falcon_h1": {
+        "mamba_n_heads": 6,
+        "mamba_d_ssm": 96,
+        "mamba_n_groups": 2,
+        "mamba_d_state": 24,
+        "mamba_rms_norm": True,
+        "mamba_norm_before_gate": False,
+        "rms_norm_eps": 1e-6,
+        "embedding_multiplier": 5.5,
+        "lm_head_multiplier": 0.25,
+        "key_multiplier": 0.7,
+        "attention_in_multiplier": 1.5,
+        "attention_out_multiplier": 0.9,
+        "ssm_in_multiplier": 1.3,
+        "ssm_out_multiplier": 2.5,
+        "ssm_multipliers": [0.8, 1.25, 0.6, 1.4, 0.7],
+        "mlp_multipliers": [1.6, 0.75],
+    },
     "nemotron_h": ONE_KIND,
     "nemotron_h_moe": {
         **ONE_KIND,
@@ -286,6 +304,7 @@ def make_model(family: str, *, seed: int = 0, dtype: str = "float32", **override
             ("nemotron_h", "nemotron_h_moe"),
             (transformers.NemotronHConfig, transformers.NemotronHForCausalLM),
         ),
+        "falcon_h1": (transformers.FalconH1Config, transformers.FalconH1ForCausalLM),
         "gpt_oss": (transformers.GptOssConfig, transformers.GptOssForCausalLM),
         "gemma3": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM),
         "gemma4": (transformers.Gemma4TextConfig, transformers.Gemma4ForCausalLM),

@@ -34,6 +34,7 @@ WIDE = {
     "granite4_h": {"hidden_size": 128, "intermediate_size": 96, "shared_intermediate_size": 96},
     "granite4_h_moe": {"hidden_size": 128},
     "nemotron_h": {"hidden_size": 128},
+    "falcon_h1": {"hidden_size": 128},
     "nemotron_h_moe": {"layers_block_type": ["linear_attention", "moe", "full_attention", "moe"]},
 }
 

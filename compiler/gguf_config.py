@@ -317,10 +317,12 @@ def _recurrent(metadata: Config, arch: str, file: GgufFile) -> dict[str, Any]:
 
 
 def _scans(metadata: Config, file: GgufFile) -> dict[str, Any]:
-    """Return the keys of Mamba-2, and whether attention has a rope."""
+    """Return the keys of Mamba-2, whether attention has a rope, and the norms' epsilon."""
     found = {theirs: metadata.values.get(f"ssm.{key}") for key, theirs in _SSM.items()}
     for theirs, name in {"mamba_proj_bias": "ssm_in", "mamba_conv_bias": "ssm_conv1d"}.items():
         found[theirs] = any(tensor.endswith(f".{name}.bias") for tensor in file.tensors)
+    if metadata.has(key := "attention.layer_norm_epsilon"):
+        found["rms_norm_eps"] = metadata.values[key]
     turned = metadata.flag("rope.scaling.finetuned", True)
     return {
         **found,

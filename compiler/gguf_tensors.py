@@ -132,8 +132,9 @@ _ALONE = {
     "exp_probs_b.bias": f"mlp.{CHOICE}",
     "ssm_a": "linear_attn.A_log",
     "ssm_dt.bias": "linear_attn.dt_bias",
+    "ffn_norm": "post_attention_layernorm.weight",
 }
-"""Vectors of layers that are no module's."""
+"""Vectors of layers that are no module's, or, of Falcon-H1, whose names have no end."""
 _LAYER = re.compile(r"blk\.(\d{1,4})\.([\w.]+)")
 _EXPERT = re.compile(r"blk\.(\d{1,4})\.ffn_(gate|up|down)\.(\d{1,4})")
 """A matrix of one expert: files of Mixtral had these before they had tensors of all."""

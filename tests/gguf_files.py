@@ -236,6 +236,8 @@ def save_gguf(
     if "logit_scale" in config:
         writer.add_layer_norm_eps(config["layer_norm_eps"])
         writer.add_logit_scale(config["logit_scale"])
+    elif arch.startswith("nemotron_h"):
+        writer.add_layer_norm_eps(config["rms_norm_eps"])
     else:
         writer.add_layer_norm_rms_eps(
             config["norm_eps" if arch.startswith("lfm2") else "rms_norm_eps"]

@@ -536,10 +536,10 @@ class _Forward(DecoderTape):
         rows = (*self.rows(self.convolved), *self.rows(self.mixing["rates"]))
         there = (*self.states(place), *out)
         if recurrent.rule == DELTA:
-            given = *shape, int(recurrent.tiled), *rows, a_log, dt
+            given: tuple[Value, ...] = (*shape, int(recurrent.tiled), *rows, a_log, dt)
             gate, parts, first = self.mixing["mix_gate"], (heads, size, norm, 0), 0
         else:
-            given = *shape, *rows, a_log, dt, skip
+            given = (*shape, *rows, a_log, dt, skip)
             count = groups or 1
             gate, parts = self.mixing["mix"], (count, recurrent.width // count, norm, 1)
             first = int(not recurrent.norm_first)

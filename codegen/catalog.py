@@ -20,7 +20,7 @@ from dovetail.ir.errors import SpecError
 from dovetail.ir.formats import FORMATS, is_quantised
 from dovetail.ir.high.nodes import Unit
 from dovetail.ir.high.parse import parse_high
-from dovetail.ir.model import DELTA, GATES, RELU2, ROWS, SCAN, TURNED, ModelSpec
+from dovetail.ir.model import DELTA, GATES, ROWS, SCAN, TURNED, ModelSpec
 
 Binding = Mapping[str, int | str]
 
@@ -76,7 +76,7 @@ STANDALONE: dict[str, str] = {
     "unit_rows": "pool",
     "activate_rows": "activation",
 }
-"""Families that few decoders' tables name, or none: of deterministic loads, retrieval, encoders."""
+"""Families that no decoder's table names: of deterministic loads, retrieval, encoders."""
 
 DTYPE_PARAMETER: dict[str, str] = {
     "embed": "W",
@@ -288,7 +288,6 @@ def model_kernels(spec: Spec, target: Target) -> tuple[KernelRequest, ...]:
     more = {
         "rope_rows": spec.qk_norm and spec.qk_norm_of == TURNED,
         "layernorm": spec.layer_norm,
-        "activate_rows": spec.activation == RELU2,
     }
     families = [f for f in KERNELS if not f.startswith("embed") and used.get(f, True)]
     families += [family for family, needed in more.items() if needed]

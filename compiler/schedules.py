@@ -24,7 +24,7 @@ from dovetail.codegen.isa.target import Target
 from dovetail.ir.block_format import GROUP, QUAD, BlockFormat
 from dovetail.ir.encoder import EncoderSpec, Spec
 from dovetail.ir.formats import FORMATS, FloatFormat, is_quantised
-from dovetail.ir.model import PANEL, MlpPart, ModelSpec
+from dovetail.ir.model import PANEL, RELU2, MlpPart, ModelSpec
 from dovetail.ir.schedule import ORDERS, SCHEDULE_VALUES, Row, ScheduleTable
 from dovetail.ir.tuning import WorkKey
 from dovetail.runtime.native.shard import Shard, split_model
@@ -32,7 +32,7 @@ from dovetail.topology.values import HardwareSpec
 
 LINEAR, SILU, GEGLU, GEGLU_TANH = "linear", "silu", "geglu", "geglu_tanh"
 CLAMPED = "clamped"
-ACTIVATED = ("gelu", "gelu_tanh")
+ACTIVATED = ("gelu", "gelu_tanh", RELU2)
 """Products that are linear ones with an activation of the finished sums, by its name."""
 GATED = (SILU, GEGLU, GEGLU_TANH, CLAMPED)
 """Products of two weights in one: an activation of the first times the second."""
@@ -208,7 +208,7 @@ def _mlp_gemms(
     inner = max(len(shard.inner(part.columns)) for shard in shards)
     if part.experts:
         yield "router", LINEAR, part.experts.scores, hidden, 1
-    yield part.prefix + spec.up, GATES.get(spec.activation, LINEAR), inner, hidden, used
+    yield part.prefix + spec.up, GATES.get(spec.activation, spec.activation), inner, hidden, used
     yield part.prefix + "down", LINEAR, hidden, inner, used
 
 

@@ -43,12 +43,11 @@ from dovetail.ir.artifact import KernelIndex
 from dovetail.ir.errors import DovetailError, MissingKernelsError
 from dovetail.ir.formats import FORMATS, is_quantised
 from dovetail.ir.high.nodes import Unit
-from dovetail.ir.model import RELU2
 from dovetail.ir.shared_kernels import BUNDLED, cached_store, pack_libraries
 
 FAMILIES = (*KERNELS, *ENCODER_FAMILIES, "decode_attention_rows")
 """Everything but products that a step on a CPU calls."""
-DTYPES = {"W": tuple(FORMATS), "KV": KV_DTYPES, "ACT": ("tanh", RELU2)}
+DTYPES = {"W": tuple(FORMATS), "KV": KV_DTYPES, "ACT": ("tanh",)}
 """What a family's dtype parameter may be."""
 FEWER = {
     "embed": ("f32", "bf16", "f16"),

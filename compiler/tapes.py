@@ -230,7 +230,6 @@ class DecoderTape(TapeBuilder):
         up = part.prefix + self.spec.up
         if self.spec.activation == RELU2:
             self.linear(up, segment, m, f"{name}.{up}", source, inner)
-            self.add("activate_rows", segment, m, part.columns, *self.rows(inner) * 2)
         else:
             self.product(up, segment, m, f"{name}.{up}", source, *self.rows(inner))
         experts = self.spec.mlp_parts(layer)[0].experts
@@ -313,9 +312,6 @@ class DecoderTape(TapeBuilder):
                 bias_bytes=bias.bytes // count if bias else 0,
             )
             self.add(op, segment, *self.gemm(weight.name, a, m, count), *rest, groups=groups)
-            if op == "up":  # all rows of a token's experts as one, with what lies between them
-                width = used * self.buffers[self.inner.name].stride
-                self.add("activate_rows", segment, m, width, *(self.inner, width) * 2)
         summed = self.places, self.shares, *self.rows(self.mixed), *residual
         scale = self.spec.branch_scale
         self.add("combine_experts", segment, *rows, *summed, scale, *self.rows(out))

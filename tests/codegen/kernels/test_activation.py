@@ -12,7 +12,6 @@ FUNCTIONS = {
     "gelu": lambda x: x * ndtr(x),
     "gelu_tanh": lambda x: x / (1 + np.exp(-np.sqrt(8 / np.pi) * (x + 0.044715 * x**3))),
     "tanh": np.tanh,
-    "relu2": lambda x: np.maximum(x, 0) ** 2,
 }
 
 

@@ -57,6 +57,7 @@ KERNELS: dict[str, str] = {
     "gate_rows": "activation",
     "cap_rows": "activation",
     "rope_store": "rope",
+    "latent_store": "rope",
     "prefill_attention": "attention_prefill",
     "decode_attention": "attention_decode",
     "decode_attention_merge": "attention_decode",
@@ -81,6 +82,7 @@ DTYPE_PARAMETER: dict[str, str] = {
     "embed": "W",
     "embed_packed": "W",
     "rope_store": "KV",
+    "latent_store": "KV",
     "prefill_attention": "KV",
     "decode_attention": "KV",
     "decode_attention_merge": "KV",
@@ -117,7 +119,7 @@ PROMPTS = ("prefill_attention", "decode_attention_rows")
 """Families of attention of prompts, and of decodes with its bits."""
 
 
-USUAL_HEAD, MOST_HEAD = 256, 512
+USUAL_HEAD, MOST_HEAD = 256, 576
 """The largest head_dim that attention of prompts has room for, and where there are larger ones."""
 FIXED_HEAD_DIMS = (64, 80, 96, 128, 256)
 """head_dims that decode attention is unrolled for, as its tunable HD says."""
@@ -281,8 +283,9 @@ def model_kernels(spec: Spec, target: Target) -> tuple[KernelRequest, ...]:
     used["cap_rows"] = bool(spec.logits_cap)
     used |= {f: spec.experts is not None for f, module in KERNELS.items() if module == "experts"}
     used["row_gate"] = spec.experts is not None and spec.experts.gated
-    used["norm_rows"] = spec.qk_norm and spec.qk_norm_of == ROWS
+    used["norm_rows"] = bool(spec.latent) or (spec.qk_norm and spec.qk_norm_of == ROWS)
     used["rmsnorm"] = not spec.layer_norm
+    used |= {"rope_store": not spec.latent, "latent_store": bool(spec.latent)}
     used |= _recurrent_kernels(spec)
     more = {
         "rope_rows": spec.qk_norm and spec.qk_norm_of == TURNED,

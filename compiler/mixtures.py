@@ -53,6 +53,20 @@ def first_dense(default: int) -> DenseLayers:
     return find
 
 
+def listed_dense(default: int) -> DenseLayers:
+    """DeepSeek V3 and GLM Flash: those that mlp_layer_types names, or as `first_dense`."""
+
+    def find(config: Config, n_layers: int) -> tuple[bool, ...]:
+        kinds = config.texts("mlp_layer_types")
+        if not kinds:
+            return first_dense(default)(config, n_layers)
+        if len(kinds) != n_layers or not set(kinds) <= {"dense", "sparse"}:
+            raise config.fail("mlp_layer_types", f"but must name dense or sparse {n_layers} times")
+        return tuple(kind == "dense" for kind in kinds)
+
+    return find
+
+
 def ernie_dense(config: Config, n_layers: int) -> tuple[bool, ...]:
     """ERNIE 4.5: those before the first and behind the last of experts, and some between."""
     first = config.integer("moe_layer_start_index", 0, 1 << 20, 1)

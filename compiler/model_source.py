@@ -16,6 +16,7 @@ from dovetail.compiler.adapter import ADAPTER_WEIGHTS, find_base, is_adapter, me
 from dovetail.compiler.checkpoint import INDEX_FILE, SINGLE_FILE, Checkpoint, open_checkpoint
 from dovetail.compiler.config import MAX_JSON_BYTES, Config, parse_json_object, read_bounded
 from dovetail.compiler.experts import expert_tensors
+from dovetail.compiler.latent import latent_tensors
 from dovetail.compiler.packed import packed_tensors
 from dovetail.compiler.pairs import halves
 from dovetail.compiler.recurrent import lfm2_config, lfm2_tensors
@@ -66,6 +67,7 @@ class ModelDirectory:
         config = self.config()
         opened = lfm2_tensors(text_tensors(open_checkpoint(self.path)), config)
         found = halves(expert_tensors(packed_tensors(opened, config)), config)
+        found = latent_tensors(found, config)
         beside = {
             f"dense.{i}.{name}": info
             for i, folder in enumerate(self.dense)

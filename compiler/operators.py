@@ -61,6 +61,8 @@ _SLOTS = {
     "scale:float out:out ldo:int",
     "rope_store": "T:int qkv:inout ldq:int " + _HEADS + "rot:int span:int " + _TURNS
     + " v_norm:int kv_slots:in kpool:out vpool:out",
+    "latent_store": "T:int q:in ldq:int plain:int rows:inout ldr:int n_q:int rank:int rot:int "
+    "positions:in cos:weight sin:weight norm:weight eps:float kv_slots:in kpool:out",
     "prefill_attention": "n_prefill:int " + _HEADS + _SEEN + "q:in ldq:int " + _KEYS
     + "out:part ldo:int",
     "decode_attention": "n_prefill:int n_decode:int " + _HEADS + _SEEN + "kv_splits:int q:in "
@@ -73,6 +75,7 @@ _SLOTS = {
     **dict.fromkeys(("layer_inputs", "input_gate", "input_out"), _LINEAR),
     **dict.fromkeys(("qkv", "o", "router", "up", "down", "dense_down"), _LINEAR),
     **dict.fromkeys(("head", "pooler", "classifier", "dense"), _LINEAR),
+    "heads": _GEMM + "R:in? ldr:int C:part ldc:int partial:part partial_size:int",
     **dict.fromkeys(("gate_up", "dense_gate_up"), _GEMM + "C:out ldc:int"),
     "embed_sum": "T:int H:int ids:in table:weight positions:in places:weight? types:in "
     "kinds:weight? w:weight b:weight? eps:float out:out ldo:int",

@@ -24,7 +24,15 @@ from dovetail.codegen.isa.target import Target
 from dovetail.ir.block_format import GROUP, QUAD, BlockFormat
 from dovetail.ir.encoder import EncoderSpec, Spec
 from dovetail.ir.formats import FORMATS, FloatFormat, is_quantised
-from dovetail.ir.model import PANEL, MlpPart, ModelSpec, RecurrentSpec
+from dovetail.ir.model import (
+    HEAD_PRODUCTS,
+    PANEL,
+    LatentSpec,
+    MlpPart,
+    ModelSpec,
+    RecurrentSpec,
+    latent_shapes,
+)
 from dovetail.ir.schedule import ORDERS, SCHEDULE_VALUES, Row, ScheduleTable
 from dovetail.ir.tuning import WorkKey
 from dovetail.runtime.native.shard import Shard, split_model
@@ -167,6 +175,9 @@ def count_gemms(spec: Spec, processes: int = 1) -> dict[GemmOp, int]:
             heads = spec.recurrent.width
         elif len(parts) == processes == 1:
             sides = [sum(sides)]
+        if spec.latent:
+            sides, heads = [], spec.n_heads * spec.latent.values
+            found.update(_latent_gemms(spec, spec.latent, here))
         for i, n in enumerate(sides):
             stored = spec.weight_format(parts[i % len(parts)])
             found[GemmOp("qkv", LINEAR, n, hidden, stored)] += 1
@@ -188,6 +199,18 @@ def _mixers(recurrent: RecurrentSpec, here: str) -> tuple[tuple[str, ...], list[
     if recurrent.delta:
         sides |= {f"{here}.mix_gate": recurrent.width, f"{here}.rates": 2 * recurrent.value_heads}
     return tuple(sides), list(sides.values())
+
+
+def _latent_gemms(spec: ModelSpec, latent: LatentSpec, here: str) -> Counter[GemmOp]:
+    """Return the products of latent attention but for the last one; those of heads are apart."""
+    found: Counter[GemmOp] = Counter()
+    for name, (n, k) in latent_shapes(spec, latent).items():
+        if name == "o":
+            continue
+        each = spec.n_heads if name in HEAD_PRODUCTS else 1
+        op, stored = "heads" if each > 1 else "qkv", spec.weight_format(f"{here}.{name}")
+        found[GemmOp(op, LINEAR, n // each, k, stored)] += each
+    return found
 
 
 def _largest_share(spec: ModelSpec, shards: Sequence[Shard], layer: int) -> list[int]:

@@ -371,6 +371,11 @@ class _Forward(DecoderTape):
                 self.convolved = self.padded("convolved", tokens, recurrent.channels)
                 self.gates = self.padded("gates", tokens, recurrent.width)
                 self.rates = self.padded("rates", tokens, 2 * recurrent.value_heads)
+        if latent := spec.latent:
+            each = latent.plain + spec.rope.rotary_dim
+            self.queries = self.padded("queries", tokens, spec.n_heads * each)
+            self.query_in = self.padded("query_in", tokens, max(1, latent.queries))
+            self.values = self.padded("values", tokens, spec.n_heads * latent.values)
         self.own = spec.n_layers - spec.shared_kv
 
     def build(self, name: str, own: int) -> Tape:
@@ -423,7 +428,62 @@ class _Forward(DecoderTape):
     def pre_attention(self, layer: int, m: ArgRef = _T, x: BufferRef | None = None) -> None:
         """Norm and projection, rotary embedding, and k and v into the pools."""
         super().pre_attention(layer, m, x)
-        self.turn(layer, m, "positions")
+        if not self.spec.latent:
+            self.turn(layer, m, "positions")
+
+    def project(self, layer: int, m: ArgRef, source: BufferRef) -> None:
+        """Append q, k and v; of latent attention queries and the vector that is attended over."""
+        latent, segment, name = self.spec.latent, f"pre_attn({layer})", f"layers.{layer}"
+        if latent is None:
+            super().project(layer, m, source)
+            return
+        if latent.queries:
+            self.linear("qkv", segment, m, f"{name}.query_in", source, self.query_in)
+            norm = self.weight(f"{name}.query_norm"), self.spec.norm_eps
+            self.add("norm_rows", segment, m, latent.queries, *self.rows(self.query_in), *norm)
+        key = replace(self.qkv, offset=self.spec.n_heads * self.spec.head_dim * _F32)
+        into = (*NO_RESIDUAL, key, self.rows(self.qkv)[1], *self.split)
+        self.product("qkv", segment, m, f"{name}.latent", source, *into)
+        query = self.query_in if latent.queries else source
+        self.linear("qkv", segment, m, f"{name}.query", query, self.queries)
+        turned = self.spec.rope.rotary_dim
+        between = latent.plain + turned, self.spec.head_dim
+        self.heads(segment, m, f"{name}.keys", self.queries, self.qkv, between)
+        tables = (*map(self.weight, rope_names(self.spec.layer_rope(layer)[0])),)
+        rows = (*self.rows(self.queries), latent.plain, *self.rows(self.qkv), self.spec.n_heads)
+        norm = self.weight(f"{name}.latent_norm"), self.spec.norm_eps
+        stored = _arg("kv_slots"), self.pools(layer)[0]
+        turns = latent.rank, turned, _arg("positions"), *tables, *norm, *stored
+        self.add("latent_store", segment, m, *rows, *turns)
+
+    def heads(
+        self,
+        segment: str,
+        m: ArgRef,
+        weight: str,
+        a: BufferRef,
+        c: BufferRef,
+        between: tuple[int, int],
+    ) -> None:
+        """Append a product for each head; between: values from a head to the next in a and c."""
+        entry, count = self.weights[weight], self.spec.n_heads
+        for head in range(count):
+            source, out = (
+                replace(rows, offset=head * step * _F32)
+                for rows, step in zip((a, c), between, strict=True)
+            )
+            gemm = list(self.gemm(weight, a, m, count))
+            gemm[3], gemm[5] = source, WeightRef(name=weight, offset=entry.bytes // count * head)
+            into = (*NO_RESIDUAL, out, self.rows(c)[1], self.split[0], 0)
+            self.add("heads", segment, *gemm, *into)
+
+    def post_attention(self, layer: int, m: ArgRef, x: BufferRef, attention: BufferRef) -> None:
+        """Output projection and MLP of m rows; of latent attention first V of each head."""
+        if latent := self.spec.latent:
+            between, weight = (self.spec.head_dim, latent.values), f"layers.{layer}.values"
+            self.heads(f"post_attn({layer})", m, weight, attention, self.values, between)
+            attention = self.values
+        super().post_attention(layer, m, x, attention)
 
     def turn(self, layer: int, m: ArgRef, positions: str) -> None:
         """Rotary embedding of m rows, and k and v into the pools."""
@@ -471,7 +531,7 @@ class _Forward(DecoderTape):
     def pools(self, layer: int) -> tuple[KvRef, KvRef]:
         """Return where a layer's keys and values lie."""
         place = self.spec.kv_layer(layer)
-        return KvRef(pool="k", layer=place), KvRef(pool="v", layer=place)
+        return KvRef(pool="k", layer=place), KvRef(pool="kv"[self.spec.pools - 1], layer=place)
 
     def mix(self, recurrent: RecurrentSpec, layer: int) -> None:
         """Norm, projections, and what a layer's state and the rows before tell each row."""

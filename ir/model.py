@@ -122,6 +122,20 @@ class RecurrentSpec(msgspec.Struct, frozen=True, kw_only=True):
         return self.kept + self.value_heads * self.key_dim * self.value_dim
 
 
+class LatentSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Attention over one latent vector of each token (DeepSeek-V2, §2.1).
+
+    K and V of a head are products of it. Theirs are taken into queries and into what attention
+    gives, so that all heads attend over the vector: `rank` values, which are V, too, and behind
+    them those that the rope turns.
+    """
+
+    rank: int
+    plain: int  # values of a query that no rope turns
+    values: int  # of a head that go into the output projection
+    queries: int = 0  # values that queries are products of, normed; 0 = of the stream's
+
+
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A decoder-only transformer: dims in elements, dtypes by name of `dovetail.ir.dtypes`."""
 
@@ -151,6 +165,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     qk_norm_of: str = "heads"  # heads, heads that a rope has turned, or rows: all heads together
     output_gate: bool = False  # attention is multiplied by a sigmoid, computed beside q, k and v
     recurrent: RecurrentSpec | None = None  # layers without keys
+    latent: LatentSpec | None = None  # one vector of a token in place of K and V of heads
     rope_layers: tuple[bool, ...] = ()  # per layer: are q and k rotated; () = all layers
     local_rope: RopeSpec | None = None  # of layers with a window, where theirs is another
     attention_scale: float | None = None  # of q k^T; None = head_dim ** -0.5
@@ -229,6 +244,11 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         own = self.kv_layer(layer) == layer and not self.is_recurrent(layer)
         return heads * size if own else 0
 
+    @property
+    def pools(self) -> int:
+        """Pools of keys and values: V may be a part of K."""
+        return 1 if self.latent else 2
+
     def qkv_rows(self, layer: int) -> tuple[int, int, int]:
         """Return the columns of a layer's q, k and v."""
         heads, _, size = self.layer_heads(layer)
@@ -243,7 +263,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     def uneven(self) -> bool:
         """Whether layers differ in more than windows and ropes, or have parts of few families."""
         parts = self.full_heads, self.shared_kv, self.layer_inputs, self.logits_cap, self.recurrent
-        return any((*parts, self.dense_inner))
+        return any((*parts, self.dense_inner, self.latent))
 
     def inner_columns(self, rows: float = 1) -> float:
         """Return the inner columns of a layer that so many tokens go through, at most; the mean."""
@@ -338,6 +358,9 @@ def weight_shapes(spec: ModelSpec) -> dict[str, tuple[int, int]]:
             mixers = _mixer_shapes(spec.recurrent, hidden)
             shapes |= {f"layers.{i}.{name}": shape for name, shape in mixers.items()}
             continue
+        if spec.latent:
+            shapes |= {f"layers.{i}.{n}": s for n, s in latent_shapes(spec, spec.latent).items()}
+            continue
         parts, rows = spec.qkv_parts(i), spec.qkv_rows(i)
         rows = rows[0] + spec.gate_size, *rows[1:]
         columns = rows if len(parts) > 1 else (sum(rows),)
@@ -362,6 +385,25 @@ def _layer_shapes(spec: ModelSpec, layer: int) -> dict[str, tuple[int, int]]:
         found |= {"input_gate": (width, hidden), "input_out": (hidden, width)}
         found["input_out_norm"] = norm
     return found
+
+
+HEAD_PRODUCTS = ("keys", "values")
+"""Weights of latent attention that have a matrix for each head."""
+
+
+def latent_shapes(spec: ModelSpec, latent: LatentSpec) -> dict[str, tuple[int, int]]:
+    """Return (n, k) of the matrices that a layer has in place of q, k, v and o; those of heads
+    stand one after another."""
+    hidden, heads, turned = spec.hidden_size, spec.n_heads, spec.rope.rotary_dim
+    source = latent.queries or hidden
+    return {
+        **({"query_in": (latent.queries, hidden)} if latent.queries else {}),
+        "query": (heads * (latent.plain + turned), source),
+        "latent": (latent.rank + turned, hidden),
+        "keys": (heads * latent.rank, latent.plain),
+        "values": (heads * latent.values, latent.rank),
+        "o": (hidden, heads * latent.values),
+    }
 
 
 def _mixer_shapes(recurrent: RecurrentSpec, hidden: int) -> dict[str, tuple[int, int]]:

@@ -57,6 +57,7 @@ ARCHITECTURES = {
     "cohere2": "Cohere2ForCausalLM",
     "hunyuan-dense": "HunYuanDenseV1ForCausalLM",
     "hunyuan-moe": "HunYuanMoEV1ForCausalLM",
+    "deepseek2": "DeepseekV2ForCausalLM",
 }
 """general.architecture -> that of config.json; files of Llama and of Mistral models say llama."""
 _KEYS = {
@@ -119,6 +120,7 @@ _MIXTURES = (
     *("leading_dense_block_count", "interleave_moe_layer_step"),
 )
 """What mixtures with dense layers or an MLP beside experts have a place for."""
+_GROUPS = ("expert_group_count", "expert_group_used_count")
 _DRAFTING = "nextn_predict_layers"
 _SIGMOIDS = ("expert_gating_func", "expert_weights_scale", _DRAFTING)
 """What those have besides whose scores are sigmoids."""
@@ -154,7 +156,7 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
     heads = metadata.integer("attention.head_count", 1, 4096)
     head_dim = _head_dim(metadata, heads, arch)
     found: dict[str, Any] = {theirs: metadata.values.get(key) for key, theirs in _KEYS.items()}
-    if arch in (*_SIGMOID, *_RECURRENT):  # what drafts tokens counts as a layer
+    if arch in (*_SIGMOID, *_RECURRENT, "deepseek2"):  # what drafts tokens counts as a layer
         drafts = metadata.integer(_DRAFTING, 0, 1, 0)
         found["num_hidden_layers"] = metadata.integer("block_count", 1, 1 << 16) - drafts
     found |= {
@@ -191,6 +193,8 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
     else:
         found |= _window(metadata, arch)
     found |= kinds | _recurrent(metadata, arch)
+    if arch == "deepseek2":
+        found |= _latent(metadata, found["rope_parameters"])
     if arch != "gemma4":
         found |= _experts(metadata, arch, file)
     if pools(file):
@@ -227,6 +231,8 @@ def _placed(arch: str, file: GgufFile) -> tuple[str, ...]:
         return (*scaled, *mixed, *drafting, *(_SIGMOIDS if arch in _SIGMOID else ()))
     if arch == "mistral3":
         return _GROWING
+    if arch == "deepseek2":
+        return (*_MIXTURES, *_SIGMOIDS, *_GROUPS, _LOG_MULTIPLIER)
     if arch in _RECURRENT:
         return (_DRAFTING,)
     if arch == "gemma4":
@@ -259,13 +265,38 @@ def _experts(metadata: Config, arch: str, file: GgufFile) -> dict[str, Any]:
     }
     if arch == "llama":
         found["architectures"] = ["MixtralForCausalLM"]
-    elif arch not in _MIXED:
+    elif arch not in (*_MIXED, "deepseek2"):
         raise metadata.fail("expert_count", "but experts of this architecture are not supported")
     mixture = FAMILIES[(found.get("architectures") or [ARCHITECTURES[arch]])[0]].experts
     assert mixture is not None
     if metadata.has(key := "expert_feed_forward_length"):
         found[mixture.inner] = metadata.values[key]
     return found | _beside_experts(metadata, arch, file)
+
+
+def _latent(metadata: Config, rope: dict[str, Any]) -> dict[str, Any]:
+    """Return the keys of latent attention; files say deepseek2 of several families."""
+    turned = metadata.integer("rope.dimension_count", 2, 1 << 14)
+    queries = metadata.integer("attention.q_lora_rank", 0, 1 << 16, 0)
+    length = metadata.integer("attention.key_length_mla", turned + 1, 1 << 14)
+    scale = 10 * metadata.number(_LOG_MULTIPLIER, 0.0, 1e6, 0.0)
+    groups, used = (metadata.integer(key, 0, 1 << 16, 0) for key in _GROUPS)
+    family = "DeepseekV2ForCausalLM"
+    if not metadata.integer("expert_count", 0, 1 << 16, 0):
+        family = "YoutuForCausalLM"
+    elif metadata.integer(_SIGMOIDS[0], 0, 2, 0) == 2:  # noqa: PLR2004 - sigmoids
+        family = "DeepseekV3ForCausalLM"
+    return {
+        "architectures": [family],
+        "kv_lora_rank": metadata.values.get("attention.kv_lora_rank"),
+        "q_lora_rank": queries or None,
+        "qk_rope_head_dim": turned,
+        "qk_nope_head_dim": length - turned,
+        "v_head_dim": metadata.values.get("attention.value_length_mla"),
+        "n_group": groups or 1,
+        "topk_group": used or 1,
+        "rope_parameters": rope | ({"mscale": scale, "mscale_all_dim": scale} if scale else {}),
+    }
 
 
 def _pick_layers(own: dict[str, Any], arch: str) -> dict[str, Any]:
@@ -332,13 +363,15 @@ _MIXED = (
 """Architectures of experts."""
 _ALL_MIXED = ("qwen35moe",)
 """Those without an MLP that is no expert, whose width files need not tell."""
-_UNSHARED = ("qwen2moe", "olmoe", "glm4moe", "dots1")
+_UNSHARED = ("qwen2moe", "olmoe", "glm4moe", "dots1", "deepseek2")
 """Those of them whose weights of a token's experts do not sum to 1 unless a file says so."""
 
 
 def _head_dim(metadata: Config, heads: int, arch: str) -> int:
     width = metadata.integer("embedding_length", 1, 1 << 17)
     key = metadata.integer("attention.key_length", 1, 1 << 17, max(1, width // heads))
+    if arch == "deepseek2":
+        return key
     for name in ("attention.value_length", "rope.dimension_count"):
         if arch in _PARTIAL and name == "rope.dimension_count":
             continue

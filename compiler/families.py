@@ -200,7 +200,7 @@ class Family:
 
     `attention_bias`: True or False where the architecture decides, None where config.json does
     (for q, k, v, and o where it has an output_bias); `mlp_bias` and `qk_norm` likewise. sinks,
-    recurrent, output_gate, latent: see ModelSpec. theta: base of the rope, where config.json has none.
+    recurrent, output_gate, latent: see ModelSpec. theta: base of the rope, where none is told.
     partial: the part of each head that ropes turn, unless config.json tells, None where it may not;
     neighbours: they turn the rows (0, 1), (2, 3), ... (`pairs.py`). local_rope: layers with a
     window have a rope of their own, whose base older files have by this key.
@@ -365,7 +365,7 @@ FAMILIES: dict[str, Family] = {
             dense=first_dense(0),
             shared=shared_experts("n_shared_experts", 2),
         ),
-        fixed={"topk_method": "greedy", "norm_topk_prob": False},
+        fixed={"norm_topk_prob": False},
     ),
     "DeepseekV3ForCausalLM": Family(
         "deepseek3", latent=True, experts=Mixture(dense=listed_dense(3), **_DEEPSEEK3)

@@ -284,7 +284,7 @@ def _latent(metadata: Config, rope: dict[str, Any]) -> dict[str, Any]:
     family = "DeepseekV2ForCausalLM"
     if not metadata.integer("expert_count", 0, 1 << 16, 0):
         family = "YoutuForCausalLM"
-    elif metadata.integer(_SIGMOIDS[0], 0, 2, 0) == 2:  # noqa: PLR2004 - sigmoids
+    elif metadata.integer(_SIGMOIDS[0], 0, 2, 0) == 2:
         family = "DeepseekV3ForCausalLM"
     return {
         "architectures": [family],
@@ -293,6 +293,7 @@ def _latent(metadata: Config, rope: dict[str, Any]) -> dict[str, Any]:
         "qk_rope_head_dim": turned,
         "qk_nope_head_dim": length - turned,
         "v_head_dim": metadata.values.get("attention.value_length_mla"),
+        "topk_method": "group_limited_greedy",
         "n_group": groups or 1,
         "topk_group": used or 1,
         "rope_parameters": rope | ({"mscale": scale, "mscale_all_dim": scale} if scale else {}),

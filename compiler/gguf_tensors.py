@@ -157,8 +157,8 @@ def gguf_checkpoint(file: GgufFile, config: Mapping[str, Any]) -> Checkpoint:
     if arch in PAIRED:
         share = config.get("partial_rotary_factor", 1.0)
         tensors = pair_heads(tensors, Config(str(file.path), config), share)
-    found = expert_tensors(Checkpoint(file.path, tensors))
-    return latent_tensors(found, Config(str(file.path), config))
+    each = expert_tensors(Checkpoint(file.path, tensors))
+    return latent_tensors(each, Config(str(file.path), config))
 
 
 def _translate_encoder(name: str, arch: str, parted: bool) -> str:

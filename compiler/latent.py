@@ -126,9 +126,7 @@ def _check_rows(info: TensorInfo, rows: int) -> None:
         )
 
 
-def _apart(
-    info: TensorInfo, layer: str, latent: LatentSpec, heads: int
-) -> Iterator[TensorInfo]:
+def _apart(info: TensorInfo, layer: str, latent: LatentSpec, heads: int) -> Iterator[TensorInfo]:
     each, rank = latent.plain + latent.values, latent.rank
     if info.quantised:
         raise SpecError(

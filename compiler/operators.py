@@ -53,8 +53,8 @@ _SLOTS = {
     "row_gate": "T:int H:int gates:in ldg:int x:inout ldx:int",
     "cap_rows": "R:int V:int cap:float x:inout ldx:int",
     "scaled_add": "T:int H:int x:in ldx:int scale:float out:inout ldo:int",
-    "route": "T:int E:int k:int choice:weight? sigmoid:int share:int scale:float factors:weight? "
-    "logits:in ldl:int chosen:out weights:out",
+    "route": "T:int E:int k:int groups:int used:int choice:weight? sigmoid:int share:int "
+    "scale:float factors:weight? logits:in ldl:int chosen:out weights:out",
     "sort_experts": "T:int E:int k:int chosen:in starts:out places:out tokens:out",
     "expert_rows": "T:int k:int H:int tokens:in x:in ldx:int out:out ldo:int",
     "combine_experts": "T:int k:int H:int places:in weights:in x:in ldx:int R:in? ldr:int "

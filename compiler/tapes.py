@@ -14,11 +14,13 @@ from msgspec.structs import replace
 from dovetail.compiler.tape_builder import NO_RESIDUAL, TapeBuilder, Value
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.model import (
+    LATENT_EPS,
     MAX_KV_SPLITS,
     ROWS,
     SPLIT_K_ELEMENTS,
     TURNED,
     ExpertSpec,
+    LatentSpec,
     MlpPart,
     ModelSpec,
     RecurrentSpec,
@@ -260,7 +262,8 @@ class DecoderTape(TapeBuilder):
         scores, how = self.rows(self.scores), (int(experts.share), experts.scale)
         choice, factors = (self.weight(f"{name}.{n}") for n in ("choice", "expert_scale"))
         chosen, found = (m, experts.count, experts.used), (self.chosen, self.shares)
-        asked = (*chosen, choice, int(experts.sigmoid), *how, factors, *scores, *found)
+        groups = experts.groups, experts.groups_used
+        asked = (*chosen, *groups, choice, int(experts.sigmoid), *how, factors, *scores, *found)
         self.add("route", segment, *asked)
         sorted_ = self.starts, self.places, self.sources
         self.add("sort_experts", segment, *chosen, self.chosen, *sorted_)
@@ -433,27 +436,31 @@ class _Forward(DecoderTape):
 
     def project(self, layer: int, m: ArgRef, source: BufferRef) -> None:
         """Append q, k and v; of latent attention queries and the vector that is attended over."""
-        latent, segment, name = self.spec.latent, f"pre_attn({layer})", f"layers.{layer}"
-        if latent is None:
+        if latent := self.spec.latent:
+            self.project_latent(latent, layer, m, source)
+        else:
             super().project(layer, m, source)
-            return
+
+    def project_latent(self, latent: LatentSpec, layer: int, m: ArgRef, source: BufferRef) -> None:
+        """Append queries of m rows, each with its head's matrix of K, and the rows' vectors."""
+        segment, name, spec = f"pre_attn({layer})", f"layers.{layer}", self.spec
         if latent.queries:
             self.linear("qkv", segment, m, f"{name}.query_in", source, self.query_in)
-            norm = self.weight(f"{name}.query_norm"), self.spec.norm_eps
+            norm = self.weight(f"{name}.query_norm"), LATENT_EPS
             self.add("norm_rows", segment, m, latent.queries, *self.rows(self.query_in), *norm)
-        key = replace(self.qkv, offset=self.spec.n_heads * self.spec.head_dim * _F32)
+        key = replace(self.qkv, offset=spec.n_heads * spec.head_dim * _F32)
         into = (*NO_RESIDUAL, key, self.rows(self.qkv)[1], *self.split)
         self.product("qkv", segment, m, f"{name}.latent", source, *into)
         query = self.query_in if latent.queries else source
         self.linear("qkv", segment, m, f"{name}.query", query, self.queries)
-        turned = self.spec.rope.rotary_dim
-        between = latent.plain + turned, self.spec.head_dim
+        turned = spec.rope.rotary_dim
+        between = latent.plain + turned, spec.head_dim
         self.heads(segment, m, f"{name}.keys", self.queries, self.qkv, between)
-        tables = (*map(self.weight, rope_names(self.spec.layer_rope(layer)[0])),)
-        rows = (*self.rows(self.queries), latent.plain, *self.rows(self.qkv), self.spec.n_heads)
-        norm = self.weight(f"{name}.latent_norm"), self.spec.norm_eps
+        rows = (*self.rows(self.queries), latent.plain, *self.rows(self.qkv), spec.n_heads)
+        tables = (self.weight(table) for table in rope_names(spec.layer_rope(layer)[0]))
+        norm = self.weight(f"{name}.latent_norm"), LATENT_EPS
         stored = _arg("kv_slots"), self.pools(layer)[0]
-        turns = latent.rank, turned, _arg("positions"), *tables, *norm, *stored
+        turns: tuple[Value, ...] = (latent.rank, turned, _arg("positions"), *tables, *norm, *stored)
         self.add("latent_store", segment, m, *rows, *turns)
 
     def heads(

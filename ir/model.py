@@ -55,6 +55,8 @@ class ExpertSpec(msgspec.Struct, frozen=True, kw_only=True):
     share: bool = True  # the weights of a token's experts are divided by their sum
     sigmoid: bool = False  # scores are sigmoids of what the router gives, not a softmax
     biased: bool = False  # a vector is added to scores to choose by, not to weigh by
+    groups: int = 1  # a token's experts are of `groups_used` of so many groups
+    groups_used: int = 1
     scale: float = 1.0  # of what the experts of a token give together
     shared: int = 0  # inner columns of an MLP of all tokens beside them
     gated: bool = False  # what that gives is multiplied by a sigmoid, whose row the router has last
@@ -387,13 +389,14 @@ def _layer_shapes(spec: ModelSpec, layer: int) -> dict[str, tuple[int, int]]:
     return found
 
 
+LATENT_EPS = 1e-6
+"""Epsilon of the norms inside latent attention, whatever that of others is (transformers)."""
 HEAD_PRODUCTS = ("keys", "values")
 """Weights of latent attention that have a matrix for each head."""
 
 
 def latent_shapes(spec: ModelSpec, latent: LatentSpec) -> dict[str, tuple[int, int]]:
-    """Return (n, k) of the matrices that a layer has in place of q, k, v and o; those of heads
-    stand one after another."""
+    """Return (n, k) of what a layer has in place of q, k, v: heads' matrices one after another."""
     hidden, heads, turned = spec.hidden_size, spec.n_heads, spec.rope.rotary_dim
     source = latent.queries or hidden
     return {

@@ -73,6 +73,7 @@ OWN: dict[str, dict[str, Any]] = {
     "glm4_lite": {
         **{**SIGMOIDS, **HEADS, "q_lora_rank": 32},
         "mlp_layer_types": ["dense", "sparse", "sparse"],
+        "rms_norm_eps": 1e-5,
     },
     "youtu": {**HEADS, "q_lora_rank": 48},
     "qwen3": {"head_dim": 16},

@@ -11,6 +11,7 @@ from dovetail.compiler.model_spec import read_model_spec
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.errors import DeviceError, SpecError
 from dovetail.runtime.app import load
+from tests.dovetail.commands import dovetail
 from tests.gguf_files import save_gguf
 from tests.models import LATENT, save_model
 from tests.runtime.accel.engines import ASKED, make_artifact
@@ -28,6 +29,22 @@ def test_logits_are_those_of_the_reference(
     folder = save_model(tmp_path / "model", family)
     wanted = reference_logits(load_exact(folder), PROMPT)[-1]
     with load(compiled(folder, tmp_path, weight_dtype="f32"), deterministic=deterministic) as app:
+        (got,) = logits(app, PROMPT)
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("family", "method"), [("deepseek2", "group_limited_greedy"), ("deepseek3", "noaux_tc")]
+)
+def test_experts_of_the_best_groups_compute_a_token(
+    family: str, method: str, tmp_path: Path
+) -> None:
+    groups = {"n_routed_experts": 12, "n_group": 4, "topk_group": 2, "topk_method": method}
+    folder = save_model(tmp_path / "model", family, **groups)
+    assert (spec := read_model_spec(folder)).experts is not None
+    assert (spec.experts.groups, spec.experts.groups_used) == (4, 2)
+    wanted = reference_logits(load_exact(folder), PROMPT)[-1]
+    with load(compiled(folder, tmp_path, weight_dtype="f32")) as app:
         (got,) = logits(app, PROMPT)
     np.testing.assert_allclose(got, wanted, rtol=0, atol=2e-5)
 
@@ -60,6 +77,11 @@ def test_quantised_and_narrow_weights_stay_near(tmp_path: Path) -> None:
         with load(compiled(folder, tmp_path, form, weight_dtype=form)) as app:
             (got,) = logits(app, PROMPT)
         assert np.linalg.norm(got - wanted) < near * np.linalg.norm(wanted)
+
+
+def test_inspect_tells_over_what_heads_attend(tmp_path: Path) -> None:
+    path = make_artifact(tmp_path, "youtu")
+    assert "4 query heads over one vector of 64 values" in dovetail("inspect", path, "--all").out
 
 
 def test_a_token_takes_one_vector_of_memory_and_a_file_keeps_it(tmp_path: Path) -> None:
@@ -102,4 +124,3 @@ def test_blocks_of_a_file_are_kept(tmp_path: Path) -> None:
     folder = save_model(tmp_path / "model", "youtu", **width)
     spec = read_model_spec(save_gguf(tmp_path / "m.gguf", folder, "Q4_0"))
     assert spec.weight_format("layers.1.keys") == spec.weight_format("layers.0.values") == "q4_32"
-

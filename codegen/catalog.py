@@ -20,7 +20,7 @@ from dovetail.ir.errors import SpecError
 from dovetail.ir.formats import FORMATS, is_quantised
 from dovetail.ir.high.nodes import Unit
 from dovetail.ir.high.parse import parse_high
-from dovetail.ir.model import ROWS, TURNED, ModelSpec
+from dovetail.ir.model import DELTA, GATES, ROWS, SCAN, TURNED, ModelSpec
 
 Binding = Mapping[str, int | str]
 
@@ -52,6 +52,7 @@ KERNELS: dict[str, str] = {
     "conv_rows": "recurrent",
     "gated_conv_rows": "recurrent",
     "delta_rows": "recurrent",
+    "scan_rows": "recurrent",
     "gated_norm": "recurrent",
     "sigmoid_rows": "recurrent",
     "gate_rows": "activation",
@@ -318,10 +319,14 @@ def embed_kernels(spec: ModelSpec, target: Target) -> dict[str, KernelRequest]:
 
 def _recurrent_kernels(spec: ModelSpec) -> dict[str, bool]:
     """Return which kernels of recurrent layers a model needs."""
-    short = spec.recurrent is not None and not spec.recurrent.delta
-    delta = spec.recurrent is not None and spec.recurrent.delta
-    used = dict.fromkeys(("conv_rows", "delta_rows", "gated_norm"), delta)
-    return used | {"gated_conv_rows": short, "sigmoid_rows": spec.output_gate}
+    kernels = {
+        GATES: ("gated_conv_rows",),
+        DELTA: ("conv_rows", "delta_rows", "gated_norm"),
+        SCAN: ("conv_rows", "scan_rows", "gated_norm"),
+    }
+    needed = kernels[spec.recurrent.rule] if spec.recurrent else ()
+    used = {name: name in needed for names in kernels.values() for name in names}
+    return used | {"sigmoid_rows": spec.output_gate}
 
 
 def _encoder_kernels(spec: EncoderSpec, target: Target) -> tuple[KernelRequest, ...]:

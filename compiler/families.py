@@ -6,10 +6,11 @@ In: a config.json. Out: a `Family`, and which layers have windows and ropes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dovetail.compiler.config import Config
+from dovetail.compiler.falcon import FALCON, read_beside, read_multipliers
 from dovetail.compiler.gemma4 import Fields, read_gemma4
 from dovetail.compiler.mixtures import (
     Mixture,
@@ -21,9 +22,10 @@ from dovetail.compiler.mixtures import (
     shared_experts,
     shared_width,
 )
-from dovetail.compiler.recurrent import read_delta, read_short_conv
+from dovetail.compiler.nemotron import NEMOTRON, nemotron_dense, read_alone
+from dovetail.compiler.recurrent import read_delta, read_granite, read_scans, read_short_conv
 from dovetail.compiler.rope import FULL, LOCAL_BASE, MAX_POSITION, SLIDING
-from dovetail.ir.model import ROWS, TURNED, RecurrentSpec
+from dovetail.ir.model import RELU2, ROWS, TURNED, RecurrentSpec
 
 PATTERN = 6
 """Gemma 3: of so many layers one has no window."""
@@ -183,11 +185,13 @@ def _cohere_ropes(config: Config, n_layers: int) -> tuple[bool, ...]:
     return _cohere_windows(config, n_layers)[1]
 
 
+def _no_ropes(_config: Config, n_layers: int) -> tuple[bool, ...]:
+    """Nemotron-H: in no layer."""
+    return (False,) * n_layers
+
+
 def _granite_ropes(config: Config, n_layers: int) -> tuple[bool, ...]:
-    """Granite 4: a rope in all layers or in none; of its models those without Mamba are read."""
-    kinds = set(config.texts("layer_types")) or {"linear_attention"}
-    if not kinds <= {"attention", FULL}:
-        raise config.fail("layer_types", "but only models whose layers are all attention are read")
+    """Granite 4: a rope in all layers or in none."""
     return () if config.text("position_embedding_type", "") == "rope" else (False,) * n_layers
 
 
@@ -259,6 +263,17 @@ _GEMMA4 = Family(
     branch_norms=True,
     more=read_gemma4,
 )
+_GRANITE4 = Family(
+    "granite4",
+    attention_bias=None,
+    recurrent=read_granite,
+    rope_layers=_granite_ropes,
+    multipliers=True,
+    experts=Mixture(shared=shared_width("shared_intermediate_size", 1024), optional=True),
+    inner="shared_intermediate_size",
+)
+GRANITE_PARTED = "GraniteHybridForCausalLM"
+"""What GGUF files of Granite 4 stand for, whose gates and ups are tensors of their own."""
 _OLMO: dict[str, Any] = {
     **{"attention_bias": None, "qk_norm": True, "qk_norm_of": ROWS},
     **{"pre_norms": False, "branch_norms": True},
@@ -422,13 +437,35 @@ FAMILIES: dict[str, Family] = {
         ),
     ),
     "GraniteForCausalLM": Family("granite", attention_bias=None, mlp_bias=None, multipliers=True),
-    "GraniteMoeHybridForCausalLM": Family(
-        "granite4",
-        attention_bias=None,
-        rope_layers=_granite_ropes,
-        multipliers=True,
-        experts=Mixture(shared=shared_width("shared_intermediate_size", 1024), optional=True),
-        inner="shared_intermediate_size",
+    "GraniteMoeHybridForCausalLM": _GRANITE4,
+    GRANITE_PARTED: replace(_GRANITE4, name="granitehybrid"),
+    NEMOTRON: Family(
+        "nemotron_h",
+        recurrent=read_scans,
+        rope_layers=_no_ropes,
+        kv_heads=8,
+        head_dim=128,
+        activation=RELU2,
+        more=read_alone,
+        experts=Mixture(
+            sigmoid=True,
+            biased=True,
+            inner="moe_intermediate_size",
+            dense=nemotron_dense,
+            shared=shared_width("moe_shared_expert_intermediate_size", 7688),
+            optional=True,
+        ),
+        fixed={"attention_bias": False, "mlp_bias": False, "mamba_hidden_act": "silu"}
+        | dict.fromkeys(("moe_latent_size", "sliding_window", "final_logit_softcapping")),
+    ),
+    FALCON: Family(
+        "falcon_h1",
+        kv_heads=8,
+        recurrent=read_beside,
+        more=read_multipliers,
+        fixed=dict.fromkeys(
+            ("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias"), False
+        ),
     ),
     "Phi3ForCausalLM": Family("phi3", windows=_whole_window, partial=1.0),
     "Glm4ForCausalLM": Family(

@@ -14,13 +14,16 @@ import numpy.typing as npt
 
 from dovetail.compiler.checkpoint import Checkpoint
 from dovetail.compiler.config import Config
-from dovetail.compiler.families import FAMILIES
+from dovetail.compiler.falcon import FALCON
+from dovetail.compiler.families import FAMILIES, GRANITE_PARTED
 from dovetail.compiler.gguf_encoder import ENCODERS, NEUTRAL, encoder_config, pools, ranking_config
 from dovetail.compiler.gguf_file import GgufFile
 from dovetail.compiler.gguf_gemma4 import PER_LAYER, first_values, gemma4_config
 from dovetail.compiler.gguf_tensors import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
+from dovetail.compiler.latent import LOG_MULTIPLIER, gguf_latent
 from dovetail.compiler.mixtures import MAX_INNER
-from dovetail.compiler.recurrent import TILED
+from dovetail.compiler.nemotron import MLP, MOE, NEMOTRON
+from dovetail.compiler.recurrent import LINEAR, TILED
 from dovetail.compiler.rope import FULL, SCORES_GROW, SLIDING, inverse_frequencies
 from dovetail.ir.errors import SpecError
 from dovetail.ir.model import RopeSpec
@@ -40,6 +43,9 @@ ARCHITECTURES = {
     "ernie4_5": "Ernie4_5ForCausalLM",
     "qwen3moe": "Qwen3MoeForCausalLM",
     "granitemoe": "GraniteMoeForCausalLM",
+    "granitehybrid": GRANITE_PARTED,
+    **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), NEMOTRON),
+    "falcon-h1": FALCON,
     "gpt-oss": "GptOssForCausalLM",
     "lfm2": "Lfm2ForCausalLM",
     "lfm2moe": "Lfm2MoeForCausalLM",
@@ -69,7 +75,6 @@ _KEYS = {
     "attention.layer_norm_epsilon": "layer_norm_eps",
 }
 ATTENTION_FACTOR = "rope.scaling.attn_factor"
-_LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "expert_shared_count": (0,),
     "expert_shared_feed_forward_length": (0,),
@@ -94,7 +99,7 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     ATTENTION_FACTOR: (1.0,),
     "rope.scaling.yarn_attn_factor": (1.0,),
     "rope.scaling.yarn_ext_factor": (1.0,),
-    _LOG_MULTIPLIER: (0.0,),
+    LOG_MULTIPLIER: (0.0,),
     "use_parallel_residual": (False,),
 }
 """Keys of other models' arithmetic, with the values that change nothing."""
@@ -107,13 +112,13 @@ _MULTIPLIERS = {
 """Of these, what Granite has a place for."""
 _SECTIONS = "rope.dimension_sections"
 """Which dimensions turn by place in time, height, width of a picture: of texts all are alike."""
-_SCALED = ("granite", "granitemoe")
+_SCALED = ("granite", "granitemoe", "granitehybrid")
 _LAYERED = ("olmo2", "exaone4", "cohere2")
 """Architectures that may have windows on some layers, which `_PATTERN` names."""
 _PATTERN = "attention.sliding_window_pattern"
 _OWN = {"olmo2": (ATTENTION_FACTOR,), **dict.fromkeys(("command-r", "cohere2"), ("logit_scale",))}
 """What these have a place for."""
-_GROWING = ("attention.temperature_scale", "attention.temperature_length", _LOG_MULTIPLIER)
+_GROWING = ("attention.temperature_scale", "attention.temperature_length", LOG_MULTIPLIER)
 """What Ministral 3 has a place for."""
 _MIXTURES = (
     *("expert_shared_count", "expert_shared_feed_forward_length"),
@@ -144,7 +149,7 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
         for key, value in file.values.items()
         if key.startswith(arch + ".") and not key.endswith(_SECTIONS)
     }
-    kinds = _pick_layers(own, arch)
+    kinds = _pick_layers(own, arch, file)
     layers: dict[str, npt.NDArray[Any]] = {}
     if arch == "gemma4":
         layers = {k: v for k in PER_LAYER if isinstance(v := own.get(k), np.ndarray)}
@@ -192,9 +197,9 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
         found |= _layer_windows(metadata, arch, found)
     else:
         found |= _window(metadata, arch)
-    found |= kinds | _recurrent(metadata, arch)
+    found |= kinds | _recurrent(metadata, arch, file)
     if arch == "deepseek2":
-        found |= _latent(metadata, found["rope_parameters"])
+        found |= gguf_latent(metadata, found["rope_parameters"])
     if arch != "gemma4":
         found |= _experts(metadata, arch, file)
     if pools(file):
@@ -232,7 +237,7 @@ def _placed(arch: str, file: GgufFile) -> tuple[str, ...]:
     if arch == "mistral3":
         return _GROWING
     if arch == "deepseek2":
-        return (*_MIXTURES, *_SIGMOIDS, *_GROUPS, _LOG_MULTIPLIER)
+        return (*_MIXTURES, *_SIGMOIDS, *_GROUPS, LOG_MULTIPLIER)
     if arch in _RECURRENT:
         return (_DRAFTING,)
     if arch == "gemma4":
@@ -256,6 +261,8 @@ def _experts(metadata: Config, arch: str, file: GgufFile) -> dict[str, Any]:
     As in llama.cpp, weights sum to 1 in most architectures.
     """
     count = metadata.integer("expert_count", 0, 1 << 16, 0)
+    if not count and arch == "granitehybrid":
+        return {"shared_intermediate_size": metadata.values.get("feed_forward_length")}
     if not count and arch not in _MIXED:
         return {}
     found: dict[str, Any] = {
@@ -274,45 +281,32 @@ def _experts(metadata: Config, arch: str, file: GgufFile) -> dict[str, Any]:
     return found | _beside_experts(metadata, arch, file)
 
 
-def _latent(metadata: Config, rope: dict[str, Any]) -> dict[str, Any]:
-    """Return the keys of latent attention; files say deepseek2 of several families."""
-    turned = metadata.integer("rope.dimension_count", 2, 1 << 14)
-    queries = metadata.integer("attention.q_lora_rank", 0, 1 << 16, 0)
-    length = metadata.integer("attention.key_length_mla", turned + 1, 1 << 14)
-    scale = 10 * metadata.number(_LOG_MULTIPLIER, 0.0, 1e6, 0.0)
-    groups, used = (metadata.integer(key, 0, 1 << 16, 0) for key in _GROUPS)
-    family = "DeepseekV2ForCausalLM"
-    if not metadata.integer("expert_count", 0, 1 << 16, 0):
-        family = "YoutuForCausalLM"
-    elif metadata.integer(_SIGMOIDS[0], 0, 2, 0) == 2:
-        family = "DeepseekV3ForCausalLM"
-    return {
-        "architectures": [family],
-        "kv_lora_rank": metadata.values.get("attention.kv_lora_rank"),
-        "q_lora_rank": queries or None,
-        "qk_rope_head_dim": turned,
-        "qk_nope_head_dim": length - turned,
-        "v_head_dim": metadata.values.get("attention.value_length_mla"),
-        "topk_method": "group_limited_greedy",
-        "n_group": groups or 1,
-        "topk_group": used or 1,
-        "rope_parameters": rope | ({"mscale": scale, "mscale_all_dim": scale} if scale else {}),
-    }
+def _pick_layers(own: dict[str, Any], arch: str, file: GgufFile) -> dict[str, Any]:
+    """Return layer_types where layers without KV heads are told, and keep the others' number.
 
-
-def _pick_layers(own: dict[str, Any], arch: str) -> dict[str, Any]:
-    """Return layer_types where layers without KV heads are told, and keep the others' number."""
-    heads = own.get(key := "attention.head_count_kv")
+    So with MLPs that some layers alone have.
+    """
+    heads, inner = (own.get(key) for key in _PER_KIND)
     if arch not in _RECURRENT or not isinstance(heads, np.ndarray) or heads.all():
         return {}
-    own[key] = heads[heads > 0]
-    return {"layer_types": [FULL if count else _RECURRENT[arch] for count in heads]}
+    own[_PER_KIND[0]] = heads[heads > 0]
+    kinds = [FULL if count else _RECURRENT[arch] for count in heads]
+    if isinstance(inner, np.ndarray) and len(inner) == len(heads) and not inner.all():
+        own[_PER_KIND[1]] = inner[inner > 0]
+        for i in np.flatnonzero(inner):
+            kinds[i] = MOE if f"blk.{i}.ffn_gate_inp.weight" in file.tensors else MLP
+    return {"layer_types": kinds}
 
 
-def _recurrent(metadata: Config, arch: str) -> dict[str, Any]:
+_PER_KIND = ("attention.head_count_kv", "feed_forward_length")
+
+
+def _recurrent(metadata: Config, arch: str, file: GgufFile) -> dict[str, Any]:
     """Return the keys of layers without keys; norms are stored as they multiply."""
     if arch in ("lfm2", "lfm2moe"):
         return {"conv_L_cache": metadata.values.get("shortconv.l_cache")}
+    if arch in _SCANS:
+        return _scans(metadata, file)
     if arch not in _RECURRENT:
         return {}
     heads = metadata.integer("ssm.time_step_rank", 1, 1 << 16)
@@ -328,9 +322,36 @@ def _recurrent(metadata: Config, arch: str) -> dict[str, Any]:
     }
 
 
+def _scans(metadata: Config, file: GgufFile) -> dict[str, Any]:
+    """Return the keys of Mamba-2, whether attention has a rope, and the norms' epsilon."""
+    found = {theirs: metadata.values.get(f"ssm.{key}") for key, theirs in _SSM.items()}
+    for theirs, name in {"mamba_proj_bias": "ssm_in", "mamba_conv_bias": "ssm_conv1d"}.items():
+        found[theirs] = any(tensor.endswith(f".{name}.bias") for tensor in file.tensors)
+    if metadata.has(key := "attention.layer_norm_epsilon"):
+        found["rms_norm_eps"] = metadata.values[key]
+    turned = metadata.flag("rope.scaling.finetuned", True)
+    return {
+        **found,
+        "position_embedding_type": "rope" if turned else None,
+        "mamba_rms_norm": any(tensor.endswith(".ssm_norm.weight") for tensor in file.tensors),
+        "mamba_norm_before_gate": False,
+    }
+
+
+_SSM = {
+    "time_step_rank": "mamba_n_heads",
+    "group_count": "mamba_n_groups",
+    "state_size": "mamba_d_state",
+    "inner_size": "mamba_d_ssm",
+    "conv_kernel": "mamba_d_conv",
+}
+_PLACELESS = ("nemotron_h", "nemotron_h_moe")
+"""Those without ropes."""
+_SCANS = ("granitehybrid", "falcon-h1", *_PLACELESS)
+"""Architectures with layers of Mamba-2."""
 _RECURRENT = {
     **dict.fromkeys(("lfm2", "lfm2moe"), "conv"),
-    **dict.fromkeys(("qwen35", "qwen35moe"), "linear_attention"),
+    **dict.fromkeys(("qwen35", "qwen35moe", *_SCANS), LINEAR),
 }
 """Architectures to what layer_types calls their layers without keys."""
 
@@ -346,20 +367,24 @@ def _beside_experts(metadata: Config, arch: str, file: GgufFile) -> dict[str, An
     return {
         **dict.fromkeys(("first_k_dense_replace", "moe_layer_start_index"), first),
         "moe_layer_interval": metadata.integer("interleave_moe_layer_step", 0, 1 << 16, 1) or 1,
-        **dict.fromkeys(("shared_expert_intermediate_size", "shared_intermediate_size"), width),
+        **dict.fromkeys(_SHARED_WIDTHS, width),
         **dict.fromkeys(("n_shared_experts", "moe_num_shared_experts"), count),
         "routed_scaling_factor": metadata.number(_SIGMOIDS[1], 0.0, 1e6, 1.0) or 1.0,
     }
 
 
+_SHARED_WIDTHS = (
+    *("shared_expert_intermediate_size", "shared_intermediate_size"),
+    "moe_shared_expert_intermediate_size",
+)
 _PARTIAL = ("phi3", "glm4", "glm4moe", "qwen35", "qwen35moe")
 """Architectures whose ropes may turn a part of each head."""
 GEMMAS = ("gemma3", "gemma-embedding")
-_SIGMOID = ("glm4moe", "dots1", "lfm2moe")
+_SIGMOID = ("glm4moe", "dots1", "lfm2moe", "nemotron_h_moe")
 """Architectures of experts whose scores are sigmoids."""
 _MIXED = (
     *("qwen2moe", "qwen3moe", "granitemoe", "gpt-oss"),
-    *("ernie4_5-moe", "olmoe", "hunyuan-moe", "qwen35moe", *_SIGMOID),
+    *("ernie4_5-moe", "olmoe", "hunyuan-moe", "qwen35moe", "granitehybrid", *_SIGMOID),
 )
 """Architectures of experts."""
 _ALL_MIXED = ("qwen35moe",)
@@ -374,7 +399,7 @@ def _head_dim(metadata: Config, heads: int, arch: str) -> int:
     if arch == "deepseek2":
         return key
     for name in ("attention.value_length", "rope.dimension_count"):
-        if arch in _PARTIAL and name == "rope.dimension_count":
+        if arch in (*_PARTIAL, *_PLACELESS) and name == "rope.dimension_count":
             continue
         if metadata.integer(name, 1, 1 << 17, key) != key:
             raise metadata.fail(name, f"but only the {key} values of a head are supported")
@@ -480,7 +505,7 @@ def _growing(metadata: Config) -> dict[str, Any]:
     return {
         SCORES_GROW: scale,
         "mscale": 1.0,
-        "mscale_all_dim": metadata.number(_LOG_MULTIPLIER, 1e-6, 1e6, 1.0),
+        "mscale_all_dim": metadata.number(LOG_MULTIPLIER, 1e-6, 1e6, 1.0),
     }
 
 

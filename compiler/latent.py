@@ -24,6 +24,8 @@ from dovetail.ir.model import PANEL, LatentSpec, ModelSpec, RopeSpec, latent_sha
 
 INTERLEAVED = "rope_interleave"
 """Whether the rope turns neighbours."""
+LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
+"""Key of a GGUF file: a tenth of mscale_all_dim."""
 _LAYER = re.compile(r"(model\.layers\.\d+\.self_attn\.)(\w+)\.weight")
 _BOTH, _KEYS, _VALUES = "kv_b_proj", "k_b_proj", "v_b_proj"
 """What gives K and V of all heads, in checkpoints and in GGUF files: there K's are turned."""
@@ -54,6 +56,33 @@ def latent_scale(config: Config, latent: LatentSpec, rope: RopeSpec) -> float:
     """Return what scores are multiplied by: YaRN raises it with the context."""
     usual: float = (latent.plain + rope.rotary_dim) ** -0.5
     return usual * score_scale(config, rope)
+
+
+def gguf_latent(metadata: Config, rope: dict[str, Any]) -> dict[str, Any]:
+    """Return the keys of latent attention; files say deepseek2 of several families."""
+    turned = metadata.integer("rope.dimension_count", 2, 1 << 14)
+    queries = metadata.integer("attention.q_lora_rank", 0, 1 << 16, 0)
+    length = metadata.integer("attention.key_length_mla", turned + 1, 1 << 14)
+    scale = 10 * metadata.number(LOG_MULTIPLIER, 0.0, 1e6, 0.0)
+    keys = "expert_group_count", "expert_group_used_count"
+    groups, used = (metadata.integer(key, 0, 1 << 16, 0) for key in keys)
+    family = "DeepseekV2ForCausalLM"
+    if not metadata.integer("expert_count", 0, 1 << 16, 0):
+        family = "YoutuForCausalLM"
+    elif metadata.integer("expert_gating_func", 0, 2, 0) == 2:
+        family = "DeepseekV3ForCausalLM"
+    return {
+        "architectures": [family],
+        "kv_lora_rank": metadata.values.get("attention.kv_lora_rank"),
+        "q_lora_rank": queries or None,
+        "qk_rope_head_dim": turned,
+        "qk_nope_head_dim": length - turned,
+        "v_head_dim": metadata.values.get("attention.value_length_mla"),
+        "topk_method": "group_limited_greedy",
+        "n_group": groups or 1,
+        "topk_group": used or 1,
+        "rope_parameters": rope | ({"mscale": scale, "mscale_all_dim": scale} if scale else {}),
+    }
 
 
 # ---- tensors ----

@@ -70,10 +70,14 @@ _SLOTS = {
     **dict.fromkeys(("conv_rows", "gated_conv_rows"), _CONV + _STATES + "out:out ldo:int"),
     "delta_rows": "n_prefill:int n_decode:int hk:int hv:int dk:int dv:int tiled:int x:in ldx:int "
     "rates:in ldr:int a_log:weight dt_bias:weight " + _STATES + "out:out ldo:int",
-    "gated_norm": "T:int heads:int hd:int w:weight eps:float gate:in ldg:int x:inout ldx:int",
+    "scan_rows": "n_prefill:int n_decode:int hk:int hv:int dk:int dv:int x:in ldx:int rates:in "
+    "ldr:int a_log:weight dt_bias:weight skip:weight " + _STATES + "out:out ldo:int",
+    "gated_norm": "T:int parts:int n:int w:weight? own:int eps:float first:int gate:in ldg:int "
+    "x:inout ldx:int",
     "sigmoid_rows": "T:int H:int gate:in ldg:int x:inout ldx:int",
     **dict.fromkeys(("layer_inputs", "input_gate", "input_out"), _LINEAR),
-    **dict.fromkeys(("qkv", "o", "router", "up", "down", "dense_down"), _LINEAR),
+    **dict.fromkeys(("qkv", "o", "mix_o", "router", "up", "down"), _LINEAR),
+    **dict.fromkeys(("dense_up", "dense_down"), _LINEAR),
     **dict.fromkeys(("head", "pooler", "classifier", "dense"), _LINEAR),
     "heads": _GEMM + "R:in? ldr:int C:part ldc:int partial:part partial_size:int",
     **dict.fromkeys(("gate_up", "dense_gate_up"), _GEMM + "C:out ldc:int"),

@@ -24,7 +24,7 @@ from dovetail.ir.artifact import SERVE, KernelIndex, Manifest, PhasePlan, Servic
 from dovetail.ir.encoder import EncoderFile
 from dovetail.ir.graph import GraphFile
 from dovetail.ir.index_file import IndexManifest
-from dovetail.ir.model import KV_BLOCK, ModelFile, ModelSpec, WeightEntry
+from dovetail.ir.model import DELTA, GATES, KV_BLOCK, SCAN, ModelFile, ModelSpec, WeightEntry
 from dovetail.ir.place import read_plan
 from dovetail.ir.plans import PlanChoice
 from dovetail.ir.profile import ProfileFile
@@ -399,9 +399,16 @@ def _state_facts(spec: ModelSpec) -> dict[str, str]:
     recurrent = spec.recurrent
     if recurrent is None:
         return {}
-    rule = "the gated delta rule behind one" if recurrent.delta else "a gated convolution"
-    how = f"{rule} of {recurrent.taps} tokens in {sum(recurrent.layers)} of {spec.n_layers} layers"
+    rule, count = _RULES[recurrent.rule], sum(recurrent.layers)
+    how = f"{rule} of {recurrent.taps} tokens in {count} of {spec.n_layers} layers"
     return {"states": f"{how}, {show_bytes(spec.state_bytes)} a sequence"}
+
+
+_RULES = {
+    GATES: "a gated convolution",
+    DELTA: "the gated delta rule behind one",
+    SCAN: "the scan of Mamba-2 behind one",
+}
 
 
 def _expert_facts(spec: ModelSpec) -> dict[str, str]:

@@ -68,7 +68,7 @@ void _start(void) { _exit(main()); }
 def build_program(
     target: Target, text: str, cache: Path | None = None, flags: Sequence[str] = ()
 ) -> Path:
-    """Return the program of a C text with `main`, from the build cache where it is there already."""
+    """Return the program of a C text with `main`, from the build cache where it is already."""
     compiler, bare = find_compiler(target), target.machine == "aarch64"
     options = [*compiler.flags_for(target), *flags, *("-fno-stack-protector",) * bare]
     text += FREESTANDING * bare

@@ -24,7 +24,7 @@ from dovetail.codegen.isa.target import Target
 from dovetail.ir.block_format import GROUP, QUAD, BlockFormat
 from dovetail.ir.encoder import EncoderSpec, Spec
 from dovetail.ir.formats import FORMATS, FloatFormat, is_quantised
-from dovetail.ir.model import PANEL, MlpPart, ModelSpec, RecurrentSpec
+from dovetail.ir.model import APART, PANEL, MlpPart, ModelSpec, RecurrentSpec
 from dovetail.ir.schedule import ORDERS, SCHEDULE_VALUES, Row, ScheduleTable
 from dovetail.ir.tuning import WorkKey
 from dovetail.runtime.native.shard import Shard, split_model
@@ -180,6 +180,18 @@ def count_gemms(spec: Spec, processes: int = 1) -> dict[GemmOp, int]:
         found[GemmOp("layer_inputs", LINEAR, every, hidden, stored)] += 1
     found[GemmOp("head", LINEAR, vocabulary, hidden, spec.weight_format("head"))] += 1
     return dict(found)
+
+
+def adapter_gemms(spec: Spec) -> tuple[GemmOp, ...]:
+    """Return the products that steps with rows of adapters have in the place of gated ones."""
+    if isinstance(spec, EncoderSpec) or not spec.adapters:
+        return ()
+    found = {}
+    for layer in range(spec.n_layers):
+        columns = -(-spec.layer_inner(layer) // PANEL) * PANEL * 2
+        stored = spec.weight_format(f"layers.{layer}.gate_up")
+        found[GemmOp(APART, LINEAR, columns, spec.hidden_size, stored)] = None
+    return tuple(found)
 
 
 def _mixers(recurrent: RecurrentSpec, here: str) -> tuple[tuple[str, ...], list[int]]:

@@ -60,7 +60,7 @@ def build_forward_tape(
     `kv_splits` of a run may be at most MAX_KV_SPLITS. whole: layers that store no K and V compute
     all rows, too, not only those whose logits are wanted.
     """
-    forward = _Forward(spec, weights, max_step_tokens, max_step_sequences)
+    forward = ForwardTape(spec, weights, max_step_tokens, max_step_sequences)
     return forward.build(WHOLE if whole else "forward", spec.n_layers if whole else forward.own)
 
 
@@ -355,7 +355,7 @@ class DecoderTape(TapeBuilder):
         return heads, kv_heads if self.spec.kv_values(layer) else 0, size
 
 
-class _Forward(DecoderTape):
+class ForwardTape(DecoderTape):
     """The forward tape, one method per segment."""
 
     def __init__(

@@ -61,6 +61,8 @@ def _open(
         try:
             if part.file.spec.recurrent:
                 raise DeviceError("layers without keys run on the CPU alone; use device cpu")
+            if part.file.spec.adapters:
+                raise DeviceError("adapters beside a model run on the CPU alone; use device cpu")
             return open_on_device(artifact, part, hardware, options, board)
         except DeviceError as error:
             if not options.spare_cpu:

@@ -107,7 +107,9 @@ def _card(served: ServedModel | ServedWorkflow) -> ModelCard:
         "max_model_len": served.context,
     }
     if isinstance(served, ServedModel):
-        return ModelCard(owned_by="dovetail", capabilities=served.capabilities, **shared)
+        parent = served.parent or msgspec.UNSET
+        card = {"owned_by": "dovetail", "capabilities": served.capabilities, "parent": parent}
+        return ModelCard(**card, **shared)
     return ModelCard(
         owned_by="workflow",
         capabilities=["workflow"],

@@ -19,7 +19,7 @@ from dovetail.compiler.tapes import ForwardTape
 from dovetail.compiler.tensors import weight_sources
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.model import APART, PANEL, ModelSpec, WeightEntry
-from dovetail.ir.tape import ADAPTED, ADAPTER_ARGS, ArgRef, BufferRef, Tape
+from dovetail.ir.tape import ADAPTED, ADAPTER_ARGS, ArgRef, BufferRef, Tape, WeightRef
 
 _WHICH = {"n_tokens": "adapters", "n_out": "out_adapters"}
 """The argument that counts rows to the one that tells whose they are."""
@@ -50,7 +50,7 @@ class _Adapted(ForwardTape):
         self, spec: ModelSpec, weights: Sequence[WeightEntry], tokens: int, sequences: int
     ) -> None:
         super().__init__(spec, weights, tokens, sequences)
-        self.sources = {source.name: source for source in weight_sources(spec)}
+        self.made_of = {source.name: source for source in weight_sources(spec)}
         widest = max(map(self.rank, filter(_is_first, self.weights)), default=1)
         self.low = [self.padded(f"low{i}", tokens, widest) for i in range(3)]
         inner = max(map(spec.layer_inner, range(spec.n_layers)))
@@ -96,19 +96,22 @@ class _Adapted(ForwardTape):
     ) -> None:
         """Append C += (a A^T) B of m rows, each with the matrices of its adapter."""
         which, size = ArgRef(name=_WHICH[m.name]), DTYPES["f32"].size
-        for low, one in zip(self.low, sums, strict=False):
-            k, rows = self.weights[one.weight].k, (*self.rows(a), self.pair(one, A))
-            values = (m, self.rank(pair_name(one.weight, one.part, A)), k, which)
-            self.add("adapter_in", segment, *values, self.pair(one, RANKS), *rows, *self.rows(low))
-        for low, one in zip(self.low, sums, strict=False):
-            values = (m, self.rank(pair_name(one.weight, one.part, A)), one.columns, which)
-            rows = (self.pair(one, RANKS), *self.rows(low), self.pair(one, B))
+        places = [*zip(self.low, sums, strict=False)]
+        for low, one in places:
+            first, _, ranks = self.pair(one)
+            values = (m, self.rank(pair_name(one.weight, one.part, A)), self.weights[one.weight].k)
+            rows = (which, ranks, *self.rows(a), first, *self.rows(low))
+            self.add("adapter_in", segment, *values, *rows)
+        for low, one in places:
+            _, second, ranks = self.pair(one)
+            values = (m, self.rank(pair_name(one.weight, one.part, A)), one.columns)
             there = replace(c, offset=c.offset + one.first * size)
-            self.add("adapter_out", segment, *values, *rows, there, stride, one.step)
+            rows = (which, ranks, *self.rows(low), second, there, stride)
+            self.add("adapter_out", segment, *values, *rows, one.step)
 
-    def pair(self, one: _Sum, side: str) -> Value:
-        """Return one of the matrices of a pair, or its ranks."""
-        return self.weight(pair_name(one.weight, one.part, side))
+    def pair(self, one: _Sum) -> Sequence[WeightRef]:
+        """Return both matrices of all adapters' pairs, and their ranks."""
+        return [self.weight(pair_name(one.weight, one.part, side)) for side in (A, B, RANKS)]
 
     def rank(self, first: str) -> int:
         """Return the ranks that there is room for in a pair, by the name of its first matrix."""
@@ -116,7 +119,7 @@ class _Adapted(ForwardTape):
 
     def sums(self, weight: str) -> Iterator[_Sum]:
         """Yield what adapters add to a product."""
-        source, before = self.sources[weight], 0
+        source, before = self.made_of[weight], 0
         for part, (_, _, rows) in enumerate(source.parts):
             if pair_name(weight, part, A) in self.weights:
                 yield _Sum(weight, part, *_place(source, part, before, rows))

@@ -52,7 +52,8 @@ def adapter_sources(found: Mapping[str, Array]) -> Iterator[WeightSource]:
     """Yield what `read_adapters` found as weights without tensors."""
     dtypes = {np.dtype(DTYPES[name].numpy): name for name in ("f32", "bf16")}
     for name, rows in found.items():
-        yield WeightSource(name, "rows", *rows.shape, dtype=dtypes[rows.dtype])
+        n, k = rows.shape
+        yield WeightSource(name, "rows", n, k, dtype=dtypes[rows.dtype])
 
 
 def read_adapters(
@@ -129,10 +130,10 @@ def _stack(
             up, down = pair
             ranks[place] = rank = len(down)
             a[place, :rank], b[place, :count, :rank] = down, up[first : first + count]
-    b = b.reshape(-1, panels, PANEL, most).transpose(0, 1, 3, 2)
+    turned = b.reshape(-1, panels, PANEL, most).transpose(0, 1, 3, 2)
     form = DTYPES[dtype]
     return {
         A: form.narrow(a.reshape(-1, k)),
-        B: form.narrow(np.ascontiguousarray(b).reshape(-1, PANEL)),
+        B: form.narrow(turned.reshape(-1, PANEL)),
         RANKS: ranks,
     }

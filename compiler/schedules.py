@@ -186,7 +186,7 @@ def adapter_gemms(spec: Spec) -> tuple[GemmOp, ...]:
     """Return the products that steps with rows of adapters have in the place of gated ones."""
     if isinstance(spec, EncoderSpec) or not spec.adapters:
         return ()
-    found = {}
+    found: dict[GemmOp, None] = {}
     for layer in range(spec.n_layers):
         columns = -(-spec.layer_inner(layer) // PANEL) * PANEL * 2
         stored = spec.weight_format(f"layers.{layer}.gate_up")

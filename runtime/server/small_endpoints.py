@@ -107,9 +107,8 @@ def _card(served: ServedModel | ServedWorkflow) -> ModelCard:
         "max_model_len": served.context,
     }
     if isinstance(served, ServedModel):
-        parent = served.parent or msgspec.UNSET
-        card = {"owned_by": "dovetail", "capabilities": served.capabilities, "parent": parent}
-        return ModelCard(**card, **shared)
+        shared["parent"] = served.parent or msgspec.UNSET
+        return ModelCard(owned_by="dovetail", capabilities=served.capabilities, **shared)
     return ModelCard(
         owned_by="workflow",
         capabilities=["workflow"],

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+from dovetail.compiler.checkpoint import open_checkpoint
+
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 FUSED = ("qkv_proj", "gate_up_proj")
 
@@ -27,10 +29,10 @@ def save_adapter(
     """Write an adapter for the linear layers of a model that `takes` names; small eighths."""
     rng = np.random.default_rng([rank, seed])
     tensors = {}
-    for name, weight in sorted(load_file(base / "model.safetensors").items()):
+    for name, weight in sorted(open_checkpoint(base).tensors.items()):
         module = name.removesuffix(".weight")
         if module.endswith((*MODULES, *FUSED)) and takes(module):
-            for part, shape in (("A", (rank, weight.shape[1])), ("B", (len(weight), rank))):
+            for part, shape in (("A", (rank, weight.shape[1])), ("B", (weight.height, rank))):
                 values = rng.integers(-8, 9, shape).astype(np.float32) / 32
                 tensors[f"base_model.model.{module}.lora_{part}.weight"] = values
     folder.mkdir()

@@ -123,7 +123,7 @@ def test_rows_of_the_base_have_its_bits(app: App, wanted: Answers) -> None:
 def test_prompts_in_chunks_and_requests_that_give_way(
     paths: dict[str | None, Path], wanted: Answers
 ) -> None:
-    with load(paths["all"], kv_blocks=12, max_num_batched_tokens=24, max_num_seqs=6) as app:
+    with load(paths["all"], kv_blocks=11, max_num_batched_tokens=24, max_num_seqs=6) as app:
         jobs = {(n, p): ask(app, n, PROMPTS[p]) for p in (1, 2) for n in NAMES}
         found = {key: job.result() for key, job in jobs.items()}
         assert sum(one.metrics.preemptions for one in found.values()) > 0
@@ -224,7 +224,7 @@ def save_floats(folder: Path, base: Path, file: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_K"])
+@pytest.mark.parametrize("kind", ["Q4_0", "Q5_1"])
 def test_bases_of_few_bits_keep_theirs(kind: str, tmp_path: Path) -> None:
     """The reference has the base's own rounded weights, and sums of floats."""
     shape = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "vocab_size": 300}
@@ -253,7 +253,7 @@ def test_a_repeated_compile_keeps_its_adapters(
     dovetail.compile(paths["all"], output=tmp_path / "again.dove", effort="none")
     with load(tmp_path / "again.dove", check_weights=True) as app:
         same(ask(app, "some", PROMPTS[1]).result(), wanted["some", 1])
-    with pytest.raises(SpecError, match="in which adapters cannot change"):
+    with pytest.raises(SpecError, match="in which adapters, weight_dtype cannot change"):
         compiled(paths["all"], tmp_path / "b.dove", adapters={"x": tmp_path})
 
 

@@ -136,6 +136,8 @@ class StepBuffers:
                 outputs.append(request)
         prefill_tokens = row
         decodes = [requests[number] for number in (*batch.gpu_decode, *batch.cpu_decode)]
+        if self._adapters:  # rows of one are computed together where they are neighbours
+            decodes.sort(key=lambda request: request.params.adapter)
         decoders, longest = self._put_decodes(decodes, table, sequence, row, len(outputs))
         outputs += decodes
         count = len(outputs) + len(score_rows)

@@ -57,6 +57,9 @@ KERNELS: dict[str, str] = {
     "sigmoid_rows": "recurrent",
     "gate_rows": "activation",
     "cap_rows": "activation",
+    "gate_pairs": "activation",
+    "adapter_in": "adapters",
+    "adapter_out": "adapters",
     "rope_store": "rope",
     "latent_store": "rope",
     "prefill_attention": "attention_prefill",
@@ -92,6 +95,9 @@ DTYPE_PARAMETER: dict[str, str] = {
     "embed_sum": "W",
     "activate_rows": "ACT",
     "gate_rows": "ACT",
+    "gate_pairs": "ACT",
+    "adapter_in": "W",
+    "adapter_out": "W",
 }
 """The tunable of a family that names its dtype, metric or function; it ends the kernel's name."""
 
@@ -287,6 +293,7 @@ def model_kernels(spec: Spec, target: Target) -> tuple[KernelRequest, ...]:
     used["norm_rows"] = bool(spec.latent) or (spec.qk_norm and spec.qk_norm_of == ROWS)
     used["rmsnorm"] = not spec.layer_norm
     used |= {"rope_store": not spec.latent, "latent_store": bool(spec.latent)}
+    used |= dict.fromkeys(("gate_pairs", "adapter_in", "adapter_out"), bool(spec.adapters))
     used |= _recurrent_kernels(spec)
     more = {
         "rope_rows": spec.qk_norm and spec.qk_norm_of == TURNED,
@@ -294,7 +301,7 @@ def model_kernels(spec: Spec, target: Target) -> tuple[KernelRequest, ...]:
     }
     families = [f for f in KERNELS if not f.startswith("embed") and used.get(f, True)]
     families += [family for family, needed in more.items() if needed]
-    dtypes = {"KV": spec.kv_dtype, "ACT": spec.activation}
+    dtypes = {"KV": spec.kv_dtype, "ACT": spec.activation, "W": spec.adapter_dtype}
     heads = head_shape(spec)
     others = (
         kernel_request(family, target, dtypes.get(DTYPE_PARAMETER.get(family, "")), heads)

@@ -35,6 +35,7 @@ def read_slots(text: str) -> tuple[Operand, ...]:
 
 _GEMM = "M:int N:int K:int A:in lda:int B:weight panel_stride:int bias:weight? "
 _LINEAR = _GEMM + "R:in? ldr:int C:out ldc:int partial:out partial_size:int"
+_ADAPTERS = "T:int R:int H:int adapters:in ranks:weight x:in ldx:int "
 _HEADS = "n_q:int n_kv:int hd:int "
 _SEEN = "scale:float window:int sinks:weight? "
 _KEYS = "seq_starts:in seq_lengths:in block_tables:in table_stride:int kpool:in vpool:in "
@@ -81,6 +82,10 @@ _SLOTS = {
     **dict.fromkeys(("head", "pooler", "classifier", "dense"), _LINEAR),
     "heads": _GEMM + "R:in? ldr:int C:part ldc:int partial:part partial_size:int",
     **dict.fromkeys(("gate_up", "dense_gate_up"), _GEMM + "C:out ldc:int"),
+    "gate_up_apart": _LINEAR,
+    "gate_pairs": "T:int H:int x:in ldx:int out:out ldo:int",
+    "adapter_in": _ADAPTERS + "first:weight out:out ldo:int",
+    "adapter_out": _ADAPTERS + "second:weight out:part ldo:int step:int",
     "embed_sum": "T:int H:int ids:in table:weight positions:in places:weight? types:in "
     "kinds:weight? w:weight b:weight? eps:float out:out ldo:int",
     "layernorm": "T:int H:int x:in ldx:int w:weight b:weight? eps:float out:out ldo:int",

@@ -25,6 +25,7 @@ from dovetail.ir.block_format import GROUP, QUAD, BlockFormat
 from dovetail.ir.encoder import EncoderSpec, Spec
 from dovetail.ir.formats import FORMATS, FloatFormat, is_quantised
 from dovetail.ir.model import (
+    APART,
     HEAD_PRODUCTS,
     PANEL,
     RELU2,
@@ -204,6 +205,18 @@ def _latent_gemms(spec: ModelSpec, latent: LatentSpec, here: str) -> Counter[Gem
         op, stored = "heads" if each > 1 else "qkv", spec.weight_format(f"{here}.{name}")
         found[GemmOp(op, LINEAR, n // each, k, stored)] += each
     return found
+
+
+def adapter_gemms(spec: Spec) -> tuple[GemmOp, ...]:
+    """Return the products that steps with rows of adapters have in the place of gated ones."""
+    if isinstance(spec, EncoderSpec) or not spec.adapters:
+        return ()
+    found: dict[GemmOp, None] = {}
+    for layer in range(spec.n_layers):
+        columns = -(-spec.layer_inner(layer) // PANEL) * PANEL * 2
+        stored = spec.weight_format(f"layers.{layer}.gate_up")
+        found[GemmOp(APART, LINEAR, columns, spec.hidden_size, stored)] = None
+    return tuple(found)
 
 
 def _largest_share(spec: ModelSpec, shards: Sequence[Shard], layer: int) -> list[int]:

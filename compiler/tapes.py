@@ -56,7 +56,7 @@ def build_forward_tape(
     `kv_splits` of a run may be at most MAX_KV_SPLITS. whole: layers that store no K and V compute
     all rows, too, not only those whose logits are wanted.
     """
-    forward = _Forward(spec, weights, max_step_tokens, max_step_sequences)
+    forward = ForwardTape(spec, weights, max_step_tokens, max_step_sequences)
     return forward.build(WHOLE if whole else "forward", spec.n_layers if whole else forward.own)
 
 
@@ -70,7 +70,7 @@ def build_sample_tape(spec: ModelSpec, max_step_sequences: int) -> Tape:
     return tape.finish("sample", SAMPLE_ARGS, max_step_sequences, max_step_sequences)
 
 
-class _Forward(DecoderTape):
+class ForwardTape(DecoderTape):
     """The forward tape, one method per segment."""
 
     def __init__(

@@ -18,6 +18,8 @@ MAX_KV_SPLITS = 16
 """Largest `kv_splits` of a forward tape: its partial-attention buffer holds so many parts."""
 DENSE = "dense_"
 """Of a mixture, what the names of products begin with that all tokens go through."""
+APART = "gate_up_apart"
+"""The product that gives gates and ups, in panels by turns, for an adapter to add to."""
 ROWS, TURNED = "rows", "turned"
 """What q and k may be normed over besides single heads."""
 ROPE, LOCAL_ROPE = "rope", "local_rope"
@@ -228,6 +230,12 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     dense_inner: int = 0  # intermediate_size of an MLP beside experts, both normed; 0 = none
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    adapters: tuple[str, ...] = ()  # names of those that requests may ask for
+
+    @property
+    def adapter_dtype(self) -> str:
+        """How the matrices of adapters are stored."""
+        return "f32" if self.weight_dtype == "f32" else "bf16"
 
     @property
     def qkv_size(self) -> int:
@@ -312,7 +320,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     def uneven(self) -> bool:
         """Whether layers differ in more than windows and ropes, or have parts of few families."""
         parts = self.full_heads, self.shared_kv, self.layer_inputs, self.logits_cap, self.recurrent
-        return any((*parts, self.dense_inner, self.mlp_alone, self.latent))
+        beside = self.dense_inner, self.mlp_alone, self.latent, self.adapters
+        return any((*parts, *beside))
 
     def inner_columns(self, rows: float = 1) -> float:
         """Return the inner columns of a layer that so many tokens go through, at most; the mean."""

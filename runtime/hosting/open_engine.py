@@ -10,6 +10,7 @@ from pathlib import Path
 from msgspec import json
 
 from dovetail.ir.errors import DeviceError, DovetailError, RequestError, SpecError
+from dovetail.ir.model import ModelSpec
 from dovetail.runtime.artifact import Artifact, ModelPart, open_artifact
 from dovetail.runtime.engine.draft_model import add_draft_model
 from dovetail.runtime.engine.engine import Engine
@@ -59,9 +60,7 @@ def _open(
         )
 
         try:
-            if part.file.spec.recurrent or part.file.spec.latent:
-                kind = "layers without keys" if part.file.spec.recurrent else "latent attention"
-                raise DeviceError(f"{kind}: this model runs on the CPU alone; use device cpu")
+            _refuse_device(part.file.spec)
             return open_on_device(artifact, part, hardware, options, board)
         except DeviceError as error:
             if not options.spare_cpu:
@@ -78,6 +77,17 @@ def _open(
             engine.executor.close()
             raise
     return engine
+
+
+def _refuse_device(spec: ModelSpec) -> None:
+    """Raise DeviceError for a model with parts that devices have no operators of."""
+    kinds = {
+        "layers without keys": spec.recurrent,
+        "latent attention": spec.latent,
+        "adapters beside a model": spec.adapters,
+    }
+    if kind := next((kind for kind, there in kinds.items() if there), None):
+        raise DeviceError(f"models with {kind} run on the CPU alone; use device cpu")
 
 
 def _open_file(engine: Engine, artifact: Artifact, options: EngineOptions, path: Path) -> None:

@@ -19,7 +19,7 @@ from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.errors import ArtifactError
 from dovetail.ir.model import KV_BLOCK, ModelSpec
 from dovetail.ir.schedule import SCHEDULE_VALUES, Row, ScheduleTable
-from dovetail.ir.tape import WHOLE, Tape
+from dovetail.ir.tape import ADAPTED, ADAPTER_ARGS, WHOLE, Tape
 from dovetail.runtime.artifact import Artifact, ModelPart, Part
 from dovetail.runtime.machine.abi import COLLECTIVES
 from dovetail.runtime.machine.library import KernelLibrary
@@ -125,13 +125,16 @@ class ForwardModel:
         home = self.parts[plan.phases[-1]]  # decode says where memory lies
         self.spec, self.shard = home.spec, home.shard
         self._place_weights(home.tape, plan)
-        arena = allocate(home.tape.arena_bytes)
+        arena = allocate(max(home.tape.arena_bytes, arena_bytes(part)))
         place_pages(arena, plan.nodes)
         self.kv = self._take_kv(plan, shared)
         state = self._part.file.spec.state_bytes
         self.states = allocate(plan.state_slots * state).reshape(plan.state_slots, state)
         operands = Operands(self.weights, arena, self.kv, self.states)
         self.tapes = {p: self.bind(self.parts[p].tape, operands, p) for p in plan.phases}
+        adapted = self._part.tapes.get(ADAPTED)
+        self.adapted = {p: self.bind(adapted, operands, p) for p in plan.phases if adapted}
+        """The same for steps that have rows of adapters."""
         self._group_args: dict[str, dict[str, int]] = {phase: {} for phase in plan.phases}
 
     def _cut(self, plan: RankPlan, ranks: int) -> PhasePart:
@@ -233,7 +236,8 @@ class ForwardModel:
 
         usable: PUs that this worker has now, None = those of its plan.
         """
-        self.tapes[phase].run(self.team, {**args, **self._group_args[phase]}, usable=usable)
+        tapes = self.adapted if ADAPTER_ARGS[0] in args else self.tapes
+        tapes[phase].run(self.team, {**args, **self._group_args[phase]}, usable=usable)
 
     def close(self) -> None:
         """End the threads."""
@@ -256,6 +260,12 @@ def find_tape(part: Part, name: str) -> Tape:
             f"{part.folder / 'tapes'}: has no tape {name!r}; run `dovetail compile MODEL` again"
         )
     return part.tapes[name]
+
+
+def arena_bytes(part: ModelPart) -> int:
+    """Return the bytes of buffers of a step of one process."""
+    tapes = (part.tapes.get(name) for name in ("forward", ADAPTED))
+    return max((tape.arena_bytes for tape in tapes if tape), default=0)
 
 
 def pool_unit(spec: ModelSpec, plan: RankPlan) -> int:

@@ -57,7 +57,11 @@ KERNELS: dict[str, str] = {
     "sigmoid_rows": "recurrent",
     "gate_rows": "activation",
     "cap_rows": "activation",
+    "gate_pairs": "activation",
+    "adapter_in": "adapters",
+    "adapter_out": "adapters",
     "rope_store": "rope",
+    "latent_store": "rope",
     "prefill_attention": "attention_prefill",
     "decode_attention": "attention_decode",
     "decode_attention_merge": "attention_decode",
@@ -82,6 +86,7 @@ DTYPE_PARAMETER: dict[str, str] = {
     "embed": "W",
     "embed_packed": "W",
     "rope_store": "KV",
+    "latent_store": "KV",
     "prefill_attention": "KV",
     "decode_attention": "KV",
     "decode_attention_merge": "KV",
@@ -90,6 +95,9 @@ DTYPE_PARAMETER: dict[str, str] = {
     "embed_sum": "W",
     "activate_rows": "ACT",
     "gate_rows": "ACT",
+    "gate_pairs": "ACT",
+    "adapter_in": "W",
+    "adapter_out": "W",
 }
 """The tunable of a family that names its dtype, metric or function; it ends the kernel's name."""
 
@@ -118,7 +126,7 @@ PROMPTS = ("prefill_attention", "decode_attention_rows")
 """Families of attention of prompts, and of decodes with its bits."""
 
 
-USUAL_HEAD, MOST_HEAD = 256, 512
+USUAL_HEAD, MOST_HEAD = 256, 576
 """The largest head_dim that attention of prompts has room for, and where there are larger ones."""
 FIXED_HEAD_DIMS = (64, 80, 96, 128, 256)
 """head_dims that decode attention is unrolled for, as its tunable HD says."""
@@ -282,8 +290,10 @@ def model_kernels(spec: Spec, target: Target) -> tuple[KernelRequest, ...]:
     used["cap_rows"] = bool(spec.logits_cap)
     used |= {f: spec.experts is not None for f, module in KERNELS.items() if module == "experts"}
     used["row_gate"] = spec.experts is not None and spec.experts.gated
-    used["norm_rows"] = spec.qk_norm and spec.qk_norm_of == ROWS
+    used["norm_rows"] = bool(spec.latent) or (spec.qk_norm and spec.qk_norm_of == ROWS)
     used["rmsnorm"] = not spec.layer_norm
+    used |= {"rope_store": not spec.latent, "latent_store": bool(spec.latent)}
+    used |= dict.fromkeys(("gate_pairs", "adapter_in", "adapter_out"), bool(spec.adapters))
     used |= _recurrent_kernels(spec)
     more = {
         "rope_rows": spec.qk_norm and spec.qk_norm_of == TURNED,
@@ -291,7 +301,7 @@ def model_kernels(spec: Spec, target: Target) -> tuple[KernelRequest, ...]:
     }
     families = [f for f in KERNELS if not f.startswith("embed") and used.get(f, True)]
     families += [family for family, needed in more.items() if needed]
-    dtypes = {"KV": spec.kv_dtype, "ACT": spec.activation}
+    dtypes = {"KV": spec.kv_dtype, "ACT": spec.activation, "W": spec.adapter_dtype}
     heads = head_shape(spec)
     others = (
         kernel_request(family, target, dtypes.get(DTYPE_PARAMETER.get(family, "")), heads)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import sqrt
 from pathlib import Path
@@ -93,24 +93,18 @@ def merge(folder: Path, base: Checkpoint, *, tied: bool) -> Checkpoint:
     tied: its embedding is the head, too, whatever else is stored.
     Raises SpecError for an adapter that does not fit it, or asks for what is not computed.
     """
-    config = Config.read(folder / ADAPTER_CONFIG)
-    for key, known in _PLAIN.items():
-        if key in config.values and config.values[key] not in known:
-            raise config.fail(key, f"but only {known[0]!r} is supported")
+    config = read_config(folder)
     parts: dict[str, dict[str, TensorInfo]] = defaultdict(dict)
     tensors = dict(base.tensors)
-    for info in read_header(folder / ADAPTER_WEIGHTS).values():
-        name = info.name.removeprefix(_PREFIX)
-        found = _OF_LORA.fullmatch(name)
-        changed = f"{found['module']}.weight" if found else name
+    for info, changed, part in read_parts(folder):
         if changed in _TIED and (tied or not set(_TIED) <= base.tensors.keys()):
             raise SpecError(
                 f"{info.path}: tensor {info.name} changes an embedding that is the head, too, "
                 "which is not supported; merge this adapter with PEFT (merge_and_unload) first"
             )
         target = _target(base, changed, info)
-        if found:
-            parts[target.name][found["part"].removesuffix(".weight")] = info
+        if part:
+            parts[target.name][part] = info
         else:
             tensors[target.name] = replace(
                 info, name=target.name, heads=target.heads, turned=target.turned
@@ -120,20 +114,47 @@ def merge(folder: Path, base: Checkpoint, *, tied: bool) -> Checkpoint:
     return replace(base, tensors=tensors)
 
 
+def read_config(folder: Path) -> Config:
+    """Return the configuration of an adapter; SpecError where it asks for what is not computed."""
+    config = Config.read(folder / ADAPTER_CONFIG)
+    for key, known in _PLAIN.items():
+        if key in config.values and config.values[key] not in known:
+            raise config.fail(key, f"but only {known[0]!r} is supported")
+    return config
+
+
+def read_parts(folder: Path) -> Iterator[tuple[TensorInfo, str, str]]:
+    """Yield each tensor of an adapter, the weight that it changes, and which part of a sum it is.
+
+    No part: it is the weight.
+    """
+    for info in read_header(folder / ADAPTER_WEIGHTS).values():
+        name = info.name.removeprefix(_PREFIX)
+        if found := _OF_LORA.fullmatch(name):
+            yield info, f"{found['module']}.weight", found["part"].removesuffix(".weight")
+        else:
+            yield info, name, ""
+
+
 def _target(base: Checkpoint, name: str, info: TensorInfo) -> TensorInfo:
-    """Return the weight of the model that a tensor of an adapter changes."""
-    if name not in base.tensors:
-        raise SpecError(
-            f"{info.path}: tensor {info.name} changes {name}, which {base.path} does not have; is "
-            "it the model that the adapter was trained on?"
-        )
-    target = base.tensors[name]
+    """Return the weight of the model that a tensor of an adapter changes: of floats."""
+    target = find_target(base, name, info)
     if isinstance(target.packed, Coded) or (target.quantised and target.packed is None):
         raise SpecError(
             f"{base.path} is quantised, and adapters are added to float weights; write the path of "
             f"the float model as {BASE} into {ADAPTER_CONFIG}, and quantise by --weight-dtype"
         )
     return target
+
+
+def find_target(base: Checkpoint, name: str, info: TensorInfo) -> TensorInfo:
+    """Return the weight of the model that a tensor of an adapter changes."""
+    if name not in base.tensors:
+        raise SpecError(
+            f"{info.path}: tensor {info.name} changes {name}, which {base.path} does not have; is "
+            "it the model that the adapter was trained on?"
+        )
+    return base.tensors[name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,27 +175,15 @@ class _Sum:
         cls, base: Checkpoint, name: str, stored: Mapping[str, TensorInfo], config: Config
     ) -> _Sum:
         """Read both factors, and scale one. Raises SpecError for shapes that do not fit."""
-        target = base.info(name)
-        values = {part: info.dtype.widen(map_tensor(info)) for part, info in stored.items()}
-        if "lora_embedding_A" in values:  # of a table: [rank][n] and [k][rank]
-            up, down = values.get("lora_embedding_A"), values.get("lora_embedding_B")
-            up, down = (None if part is None else part.T for part in (up, down))
-        else:
-            up, down = values.get("lora_B"), values.get("lora_A")
-        lengths, where = values.get("lora_magnitude_vector"), next(iter(stored.values()))
-        if up is None or down is None or up.ndim != 2 or up.shape[1:] != down.shape[:1]:
-            raise SpecError(f"{where.path}: the two factors for {name} do not fit together")
-        made = (up.shape[0], *down.shape[1:])
-        if made != target.shape or not down.size:
-            raise SpecError(
-                f"{where.path}: the sum for {name} has shape {list(made)}, the weight in "
-                f"{target.path} has {list(target.shape)}"
-            )
-        if lengths is not None and lengths.shape != made[:1]:
+        target, where = base.info(name), next(iter(stored.values()))
+        up, down = read_factors(target, stored, config)
+        length = stored.get("lora_magnitude_vector")
+        lengths = None if length is None else length.dtype.widen(map_tensor(length))
+        if lengths is not None and lengths.shape != target.shape[:1]:
             raise SpecError(f"{where.path}: tensor {where.name} has one length too many or few")
         stored_rows = target.stored_rows(0, target.height)
         up, lengths = up[stored_rows], None if lengths is None else lengths[stored_rows]
-        return cls(base, name, up * _scale(config, name, len(down)), down, lengths)
+        return cls(base, name, up, down, lengths)
 
     def values(self, first: int, last: int) -> npt.NDArray[Any]:
         """Return rows [first, last) of the sum, of the weight's own dtype."""
@@ -184,6 +193,31 @@ class _Sum:
         if self.lengths is not None:
             rows *= (self.lengths[first:last] / np.linalg.norm(rows, axis=1))[:, None]
         return dtype.narrow(rows)
+
+
+def read_factors(
+    target: TensorInfo, stored: Mapping[str, TensorInfo], config: Config
+) -> tuple[Floats, Floats]:
+    """Return the factors [n][rank] and [rank][k] of a sum, the first one scaled.
+
+    Raises SpecError for shapes that do not fit the weight.
+    """
+    values = {part: info.dtype.widen(map_tensor(info)) for part, info in stored.items()}
+    if "lora_embedding_A" in values:  # of a table: [rank][n] and [k][rank]
+        up, down = values.get("lora_embedding_A"), values.get("lora_embedding_B")
+        up, down = (None if part is None else part.T for part in (up, down))
+    else:
+        up, down = values.get("lora_B"), values.get("lora_A")
+    where, name = next(iter(stored.values())), target.name
+    if up is None or down is None or up.ndim != 2 or up.shape[1:] != down.shape[:1]:
+        raise SpecError(f"{where.path}: the two factors for {name} do not fit together")
+    made = (up.shape[0], *down.shape[1:])
+    if made != target.shape or not down.size:
+        raise SpecError(
+            f"{where.path}: the sum for {name} has shape {list(made)}, the weight in "
+            f"{target.path} has {list(target.shape)}"
+        )
+    return up * _scale(config, name, len(down)), down
 
 
 def _scale(config: Config, weight: str, rank: int) -> np.float32:

@@ -13,7 +13,7 @@ from dovetail.compiler.buffers import Stage, live_sets
 from dovetail.compiler.operators import OPERATORS, POINTERS, Operand, named_slots
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.errors import ScheduleError
-from dovetail.ir.model import WeightEntry
+from dovetail.ir.model import APART, PANEL, WeightEntry
 from dovetail.ir.schedule import ScheduleTable
 from dovetail.ir.tape import ArgRef, BufferRef, Entry, FloatConst, IntConst, Slot, Tape, WeightRef
 
@@ -137,6 +137,14 @@ def _shape_faults(entry: Entry, weights: dict[str, WeightEntry]) -> Iterator[str
     weight = weights[matrix.name]
     _, n, k = table_key(entry)
     columns = weight.n // 2 if weight.layout == "packed_pair" else weight.n
+    if entry.op == APART:  # all panels, as they lie
+        columns = -(-columns // PANEL) * PANEL * 2
     columns //= entry.groups.count if entry.groups else 1
+    if (
+        entry.op == "heads"
+        and not columns % n
+        and not matrix.offset % (weight.bytes * n // columns)
+    ):
+        columns = n  # one of several matrices
     if (n, k) != (columns, weight.k):
         yield f"N, K = {n}, {k} but {weight.name} is {columns} x {weight.k}"

@@ -16,6 +16,7 @@ from dovetail.compiler.mixtures import (
     Mixture,
     ernie_dense,
     first_dense,
+    listed_dense,
     one_shared,
     qwen_dense,
     shared_experts,
@@ -203,7 +204,7 @@ class Family:
 
     `attention_bias`: True or False where the architecture decides, None where config.json does
     (for q, k, v, and o where it has an output_bias); `mlp_bias` and `qk_norm` likewise. sinks,
-    recurrent, output_gate: see ModelSpec. theta: base of the rope, where config.json has none.
+    recurrent, output_gate, latent: see ModelSpec. theta: base of the rope, where none is told.
     partial: the part of each head that ropes turn, unless config.json tells, None where it may not;
     neighbours: they turn the rows (0, 1), (2, 3), ... (`pairs.py`). local_rope: layers with a
     window have a rope of their own, whose base older files have by this key.
@@ -225,6 +226,7 @@ class Family:
     windows: Windows = _no_window
     recurrent: Recurrent = _no_states
     output_gate: bool = False
+    latent: bool = False
     rope_layers: RopeLayers = _all_layers
     local_rope: str | None = None
     kv_heads: int | None = None
@@ -291,6 +293,11 @@ _QWEN35: dict[str, Any] = {
     **{"head_dim": 256, "partial": 0.25, "norm_offset": 1.0},
 }
 """Of LFM2 and of Qwen3.5, dense or not."""
+_DEEPSEEK3: dict[str, Any] = {
+    **{"sigmoid": True, "biased": True, "inner": "moe_intermediate_size"},
+    "shared": shared_experts("n_shared_experts", 1),
+}
+"""Of experts of DeepSeek V3 and GLM-4.7 Flash."""
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family("llama", attention_bias=None, mlp_bias=None),
     "MistralForCausalLM": Family("mistral", windows=_mistral_window, kv_heads=8),
@@ -364,6 +371,24 @@ FAMILIES: dict[str, Family] = {
         ),
         fixed={"use_bias": False, "moe_norm_min": 1e-12},
     ),
+    "DeepseekV2ForCausalLM": Family(
+        "deepseek2",
+        latent=True,
+        experts=Mixture(
+            share=False,
+            inner="moe_intermediate_size",
+            dense=first_dense(0),
+            shared=shared_experts("n_shared_experts", 2),
+        ),
+        fixed={"norm_topk_prob": False},
+    ),
+    "DeepseekV3ForCausalLM": Family(
+        "deepseek3", latent=True, experts=Mixture(dense=listed_dense(3), **_DEEPSEEK3)
+    ),
+    "Glm4MoeLiteForCausalLM": Family(
+        "glm4moelite", latent=True, experts=Mixture(dense=listed_dense(1), **_DEEPSEEK3)
+    ),
+    "YoutuForCausalLM": Family("youtu", latent=True, tied=True),
     "MixtralForCausalLM": Family(
         "mixtral", windows=_whole_window, kv_heads=8, theta=1e6, experts=Mixture()
     ),

@@ -20,6 +20,7 @@ from dovetail.compiler.gguf_encoder import ENCODERS, NEUTRAL, encoder_config, po
 from dovetail.compiler.gguf_file import GgufFile
 from dovetail.compiler.gguf_gemma4 import PER_LAYER, first_values, gemma4_config
 from dovetail.compiler.gguf_tensors import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
+from dovetail.compiler.latent import LOG_MULTIPLIER, gguf_latent
 from dovetail.compiler.mixtures import MAX_INNER
 from dovetail.compiler.nemotron import MLP, MOE, NEMOTRON
 from dovetail.compiler.recurrent import LINEAR, TILED
@@ -62,6 +63,7 @@ ARCHITECTURES = {
     "cohere2": "Cohere2ForCausalLM",
     "hunyuan-dense": "HunYuanDenseV1ForCausalLM",
     "hunyuan-moe": "HunYuanMoEV1ForCausalLM",
+    "deepseek2": "DeepseekV2ForCausalLM",
 }
 """general.architecture -> that of config.json; files of Llama and of Mistral models say llama."""
 _KEYS = {
@@ -73,7 +75,6 @@ _KEYS = {
     "attention.layer_norm_epsilon": "layer_norm_eps",
 }
 ATTENTION_FACTOR = "rope.scaling.attn_factor"
-_LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "expert_shared_count": (0,),
     "expert_shared_feed_forward_length": (0,),
@@ -98,7 +99,7 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     ATTENTION_FACTOR: (1.0,),
     "rope.scaling.yarn_attn_factor": (1.0,),
     "rope.scaling.yarn_ext_factor": (1.0,),
-    _LOG_MULTIPLIER: (0.0,),
+    LOG_MULTIPLIER: (0.0,),
     "use_parallel_residual": (False,),
 }
 """Keys of other models' arithmetic, with the values that change nothing."""
@@ -117,13 +118,14 @@ _LAYERED = ("olmo2", "exaone4", "cohere2")
 _PATTERN = "attention.sliding_window_pattern"
 _OWN = {"olmo2": (ATTENTION_FACTOR,), **dict.fromkeys(("command-r", "cohere2"), ("logit_scale",))}
 """What these have a place for."""
-_GROWING = ("attention.temperature_scale", "attention.temperature_length", _LOG_MULTIPLIER)
+_GROWING = ("attention.temperature_scale", "attention.temperature_length", LOG_MULTIPLIER)
 """What Ministral 3 has a place for."""
 _MIXTURES = (
     *("expert_shared_count", "expert_shared_feed_forward_length"),
     *("leading_dense_block_count", "interleave_moe_layer_step"),
 )
 """What mixtures with dense layers or an MLP beside experts have a place for."""
+_GROUPS = ("expert_group_count", "expert_group_used_count")
 _DRAFTING = "nextn_predict_layers"
 _SIGMOIDS = ("expert_gating_func", "expert_weights_scale", _DRAFTING)
 """What those have besides whose scores are sigmoids."""
@@ -159,7 +161,7 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
     heads = metadata.integer("attention.head_count", 1, 4096)
     head_dim = _head_dim(metadata, heads, arch)
     found: dict[str, Any] = {theirs: metadata.values.get(key) for key, theirs in _KEYS.items()}
-    if arch in (*_SIGMOID, *_RECURRENT):  # what drafts tokens counts as a layer
+    if arch in (*_SIGMOID, *_RECURRENT, "deepseek2"):  # what drafts tokens counts as a layer
         drafts = metadata.integer(_DRAFTING, 0, 1, 0)
         found["num_hidden_layers"] = metadata.integer("block_count", 1, 1 << 16) - drafts
     found |= {
@@ -196,6 +198,8 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
     else:
         found |= _window(metadata, arch)
     found |= kinds | _recurrent(metadata, arch, file)
+    if arch == "deepseek2":
+        found |= gguf_latent(metadata, found["rope_parameters"])
     if arch != "gemma4":
         found |= _experts(metadata, arch, file)
     if pools(file):
@@ -232,6 +236,8 @@ def _placed(arch: str, file: GgufFile) -> tuple[str, ...]:
         return (*scaled, *mixed, *drafting, *(_SIGMOIDS if arch in _SIGMOID else ()))
     if arch == "mistral3":
         return _GROWING
+    if arch == "deepseek2":
+        return (*_MIXTURES, *_SIGMOIDS, *_GROUPS, LOG_MULTIPLIER)
     if arch in _RECURRENT:
         return (_DRAFTING,)
     if arch == "gemma4":
@@ -266,7 +272,7 @@ def _experts(metadata: Config, arch: str, file: GgufFile) -> dict[str, Any]:
     }
     if arch == "llama":
         found["architectures"] = ["MixtralForCausalLM"]
-    elif arch not in _MIXED:
+    elif arch not in (*_MIXED, "deepseek2"):
         raise metadata.fail("expert_count", "but experts of this architecture are not supported")
     mixture = FAMILIES[(found.get("architectures") or [ARCHITECTURES[arch]])[0]].experts
     assert mixture is not None
@@ -383,13 +389,15 @@ _MIXED = (
 """Architectures of experts."""
 _ALL_MIXED = ("qwen35moe",)
 """Those without an MLP that is no expert, whose width files need not tell."""
-_UNSHARED = ("qwen2moe", "olmoe", "glm4moe", "dots1")
+_UNSHARED = ("qwen2moe", "olmoe", "glm4moe", "dots1", "deepseek2")
 """Those of them whose weights of a token's experts do not sum to 1 unless a file says so."""
 
 
 def _head_dim(metadata: Config, heads: int, arch: str) -> int:
     width = metadata.integer("embedding_length", 1, 1 << 17)
     key = metadata.integer("attention.key_length", 1, 1 << 17, max(1, width // heads))
+    if arch == "deepseek2":
+        return key
     for name in ("attention.value_length", "rope.dimension_count"):
         if arch in (*_PARTIAL, *_PLACELESS) and name == "rope.dimension_count":
             continue
@@ -497,7 +505,7 @@ def _growing(metadata: Config) -> dict[str, Any]:
     return {
         SCORES_GROW: scale,
         "mscale": 1.0,
-        "mscale_all_dim": metadata.number(_LOG_MULTIPLIER, 1e-6, 1e6, 1.0),
+        "mscale_all_dim": metadata.number(LOG_MULTIPLIER, 1e-6, 1e6, 1.0),
     }
 
 

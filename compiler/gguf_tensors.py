@@ -17,6 +17,7 @@ from dovetail.compiler.config import Config
 from dovetail.compiler.experts import CHOICE, expert_tensors
 from dovetail.compiler.gguf_encoder import ANSWERS, DENSE, ENCODERS, names_of, with_rows
 from dovetail.compiler.gguf_file import GgufFile
+from dovetail.compiler.latent import latent_tensors
 from dovetail.compiler.pairs import pair_heads
 from dovetail.compiler.recurrent import as_logarithms
 from dovetail.compiler.score_row import HEAD, SCORE, with_score
@@ -87,6 +88,16 @@ _QWEN35 = {
     "ssm_norm": "linear_attn.norm",
     "ssm_out": "linear_attn.out_proj",
 }
+_LATENT = {
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "attn_k_b": "self_attn.k_b_proj",
+    "attn_v_b": "self_attn.v_b_proj",
+}
 _SCAN = {
     **{f"ssm_{part}": f"mamba.{part}" for part in ("conv1d", "norm")},
     **{f"ssm_{part}": f"mamba.{part}_proj" for part in ("in", "out")},
@@ -100,6 +111,7 @@ _OF_ARCHITECTURE: Mapping[str, Mapping[str, str]] = {
     **dict.fromkeys(("lfm2", "lfm2moe"), _LFM2),
     **dict.fromkeys(("qwen35", "qwen35moe"), _QWEN35),
     **dict.fromkeys(("granitehybrid", "nemotron_h", "nemotron_h_moe", "falcon-h1"), _SCAN),
+    "deepseek2": _LATENT,
     "gpt-oss": {
         "post_attention_norm": "post_attention_layernorm",
     },
@@ -159,7 +171,8 @@ def gguf_checkpoint(file: GgufFile, config: Mapping[str, Any]) -> Checkpoint:
     if arch in PAIRED:
         share = config.get("partial_rotary_factor", 1.0)
         tensors = pair_heads(tensors, Config(str(file.path), config), share)
-    return expert_tensors(Checkpoint(file.path, tensors))
+    each = expert_tensors(Checkpoint(file.path, tensors))
+    return latent_tensors(each, Config(str(file.path), config))
 
 
 def _translate_encoder(name: str, arch: str, parted: bool) -> str:

@@ -96,6 +96,11 @@ def find_model(given: str | os.PathLike[str]) -> Path:
     return path
 
 
+def find_adapters(named: Mapping[str, str | os.PathLike[str]]) -> dict[str, Path]:
+    """Return where each of several adapters is, without the models that they belong to."""
+    return {name: _find(given) for name, given in named.items()}
+
+
 def _find(given: str | os.PathLike[str]) -> Path:
     hub = HubModel.read(given)
     if hub is None:

@@ -17,6 +17,7 @@ from dovetail.compiler.checkpoint import INDEX_FILE, SINGLE_FILE, Checkpoint, op
 from dovetail.compiler.config import MAX_JSON_BYTES, Config, parse_json_object, read_bounded
 from dovetail.compiler.experts import expert_tensors
 from dovetail.compiler.falcon import falcon_tensors
+from dovetail.compiler.latent import latent_tensors
 from dovetail.compiler.nemotron import nemotron_config, nemotron_tensors
 from dovetail.compiler.packed import packed_tensors
 from dovetail.compiler.pairs import halves
@@ -69,6 +70,7 @@ class ModelDirectory:
         opened = lfm2_tensors(text_tensors(open_checkpoint(self.path)), config)
         opened = falcon_tensors(nemotron_tensors(opened, config), config)
         found = halves(expert_tensors(packed_tensors(opened, config)), config)
+        found = latent_tensors(found, config)
         beside = {
             f"dense.{i}.{name}": info
             for i, folder in enumerate(self.dense)

@@ -35,6 +35,7 @@ def read_slots(text: str) -> tuple[Operand, ...]:
 
 _GEMM = "M:int N:int K:int A:in lda:int B:weight panel_stride:int bias:weight? "
 _LINEAR = _GEMM + "R:in? ldr:int C:out ldc:int partial:out partial_size:int"
+_ADAPTERS = "T:int R:int H:int adapters:in ranks:weight x:in ldx:int "
 _HEADS = "n_q:int n_kv:int hd:int "
 _SEEN = "scale:float window:int sinks:weight? "
 _KEYS = "seq_starts:in seq_lengths:in block_tables:in table_stride:int kpool:in vpool:in "
@@ -53,14 +54,16 @@ _SLOTS = {
     "row_gate": "T:int H:int gates:in ldg:int x:inout ldx:int",
     "cap_rows": "R:int V:int cap:float x:inout ldx:int",
     "scaled_add": "T:int H:int x:in ldx:int scale:float out:inout ldo:int",
-    "route": "T:int E:int k:int choice:weight? sigmoid:int share:int scale:float factors:weight? "
-    "logits:in ldl:int chosen:out weights:out",
+    "route": "T:int E:int k:int groups:int used:int choice:weight? sigmoid:int share:int "
+    "scale:float factors:weight? logits:in ldl:int chosen:out weights:out",
     "sort_experts": "T:int E:int k:int chosen:in starts:out places:out tokens:out",
     "expert_rows": "T:int k:int H:int tokens:in x:in ldx:int out:out ldo:int",
     "combine_experts": "T:int k:int H:int places:in weights:in x:in ldx:int R:in? ldr:int "
     "scale:float out:out ldo:int",
     "rope_store": "T:int qkv:inout ldq:int " + _HEADS + "rot:int span:int " + _TURNS
     + " v_norm:int kv_slots:in kpool:out vpool:out",
+    "latent_store": "T:int q:in ldq:int plain:int rows:inout ldr:int n_q:int rank:int rot:int "
+    "positions:in cos:weight sin:weight norm:weight eps:float kv_slots:in kpool:out",
     "prefill_attention": "n_prefill:int " + _HEADS + _SEEN + "q:in ldq:int " + _KEYS
     + "out:part ldo:int",
     "decode_attention": "n_prefill:int n_decode:int " + _HEADS + _SEEN + "kv_splits:int q:in "
@@ -77,7 +80,12 @@ _SLOTS = {
     **dict.fromkeys(("qkv", "o", "mix_o", "router", "up", "down"), _LINEAR),
     **dict.fromkeys(("dense_up", "dense_down"), _LINEAR),
     **dict.fromkeys(("head", "pooler", "classifier", "dense"), _LINEAR),
+    "heads": _GEMM + "R:in? ldr:int C:part ldc:int partial:part partial_size:int",
     **dict.fromkeys(("gate_up", "dense_gate_up"), _GEMM + "C:out ldc:int"),
+    "gate_up_apart": _LINEAR,
+    "gate_pairs": "T:int H:int x:in ldx:int out:out ldo:int",
+    "adapter_in": _ADAPTERS + "first:weight out:out ldo:int",
+    "adapter_out": _ADAPTERS + "second:weight out:part ldo:int step:int",
     "embed_sum": "T:int H:int ids:in table:weight positions:in places:weight? types:in "
     "kinds:weight? w:weight b:weight? eps:float out:out ldo:int",
     "layernorm": "T:int H:int x:in ldx:int w:weight b:weight? eps:float out:out ldo:int",

@@ -21,6 +21,7 @@ from dovetail.codegen.isa.target import Target
 from dovetail.codegen.library import LibrarySpec, build_library
 from dovetail.codegen.targets import host_target
 from dovetail.codegen.toolchain import find_compiler
+from dovetail.compiler.adapter_tape import build_adapted_tape
 from dovetail.compiler.attention_search import attention_kernels
 from dovetail.compiler.check_tape import verify_tape
 from dovetail.compiler.choose import ChoiceRequest, Chosen, choose_schedules
@@ -38,7 +39,7 @@ from dovetail.compiler.encoder_pipeline import (
 from dovetail.compiler.encoder_tape import build_encode_tape
 from dovetail.compiler.end_to_end import EndToEnd, compare_tables
 from dovetail.compiler.gain import Gain, measure_gain
-from dovetail.compiler.hub import find_model, find_models
+from dovetail.compiler.hub import find_adapters, find_model, find_models
 from dovetail.compiler.input_powers import calibrate
 from dovetail.compiler.memory import Memory
 from dovetail.compiler.model_source import TOKENIZER, ModelSource
@@ -110,6 +111,8 @@ def compile_model(
         named = {"model": find_model(model)}
     if isinstance(beside := options.get("beside"), Mapping):
         options["beside"] = find_models(beside)
+    if isinstance(adapters := options.get("adapters"), Mapping):
+        options["adapters"] = find_adapters(adapters)
     request = CompileRequest(output=output, **{**named, **options})  # type: ignore[arg-type]
     return compile_artifact(request, progress=progress)
 
@@ -236,6 +239,8 @@ def _read(request: CompileRequest, steps: Steps) -> tuple[Member, ...]:
     if request.budget is not None:
         request = replace(request, budget=request.budget / (1 + len(request.beside)))
     if is_encoder(request.model):
+        if request.adapters:
+            raise SpecError("adapters serve models that generate; omit --adapter")
         if request.kernels:
             raise SpecError("kernels of your own serve models that generate; omit --kernel")
         first = read_encoder_inputs(request, advance=steps.advance)
@@ -348,7 +353,8 @@ def _pack(
         packed = pack_encoder(member.spec, checkpoint, path, steps.advance)
     else:
         powers = {} if member.quantised is None else member.quantised.powers
-        packed = pack_weights(member.spec, checkpoint, path, steps.advance, powers)
+        given = member.spec, checkpoint, path, steps.advance, powers
+        packed = pack_weights(*given, member.adapters)
     artifact.add_weights(name)
     return packed
 
@@ -359,7 +365,9 @@ def _build_tapes(member: Member, weights: tuple[WeightEntry, ...]) -> tuple[Tape
         return (build_encode_tape(member.spec, weights, member.step_tokens, sequences),)
     given = member.spec, weights, tokens, sequences
     whole = (build_forward_tape(*given, whole=True),) if member.spec.shared_kv else ()
-    return (build_forward_tape(*given), *whole, build_sample_tape(member.spec, sequences))
+    adapted = (build_adapted_tape(*given),) if member.spec.adapters else ()
+    sample = build_sample_tape(member.spec, sequences)
+    return (build_forward_tape(*given), *whole, *adapted, sample)
 
 
 # ---- writing ----

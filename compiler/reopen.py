@@ -26,6 +26,7 @@ from dovetail.topology.hardware import HardwareSpec, read_hardware
 SETTLED = (
     "name",
     "beside",
+    "adapters",
     "max_context",
     "weight_dtype",
     "calibrate",

@@ -13,8 +13,12 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias, TypedDict, get_type_hints
 
+import numpy.typing as npt
+from msgspec.structs import replace
+
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.targets import DEVICE_TARGETS, get_target, runs_on, target_for
+from dovetail.compiler.adapters import read_adapters
 from dovetail.compiler.calibrate import figures_of
 from dovetail.compiler.fits import check_fits
 from dovetail.compiler.model_source import (
@@ -100,6 +104,7 @@ class CompileOptions(ModelOptions, total=False):
 
     name: str | None
     beside: Mapping[str, str | Path]
+    adapters: Mapping[str, str | Path]
     targets: tuple[str, ...]
     plan: ServicePlan | None
     fixed_order: bool
@@ -185,13 +190,15 @@ class CompileRequest(ModelRequest):
     schedule cuts K, which tells what cutting it is worth. name: of the model in the artifact, by
     default `llm` or `embedder`. beside: encoders for the same artifact, by name; they take
     `hardware`, `targets`, `effort`, `threads` and `weight_dtype` from here, and their own
-    longest texts. workflows: graphs, and files of them (`stored.py`). index: folders that these
-    search, one or several, which become part of the artifact.
+    longest texts. adapters: folders of PEFT by the names that requests ask for. workflows: graphs,
+    and files of them (`stored.py`). index: folders that these search, one or several, which become
+    part of the artifact.
     """
 
     output: str | Path
     name: str | None = None
     beside: Mapping[str, str | Path] = field(default_factory=dict)
+    adapters: Mapping[str, str | Path] = field(default_factory=dict)
     targets: tuple[str, ...] = ()
     plan: ServicePlan | None = None
     fixed_order: bool = False
@@ -208,6 +215,7 @@ class CompileRequest(ModelRequest):
             (name, getattr(self, name)) for name in WORDS if getattr(self, name) != DEFAULTS[name]
         ]
         given += [("model", f"{name}={Path(path).resolve()}") for name, path in self.beside.items()]
+        given += [("adapter", f"{n}={Path(path).resolve()}") for n, path in self.adapters.items()]
         given += [("target", target) for target in self.targets]
         given += [("kernel", _absolute(kernel)) for kernel in self.kernels]
         paths = [path for path in self.workflows if isinstance(path, str | Path)]
@@ -298,6 +306,7 @@ class Inputs(ReadModel):
     choice: PlanChoice
     payload: Payload
     packed: ModelPart | None = None
+    adapters: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
 
     @property
     def generation(self) -> dict[str, Any]:
@@ -391,6 +400,9 @@ def read_inputs(
     quantised = None if packed is not None else request.quantise(spec, source, advance, calibrate)
     if quantised is not None:
         spec = with_formats(spec, quantised.formats)
+    adapters = read_adapters(request.adapters, source, spec) if request.adapters else {}
+    if adapters:
+        spec = replace(spec, adapters=tuple(request.adapters))
     trace = sample_trace(workload, request.max_step_sequences)
     searched = request.threads is None and request.plan is None
     measured = searched and can_measure(targets[0], request)
@@ -417,6 +429,7 @@ def read_inputs(
         choice=choice,
         payload=make_payload(spec, workload, *request.step, choice.processes),
         packed=packed,
+        adapters=adapters,
         quantised=quantised,
         user_kernels=read_kernels(request, targets),
     )

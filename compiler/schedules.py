@@ -24,7 +24,16 @@ from dovetail.codegen.isa.target import Target
 from dovetail.ir.block_format import GROUP, QUAD, BlockFormat
 from dovetail.ir.encoder import EncoderSpec, Spec
 from dovetail.ir.formats import FORMATS, FloatFormat, is_quantised
-from dovetail.ir.model import PANEL, RELU2, MlpPart, ModelSpec
+from dovetail.ir.model import (
+    APART,
+    HEAD_PRODUCTS,
+    PANEL,
+    RELU2,
+    LatentSpec,
+    MlpPart,
+    ModelSpec,
+    latent_shapes,
+)
 from dovetail.ir.schedule import ORDERS, SCHEDULE_VALUES, Row, ScheduleTable
 from dovetail.ir.tuning import WorkKey
 from dovetail.runtime.native.shard import Shard, split_model
@@ -160,7 +169,10 @@ def count_gemms(spec: Spec, processes: int = 1) -> dict[GemmOp, int]:
     for layer in range(spec.n_layers):
         here, parts = f"layers.{layer}", spec.qkv_parts(layer)
         products, outputs = list[tuple[str, int]](), list[tuple[str, str, int, int, int]]()
-        if spec.attends(layer):
+        if spec.latent:
+            found.update(_latent_gemms(spec, spec.latent, here))
+            outputs.append(("o", LINEAR, hidden, spec.n_heads * spec.latent.values, 1))
+        elif spec.attends(layer):
             sides = _largest_share(spec, shards, layer)
             outputs.append(("o", LINEAR, hidden, sides[0], 1))
             sides[0] += spec.gate_size
@@ -181,6 +193,30 @@ def count_gemms(spec: Spec, processes: int = 1) -> dict[GemmOp, int]:
         found[GemmOp("layer_inputs", LINEAR, every, hidden, stored)] += 1
     found[GemmOp("head", LINEAR, vocabulary, hidden, spec.weight_format("head"))] += 1
     return dict(found)
+
+
+def _latent_gemms(spec: ModelSpec, latent: LatentSpec, here: str) -> Counter[GemmOp]:
+    """Return the products of latent attention but for the last one; those of heads are apart."""
+    found: Counter[GemmOp] = Counter()
+    for name, (n, k) in latent_shapes(spec, latent).items():
+        if name == "o":
+            continue
+        each = spec.n_heads if name in HEAD_PRODUCTS else 1
+        op, stored = "heads" if each > 1 else "qkv", spec.weight_format(f"{here}.{name}")
+        found[GemmOp(op, LINEAR, n // each, k, stored)] += each
+    return found
+
+
+def adapter_gemms(spec: Spec) -> tuple[GemmOp, ...]:
+    """Return the products that steps with rows of adapters have in the place of gated ones."""
+    if isinstance(spec, EncoderSpec) or not spec.adapters:
+        return ()
+    found: dict[GemmOp, None] = {}
+    for layer in range(spec.n_layers):
+        columns = -(-spec.layer_inner(layer) // PANEL) * PANEL * 2
+        stored = spec.weight_format(f"layers.{layer}.gate_up")
+        found[GemmOp(APART, LINEAR, columns, spec.hidden_size, stored)] = None
+    return tuple(found)
 
 
 def _largest_share(spec: ModelSpec, shards: Sequence[Shard], layer: int) -> list[int]:

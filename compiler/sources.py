@@ -25,6 +25,7 @@ class WeightSource:
     starts: tuple[int, ...] = ()
     plus: float = 0.0
     times: float = 1.0
+    dtype: str = "f32"  # of one without tensors
 
     @property
     def is_matrix(self) -> bool:

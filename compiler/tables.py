@@ -10,7 +10,13 @@ from dataclasses import dataclass
 
 from dovetail.codegen.catalog import embed_kernels, model_kernels
 from dovetail.codegen.isa.target import Target
-from dovetail.compiler.schedules import GemmOp, default_gemm_rows, gemm_ops, make_schedule
+from dovetail.compiler.schedules import (
+    GemmOp,
+    adapter_gemms,
+    default_gemm_rows,
+    gemm_ops,
+    make_schedule,
+)
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.encoder import EncoderSpec, Spec
 from dovetail.ir.schedule import Row, ScheduleTable
@@ -110,7 +116,7 @@ def default_tables(
     tables: list[ScheduleTable] = []
     for team in plan_teams(plans):
         threads = team.plan.threads
-        for op in gemm_ops(spec, team.processes):
+        for op in (*gemm_ops(spec, team.processes), *adapter_gemms(spec)):
             rows = default_gemm_rows(op, target, threads, hardware)
             tables.append(gemm_table(op, target, team.phase, threads, rows))
         tables += other_tables(spec, target, team.phase, threads)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from dovetail.compiler.checkpoint import Checkpoint
 from dovetail.compiler.experts import CHOICE, GATE
+from dovetail.compiler.latent import latent_sources
 from dovetail.compiler.recurrent import recurrent_sources
 from dovetail.compiler.sources import WeightSource
 from dovetail.ir.errors import SpecError
@@ -75,7 +76,7 @@ def _is_no_bias(name: str, checkpoint: Checkpoint) -> bool:
 
 _UNUSED = re.compile(r".*rotary_emb\.(inv_freq|cos_cached|sin_cached)|.*attn\.masked_bias")
 _DRAFTS = {
-    "glm4moe": r"(?:model\.layers|blk)\.{}\..+",
+    **dict.fromkeys(("glm4moe", "glm4moelite", "deepseek3"), r"(?:model\.layers|blk)\.{}\..+"),
     "ernie4_5moe": r"model\.mtp_.+",
     "nemotron_h": r"mtp\..+|(?:model\.layers|blk)\.{}\..+",
     **dict.fromkeys(("qwen3_5", "qwen3_5moe"), r"mtp\..+|(?:model\.layers|blk)\.{}\..+"),
@@ -114,7 +115,9 @@ def _layer_sources(spec: ModelSpec, layer: int) -> Iterator[WeightSource]:
         yield norm("input_norm")
     if spec.recurrent and spec.is_recurrent(layer):
         yield from recurrent_sources(spec, spec.recurrent, layer)
-    if spec.attends(layer):
+    if spec.latent:
+        yield from latent_sources(spec, spec.latent, layer)
+    elif spec.attends(layer):
         yield from _attention_sources(spec, layer)
     if spec.branch_norms:
         yield norm("attention_norm", 1 / spec.stream_scale)

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dovetail.compiler.adapters import adapter_sources
 from dovetail.compiler.checkpoint import Checkpoint
 from dovetail.compiler.encoder_tensors import encoder_sources, encoder_tables
 from dovetail.compiler.quantise import quantise_rows
@@ -53,7 +54,7 @@ def plan_sources(
     """
     entries, offset = [], 0
     for source in sources:
-        dtype = format_of(source.name) if source.is_matrix else "f32"
+        dtype = format_of(source.name) if source.is_matrix else source.dtype
         n, count = _packed_extent(source, dtype)
         size = count * FORMATS[dtype].dtype.size
         layout = _STORED.get(source.layout, source.layout)
@@ -87,11 +88,12 @@ def pack_weights(
     path: Path,
     advance: Advance | None = None,
     powers: Mapping[str, Array] = NO_POWERS,
+    adapters: Mapping[str, Array] = NO_POWERS,
 ) -> tuple[tuple[WeightEntry, ...], WeightChunks]:
-    """Write `path` for a decoder; see `pack_sources`."""
-    tables = named_tables(spec.ropes(), spec.max_context)
-    given = (weight_sources(spec), spec.weight_format, checkpoint, path, tables)
-    return pack_sources(*given, advance, powers)
+    """Write `path` for a decoder; see `pack_sources`. adapters: rows of theirs, by name."""
+    tables = {**named_tables(spec.ropes(), spec.max_context), **adapters}
+    sources = (*weight_sources(spec), *adapter_sources(adapters))
+    return pack_sources(sources, spec.weight_format, checkpoint, path, tables, advance, powers)
 
 
 def pack_encoder(

@@ -18,6 +18,8 @@ MAX_KV_SPLITS = 16
 """Largest `kv_splits` of a forward tape: its partial-attention buffer holds so many parts."""
 DENSE = "dense_"
 """Of a mixture, what the names of products begin with that all tokens go through."""
+APART = "gate_up_apart"
+"""The product that gives gates and ups, in panels by turns, for an adapter to add to."""
 ROWS, TURNED = "rows", "turned"
 """What q and k may be normed over besides single heads."""
 ROPE, LOCAL_ROPE = "rope", "local_rope"
@@ -59,6 +61,8 @@ class ExpertSpec(msgspec.Struct, frozen=True, kw_only=True):
     share: bool = True  # the weights of a token's experts are divided by their sum
     sigmoid: bool = False  # scores are sigmoids of what the router gives, not a softmax
     biased: bool = False  # a vector is added to scores to choose by, not to weigh by
+    groups: int = 1  # a token's experts are of `groups_used` of so many groups
+    groups_used: int = 1
     scale: float = 1.0  # of what the experts of a token give together
     shared: int = 0  # inner columns of an MLP of all tokens beside them
     gated: bool = False  # what that gives is multiplied by a sigmoid, whose row the router has last
@@ -156,6 +160,20 @@ class RecurrentSpec(msgspec.Struct, frozen=True, kw_only=True):
         return self.kept + self.value_heads * self.key_dim * self.value_dim
 
 
+class LatentSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Attention over one latent vector of each token (DeepSeek-V2, §2.1).
+
+    K and V of a head are products of it. Theirs are taken into queries and into what attention
+    gives, so that all heads attend over the vector: `rank` values, which are V, too, and behind
+    them those that the rope turns.
+    """
+
+    rank: int
+    plain: int  # values of a query that no rope turns
+    values: int  # of a head that go into the output projection
+    queries: int = 0  # values that queries are products of, normed; 0 = of the stream's
+
+
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A decoder-only transformer: dims in elements, dtypes by name of `dovetail.ir.dtypes`."""
 
@@ -185,6 +203,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     qk_norm_of: str = "heads"  # heads, heads that a rope has turned, or rows: all heads together
     output_gate: bool = False  # attention is multiplied by a sigmoid, computed beside q, k and v
     recurrent: RecurrentSpec | None = None  # layers without keys
+    latent: LatentSpec | None = None  # one vector of a token in place of K and V of heads
     rope_layers: tuple[bool, ...] = ()  # per layer: are q and k rotated; () = all layers
     local_rope: RopeSpec | None = None  # of layers with a window, where theirs is another
     attention_scale: float | None = None  # of q k^T; None = head_dim ** -0.5
@@ -211,6 +230,12 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     dense_inner: int = 0  # intermediate_size of an MLP beside experts, both normed; 0 = none
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    adapters: tuple[str, ...] = ()  # names of those that requests may ask for
+
+    @property
+    def adapter_dtype(self) -> str:
+        """How the matrices of adapters are stored."""
+        return "f32" if self.weight_dtype == "f32" else "bf16"
 
     @property
     def qkv_size(self) -> int:
@@ -276,6 +301,11 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         own = self.kv_layer(layer) == layer and self.attends(layer)
         return heads * size if own else 0
 
+    @property
+    def pools(self) -> int:
+        """Pools of keys and values: V may be a part of K."""
+        return 1 if self.latent else 2
+
     def qkv_rows(self, layer: int) -> tuple[int, int, int]:
         """Return the columns of a layer's q, k and v."""
         heads, _, size = self.layer_heads(layer)
@@ -290,7 +320,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     def uneven(self) -> bool:
         """Whether layers differ in more than windows and ropes, or have parts of few families."""
         parts = self.full_heads, self.shared_kv, self.layer_inputs, self.logits_cap, self.recurrent
-        return any((*parts, self.dense_inner, self.mlp_alone))
+        beside = self.dense_inner, self.mlp_alone, self.latent, self.adapters
+        return any((*parts, *beside))
 
     def inner_columns(self, rows: float = 1) -> float:
         """Return the inner columns of a layer that so many tokens go through, at most; the mean."""
@@ -392,6 +423,9 @@ def weight_shapes(spec: ModelSpec) -> dict[str, tuple[int, int]]:
             shapes |= {f"layers.{i}.{name}": shape for name, shape in mixers.items()}
         if not spec.attends(i):
             continue
+        if spec.latent:
+            shapes |= {f"layers.{i}.{n}": s for n, s in latent_shapes(spec, spec.latent).items()}
+            continue
         parts, rows = spec.qkv_parts(i), spec.qkv_rows(i)
         rows = rows[0] + spec.gate_size, *rows[1:]
         columns = rows if len(parts) > 1 else (sum(rows),)
@@ -415,6 +449,26 @@ def _layer_shapes(spec: ModelSpec, layer: int) -> dict[str, tuple[int, int]]:
         found |= {"input_gate": (width, hidden), "input_out": (hidden, width)}
         found["input_out_norm"] = norm
     return found
+
+
+LATENT_EPS = 1e-6
+"""Epsilon of the norms inside latent attention, whatever that of others is (transformers)."""
+HEAD_PRODUCTS = ("keys", "values")
+"""Weights of latent attention that have a matrix for each head."""
+
+
+def latent_shapes(spec: ModelSpec, latent: LatentSpec) -> dict[str, tuple[int, int]]:
+    """Return (n, k) of what a layer has in place of q, k, v: heads' matrices one after another."""
+    hidden, heads, turned = spec.hidden_size, spec.n_heads, spec.rope.rotary_dim
+    source = latent.queries or hidden
+    return {
+        **({"query_in": (latent.queries, hidden)} if latent.queries else {}),
+        "query": (heads * (latent.plain + turned), source),
+        "latent": (latent.rank + turned, hidden),
+        "keys": (heads * latent.rank, latent.plain),
+        "values": (heads * latent.values, latent.rank),
+        "o": (hidden, heads * latent.values),
+    }
 
 
 def _mixer_shapes(recurrent: RecurrentSpec, hidden: int) -> dict[str, tuple[int, int]]:

@@ -59,6 +59,7 @@ class SamplingOptions(TypedDict, total=False):
     skip_special_tokens: bool
     structured_outputs: Any
     schema: Any
+    adapter: str | None
 
 
 class GenerateOptions(SamplingOptions, total=False):

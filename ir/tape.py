@@ -157,6 +157,13 @@ OUT_ARGS: tuple[str, ...] = (
 Such a model has a tape `WHOLE`, too, of all rows in all layers, for devices.
 """
 
+ADAPTED = "forward_adapted"
+ADAPTER_ARGS: tuple[str, ...] = (
+    "adapters",  # i32 [T]: which adapter's rows these are, from 1 on; 0 = none
+    "out_adapters",  # i32 [n_out]: the same of these rows
+)
+"""Further arguments of the tape `ADAPTED`, for steps that have rows of adapters."""
+
 SAMPLE_ARGS: tuple[str, ...] = (
     "n_rows",
     "logits",  # f32 [n_rows][vocab]

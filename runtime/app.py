@@ -177,8 +177,8 @@ def _open_parts(
                 process.wait()
             host = process or EngineLoop(open_engine(artifact, hardware, options, board))
             tokenizer = Tokenizer(part.tokenizer) if part.tokenizer else None
-            context = options.bound_context(part.file.spec.max_context)
-            generator = Generator(host, tokenizer, artifact.path, context, part.folder)
+            given = artifact.path, options.bound_context(part.file.spec.max_context), part.folder
+            generator = Generator(host, tokenizer, *given, part.file.spec.adapters)
         opened.pop_all()
     return generator, embeddings
 
@@ -259,7 +259,7 @@ class App:
             priority: -100..100; requests with a lower one go first, so that they overtake a
                 bounded number of others and nobody waits for ever.
             options: those of `SamplingOptions`, such as `max_tokens temperature top_p top_k min_p
-                seed stop ignore_eos logprobs n schema`, and penalties.
+                seed stop ignore_eos logprobs n schema adapter`, and penalties.
 
         Raises:
             RequestError: an option or a prompt is wrong (then nothing has been generated), a

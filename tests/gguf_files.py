@@ -46,6 +46,7 @@ ARCHITECTURES = {
     "cohere2": "cohere2",
     "hunyuan_v1_dense": "hunyuan-dense",
     "hunyuan_v1_moe": "hunyuan-moe",
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu"), "deepseek2"),
 }
 SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -213,6 +214,9 @@ def save_gguf(
         state = {own_part(name): values for name, values in state.items()}
     if arch.startswith("qwen35"):
         state = dict(tile_heads(config, state))
+    if arch == "deepseek2":
+        state, kv_heads = dict(keys_and_values(config, state)), 1
+        add_latent(writer, config)
     if arch in SCANS:
         own = (re.sub(*MIXED, name) for name in state)
         state = {n: scan_part(config, n, v) for n, v in zip(own, state.values(), strict=True)}
@@ -258,7 +262,7 @@ def save_gguf(
         writer.add_logit_scale(config["logits_scaling"])
     if arch == "gemma4":
         add_gemma4(writer, config)
-    elif config.get("head_dim"):
+    elif config.get("head_dim") and arch != "deepseek2":
         writer.add_key_length(config["head_dim"])
         writer.add_value_length(config["head_dim"])
     (tokenizer or add_no_tokens)(writer)
@@ -291,6 +295,34 @@ def save_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def keys_and_values(
+    config: Mapping[str, Any], state: Mapping[str, np.ndarray]
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the tensors, K's and V's matrices of latent attention as tensors of all heads."""
+    plain, values = config["qk_nope_head_dim"], config["v_head_dim"]
+    for name, each in state.items():
+        if "kv_b_proj" not in name:
+            yield name, each
+            continue
+        heads = each.reshape(-1, plain + values, each.shape[1])
+        turned = np.ascontiguousarray(heads[:, :plain].transpose(0, 2, 1))
+        yield name.replace("kv_b_proj", "k_b_proj"), turned
+        yield name.replace("kv_b_proj", "v_b_proj"), np.ascontiguousarray(heads[:, plain:])
+
+
+def add_latent(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
+    """Write the keys of latent attention."""
+    rank, turned = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    if config.get("q_lora_rank"):
+        writer.add_q_lora_rank(config["q_lora_rank"])
+    writer.add_kv_lora_rank(rank)
+    writer.add_key_length(rank + turned)
+    writer.add_value_length(rank)
+    writer.add_key_length_mla(config["qk_nope_head_dim"] + turned)
+    writer.add_value_length_mla(config["v_head_dim"])
+    writer.add_rope_dimension_count(turned)
 
 
 PLAIN = (".bias", "conv.weight", "conv1d.weight", "norm.weight", "A_log", ".D")
@@ -368,7 +400,8 @@ def add_experts(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
         writer.add_expert_shared_count(config["n_shared_experts"])
         writer.add_expert_weights_scale(config["routed_scaling_factor"])
         writer.add_expert_weights_norm(config["norm_topk_prob"])
-        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        kind = "SOFTMAX" if config["model_type"] == "deepseek_v2" else "SIGMOID"
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType[kind])
 
 
 def own_name(name: str) -> str | None:
@@ -568,6 +601,8 @@ def add_rope(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        if "mscale_all_dim" in rope and "llama_4_scaling_beta" not in rope:
+            writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
     if "llama_4_scaling_beta" in rope:
         writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
         writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])

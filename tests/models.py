@@ -14,6 +14,8 @@ RECURRENT += ("nemotron_h", "nemotron_h_moe", "falcon_h1")
 """Families with layers without keys."""
 UNEVEN = ("gemma4",)
 """Families whose layers differ in heads."""
+LATENT = ("deepseek2", "deepseek3", "glm4_lite", "youtu")
+"""Families of latent attention."""
 FAMILIES += ("olmo2", "olmo3", "exaone4", "seed_oss", "hunyuan", "cohere", "cohere2")
 EXPERTS = ("qwen3_moe", "mixtral", "granitemoe", "gpt_oss")
 EXPERTS += ("qwen2_moe", "glm4_moe", "dots1", "ernie4_5_moe", "granitemoeshared", "granite4_moe")
@@ -50,6 +52,15 @@ SIGMOIDS = {
     "norm_topk_prob": True,
     "num_hidden_layers": 3,
 }
+HEADS = {
+    "head_dim": 16,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 48,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 16,
+}
+"""Of latent attention."""
 SCANS = {
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
     "num_hidden_layers": 3,
@@ -94,6 +105,21 @@ OWN: dict[str, dict[str, Any]] = {
         **ONE_KIND,
         "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp", "moe"],
     },
+    "deepseek2": {
+        **{**SIGMOIDS, **HEADS},
+        **{"q_lora_rank": None, "norm_topk_prob": False},
+        "rope_parameters": {
+            **{"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64},
+            **{"mscale": 0.707, "mscale_all_dim": 0.707, "rope_theta": 10000.0},
+        },
+    },
+    "deepseek3": {**SIGMOIDS, **HEADS, "q_lora_rank": 32, "n_group": 1, "topk_group": 1},
+    "glm4_lite": {
+        **{**SIGMOIDS, **HEADS, "q_lora_rank": 32},
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+        "rms_norm_eps": 1e-5,
+    },
+    "youtu": {**HEADS, "q_lora_rank": 48},
     "qwen3": {"head_dim": 16},
     "phi3": {"pad_token_id": 2, "rms_norm_eps": 1e-6},
     "granite": MULTIPLIERS,
@@ -293,6 +319,10 @@ def make_model(family: str, *, seed: int = 0, dtype: str = "float32", **override
         "hunyuan": (transformers.HunYuanDenseV1Config, transformers.HunYuanDenseV1ForCausalLM),
         "hunyuan_moe": (transformers.HunYuanMoEV1Config, transformers.HunYuanMoEV1ForCausalLM),
         "qwen2_moe": (transformers.Qwen2MoeConfig, transformers.Qwen2MoeForCausalLM),
+        "deepseek2": (transformers.DeepseekV2Config, transformers.DeepseekV2ForCausalLM),
+        "deepseek3": (transformers.DeepseekV3Config, transformers.DeepseekV3ForCausalLM),
+        "glm4_lite": (transformers.Glm4MoeLiteConfig, transformers.Glm4MoeLiteForCausalLM),
+        "youtu": (transformers.YoutuConfig, transformers.YoutuForCausalLM),
         "glm4_moe": (transformers.Glm4MoeConfig, transformers.Glm4MoeForCausalLM),
         "dots1": (transformers.Dots1Config, transformers.Dots1ForCausalLM),
         "ernie4_5_moe": (transformers.Ernie4_5_MoeConfig, transformers.Ernie4_5_MoeForCausalLM),

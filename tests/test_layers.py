@@ -60,26 +60,26 @@ ROOMS = (  # of the runtime, and its flat files: each imports only what stands b
 CORE = ("native", "schedule", "engine", "accel", "child", "group")
 """Rooms that are thin: who reads how a token is made reads these."""
 LINES = {
-    "dovetail": 7_530,
-    "compiler": 20_740,
-    "codegen": 18_630,
+    "dovetail": 7_600,
+    "compiler": 21_520,
+    "codegen": 18_840,
     "topology": 4_030,
-    "ir": 10_630,
-    "runtime": 41_070,
+    "ir": 10_690,
+    "runtime": 41_180,
     "runtime/machine": 1_230,
-    "runtime/schedule": 4_050,
+    "runtime/schedule": 4_070,
     "runtime/child": 900,
     "runtime/text": 4_050,
-    "runtime/native": 2_720,
+    "runtime/native": 2_760,
     "runtime/group": 560,
     "runtime/engine": 1_820,
     "runtime/index": 1_570,
     "runtime/embed": 2_890,
-    "runtime/accel": 4_910,
-    "runtime/hosting": 1_770,
+    "runtime/accel": 4_930,
+    "runtime/hosting": 1_780,
     "runtime/retrieval": 1_650,
     "runtime/flows": 5_410,
-    "runtime/server": 4_980,
+    "runtime/server": 5_000,
     "runtime/sim": 1_300,
 }
 """Most lines of source in each folder and room: what grows beyond has to say why, here."""
@@ -184,10 +184,10 @@ def test_no_folder_grows_unnoticed(folder: str) -> None:
 
 
 def test_the_core_is_thin() -> None:
-    """The aim is 12,000 lines: attention's tables, recorded steps, masks, drafts and the model
-    that makes some of these came on top."""
+    """The aim is 12,000 lines: attention's tables, recorded steps, masks, drafts, the model
+    that makes some of these and rows of adapters came on top."""
     assert {f"runtime/{room}" for room in ROOMS if (ROOT / "runtime" / room).is_dir()} < set(LINES)
-    assert sum(count_lines(f"runtime/{room}") for room in CORE) <= 14_940
+    assert sum(count_lines(f"runtime/{room}") for room in CORE) <= 15_010
 
 
 def test_no_class_of_the_runtime_is_named_as_another() -> None:

@@ -5,15 +5,23 @@ In: a Hugging Face directory and what to plan for. Out: an artifact, and a repor
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dovetail.cli.options import AsJson, CompileFlags, Indexes, SearchFlags, UserKernels, Workflows
+from dovetail.cli.options import (
+    Adapters,
+    AsJson,
+    CompileFlags,
+    Indexes,
+    SearchFlags,
+    UserKernels,
+    Workflows,
+    read_named,
+)
 from dovetail.cli.report import progress_bars, show_bytes, show_report
-from dovetail.errors import SpecError
 
 if TYPE_CHECKING:
     from dovetail.compiler.end_to_end import EndToEnd
@@ -37,6 +45,7 @@ def compile_command(
             help="Encoder (or its hub id) to put into the same artifact; repeatable.",
         ),
     ] = None,
+    adapter: Adapters = None,
     target: Annotated[
         list[str] | None, "Instruction set to build for, or cuda; repeatable."
     ] = None,
@@ -54,17 +63,19 @@ def compile_command(
 ) -> None:
     """Compile a model for a machine into one artifact; a failed compile writes nothing."""
     from dovetail.cli.workflow_files import find_workflow
-    from dovetail.compiler.hub import find_model, find_models
+    from dovetail.compiler.hub import find_adapters, find_model, find_models
     from dovetail.compiler.pipeline import compile_model
 
     found = find_model(model)  # with bars of its own
-    named = find_models(_read_named(beside or ()))
+    named = find_models(read_named("--model", beside or ()))
+    adapters = find_adapters(read_named("--adapter", adapter or ()))
     with progress_bars() as progress:
         report = compile_model(
             found,
             output=output,
             progress=progress,
             beside=named,
+            adapters=adapters,
             targets=tuple(target or ()),
             effort=effort,
             **search.fields(),
@@ -119,14 +130,3 @@ def _describe_end_to_end(found: EndToEnd) -> Iterator[str]:
                 f"{sure if gain.kept else 'not surely faster: the default serves'})"
             )
     yield f"end to end: {found.note}"
-
-
-def _read_named(given: Sequence[str]) -> dict[str, str]:
-    """Return directories by name, from NAME=DIRECTORY each."""
-    named: dict[str, str] = {}
-    for text in given:
-        name, equals, path = text.partition("=")
-        if not (name and equals and path) or name in named:
-            raise SpecError(f"--model {text}: write NAME=DIRECTORY, each name once")
-        named[name] = path
-    return named

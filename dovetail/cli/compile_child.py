@@ -34,9 +34,17 @@ PROGRAM = (
 def child_command(
     model: Path, output: Path, options: Mapping[str, object], flags: Sequence[str], nice: int = 0
 ) -> tuple[str, ...]:
-    """Return the command of a compile as a child of this process; options: by parameters' names."""
+    """Return the command of a compile as a child of this process; options: by parameters' names.
+
+    A tuple is an option that is given several times.
+    """
     program = PROGRAM.format(parent=os.getpid(), nice=nice)
-    chosen = [part for name, value in options.items() for part in (flag_of(name), str(value))]
+    chosen = [
+        part
+        for name, value in options.items()
+        for each in (value if isinstance(value, tuple) else (value,))
+        for part in (flag_of(name), str(each))
+    ]
     words = ("compile", str(model), "-o", str(output), *chosen, *flags)
     return (sys.executable, "-P", "-c", program, *words)
 

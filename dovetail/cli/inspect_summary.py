@@ -83,10 +83,12 @@ def _describe_choice(found: Inspection) -> str:
 def _describe_model(model: ModelInspection) -> str:
     spec = model.file.spec
     weights = show_bytes(sum(weight.bytes for weight in model.file.weights))
+    beside = f", adapters {', '.join(spec.adapters)}" if spec.adapters else ""
     mixed = f" with {spec.experts.count} experts each" if spec.experts else ""
     return (
         f"{spec.family}, {show_count(spec.n_layers, 'layer')} of {spec.hidden_size}{mixed}, "
-        f"{weights} of {spec.weight_dtype} weights, {spec.kv_dtype} KV, context {spec.max_context}"
+        f"{weights} of {spec.weight_dtype} weights, {spec.kv_dtype} KV, "
+        f"context {spec.max_context}{beside}"
     )
 
 

@@ -358,6 +358,8 @@ def _plan_facts(plan: ServicePlan) -> dict[str, str]:
 
 def _show_heads(spec: ModelSpec) -> str:
     """Return the heads of a model's layers, and how many layers have K and V of their own."""
+    if spec.latent:
+        return f"{spec.n_heads} query heads over one vector of {spec.head_dim} values"
     shapes = spec.head_shapes
     heads = " or ".join(f"{kv} KV heads of {size}" for _, kv, size in shapes)
     own = spec.n_layers - spec.shared_kv

@@ -7,7 +7,7 @@ fields. Out: a function that typer reads, with one option for each parameter and
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from copy import copy
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
@@ -17,6 +17,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 import typer
 
 from dovetail.cli.report import read_duration
+from dovetail.errors import SpecError
 
 
 def declare_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -182,6 +183,34 @@ class SearchFlags:
         return {"database": found.pop("db"), **found}
 
 
+def read_named(flag: str, given: Iterable[str]) -> dict[str, str]:
+    """Return directories by name, from NAME=DIRECTORY each."""
+    named: dict[str, str] = {}
+    for text in given:
+        name, equals, path = text.partition("=")
+        if not (name and equals and path) or name in named:
+            raise SpecError(f"{flag} {text}: write NAME=DIRECTORY, each name once")
+        named[name] = path
+    return named
+
+
+def adapter_options(given: Iterable[str]) -> dict[str, object]:
+    """Return the option of a compile that has adapters, which may be those of the hub."""
+    from dovetail.compiler.hub import find_adapters
+
+    found = find_adapters(read_named("--adapter", given))
+    texts = tuple(f"{name}={path.absolute()}" for name, path in found.items())
+    return {"adapter": texts} if texts else {}
+
+
+Adapters = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=DIRECTORY",
+        help="LoRA adapter (or its hub id) that requests ask for by NAME, beside the model's own "
+        "weights; repeatable.",
+    ),
+]
 ArtifactDirectory = Annotated[Path, typer.Argument(help="An artifact directory.")]
 ArtifactOrModel = Annotated[
     str, typer.Argument(help="An artifact, a model directory, a GGUF file, or a hub id.")

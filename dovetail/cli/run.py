@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from dovetail.cli.options import ArtifactOrModel, AsJson, CompileFlags, EngineFlags, Indexes, Trust
+from dovetail.cli.options import (
+    ArtifactOrModel,
+    AsJson,
+    CompileFlags,
+    EngineFlags,
+    Indexes,
+    Trust,
+    adapter_options,
+)
 from dovetail.cli.report import print_json, tell
 from dovetail.errors import SpecError
 
@@ -97,6 +105,11 @@ def run_command(
         list[str] | None, "Input of the workflow; NAME=TEXT if it has several; repeatable."
     ] = None,
     index: Indexes = None,
+    adapter: Annotated[
+        str | None,
+        "LoRA adapter that answers: NAME in the artifact, or NAME=DIRECTORY to compile beside the "
+        "model.",
+    ] = None,
     max_tokens: Annotated[
         int | None,
         f"Maximum tokens to generate; default: all that fit, {RAW_TOKENS} for plain text.",
@@ -130,7 +143,9 @@ def run_command(
     SamplingParams.make({**named, "max_tokens": most})  # before a model is fetched and compiled
     EngineOptions(**vars(engine))
     graph = None if workflow is None else _read_graph(workflow, stored=is_artifact(Path(model)))
-    artifact = find_artifact(model, compiling.chosen())
+    name, beside, _ = (adapter or "").partition("=")
+    options = compiling.chosen() | (adapter_options([adapter]) if adapter and beside else {})
+    artifact = find_artifact(model, options)
     with load(artifact, check_weights=check_weights, trust=trust, **vars(engine)) as app:
         if workflow is not None:
             if graph is not None and workflow not in (one.name for one in app.artifact.workflows):
@@ -147,7 +162,7 @@ def run_command(
         file = next((part.file for part in app.artifact.models.values()), None)
         of_model = advised(file.generation) if file else {}
         chosen = choose_sampling(of_model, named, talks=talks and chats)
-        asker = Asker(app, chats, system, {**chosen, "max_tokens": most})
+        asker = Asker(app, chats, system, {**chosen, "max_tokens": most, "adapter": name})
         _answer(asker, None if talks else prompts, json=json)
 
 

@@ -21,7 +21,15 @@ import typer
 import yaml  # type: ignore[import-untyped]
 
 from dovetail import __version__
-from dovetail.cli.options import EngineFlags, Indexes, WeightFlags, Workflows, flag_of
+from dovetail.cli.options import (
+    Adapters,
+    EngineFlags,
+    Indexes,
+    WeightFlags,
+    Workflows,
+    adapter_options,
+    flag_of,
+)
 from dovetail.cli.report import Terminated
 from dovetail.errors import SpecError
 
@@ -83,6 +91,7 @@ class ModelFlags:
     served_model_name: Annotated[
         list[str] | None, "Names of the models in the API, in order; repeatable."
     ] = None
+    adapter: Adapters = None
     workflow: Workflows = None
     index: Indexes = None
     nprobe: Annotated[int | None, "Clusters that a search of an index scans."] = None
@@ -202,7 +211,9 @@ def serve_command(
     EngineOptions(**vars(engine), kv_blocks=kv_blocks)  # before a model is fetched and compiled
     check_address(settings)
     _log_to_stderr()
-    options = weights.chosen()
+    if served.adapter and len(models) > 1:
+        raise SpecError("--adapter is for one model; compile each model with its own adapters")
+    options = weights.chosen() | adapter_options(served.adapter or ())
     if engine.max_model_len is not None:
         options["max_context"] = engine.max_model_len
     given = served.served_model_name or []

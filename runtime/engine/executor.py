@@ -25,6 +25,7 @@ from dovetail.runtime.machine.shared_memory import SharedMemory
 from dovetail.runtime.native.adapt import adapt_service, deal_cpus
 from dovetail.runtime.native.forward import (
     ForwardModel,
+    arena_bytes,
     find_tape,
     kv_block_bytes,
     shared_kv_bytes,
@@ -84,7 +85,7 @@ class CpuExecutor:
         tokens, sequences = bounds.step_tokens, bounds.sequences
         shared = self.service.prefill_processes not in (0, self.service.processes)
         copies = 1 if shared else max(1, self.service.processes // self.spec.n_kv_heads)
-        arenas = forward.arena_bytes + sample.arena_bytes
+        arenas = arena_bytes(part) + sample.arena_bytes
         need = MemoryNeed(
             weights=0 if own_logits else part.chunks.total_bytes,
             block=kv_block_bytes(self.spec) * copies,  # of a KV head

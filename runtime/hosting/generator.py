@@ -238,13 +238,15 @@ class Generator:
         path: Path,
         context: int,
         folder: Path,
+        adapters: Sequence[str] = (),
     ) -> None:
         """`path`: the artifact, for errors. `context`: tokens that a request may have.
 
-        folder: where the model's chat template is.
+        folder: where the model's chat template is. adapters: names that requests may ask for.
         """
         self.host, self.tokenizer, self.context = host, tokenizer, context
         self._folder = folder
+        self.adapters = adapters
         self.forms = Forms()
         self._path = path
 
@@ -277,6 +279,9 @@ class Generator:
         """
         params = SamplingParams.make(options)
         params = self._read_form(self._read_words(params))
+        if params.adapter and params.adapter not in self.adapters:
+            known = ", ".join(self.adapters) or "none"
+            raise RequestError(f"there is no adapter {params.adapter!r}; the artifact has {known}")
         if single and params.n != 1:
             raise RequestError(f"a stream or a job has one completion; n must be 1, not {params.n}")
         check_priority(priority)

@@ -10,6 +10,7 @@ from pathlib import Path
 from msgspec import json
 
 from dovetail.ir.errors import DeviceError, DovetailError, RequestError, SpecError
+from dovetail.ir.model import ModelSpec
 from dovetail.runtime.artifact import Artifact, ModelPart, open_artifact
 from dovetail.runtime.engine.draft_model import add_draft_model
 from dovetail.runtime.engine.engine import Engine
@@ -59,8 +60,7 @@ def _open(
         )
 
         try:
-            if part.file.spec.recurrent:
-                raise DeviceError("layers without keys run on the CPU alone; use device cpu")
+            _refuse_device(part.file.spec)
             return open_on_device(artifact, part, hardware, options, board)
         except DeviceError as error:
             if not options.spare_cpu:
@@ -79,6 +79,17 @@ def _open(
     return engine
 
 
+def _refuse_device(spec: ModelSpec) -> None:
+    """Raise DeviceError for a model with parts that devices have no operators of."""
+    kinds = {
+        "layers without keys": spec.recurrent,
+        "latent attention": spec.latent,
+        "adapters beside a model": spec.adapters,
+    }
+    if kind := next((kind for kind, there in kinds.items() if there), None):
+        raise DeviceError(f"models with {kind} run on the CPU alone; use device cpu")
+
+
 def _open_file(engine: Engine, artifact: Artifact, options: EngineOptions, path: Path) -> None:
     """Keep KV of an engine in a file, too, where it is all in this process."""
     executor = engine.executor
@@ -89,7 +100,8 @@ def _open_file(engine: Engine, artifact: Artifact, options: EngineOptions, path:
     if engine.spec.recurrent:
         raise RequestError("kv_file keeps no states of layers without keys; load without it")
     kept = json.encode([artifact.manifest, options.deterministic, options.activations])
-    layers = (layer for pool in "kv" for layer in executor.model.kv.layers(pool))
+    pools = "kv"[: engine.spec.pools]
+    layers = (layer for pool in pools for layer in executor.model.kv.layers(pool))
     blocks = KvBlocks(tuple(layer.reshape(executor.blocks, -1) for layer in layers))
     pool = engine.scheduler.pool
     pool.file = KvFile(path, sha256(kept).hexdigest(), blocks, options.kv_file_bytes)

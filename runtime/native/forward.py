@@ -19,7 +19,7 @@ from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.errors import ArtifactError
 from dovetail.ir.model import KV_BLOCK, ModelSpec
 from dovetail.ir.schedule import SCHEDULE_VALUES, Row, ScheduleTable
-from dovetail.ir.tape import WHOLE, Tape
+from dovetail.ir.tape import ADAPTED, ADAPTER_ARGS, WHOLE, Tape
 from dovetail.runtime.artifact import Artifact, ModelPart, Part
 from dovetail.runtime.machine.abi import COLLECTIVES
 from dovetail.runtime.machine.library import KernelLibrary
@@ -125,13 +125,16 @@ class ForwardModel:
         home = self.parts[plan.phases[-1]]  # decode says where memory lies
         self.spec, self.shard = home.spec, home.shard
         self._place_weights(home.tape, plan)
-        arena = allocate(home.tape.arena_bytes)
+        arena = allocate(max(home.tape.arena_bytes, arena_bytes(part)))
         place_pages(arena, plan.nodes)
         self.kv = self._take_kv(plan, shared)
         state = self._part.file.spec.state_bytes
         self.states = allocate(plan.state_slots * state).reshape(plan.state_slots, state)
         operands = Operands(self.weights, arena, self.kv, self.states)
         self.tapes = {p: self.bind(self.parts[p].tape, operands, p) for p in plan.phases}
+        adapted = self._part.tapes.get(ADAPTED)
+        self.adapted = {p: self.bind(adapted, operands, p) for p in plan.phases if adapted}
+        """The same for steps that have rows of adapters."""
         self._group_args: dict[str, dict[str, int]] = {phase: {} for phase in plan.phases}
 
     def _cut(self, plan: RankPlan, ranks: int) -> PhasePart:
@@ -158,7 +161,7 @@ class ForwardModel:
         spec, unit = self._part.file.spec, pool_unit(self._part.file.spec, plan)
         if not unit or shared is None:
             starts = layer_starts(self.spec, plan.kv_blocks)
-            keys, values = (allocate(starts[-1]) for _ in "kv")
+            keys, values = (allocate(starts[-1] * (n < spec.pools)) for n in range(2))
             own = slice(None)
         else:
             part = replace(spec, n_kv_heads=unit)
@@ -233,7 +236,8 @@ class ForwardModel:
 
         usable: PUs that this worker has now, None = those of its plan.
         """
-        self.tapes[phase].run(self.team, {**args, **self._group_args[phase]}, usable=usable)
+        tapes = self.adapted if ADAPTER_ARGS[0] in args else self.tapes
+        tapes[phase].run(self.team, {**args, **self._group_args[phase]}, usable=usable)
 
     def close(self) -> None:
         """End the threads."""
@@ -258,6 +262,12 @@ def find_tape(part: Part, name: str) -> Tape:
     return part.tapes[name]
 
 
+def arena_bytes(part: ModelPart) -> int:
+    """Return the bytes of buffers of a step of one process."""
+    tapes = (part.tapes.get(name) for name in ("forward", ADAPTED))
+    return max((tape.arena_bytes for tape in tapes if tape), default=0)
+
+
 def pool_unit(spec: ModelSpec, plan: RankPlan) -> int:
     """Return the KV heads in a unit of the pools that all ranks share; 0 = each has its own."""
     if plan.prefill_ranks in (0, plan.ranks):
@@ -278,7 +288,7 @@ def layer_block_bytes(spec: ModelSpec, layer: int) -> int:
 
 def kv_block_bytes(spec: ModelSpec) -> int:
     """Return the bytes of one block of K and V in all layers."""
-    return 2 * sum(layer_block_bytes(spec, layer) for layer in range(spec.n_layers))
+    return spec.pools * sum(layer_block_bytes(spec, layer) for layer in range(spec.n_layers))
 
 
 def layer_starts(spec: ModelSpec, blocks: int, units: int = 1) -> tuple[int, ...]:

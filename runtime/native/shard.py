@@ -59,6 +59,8 @@ def split_model(spec: ModelSpec, rank: int, ranks: int) -> Shard:
     Raises:
         SpecError: heads, panels or ranks do not go into one another.
     """
+    if spec.adapters and ranks > 1:
+        raise SpecError("a model with adapters beside it runs in one process; use one process")
     if spec.uneven and ranks > 1:
         raise SpecError("layers that differ cannot be shared by processes; use one process")
     group = spec.n_heads // spec.n_kv_heads

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail.ir.model import KV_BLOCK, ModelSpec
-from dovetail.ir.tape import OUT_ARGS, STATE_ARGS
+from dovetail.ir.tape import ADAPTER_ARGS, OUT_ARGS, STATE_ARGS
 from dovetail.runtime.schedule.kv_pool import blocks_for
 from dovetail.runtime.schedule.plan import Batch, PrefillChunk
 from dovetail.runtime.schedule.request import Request
@@ -55,6 +55,7 @@ class StepShape:
     longest_decode: int
     outputs: tuple[Request, ...]
     scored: tuple[tuple[Request, range], ...] = ()
+    adapted: bool = False  # some rows are of adapters
 
     @property
     def n_out(self) -> int:
@@ -94,12 +95,14 @@ class StepBuffers:
         self._cells: dict[str, Any] = {name: memoryview(array) for name, array in buffers.items()}
         """For single numbers, which a memoryview takes faster than numpy does."""
         self.vocab_size = spec.vocab_size
+        self._adapters = {name: number for number, name in enumerate(spec.adapters, 1)}
         addresses = {name: int(a.ctypes.data) for name, a in self.arrays.items()}
         stride = {"logits_stride": self.arrays["logits"].shape[1]}
         tables = {"table_stride": self.arrays["block_tables"].shape[1]}
         given = (*_FORWARD_ARRAYS, *(n for n in (*OUT_ARGS, *STATE_ARGS) if n in addresses))
         self.addresses = {name: addresses[name] for name in given} | tables | stride
         """The forward tape's arguments that are the same in every step."""
+        self._whose = {name: addresses[name] for name in ADAPTER_ARGS if name in addresses}
         self._sample = {name: addresses[name] for name in _SAMPLE_ARRAYS} | stride
         self._sampled: tuple[Request, ...] = ()  # whose parameters lie in the arrays
         self._again: set[int] = set()  # outputs that were drawn again
@@ -133,15 +136,18 @@ class StepBuffers:
                 outputs.append(request)
         prefill_tokens = row
         decodes = [requests[number] for number in (*batch.gpu_decode, *batch.cpu_decode)]
+        if self._adapters:  # rows of one are computed together where they are neighbours
+            decodes.sort(key=lambda request: request.params.adapter)
         decoders, longest = self._put_decodes(decodes, table, sequence, row, len(outputs))
         outputs += decodes
+        count = len(outputs) + len(score_rows)
         if slot is not None and "state_slots" in self._cells:
             numbers = (*(c.request for c in batch.prefill), *(r.id for r in decodes))
             self.arrays["state_slots"][: len(numbers)] = [*map(slot, numbers)]
         if score_rows:
-            self.arrays["out_rows"][len(outputs) : len(outputs) + len(score_rows)] = score_rows
+            self.arrays["out_rows"][len(outputs) : count] = score_rows
         if "out_tables" in self.arrays:
-            self._put_outputs(len(outputs) + len(score_rows), sequence, row)
+            self._put_outputs(count, sequence, row)
         return StepShape(
             n_tokens=row + len(decodes),
             n_prefill=len(batch.prefill),
@@ -151,6 +157,8 @@ class StepBuffers:
             longest_decode=longest,
             outputs=tuple(outputs),
             scored=tuple(scored),
+            adapted=bool(self._adapters)
+            and self._put_adapters([requests[c.request] for c in batch.prefill], decodes, count),
         )
 
     def _put(
@@ -215,10 +223,28 @@ class StepBuffers:
         width = blocks_for(int(positions.max(initial=0)) + 1)
         arrays["out_tables"][:count, :width] = arrays["block_tables"][sequences, :width]
 
+    def _put_adapters(
+        self, prompts: Sequence[Request], decodes: Sequence[Request], count: int
+    ) -> bool:
+        """Write whose rows are whose adapter's, of `count` outputs, too; return whether any are."""
+        of_prompts, of_decodes = (
+            [self._adapters.get(request.params.adapter, 0) for request in requests]
+            for requests in (prompts, decodes)
+        )
+        if not any(of_prompts) and not any(of_decodes):
+            return False
+        lengths = np.diff(self.arrays["seq_starts"][: len(prompts) + 1])
+        rows = [*np.repeat(of_prompts, lengths), *of_decodes]
+        whose, outputs = (self.arrays[name] for name in ADAPTER_ARGS)
+        whose[: len(rows)] = rows
+        outputs[:count] = whose[self.arrays["out_rows"][:count]]
+        return True
+
     def forward_args(self, shape: StepShape, kv_splits: int) -> dict[str, int]:
         """Return the forward tape's arguments for a filled step."""
         return {
             **self.addresses,
+            **(self._whose if shape.adapted else {}),
             "n_tokens": shape.n_tokens,
             "n_prefill": shape.n_prefill,
             "n_decode": shape.n_decode,
@@ -297,8 +323,11 @@ def _shapes(spec: ModelSpec, tokens: int, rows: int) -> dict[str, _Shape]:
     single = (np.int32, (rows,))
     more = dict(zip(OUT_ARGS, (single, single, tables), strict=True)) if spec.shared_kv else {}
     states: dict[str, _Shape] = dict.fromkeys(STATE_ARGS, single) if spec.recurrent else {}
+    whose = ((np.int32, (tokens,)), single)
+    adapters = dict(zip(ADAPTER_ARGS, whose, strict=True)) if spec.adapters else {}
     return {
         **more,
+        **adapters,
         **states,
         "token_ids": (np.int32, (tokens,)),
         "positions": (np.int32, (tokens,)),

@@ -29,6 +29,7 @@ class _Table:
 
     blocks: array[int] = field(default_factory=lambda: array("i"))
     hashes: list[bytes] = field(default_factory=list)
+    adapter: str = ""
 
 
 def blocks_for(tokens: int) -> int:
@@ -36,13 +37,14 @@ def blocks_for(tokens: int) -> int:
     return -(-tokens // KV_BLOCK)
 
 
-def hash_blocks(tokens: Sequence[int]) -> list[bytes]:
+def hash_blocks(tokens: Sequence[int], adapter: str = "") -> list[bytes]:
     """Return the hashes of the full blocks of `tokens` that may be shared.
 
-    The last token is never shared: its row must be computed to give logits.
+    The last token is never shared: its row must be computed to give logits. adapter: whose KV it
+    is, which no other shares.
     """
     digests: list[bytes] = []
-    previous = b""
+    previous = _begin(adapter)
     for i in range(max(0, len(tokens) - 1) // KV_BLOCK):
         previous = _chain(previous, tokens[i * KV_BLOCK : (i + 1) * KV_BLOCK])
         digests.append(previous)
@@ -96,16 +98,17 @@ class KvPool:
         """Return the hashes of the published blocks of `sequence` (not to be changed)."""
         return self._tables[sequence].hashes
 
-    def open(self, sequence: Hashable, hashes: Sequence[bytes] = ()) -> int:
+    def open(self, sequence: Hashable, hashes: Sequence[bytes] = (), adapter: str = "") -> int:
         """Start `sequence`; return how many of its tokens lie in blocks it now shares.
 
-        `hashes` are those of its first blocks: of `hash_blocks`, or of another pool.
+        `hashes` are those of its first blocks: of `hash_blocks`, or of another pool. adapter: as of
+        `hash_blocks`.
         """
         assert sequence not in self._tables, "the sequence is open already"
         if self.states is not None:
             hashes = hashes[: self._restorable(hashes, self.states)]
             self.states.open(sequence, hashes[-1] if hashes else None)
-        table = self._tables[sequence] = _Table()
+        table = self._tables[sequence] = _Table(adapter=adapter)
         for digest in hashes:
             block = self._block_of.get(digest)
             if block is None and (block := self._fetch(digest)) is None:
@@ -137,7 +140,7 @@ class KvPool:
         table = self._tables[sequence]
         while (len(table.hashes) + 1) * KV_BLOCK <= stored:
             i = len(table.hashes)
-            previous = table.hashes[-1] if i else b""
+            previous = table.hashes[-1] if i else _begin(table.adapter)
             digest = _chain(previous, tokens[i * KV_BLOCK : (i + 1) * KV_BLOCK])
             table.hashes.append(digest)
             if digest not in self._block_of:
@@ -225,6 +228,11 @@ class KvPool:
         digest = self._hash_of.pop(block, None)
         if digest is not None:
             del self._block_of[digest]
+
+
+def _begin(adapter: str) -> bytes:
+    """Return what the first block of a sequence follows."""
+    return _chain(adapter.encode(), ()) if adapter else b""
 
 
 def _chain(previous: bytes, tokens: Sequence[int]) -> bytes:

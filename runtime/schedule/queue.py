@@ -247,10 +247,10 @@ class RequestQueues:
         if blocks_for(len(request.tokens)) > pool.n_blocks or not pool.has_room:
             return False
         if request.hashes is None:
-            request.hashes = hash_blocks(request.tokens)
+            request.hashes = hash_blocks(request.tokens, request.params.adapter)
         unscored = request.unscored  # rows that others computed give no logits here
         sharable = unscored.start // KV_BLOCK if unscored else None
-        shared = pool.open(request.id, request.hashes[:sharable])
+        shared = pool.open(request.id, request.hashes[:sharable], request.params.adapter)
         if pool.missing(request.id, len(request.tokens)) > pool.free_blocks - spare:
             pool.close(request.id)
             return False
@@ -283,7 +283,8 @@ class RequestQueues:
         source, pool = self.pools[request.home], self.pools[target]
         stored = blocks_for(request.computed)
         blocks = source.table(request.id)[:stored]
-        shared = pool.open(request.id, source.hashes(request.id)) // KV_BLOCK
+        adapter = request.params.adapter
+        shared = pool.open(request.id, source.hashes(request.id), adapter) // KV_BLOCK
         pool.grow(request.id, len(request.tokens))
         pool.publish(request.id, request.tokens, request.computed)
         taken = pool.table(request.id)[:stored]

@@ -45,6 +45,7 @@ class SamplingParams:
     Special tokens are no part of the text, but with `skip_special_tokens` false.
     `structured_outputs` says what form the answer must have; it then ends where that does, whatever
     `min_tokens` and `ignore_eos` say.
+    `adapter` is the one whose answer it is, by its name in the artifact; "" = the model's own.
     """
 
     max_tokens: int = 16
@@ -71,6 +72,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     structured_outputs: StructuredOutputs | None = None
     grammar: str = ""  # made of `structured_outputs` by who has a tokenizer
+    adapter: str = ""
 
     @staticmethod
     def make(options: Mapping[str, object]) -> SamplingParams:
@@ -166,6 +168,12 @@ def _allowed(name: str, value: object) -> tuple[int, ...]:
     return found
 
 
+def _adapter(name: str, value: object) -> str:
+    if value is not None and not isinstance(value, str):
+        raise _wrong(name, value, "the name of an adapter")
+    return value or ""
+
+
 def _words(name: str, value: object) -> tuple[str, ...]:
     found = _listed(name, value)
     if not all(isinstance(item, str) and item.strip() for item in found):
@@ -212,6 +220,7 @@ _CHECKS: dict[str, Callable[[str, object], object]] = {
     "skip_special_tokens": _flag,
     "structured_outputs": read_structured,
     "schema": read_schema,
+    "adapter": _adapter,
 }
 
 

@@ -190,7 +190,12 @@ def read_request(
     return Asked(
         model=model,
         prompts=prompts,
-        options={**model.sampling, **named, "max_tokens": max_tokens},
+        options={
+            **model.sampling,
+            **named,
+            "max_tokens": max_tokens,
+            "adapter": model.adapter,
+        },
         n=body.n or 1,
         priority=body.priority or 0,
         id=new_id(kind),

@@ -331,7 +331,7 @@ class ServerMetrics(Collector):
             labels = (*LABELS, *one.labels)
             family = one.kind(f"{self._prefix}:{name}", one.text, labels=labels)
             for model in self._models:
-                if model.only:  # its app stands under an id of its own: told once
+                if not model.whole:  # its app stands under an id of its own: told once
                     continue
                 found = one.read(model)
                 by_label = found.items() if isinstance(found, Mapping) else [((), found)]

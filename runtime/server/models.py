@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
-from dovetail.ir.errors import LengthError, RequestError
+from dovetail.ir.errors import LengthError, RequestError, SpecError
 from dovetail.ir.model import ModelFile
 from dovetail.ir.options import advised
 from dovetail.runtime.app import App
@@ -36,13 +36,21 @@ SAID: dict[Skill, str] = {
 class ServedModel:
     """One artifact under its id. An artifact may hold a model that generates, and encoders.
 
-    only: the encoder that this id stands for, where it is not all of the artifact.
+    only: the encoder that this id stands for, where it is not all of the artifact. adapter: the one
+    that answers; parent: the id of the model that it belongs to.
     """
 
     id: str
     app: App
     only: str | None = None
+    adapter: str | None = None
+    parent: str | None = None
     created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def whole(self) -> bool:
+        """Whether this id stands for all of the artifact."""
+        return self.only is None and self.adapter is None
 
     @cached_property
     def file(self) -> ModelFile | None:
@@ -74,6 +82,8 @@ class ServedModel:
     def skills(self) -> frozenset[Skill]:
         """What the model can be asked for; vectors rank documents, too."""
         found: set[Skill] = {"generate"} if self.file else set()
+        if self.adapter:
+            return frozenset(found)
         if self.encoder:
             found |= {"embed", "rerank"}
         if self.ranker:
@@ -169,7 +179,8 @@ class ServedModel:
 class Models:
     """The served models in order; the first one that can is the default.
 
-    Each encoder of an artifact with several has an id of its own too, `artifact/encoder`.
+    Each encoder of an artifact with several has an id of its own too, `artifact/encoder`, and each
+    adapter its name.
     """
 
     def __init__(self, models: Sequence[ServedModel]) -> None:
@@ -180,13 +191,18 @@ class Models:
                 for name in encoders:
                     one = replace(model, id=f"{model.id}/{name}", only=name)
                     self._by_id.setdefault(one.id, one)
+            for name in model.file.spec.adapters if model.file else ():
+                if name in self._by_id:
+                    said = f"an adapter of {model.id!r} has the name of another model, {name!r}"
+                    raise SpecError(f"{said}; give that one a --served-model-name")
+                self._by_id[name] = replace(model, id=name, adapter=name, parent=model.id)
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._by_id.values())
 
     def exchange(self, name: str, app: App) -> Models:
         """Return these models with another app behind the id `name`."""
-        whole = [model for model in self if model.only is None]
+        whole = [model for model in self if model.whole]
         return Models([replace(m, app=app) if m.id == name else m for m in whole])
 
     def take(self, others: Models) -> None:
@@ -224,5 +240,5 @@ class Models:
     def close(self) -> None:
         """Close all apps; an app may stand under several ids."""
         for model in self:
-            if model.only is None:
+            if model.whole:
                 model.app.close()

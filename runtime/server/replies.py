@@ -275,8 +275,8 @@ class RunReply(msgspec.Struct, frozen=True, kw_only=True):
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """A served model or workflow; `max_model_len` is its context in tokens.
 
-    capabilities: of `chat`, `generate`, `embed`, `rerank` and `workflow` those that it has. inputs:
-    of a workflow. answers: its nodes whose text is the answer.
+    capabilities: of `chat`, `generate`, `embed`, `rerank` and `workflow` those that it has. parent:
+    of an adapter, the model. inputs: of a workflow. answers: its nodes whose text is the answer.
     """
 
     id: str
@@ -285,6 +285,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     owned_by: str
     max_model_len: int
     capabilities: list[str]
+    parent: str | UnsetType = UNSET
     inputs: list[str] | UnsetType = UNSET
     answers: list[str] | UnsetType = UNSET
 

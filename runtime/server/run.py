@@ -46,10 +46,11 @@ def open_models(artifacts: Mapping[str, Path], load: Callable[[Path], App]) -> M
         for name, path in artifacts.items():
             opened.append(ServedModel(name, load(path)))
             opened[-1].read_texts()
+        return Models(opened)
     except BaseException:
-        Models(opened).close()
+        for model in opened:
+            model.app.close()
         raise
-    return Models(opened)
 
 
 def check_address(settings: ServeSettings) -> None:

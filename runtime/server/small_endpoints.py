@@ -107,6 +107,7 @@ def _card(served: ServedModel | ServedWorkflow) -> ModelCard:
         "max_model_len": served.context,
     }
     if isinstance(served, ServedModel):
+        shared["parent"] = served.parent or msgspec.UNSET
         return ModelCard(owned_by="dovetail", capabilities=served.capabilities, **shared)
     return ModelCard(
         owned_by="workflow",

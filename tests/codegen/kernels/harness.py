@@ -96,7 +96,10 @@ def vtanh_probe(n: i64, x: ptr[f32], out: ptr[f32], tid: thread, nth: thread):
 """
 """Kernels that show the @inline functions of math_f32 and gelu one by one."""
 DTYPES = {"W": ("f32", "bf16"), "KV": ("f32", "bf16", "f16"), "METRIC": ("l2", "ip")}
-ACTIVATIONS = {"activate_rows": ("tanh", "gelu", "gelu_tanh"), "gate_rows": ("gelu_tanh", "silu")}
+ACTIVATIONS = {
+    "activate_rows": ("tanh", "gelu", "gelu_tanh"),
+    **dict.fromkeys(("gate_rows", "gate_pairs"), ("gelu_tanh", "silu")),
+}
 WIDE = HeadShape(512, 1)
 QUANTISED = tuple(name for name in FORMATS if is_quantised(name))
 DISTINCT = {n: t for n, t in FLOAT_TARGETS.items() if not t.rounds_rows}

@@ -192,3 +192,15 @@ def test_a_beginning_outlasts_its_ends_though_two_stored_it_at_once() -> None:
     pool.close("c")
     assert pool.open("d", hash_blocks(tails["a"])) == 16
     check_integrity(pool)
+
+
+@pytest.mark.parametrize("name", ["a", "a" * 16, "é"])
+def test_kv_of_an_adapter_is_shared_by_its_own_sequences_alone(name: str) -> None:
+    tokens, pool = list(range(40)), KvPool(30, keep=True)
+    for shared in (0, 32):
+        for adapter in ("", name, name + "b"):
+            assert pool.open(0, hash_blocks(tokens, adapter), adapter) == shared
+            pool.grow(0, 40)
+            pool.publish(0, tokens, 40)
+            pool.close(0)
+    check_integrity(pool)

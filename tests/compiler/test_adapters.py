@@ -1,0 +1,158 @@
+"""Adapters that are packed beside a model: their rows against numpy, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from dovetail.compiler.adapters import RANKS, A, B, read_adapters
+from dovetail.compiler.model_source import open_model
+from dovetail.compiler.model_spec import read_model_spec
+from dovetail.errors import SpecError
+from dovetail.ir.model import ModelSpec
+from tests.adapters import save_adapter
+from tests.encoders import save_encoder
+from tests.models import save_model
+
+MODULE = "model.layers.1.self_attn.k_proj"
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("base") / "model", "llama")
+
+
+def read(base: Path, **adapters: Path) -> dict[str, np.ndarray]:
+    source = open_model(base)
+    return read_adapters(adapters, source, spec_of(base))
+
+
+def spec_of(base: Path) -> ModelSpec:
+    return read_model_spec(base, weight_dtype="f32")
+
+
+def rows(found: dict[str, np.ndarray], weight: str, part: int, adapter: int) -> np.ndarray:
+    """Return the whole sum that an adapter adds to a part, of at most 16 k columns."""
+    a, b, ranks = (found[f"{weight}.{side}{part}"] for side in (A, B, RANKS))
+    count, rank = len(ranks), int(ranks[adapter, 0])
+    room = len(a) // count
+    first = a.reshape(count, room, -1)[adapter]
+    second = b.reshape(count, -1, room, 16)[adapter].transpose(0, 2, 1).reshape(-1, room)
+    assert not first[rank:].any() and not second[:, rank:].any()
+    return second @ first
+
+
+def exact(folder: Path, module: str, scale: float) -> np.ndarray:
+    tensors = load_file(folder / "adapter_model.safetensors")
+    a, b = (tensors[f"base_model.model.{module}.lora_{part}.weight"] for part in "AB")
+    return scale * (b @ a)
+
+
+@pytest.mark.parametrize(
+    ("options", "scale"),
+    [
+        ({}, 2.0),
+        ({"use_rslora": True, "lora_alpha": 3}, 3 / np.sqrt(3)),
+        ({"alpha_pattern": {"k_proj": 9.0, "q_proj": 1.0}}, 3.0),
+        ({"rank_pattern": {"k_proj": 3}, "r": 64}, 2.0),
+    ],
+)
+def test_pairs_of_several_ranks(
+    base: Path, tmp_path: Path, options: dict[str, Any], scale: float
+) -> None:
+    one = save_adapter(tmp_path / "one", base, 3, **options)
+    two = save_adapter(tmp_path / "two", base, 5, takes=lambda name: name == MODULE)
+    found = read(base, one=one, two=two)
+    k = found[f"layers.1.qkv.{RANKS}1"]
+    assert k.ravel().tolist() == [3, 5]
+    np.testing.assert_allclose(
+        rows(found, "layers.1.qkv", 1, 0)[:32], exact(one, MODULE, scale), rtol=1e-5, atol=1e-6
+    )
+    np.testing.assert_allclose(rows(found, "layers.1.qkv", 1, 1)[:32], exact(two, MODULE, 2.0))
+    assert not rows(found, "layers.0.down", 0, 1).any(), "the other changes nothing there"
+
+
+def test_weights_that_no_adapter_changes_have_none(base: Path, tmp_path: Path) -> None:
+    found = read(base, a=save_adapter(tmp_path / "a", base, 2, takes=lambda n: n == MODULE))
+    assert [*found] == [f"layers.1.qkv.{side}1" for side in (A, B, RANKS)]
+
+
+def test_the_halves_of_a_fused_pair_have_pairs_of_their_own(tmp_path: Path) -> None:
+    base = save_model(tmp_path / "model", "phi3")
+    folder = save_adapter(tmp_path / "a", base, 2)
+    found = read(base, a=folder)
+    whole = exact(folder, "model.layers.0.mlp.gate_up_proj", 2.0)
+    for part, half in enumerate(np.split(whole, 2)):
+        np.testing.assert_allclose(rows(found, "layers.0.gate_up", part, 0)[:120], half)
+
+
+def spoil(folder: Path, **tensors: np.ndarray) -> Path:
+    """Add tensors, or leave one out, of an adapter."""
+    path = folder / "adapter_model.safetensors"
+    found = load_file(path) | {f"base_model.model.{n}": v for n, v in tensors.items()}
+    save_file({n: v for n, v in found.items() if v.size}, path)
+    return folder
+
+
+ONES = np.ones((64, 4), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "said"),
+    [
+        ({f"{MODULE}.lora_magnitude_vector": ONES[0]}, "no low-rank sum.* compile this adapter al"),
+        ({"model.norm.weight": ONES[:, 0].copy()}, "no low-rank sum for a linear layer"),
+        ({"model.embed_tokens.lora_embedding_A": ONES}, "no low-rank sum for a linear layer"),
+        ({"lm_head.lora_A.weight": ONES.T.copy()}, "dovetail compile .*/a$"),
+        ({"model.layers.9.mlp.up_proj.lora_A.weight": ONES}, "which .* does not have"),
+        ({f"{MODULE}.lora_A.weight": np.zeros(0, np.float32)}, "do not fit together"),
+        ({f"{MODULE}.lora_A.weight": np.full((4, 64), np.nan, np.float32)}, "NaN or infinite"),
+        ({f"{MODULE}.lora_A.weight": np.ones((4, 63), np.float32)}, r"has shape \[32, 63\]"),
+    ],
+)
+def test_other_kinds_are_compiled_alone(
+    base: Path, tmp_path: Path, tensors: dict[str, np.ndarray], said: str
+) -> None:
+    folder = spoil(save_adapter(tmp_path / "a", base, 4), **tensors)
+    with pytest.raises(SpecError, match=said):
+        read(base, a=folder)
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "qwen3_5", "lfm2"])
+def test_layers_of_other_kinds_are_refused(family: str, tmp_path: Path) -> None:
+    base = save_model(tmp_path / "model", family)
+    with pytest.raises(SpecError, match="need a dense model with attention in all layers"):
+        read(base, a=save_adapter(tmp_path / "a", base, 2))
+
+
+def test_names_and_folders_are_checked(base: Path, tmp_path: Path) -> None:
+    import dovetail
+
+    with pytest.raises(SpecError, match="is no folder of an adapter"):
+        read(base, a=tmp_path)
+    folder = save_adapter(tmp_path / "a", base, 2)
+    with pytest.raises(SpecError, match="cannot be called 'a b'"):
+        read(base, **{"a b": folder})
+    save_encoder(tmp_path / "encoder", "bert")
+    with pytest.raises(SpecError, match="adapters serve models that generate"):
+        dovetail.compile(
+            tmp_path / "encoder", output=tmp_path / "x.dove", adapters={"a": folder}, effort="none"
+        )
+
+
+def test_the_cache_knows_adapters(base: Path, tmp_path: Path) -> None:
+    from dovetail.cli.model_cache import _key
+
+    folder = save_adapter(tmp_path / "a", base, 2)
+    options = {"adapter": (f"x={folder}",)}
+    before = _key(base, options)
+    assert before not in (_key(base, {}), _key(base, {"adapter": (f"y={folder}",)}))
+    (folder / "adapter_config.json").write_text(
+        json.dumps(json.loads((folder / "adapter_config.json").read_text()) | {"lora_alpha": 99})
+    )
+    assert _key(base, options) != before

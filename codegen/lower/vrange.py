@@ -10,8 +10,7 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 
 from dovetail.codegen.lower.fold import combine
-from dovetail.codegen.lower.names import Names
-from dovetail.codegen.lower.rebuild import rebuild_body
+from dovetail.codegen.lower.names import Names, rebuild_body
 from dovetail.ir.errors import ScheduleError
 from dovetail.ir.expr import Binary, Call, Expr, Int, Name
 from dovetail.ir.high import scopes

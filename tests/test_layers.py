@@ -60,12 +60,12 @@ ROOMS = (  # of the runtime, and its flat files: each imports only what stands b
 CORE = ("native", "schedule", "engine", "accel", "child", "group")
 """Rooms that are thin: who reads how a token is made reads these."""
 LINES = {
-    "dovetail": 7_520,
+    "dovetail": 7_470,
     "compiler": 20_310,
-    "codegen": 18_490,
+    "codegen": 18_460,
     "topology": 4_030,
     "ir": 10_580,
-    "runtime": 41_070,
+    "runtime": 40_830,
     "runtime/machine": 1_230,
     "runtime/schedule": 4_050,
     "runtime/child": 900,
@@ -79,8 +79,8 @@ LINES = {
     "runtime/hosting": 1_770,
     "runtime/retrieval": 1_650,
     "runtime/flows": 5_410,
-    "runtime/server": 4_980,
-    "runtime/sim": 1_300,
+    "runtime/server": 4_950,
+    "runtime/sim": 1_090,
 }
 """Most lines of source in each folder and room: what grows beyond has to say why, here."""
 SOURCE = (".py", ".dk", ".j2", ".c", ".h", ".cuh", ".lark")

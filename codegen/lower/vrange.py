@@ -16,7 +16,7 @@ from dovetail.ir.expr import Binary, Call, Expr, Int, Name
 from dovetail.ir.high import scopes
 from dovetail.ir.high.nodes import Assign, For, If, Stmt
 from dovetail.ir.high.ops import OPS
-from dovetail.ir.rewrite import rewrite_node
+from dovetail.ir.node import rewrite_node
 
 
 def split_vranges(body: scopes.Body, lanes: int, names: Names) -> scopes.Body:

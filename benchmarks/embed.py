@@ -30,11 +30,11 @@ from dovetail.runtime.sim.capacity import (
     measure_artifact,
     serve_devices,
 )
-from dovetail.runtime.sim.pairs import LENGTH, PAIRS, SLOS, core_rows, length_rows, table_rows
 from dovetail.topology.hardware import read_hardware
 from embed_load import manager_overhead, overload
 from embed_models import MODELS
 from embed_throughput import summarize_throughput, throughput_rows
+from published_pairs import LENGTH, PAIRS, SLOS, core_rows, length_rows, table_rows
 
 PARTS = ("throughput", "table3", "published", "overhead", "device", "device-load", "curves")
 NEEDS = dict.fromkeys(("device", "device-load", "curves"), "artifact") | {"throughput": "models"}

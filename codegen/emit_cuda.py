@@ -16,7 +16,7 @@ from dovetail.ir.expr import ArrayType, Call, Int, Name, NamedType
 from dovetail.ir.low.nodes import Declare, ExprStmt, Function
 from dovetail.ir.low.print import print_low
 from dovetail.ir.low.types import size_of
-from dovetail.ir.rewrite import rewrite_node
+from dovetail.ir.node import rewrite_node
 
 SHARED_BYTES = 48 << 10
 """Shared memory a block may declare, on every GPU."""

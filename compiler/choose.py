@@ -50,8 +50,7 @@ from dovetail.compiler.search.policy import (
     Policy,
     SearchTask,
 )
-from dovetail.compiler.search.recall import Known, Recall, case_key, known_candidates
-from dovetail.compiler.search.rules import Rules
+from dovetail.compiler.search.rules import Known, Recall, Rules, case_key, known_candidates
 from dovetail.compiler.search.tables import EFFORTS, Effort, search_tables
 from dovetail.compiler.tables import default_tables, unique_tables
 from dovetail.ir.schedule import ScheduleTable

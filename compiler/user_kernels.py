@@ -16,7 +16,7 @@ from dovetail.codegen.catalog import KernelRequest, kernel_request
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.library import LibrarySpec
 from dovetail.codegen.lift.unroll import unroll_kernel, unroll_unit
-from dovetail.codegen.lower.pointers import written_pointers
+from dovetail.codegen.lower.select import written_pointers
 from dovetail.codegen.user_file import (
     Around,
     is_high,

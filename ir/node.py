@@ -1,13 +1,13 @@
-"""The base of all IR nodes: frozen dataclasses that know their children.
+"""The base of all IR nodes, frozen dataclasses that know their children; how trees are rewritten.
 
 `span` never takes part in equality, so a re-parsed print equals the tree it was printed from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 from dovetail.ir.diagnostics import NO_SPAN, Span
 
@@ -88,3 +88,28 @@ def _map_value(value: Any, change: Callable[[Node], Any]) -> Any:
         else:
             out.append(new)
     return tuple(out) if changed else value
+
+
+# ---- the one rewrite engine: a rule maps a node to its replacement ----
+
+Replacement: TypeAlias = Node | tuple[Node, ...] | None
+"""`None` = unchanged; `()` or a tuple = delete or splice, where the parent holds a tuple."""
+Rule: TypeAlias = Callable[[Any], Replacement]
+
+
+def rewrite(root: Node, rules: Sequence[tuple[type[Node], Rule]]) -> Node | tuple[Node, ...]:
+    """Apply `rules` bottom-up, once per node; the first rule of its type that changes it wins."""
+    rebuilt = root.map_children(lambda child: rewrite(child, rules))
+    for kind, rule in rules:
+        if isinstance(rebuilt, kind):
+            result = rule(rebuilt)
+            if result is not None:
+                return result
+    return rebuilt
+
+
+def rewrite_node(root: Node, rules: Sequence[tuple[type[Node], Rule]]) -> Node:
+    """Apply `rules` where the root must stay a single node."""
+    result = rewrite(root, rules)
+    assert isinstance(result, Node), "a rule deleted or spliced the root"
+    return result

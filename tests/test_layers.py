@@ -60,15 +60,15 @@ ROOMS = (  # of the runtime, and its flat files: each imports only what stands b
 CORE = ("native", "schedule", "engine", "accel", "child", "group")
 """Rooms that are thin: who reads how a token is made reads these."""
 LINES = {
-    "dovetail": 7_600,
+    "dovetail": 7_540,
     "compiler": 21_520,
-    "codegen": 18_840,
+    "codegen": 18_810,
     "topology": 4_030,
-    "ir": 10_690,
-    "runtime": 41_180,
+    "ir": 10_680,
+    "runtime": 40_920,
     "runtime/machine": 1_230,
     "runtime/schedule": 4_070,
-    "runtime/child": 900,
+    "runtime/child": 890,
     "runtime/text": 4_050,
     "runtime/native": 2_760,
     "runtime/group": 560,
@@ -78,9 +78,9 @@ LINES = {
     "runtime/accel": 4_930,
     "runtime/hosting": 1_780,
     "runtime/retrieval": 1_650,
-    "runtime/flows": 5_410,
-    "runtime/server": 5_000,
-    "runtime/sim": 1_300,
+    "runtime/flows": 5_400,
+    "runtime/server": 4_970,
+    "runtime/sim": 1_090,
 }
 """Most lines of source in each folder and room: what grows beyond has to say why, here."""
 SOURCE = (".py", ".dk", ".j2", ".c", ".h", ".cuh", ".lark")

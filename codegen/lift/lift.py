@@ -34,7 +34,7 @@ from dovetail.ir.low.parse import Pieces
 from dovetail.ir.low.preprocess import TUNE
 from dovetail.ir.low.types import constant, is_integer, vector
 from dovetail.ir.low.verify import verify_low
-from dovetail.ir.rewrite import rewrite_node
+from dovetail.ir.node import rewrite_node
 
 MATH_MODULE = "math_f32"
 MATH_FUNCTIONS = ("vexp", "vsigmoid", "vsilu")

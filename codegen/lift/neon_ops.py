@@ -26,8 +26,7 @@ from dovetail.codegen.lift.lanes import (
     saturate,
     wide,
 )
-from dovetail.codegen.lift.neon_moves import MOVES
-from dovetail.codegen.lift.neon_shape import ELEMENTS, NAME, Shape, scalar_type, vec
+from dovetail.codegen.lift.neon_moves import ELEMENTS, MOVES, NAME, Shape, scalar_type, vec
 from dovetail.codegen.lift.types import SIZES, VOID, WORKS_IN, refuse
 from dovetail.codegen.lift.x86_lanes import round_lanes
 from dovetail.ir.expr import Expr, Float

@@ -21,7 +21,7 @@ from dovetail.ir.high import nodes as high
 from dovetail.ir.high.rules import is_pointer
 from dovetail.ir.low import nodes as low
 from dovetail.ir.low.types import constant
-from dovetail.ir.rewrite import rewrite_node
+from dovetail.ir.node import rewrite_node
 
 Body = tuple[high.Stmt, ...]
 

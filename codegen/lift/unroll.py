@@ -15,8 +15,7 @@ from dovetail.codegen.lift.types import Names
 from dovetail.ir.expr import Binary, Call, Expr, Index, Int, Name
 from dovetail.ir.high import nodes as high
 from dovetail.ir.high.scopes import all_statements, defined_names, map_bodies
-from dovetail.ir.node import Node
-from dovetail.ir.rewrite import rewrite_node
+from dovetail.ir.node import Node, rewrite_node
 
 UNROLL = "UNROLL"
 CHOICES = (1, 2, 4, 8)

@@ -19,8 +19,7 @@ from dovetail.codegen.lift.unroll import names_of
 from dovetail.ir.expr import Binary, Call, Expr, Index, Int, Name
 from dovetail.ir.high import nodes as high
 from dovetail.ir.high.scopes import Body, all_statements, defined_name, map_bodies
-from dovetail.ir.node import Node
-from dovetail.ir.rewrite import rewrite_node
+from dovetail.ir.node import Node, rewrite_node
 
 WIDTHS = (4, 8, 16)
 """Lanes of the groups that C has; the last fill a vector of every CPU."""

@@ -13,8 +13,7 @@ from typing import Any
 from dovetail.codegen.lift.emit import NOTHING, Address, cast, num, op, pick, zero_of
 from dovetail.codegen.lift.lanes import Handler, Made, Register, integer_at, less, saturate
 from dovetail.codegen.lift.types import INT, SIZES
-from dovetail.codegen.lift.x86_lanes import padded_register
-from dovetail.codegen.lift.x86_shape import Shape, vec
+from dovetail.codegen.lift.x86_lanes import Shape, padded_register, vec
 from dovetail.ir.expr import Expr, NamedType
 
 Source = Callable[[int, int, int], tuple[int, int]]

@@ -23,8 +23,7 @@ from dovetail.codegen.lift.lanes import (
     wide,
 )
 from dovetail.codegen.lift.types import INT, SIZES, refuse
-from dovetail.codegen.lift.x86_lanes import Lane, bits_of, compared, shifted
-from dovetail.codegen.lift.x86_shape import Shape
+from dovetail.codegen.lift.x86_lanes import Lane, Shape, bits_of, compared, shifted
 from dovetail.ir.expr import Expr, Float, NamedType
 
 DOWN = num(1)

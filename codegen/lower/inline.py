@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dovetail.codegen.lower.fold import fold_type
-from dovetail.codegen.lower.names import Names
-from dovetail.codegen.lower.rebuild import rebuild_body
+from dovetail.codegen.lower.names import Names, rebuild_body
 from dovetail.ir import expr as ex
 from dovetail.ir.errors import ScheduleError
 from dovetail.ir.high import nodes as high

@@ -10,8 +10,7 @@ from dovetail.codegen.lower.dead import drop_dead
 from dovetail.codegen.lower.fold import fold_type
 from dovetail.codegen.lower.helpers import collect_helpers
 from dovetail.codegen.lower.inline import expand_calls
-from dovetail.codegen.lower.names import Names
-from dovetail.codegen.lower.rebuild import new_name, rebuild_body
+from dovetail.codegen.lower.names import Names, new_name, rebuild_body
 from dovetail.codegen.lower.select import select
 from dovetail.codegen.lower.tiles import expand_tiles
 from dovetail.codegen.lower.unroll import unroll_body

@@ -9,11 +9,11 @@ from typing import Any
 
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.lower.names import Names
-from dovetail.codegen.lower.pointers import written_pointers
 from dovetail.codegen.lower.select_expr import ExprSelector, fit
 from dovetail.ir import expr as ex
-from dovetail.ir.expr import ArrayType, Expr, Int, Name, NamedType
+from dovetail.ir.expr import ArrayType, Call, Cast, Expr, Index, Int, Name, NamedType, Ternary
 from dovetail.ir.high import nodes as high
+from dovetail.ir.high.nodes import Assign, ExprStmt, Stmt
 from dovetail.ir.high.print import print_high
 from dovetail.ir.high.rules import is_pointer, settled
 from dovetail.ir.high.scopes import Body, all_statements, defined_name, defined_names, find_homes
@@ -217,3 +217,52 @@ _STATEMENTS: dict[type[Node], Callable[[_Selector, Any], list[low.Stmt]]] = {
     high.Break: lambda selector, stmt: [low.Break()],
     high.Continue: lambda selector, stmt: [low.Continue()],
 }
+
+
+STORES = (
+    "vstore",
+    "vstore_i32",
+    "vstore_i8",
+    "store",
+    "vreduce_add4",
+    "vreduce_add16",
+    "tile_dots",
+)
+
+
+def written_pointers(body: Body) -> set[str]:
+    """Return the variables through which, or through pointers made from them, memory is written."""
+    sources: dict[str, set[str]] = {}
+    written: set[str] = set()
+    for stmt in all_statements(body):
+        written |= _stored(stmt)
+        if isinstance(stmt, Assign) and isinstance(stmt.target, Name):
+            sources.setdefault(stmt.target.id, set()).update(_roots(stmt.value))
+    waiting = list(written)
+    while waiting:
+        for root in sources.get(waiting.pop(), set()) - written:
+            written.add(root)
+            waiting.append(root)
+    return written
+
+
+def _stored(stmt: Stmt) -> set[str]:
+    if isinstance(stmt, Assign) and isinstance(stmt.target, Index):
+        return _roots(stmt.target.base)
+    if isinstance(stmt, ExprStmt) and isinstance(stmt.expr, Call) and stmt.expr.name in STORES:
+        return _roots(stmt.expr.args[0])
+    return set()
+
+
+def _roots(expr: Expr) -> set[str]:
+    """Return the names that may be the base of an address; indices of loads are no part of it."""
+    if isinstance(expr, Name):
+        return {expr.id}
+    if isinstance(expr, Call | Index):
+        return set()
+    if isinstance(expr, Ternary):
+        return _roots(expr.then) | _roots(expr.other)
+    if isinstance(expr, Cast):
+        return _roots(expr.operand)
+    parts = (child for child in expr.children() if isinstance(child, Expr))
+    return set().union(*(_roots(part) for part in parts))

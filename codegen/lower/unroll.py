@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dovetail.codegen.lower.fold import combine, fold, is_literal
-from dovetail.codegen.lower.names import Names
-from dovetail.codegen.lower.rebuild import rebuild
+from dovetail.codegen.lower.names import Names, rebuild
 from dovetail.ir.errors import ScheduleError
 from dovetail.ir.expr import Expr, Float, Int, Name, NamedType
 from dovetail.ir.high import scopes

@@ -10,14 +10,13 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 
 from dovetail.codegen.lower.fold import combine
-from dovetail.codegen.lower.names import Names
-from dovetail.codegen.lower.rebuild import rebuild_body
+from dovetail.codegen.lower.names import Names, rebuild_body
 from dovetail.ir.errors import ScheduleError
 from dovetail.ir.expr import Binary, Call, Expr, Int, Name
 from dovetail.ir.high import scopes
 from dovetail.ir.high.nodes import Assign, For, If, Stmt
 from dovetail.ir.high.ops import OPS
-from dovetail.ir.rewrite import rewrite_node
+from dovetail.ir.node import rewrite_node
 
 
 def split_vranges(body: scopes.Body, lanes: int, names: Names) -> scopes.Body:

@@ -29,7 +29,7 @@ from dovetail.cli.report import print_json, tell
 from dovetail.errors import SpecError
 
 if TYPE_CHECKING:
-    from dovetail.cli.asking import Asker
+    from dovetail.cli.talk import Asker
     from dovetail.ir.workflow import Workflow
     from dovetail.runtime.app import App
     from dovetail.runtime.hosting.generator import Prompt
@@ -123,8 +123,8 @@ def run_command(
     json: AsJson = False,
 ) -> None:
     """Ask a model: one prompt streams, several run as a batch; without any, chat on a terminal."""
-    from dovetail.cli.asking import Asker
     from dovetail.cli.model_cache import find_artifact, is_artifact
+    from dovetail.cli.talk import Asker
     from dovetail.ir.options import advised
     from dovetail.loading import load
     from dovetail.runtime.engine.options import EngineOptions
@@ -178,8 +178,7 @@ def choose_sampling(
 
 def _answer(asker: Asker, prompts: list[Prompt] | None, *, json: bool) -> None:
     """Print the answers to prompts; None: talk on the terminal."""
-    from dovetail.cli.asking import show_ids
-    from dovetail.cli.talk import show, talk
+    from dovetail.cli.talk import show, show_ids, talk
 
     if prompts is None:
         talk(asker)

@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from dovetail.cli.model_cache import TuningJob
     from dovetail.ir.workflow import Workflow
     from dovetail.runtime.app import App
+    from dovetail.runtime.server.context import ServeSettings
     from dovetail.runtime.server.models import Models
     from dovetail.runtime.server.served_workflow import ServedWorkflow
-    from dovetail.runtime.server.settings import ServeSettings
 
 ENV = "DOVETAIL_SERVE"
 """Before the names of environment variables."""
@@ -154,7 +154,7 @@ class HttpFlags:
 
     def settings(self) -> ServeSettings:
         """Return the settings of a server; SpecError for what cannot be meant."""
-        from dovetail.runtime.server.settings import ServeSettings
+        from dovetail.runtime.server.context import ServeSettings
 
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
             raise SpecError("TLS needs both --ssl-keyfile and --ssl-certfile")
@@ -253,7 +253,7 @@ class Served:
         flags: ModelFlags,
     ) -> None:
         """Raises as `add_workflows`."""
-        from dovetail.runtime.server.traffic import Traffic
+        from dovetail.runtime.server.context import Traffic
 
         self.models, self.flags = models, flags
         self._graphs, self._load_one = graphs, load_one

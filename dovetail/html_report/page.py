@@ -26,9 +26,14 @@ from dovetail.cli.inspection import Inspection, Section, memory_rows, read_secti
 from dovetail.cli.report import facts_table, make_table, show_bytes, writing
 from dovetail.errors import SpecError
 from dovetail.html_report.charts import Axis, Series, draw_bar, draw_lines
-from dovetail.html_report.history import best_so_far, history_table
 from dovetail.html_report.pictures import Picture, plan_pictures, workflow_pictures
-from dovetail.html_report.products import ProductCurve, product_curves, read_records
+from dovetail.html_report.products import (
+    ProductCurve,
+    best_so_far,
+    history_table,
+    product_curves,
+    read_records,
+)
 from dovetail.html_report.what_if import Situation, plan_variants, read_trace
 from dovetail.ir.files import write_whole
 from dovetail.ir.tuning import TuningRecord

@@ -6,19 +6,30 @@ the times that were measured, with the limit that the plan's figures of the mach
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
+
+from rich.table import Table
 
 from dovetail.cli.inspection import Inspection, ModelInspection, flops_of
-from dovetail.cli.report import show_count
+from dovetail.cli.report import make_table, show_count
 from dovetail.compiler.gain import row_at
 from dovetail.compiler.schedules import GemmOp, gemm_ops
 from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.schedule import ScheduleTable
-from dovetail.ir.tuning import OK, LineFaultError, Reference, TuningRecord, decode_record
+from dovetail.ir.tuning import (
+    OK,
+    STATUSES,
+    LineFaultError,
+    Reference,
+    TuningRecord,
+    WorkKey,
+    decode_record,
+)
 from dovetail.runtime.native.tape import pick_tables
 from dovetail.topology.parameters import MachineParameters
 
@@ -138,3 +149,59 @@ def _limit(
     )
     arithmetic = flops_of(table, m) / (table.threads * figures.core_flops.value)
     return max(arithmetic, op.weight_bytes / bandwidth)
+
+
+# ---- what was tried before they were chosen ----
+
+
+STEPS = 200
+"""Points of the curve at most."""
+
+
+def history_table(records: Sequence[TuningRecord]) -> Table:
+    """Return trials by product: how they ended, what they cost, the best of them."""
+    works: dict[WorkKey, list[TuningRecord]] = defaultdict(list)
+    for record in records:
+        works[record.work].append(record)
+    rows = []
+    for work, found in works.items():
+        ends = Counter(record.status for record in found)
+        shape = " ".join(f"{name}={size}" for name, size in work.shape)
+        rows.append(
+            (
+                f"{work.kind} {shape} {work.dtype}",
+                str(work.threads),
+                str(len(found)),
+                *(str(ends[status]) for status in STATUSES),
+                f"{sum(record.cost for record in found):.2f}",
+                f"{max(map(_gain, found)):.2f}x",
+                f"{max(record.when for record in found):%Y-%m-%d %H:%M}",
+            )
+        )
+    ends_of = (f">{status}" for status in STATUSES)
+    columns = ("work", ">threads", ">trials", *ends_of, ">seconds", ">best", "last")
+    return make_table("trials by work; best: of one M, over the default schedule", columns, rows)
+
+
+def best_so_far(records: Sequence[TuningRecord]) -> list[tuple[float, float]]:
+    """Return (seconds spent, mean over products and M of default time / best time so far)."""
+    best: dict[object, float] = {
+        (record.work, record.shape.get("m")): 1.0 for record in records if record.status == OK
+    }
+    spent, curve = 0.0, [(0.0, 1.0)]
+    every = max(1, len(records) // STEPS)
+    for number, record in enumerate(sorted(records, key=lambda r: r.when)):
+        spent += record.cost
+        if record.status == OK:
+            key = record.work, record.shape.get("m")
+            best[key] = max(best[key], _gain(record))
+        if number % every == 0 or number == len(records) - 1:
+            curve.append((spent, fmean(best.values()) if best else 1.0))
+    return curve
+
+
+def _gain(record: TuningRecord) -> float:
+    """Return the reference's time / the trial's, which were timed in turns."""
+    if record.status != OK or record.reference is None or not record.seconds:
+        return 0.0
+    return record.reference.seconds / record.seconds

@@ -2,12 +2,17 @@
 
 In: readings of a worker, taken now and then, and the time. Out: words once it has work and ended no
 part of it for too long. A thread of the worker that beats would beat on while its work stands
-still, so that only what the work itself counts is looked at.
+still, so that only what the work itself counts is looked at: `Progress`, in memory that a process
+shares, to be read also when the process is stopped or never gives up the interpreter.
 """
 
 from __future__ import annotations
 
+import mmap
 from dataclasses import dataclass
+from typing import Any
+
+from dovetail.runtime.machine.shared_memory import SharedMemory
 
 PATIENCE = 5.0
 """Seconds without progress that are never too long."""
@@ -62,3 +67,33 @@ class Watch:
         if self.stood <= bound:
             return ""
         return f"hung: it had work, and ended no step within {bound:.3g} s"
+
+
+TURNS, PREDICTED = 0, 1
+"""Their places, 8 bytes each: single writes that no reader sees half of."""
+
+
+class Progress:
+    """Written by the thread that steps, and by who gives it work; any readers."""
+
+    def __init__(self, memory: SharedMemory | None = None) -> None:
+        """`memory`: a page of another process, by its descriptor."""
+        self.memory = memory or SharedMemory.create(mmap.PAGESIZE)
+        numbers: Any = self.memory.bytes
+        self._cells = memoryview(numbers).cast("d")
+
+    def begin(self, predicted: float) -> None:
+        """Note that a step begins that should take so many seconds."""
+        self._cells[PREDICTED] = predicted
+
+    def end(self, predicted: float = 0.0) -> None:
+        """Note that a step has ended, or that there was nothing to do.
+
+        predicted: seconds of what goes on without a step.
+        """
+        self._cells[TURNS] += 1.0
+        self._cells[PREDICTED] = predicted
+
+    def read(self, *, busy: bool) -> Reading:
+        """Return what a watcher looks at."""
+        return Reading(busy, self._cells[TURNS], self._cells[PREDICTED])

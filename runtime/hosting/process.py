@@ -19,9 +19,8 @@ from dovetail.ir.artifact import ServicePlan
 from dovetail.ir.errors import DeviceError, DovetailError, RequestError
 from dovetail.runtime.child.child import Child
 from dovetail.runtime.child.framing import pack_value
-from dovetail.runtime.child.progress import Progress
 from dovetail.runtime.child.supervisor import Supervisor
-from dovetail.runtime.child.watch import PATIENCE, Reading
+from dovetail.runtime.child.watch import PATIENCE, Progress, Reading
 from dovetail.runtime.engine.options import EngineOptions
 from dovetail.runtime.hosting.wire import (
     Ask,

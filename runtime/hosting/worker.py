@@ -21,7 +21,7 @@ from dovetail.ir.model import KV_BLOCK
 from dovetail.runtime.artifact import open_artifact
 from dovetail.runtime.child.errors import ErrorText
 from dovetail.runtime.child.framing import Channel
-from dovetail.runtime.child.progress import Progress
+from dovetail.runtime.child.watch import Progress
 from dovetail.runtime.child.worker import read_beside
 from dovetail.runtime.engine.engine import DeviceWaits, Engine
 from dovetail.runtime.engine.step_watch import FIRST, STEP_TOKENS, StepWatch

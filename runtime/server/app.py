@@ -29,15 +29,14 @@ from dovetail.runtime.server.chat import chat
 from dovetail.runtime.server.completions import completions
 from dovetail.runtime.server.context import ServerContext
 from dovetail.runtime.server.edge import JsonReply
-from dovetail.runtime.server.embeddings_inference import embed, info, rerank_texts
 from dovetail.runtime.server.errors import BLOCK_PATH, ApiError, ClientGone
 from dovetail.runtime.server.generation import new_id
 from dovetail.runtime.server.items import BlockReply, InputTokens, ResponsesReply
 from dovetail.runtime.server.messages import count_tokens, messages
 from dovetail.runtime.server.openapi import Endpoint, make_document
-from dovetail.runtime.server.pages import page_routes
 from dovetail.runtime.server.responses import responses
-from dovetail.runtime.server.vectors import embeddings, rerank
+from dovetail.runtime.server.small_endpoints import page_routes
+from dovetail.runtime.server.vectors import embed, embeddings, info, rerank, rerank_texts
 from dovetail.runtime.server.workflows import run_workflow
 
 Handler: TypeAlias = Callable[[ServerContext, Request], Awaitable[Response]]

@@ -21,13 +21,11 @@ import uvicorn
 from dovetail.ir.errors import SpecError
 from dovetail.runtime.app import App
 from dovetail.runtime.server.app import make_app
-from dovetail.runtime.server.context import ServerContext
+from dovetail.runtime.server.context import ServerContext, ServeSettings, Traffic
 from dovetail.runtime.server.models import Models, ServedModel
 from dovetail.runtime.server.protocol import BoundedProtocol
 from dovetail.runtime.server.served_workflow import ServedWorkflow
-from dovetail.runtime.server.settings import ServeSettings
 from dovetail.runtime.server.timeline import recording
-from dovetail.runtime.server.traffic import Traffic
 
 YOUNG_OBJECTS = 20_000
 """New objects after which garbage is collected. Python's own 700 come with each few requests, whose

@@ -17,7 +17,12 @@ import msgspec
 from dovetail.ir.errors import SpecError
 from dovetail.runtime.artifact import open_artifact
 from dovetail.runtime.embed.depths import decide_depths, fixed_manager
-from dovetail.runtime.embed.devices import EmbeddingPlan, choose_accelerators, detect_devices
+from dovetail.runtime.embed.devices import (
+    DevicePlan,
+    EmbeddingPlan,
+    choose_accelerators,
+    detect_devices,
+)
 from dovetail.runtime.embed.encoder import artifact_source, find_encoder
 from dovetail.runtime.embed.fit import Calibrator, Stress, Trial, stress_depths
 from dovetail.runtime.embed.line import FittedLine, Line, fit_line
@@ -25,9 +30,9 @@ from dovetail.runtime.embed.open import make_sample, start_accelerators
 from dovetail.runtime.embed.process import ProcessInstance
 from dovetail.runtime.embed.service import EmbeddingService, Models, Observer
 from dovetail.runtime.machine.devices import AUTO, TORCH_CPU
-from dovetail.runtime.sim.pairs import CPU, NPU, cost_saving, pair_plan
 from dovetail.topology.hardware import read_hardware
 
+NPU, CPU = "npu", "cpu"
 NO_ACCELERATOR = "none: the CPU alone"
 TRIALS = 8
 """Of a stress test in turns: all runs near its end count, so its bounds need not meet."""
@@ -229,3 +234,14 @@ def reach(found: Stress, name: str, line: Line, slo: float) -> int:
 def _error(predicted: int, tested: int) -> float:
     off = abs(predicted - tested)
     return off / max(tested, 1) if off > 1 else 0.0
+
+
+def pair_plan(*names: str) -> EmbeddingPlan:
+    """Return an accelerator and a CPU, or the devices of these names."""
+    devices = tuple(DevicePlan(name, name) for name in names or (NPU, CPU))
+    return EmbeddingPlan(devices, len(devices) > 1)
+
+
+def cost_saving(accelerators: int, cpu: int) -> float:
+    """Return the part of the deployment cost that the CPU saves at peaks (WindVE §III-B)."""
+    return cpu / (cpu + accelerators) if cpu else 0.0

@@ -26,7 +26,7 @@ from dovetail.cli.inspection import (
 from dovetail.cli.report import show_bytes
 from dovetail.compiler.pipeline import compile_model
 from dovetail.compiler.schedules import gemm_ops
-from dovetail.html_report.example_run import rewrite_request
+from dovetail.html_report.pictures import rewrite_request
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.plans import PairChoice
 from dovetail.ir.tuning import OK, TIMEOUT, HardwareKey, Reference, TuningRecord, encode_record

@@ -2,7 +2,7 @@
 
 from dovetail.ir.expr import Binary, Int, Name
 from dovetail.ir.low.nodes import Block, Break, ExprStmt
-from dovetail.ir.rewrite import rewrite, rewrite_node
+from dovetail.ir.node import rewrite, rewrite_node
 
 
 def add(left, right):

@@ -20,9 +20,8 @@ from dovetail.runtime.flows.control import messages
 from dovetail.runtime.flows.control.costs import Learned, StageCosts
 from dovetail.runtime.flows.control.prefixes import Opening, Prefixes
 from dovetail.runtime.flows.control.settings import WavefrontSettings
-from dovetail.runtime.flows.control.stage import Lot, NextStage, Takes
 from dovetail.runtime.flows.control.transformation import REGISTRY, check_transformations
-from dovetail.runtime.flows.control.work import Key, Reply, Search
+from dovetail.runtime.flows.control.work import Key, Lot, NextStage, Reply, Search, Takes
 from dovetail.runtime.flows.workflow_run import Call, WorkflowRun, search_after
 from dovetail.runtime.index.cursor import SearchHistory
 from dovetail.runtime.retrieval.budget import count_vectors, deal_rows, plan_sub_stage

@@ -21,9 +21,8 @@ from dovetail.ir.workflow import Generation
 from dovetail.runtime.flows.control import messages
 from dovetail.runtime.flows.control.front import REORDER, SPLIT, Front
 from dovetail.runtime.flows.control.settings import MEASURED
-from dovetail.runtime.flows.control.stage import Lot, NextStage, Takes
 from dovetail.runtime.flows.control.transformations import Prefetch
-from dovetail.runtime.flows.control.work import Reply, Search
+from dovetail.runtime.flows.control.work import Lot, NextStage, Reply, Search, Takes
 from dovetail.runtime.flows.prompts import pack_vector
 from dovetail.runtime.index.cursor import SearchHistory, begin_search
 from dovetail.runtime.retrieval.budget import count_vectors

@@ -18,14 +18,13 @@ from dovetail.ir.live_graph import COPY, READ, LiveGraph, LiveNode
 from dovetail.runtime.flows.control.costs import TINY, Guessed, Learned
 from dovetail.runtime.flows.control.front import REORDER, SPLIT, Front, Ticket
 from dovetail.runtime.flows.control.prefixes import Opening
-from dovetail.runtime.flows.control.stage import NextStage, Weighed
 from dovetail.runtime.flows.control.transformation import (
     REGISTRY,
     Transformation,
     register_transformation,
     unregister_transformation,
 )
-from dovetail.runtime.flows.control.work import Reply, Search
+from dovetail.runtime.flows.control.work import NextStage, Reply, Search, Weighed
 from dovetail.runtime.flows.prompts import prompts_after
 from dovetail.runtime.flows.workflow_run import Call
 from dovetail.runtime.index.cursor import reorder_probes

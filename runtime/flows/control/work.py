@@ -1,25 +1,27 @@
 """What a node of a live graph is about: a search of one request, or a reply to it.
 
 In: clusters and what scans of them found; text as it is written. Out: parts to scan, documents so
-far, a history.
+far, a history; searches of one index that are scanned together, on one device or two.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from dovetail.ir.graph import CPU, GPU, MERGE
 from dovetail.ir.live_graph import LiveGraph, LiveNode, State
-from dovetail.ir.transform import put, roll_back, use_scout
+from dovetail.ir.transform import put, roll_back, split_search, use_scout
 from dovetail.ir.workflow import Generation, Name, Retrieval
 from dovetail.runtime.flows.control.costs import Needed
-from dovetail.runtime.flows.control.messages import Source
+from dovetail.runtime.flows.control.messages import Device, Source
 from dovetail.runtime.flows.control.prefixes import Opening
 from dovetail.runtime.flows.prompts import pack_vector
 from dovetail.runtime.flows.workflow_run import Call
 from dovetail.runtime.index.cursor import Cursor, Hit, SearchHistory, reorder_probes, share_until
 from dovetail.runtime.index.scans import Part
+from dovetail.runtime.retrieval.hot import HotSet
 
 Key: TypeAlias = tuple[Name, int]
 """Node and round: which call of a request."""
@@ -237,3 +239,63 @@ class Reply:
         """Its last sub-stage that is over."""
         assert self.ended is not None, "nothing is written before a sub-stage is over"
         return self.ended
+
+
+Takes: TypeAlias = list[tuple[Search, tuple[int, ...]]]
+"""Parts of a scan: clusters of a search. One search may have several, on a thread each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lot:
+    """What is scanned together on one device. predicted: its seconds.
+
+    shared: seconds that this would be with no fixed part and all threads busy to the end.
+    """
+
+    device: Device
+    takes: Takes
+    predicted: float
+    shared: float = 0.0
+
+
+@dataclass(slots=True)
+class NextStage:
+    """Searches of one index whose nodes are scanned together next.
+
+    sizes: vectors of each cluster. settled: whether it has been shared out to devices.
+    """
+
+    searches: list[Search]
+    index: str | None
+    sizes: Sequence[int]
+    settled: bool = False
+
+    @property
+    def guesses(self) -> bool:
+        """Whether they are scouts."""
+        return self.searches[0].call is None
+
+    def cut(self, node: LiveNode, count: int) -> None:
+        """Have only so many clusters of a search scanned; with none it waits for a later one."""
+        search: Search = node.work
+        if not count:
+            self.searches.remove(search)
+        elif count < len(node.clusters):
+            split_search(search.graph, node, count)
+
+
+class Weighed(Sequence[int]):
+    """Sizes of clusters as a sub-stage feels them: those on the device take `weight` of the time.
+
+    Both devices work at once; counting their times together keeps each of them to the budget.
+    """
+
+    def __init__(self, sizes: Sequence[int], hot: HotSet, weight: float) -> None:
+        self._sizes, self._hot, self._weight = sizes, hot, weight
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def __getitem__(self, cluster: int) -> int:  # type: ignore[override]
+        size = self._sizes[cluster]
+        return round(size * self._weight) if self._hot.resident(cluster) else size

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from dovetail.compiler.recorder import Allowance, NoMachine, Recorder
 from dovetail.compiler.search.policy import DEFAULT, MEASURED, PREDICTED, Choice, SearchResult
-from dovetail.compiler.search.recall import Recall, known_candidates
+from dovetail.compiler.search.rules import Recall, known_candidates
 from dovetail.compiler.search.sandwich import Sandwich
 from dovetail.ir.tuning import RecordSet
 from tests.compiler.search.landscape import Landscape, task

@@ -8,8 +8,7 @@ import os
 
 import pytest
 
-from dovetail.runtime.child.progress import Progress
-from dovetail.runtime.child.watch import LOOKS, PATIENCE, SLACK, Reading, Watch
+from dovetail.runtime.child.watch import LOOKS, PATIENCE, SLACK, Progress, Reading, Watch
 from dovetail.runtime.engine.step_watch import FEW, FIRST, StepTimes, StepWork
 from dovetail.runtime.machine.shared_memory import SharedMemory
 from dovetail.runtime.schedule.plan import Batch, PrefillChunk, StepPlan

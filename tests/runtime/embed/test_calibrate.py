@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,9 +27,14 @@ from dovetail.runtime.embed.line import FittedLine, Line, Point
 from dovetail.runtime.embed.service import EmbeddingService
 from dovetail.runtime.native.encoder import Ids
 from dovetail.runtime.schedule.cost_tables import keep_profile, read_profile
-from dovetail.runtime.sim.pairs import PAIRS, pair_depths, pair_plan
+from dovetail.runtime.sim.capacity import pair_plan
+from tests.repository import ROOT
 from tests.runtime.embed.integrity import held
 from tests.runtime.embed.toy_encoders import Timed
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from published_pairs import PAIRS, pair_depths
 
 ONE = EmbeddingPlan((DevicePlan("npu", "npu"),), False)
 CLASSES = (75, 150)

@@ -12,8 +12,7 @@ import pytest
 
 from dovetail.runtime.artifact import open_artifact
 from dovetail.runtime.child.framing import Channel, pack_value
-from dovetail.runtime.child.progress import Progress
-from dovetail.runtime.child.watch import PATIENCE, Watch
+from dovetail.runtime.child.watch import PATIENCE, Progress, Watch
 from dovetail.runtime.engine.options import EngineOptions
 from dovetail.runtime.hosting.open_engine import open_engine
 from dovetail.runtime.hosting.wire import Ask, Drop, Order, Submit, Told

@@ -20,9 +20,8 @@ from starlette.types import Message
 
 from dovetail.runtime.app import App, load
 from dovetail.runtime.server.app import make_app
-from dovetail.runtime.server.context import ServerContext
+from dovetail.runtime.server.context import ServerContext, ServeSettings
 from dovetail.runtime.server.models import Models, ServedModel
-from dovetail.runtime.server.settings import ServeSettings
 from tests.dovetail.commands import dovetail
 from tests.runtime.schedule.integrity import check_integrity
 from tests.runtime.server.live import Live, http

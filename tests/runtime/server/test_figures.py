@@ -25,10 +25,9 @@ from dovetail.runtime.embed.service import EmbeddingService
 from dovetail.runtime.flows.service import FlowSettings
 from dovetail.runtime.schedule.plan import SchedulerSettings
 from dovetail.runtime.server.app import make_app
-from dovetail.runtime.server.context import ServerContext
+from dovetail.runtime.server.context import ServerContext, ServeSettings
 from dovetail.runtime.server.models import Models, ServedModel
 from dovetail.runtime.server.served_workflow import ServedWorkflow
-from dovetail.runtime.server.settings import ServeSettings
 from dovetail.runtime.server.timeline import ServerTimeline
 from dovetail.runtime.timeline import Timeline
 from tests.runtime.embed.test_service import LINE, Toy

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.runtime.server.pages import FOLDER
+from dovetail.runtime.server.small_endpoints import FOLDER
 from tests.runtime.server.live import Live, http, serving
 
 FILES = sorted(Path(str(FOLDER)).iterdir())

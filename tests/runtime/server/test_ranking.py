@@ -12,9 +12,8 @@ import pytest
 from dovetail.compiler.pipeline import compile_model
 from dovetail.runtime.app import App, load
 from dovetail.runtime.server.app import make_app
-from dovetail.runtime.server.context import ServerContext
+from dovetail.runtime.server.context import ServerContext, ServeSettings
 from dovetail.runtime.server.models import Models, ServedModel
-from dovetail.runtime.server.settings import ServeSettings
 from tests.rerankers import save_reranker
 from tests.runtime.server.live import Live, http
 

@@ -18,9 +18,9 @@ import msgspec
 import pytest
 
 from dovetail.ir.errors import SpecError
+from dovetail.runtime.server.context import ServeSettings
 from dovetail.runtime.server.models import Models
 from dovetail.runtime.server.run import serve
-from dovetail.runtime.server.settings import ServeSettings
 from dovetail.tiny_world import LLAMA
 from tests.caches import link_cache
 from tests.dovetail.commands import dovetail

@@ -16,10 +16,8 @@ from hypothesis import strategies as st
 from dovetail.ir.errors import RequestError
 from dovetail.runtime.app import load
 from dovetail.runtime.server.app import make_app
-from dovetail.runtime.server.context import ServerContext
+from dovetail.runtime.server.context import ServerContext, ServeSettings, Traffic
 from dovetail.runtime.server.models import Models, ServedModel
-from dovetail.runtime.server.settings import ServeSettings
-from dovetail.runtime.server.traffic import Traffic
 
 
 class Told:

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from dovetail.runtime.embed.fit import Calibrator, stress_depths
 from dovetail.runtime.embed.line import Line
-from dovetail.runtime.sim.capacity import measure_capacity, reach, stress_in_turns
-from dovetail.runtime.sim.pairs import pair_plan
+from dovetail.runtime.sim.capacity import measure_capacity, pair_plan, reach, stress_in_turns
 
 SLO = 1.0
 LINES = {"npu": Line(0.0016, 0.0), "cpu": Line(0.008, 0.0)}

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from dovetail.ir.errors import SpecError
-from dovetail.runtime.sim.pairs import (
+from dovetail.runtime.sim.capacity import cost_saving
+from tests.repository import ROOT
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from published_pairs import (
     PAIRS,
     core_rows,
-    cost_saving,
     find_pair,
     length_rows,
     pair_row,

@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from dovetail.ir.errors import CapacityError, SpecError
 from dovetail.runtime.embed.depths import Depths, decide_depths, make_manager
 from dovetail.runtime.embed.device_queue import EmbedQuery, QueryBatch, batch_seconds
-from dovetail.runtime.embed.devices import DevicePlan, EmbeddingPlan
 from dovetail.runtime.embed.line import FittedLine, Line, Point, fit_line
 from dovetail.runtime.embed.queue import QueueManager
+from dovetail.runtime.sim.capacity import CPU, NPU, cost_saving, pair_plan
 
-NPU, CPU = "npu", "cpu"
 LENGTH = 75
 """Tokens of a query in the paper's experiments."""
 LENGTH_POWER = 1.1
@@ -30,12 +29,6 @@ LENGTHS = (50, 75, 100, 150, 200, 300, 400, 500)
 CORES = (12, 24, 32, 36, 40, 44, 48)
 PROFILED = (1, 4, 8, 16)
 """Concurrencies at which the lines are sampled for the estimator."""
-SOURCES = (
-    "beta of each device: WindVE §V-B, Fig. 4",
-    "alpha of the accelerator: from its depths in Table III; of the CPU: by the ratios of §V-B",
-    "alpha over query length: assumed, a power of 1.1 (fits the depths at 500 tokens in Fig. 5)",
-    "alpha over cores: assumed, as 1/cores; the cliff below 44 cores in Fig. 6 is not explained",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,17 +101,6 @@ def find_pair(name: str) -> Pair:
     if name not in PAIRS:
         raise SpecError(f"unknown pair {name!r}; choose one of {', '.join(PAIRS)}")
     return PAIRS[name]
-
-
-def pair_plan(*names: str) -> EmbeddingPlan:
-    """Return the devices of a pair, or those of these names."""
-    devices = tuple(DevicePlan(name, name) for name in names or (NPU, CPU))
-    return EmbeddingPlan(devices, len(devices) > 1)
-
-
-def cost_saving(accelerators: int, cpu: int) -> float:
-    """Return the part of the deployment cost that the CPU saves at peaks (WindVE §III-B)."""
-    return cpu / (cpu + accelerators) if cpu else 0.0
 
 
 def pair_depths(pair: Pair, slo: float, length: int = LENGTH, cores: int | None = None) -> Depths:
@@ -214,13 +196,13 @@ def table_rows(pair: Pair) -> list[dict[str, object]]:
     return rows
 
 
-def length_rows(pair: Pair, lengths: Sequence[int] = LENGTHS) -> list[PairRow]:
+def length_rows(pair: Pair) -> list[PairRow]:
     """Return the curves of Fig. 5: depths over query length."""
-    return [pair_row(pair, slo, length) for slo in SLOS for length in lengths]
+    return [pair_row(pair, slo, length) for slo in SLOS for length in LENGTHS]
 
 
-def core_rows(pair: Pair, cores: Sequence[int] = CORES) -> list[PairRow]:
+def core_rows(pair: Pair) -> list[PairRow]:
     """Return the curves of Fig. 6: depths over CPU cores."""
     return [
-        pair_row(pair, slo, LENGTH, each) for slo in SLOS for each in cores if each <= pair.cores
+        pair_row(pair, slo, LENGTH, each) for slo in SLOS for each in CORES if each <= pair.cores
     ]

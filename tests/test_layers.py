@@ -62,7 +62,7 @@ CORE = ("native", "schedule", "engine", "accel", "child", "group")
 LINES = {
     "dovetail": 7_590,
     "compiler": 20_670,
-    "codegen": 18_630,
+    "codegen": 18_640,
     "topology": 4_030,
     "ir": 10_590,
     "runtime": 41_160,

@@ -5,7 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # what `make test-long` runs once per target of this CPU
 EACH_TARGET := tests/codegen/kernels tests/test_fidelity.py tests/compiler/test_pipeline.py
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# modules are compiled when they are imported: most never are, and all together take a minute
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 # the wheel of a C compiler, where there is none
 ZIG := $(if $(shell command -v gcc || command -v clang),,[zig])
 

@@ -20,7 +20,7 @@ from dovetail.ir.errors import SpecError
 from dovetail.ir.formats import FORMATS, is_quantised
 from dovetail.ir.high.nodes import Unit
 from dovetail.ir.high.parse import parse_high
-from dovetail.ir.model import ROWS, TURNED, ModelSpec
+from dovetail.ir.model import DELTA, GATES, ROWS, SCAN, TURNED, ModelSpec
 
 Binding = Mapping[str, int | str]
 
@@ -52,6 +52,7 @@ KERNELS: dict[str, str] = {
     "conv_rows": "recurrent",
     "gated_conv_rows": "recurrent",
     "delta_rows": "recurrent",
+    "scan_rows": "recurrent",
     "gated_norm": "recurrent",
     "sigmoid_rows": "recurrent",
     "gate_rows": "activation",
@@ -60,6 +61,7 @@ KERNELS: dict[str, str] = {
     "adapter_in": "adapters",
     "adapter_out": "adapters",
     "rope_store": "rope",
+    "latent_store": "rope",
     "prefill_attention": "attention_prefill",
     "decode_attention": "attention_decode",
     "decode_attention_merge": "attention_decode",
@@ -84,6 +86,7 @@ DTYPE_PARAMETER: dict[str, str] = {
     "embed": "W",
     "embed_packed": "W",
     "rope_store": "KV",
+    "latent_store": "KV",
     "prefill_attention": "KV",
     "decode_attention": "KV",
     "decode_attention_merge": "KV",
@@ -123,7 +126,7 @@ PROMPTS = ("prefill_attention", "decode_attention_rows")
 """Families of attention of prompts, and of decodes with its bits."""
 
 
-USUAL_HEAD, MOST_HEAD = 256, 512
+USUAL_HEAD, MOST_HEAD = 256, 576
 """The largest head_dim that attention of prompts has room for, and where there are larger ones."""
 FIXED_HEAD_DIMS = (64, 80, 96, 128, 256)
 """head_dims that decode attention is unrolled for, as its tunable HD says."""
@@ -287,9 +290,10 @@ def model_kernels(spec: Spec, target: Target) -> tuple[KernelRequest, ...]:
     used["cap_rows"] = bool(spec.logits_cap)
     used |= {f: spec.experts is not None for f, module in KERNELS.items() if module == "experts"}
     used["row_gate"] = spec.experts is not None and spec.experts.gated
-    used["norm_rows"] = spec.qk_norm and spec.qk_norm_of == ROWS
+    used["norm_rows"] = bool(spec.latent) or (spec.qk_norm and spec.qk_norm_of == ROWS)
     used["rmsnorm"] = not spec.layer_norm
     used |= dict.fromkeys(("gate_pairs", "adapter_in", "adapter_out"), bool(spec.adapters))
+    used |= {"rope_store": not spec.latent, "latent_store": bool(spec.latent)}
     used |= _recurrent_kernels(spec)
     more = {
         "rope_rows": spec.qk_norm and spec.qk_norm_of == TURNED,
@@ -322,10 +326,14 @@ def embed_kernels(spec: ModelSpec, target: Target) -> dict[str, KernelRequest]:
 
 def _recurrent_kernels(spec: ModelSpec) -> dict[str, bool]:
     """Return which kernels of recurrent layers a model needs."""
-    short = spec.recurrent is not None and not spec.recurrent.delta
-    delta = spec.recurrent is not None and spec.recurrent.delta
-    used = dict.fromkeys(("conv_rows", "delta_rows", "gated_norm"), delta)
-    return used | {"gated_conv_rows": short, "sigmoid_rows": spec.output_gate}
+    kernels = {
+        GATES: ("gated_conv_rows",),
+        DELTA: ("conv_rows", "delta_rows", "gated_norm"),
+        SCAN: ("conv_rows", "scan_rows", "gated_norm"),
+    }
+    needed = kernels[spec.recurrent.rule] if spec.recurrent else ()
+    used = {name: name in needed for names in kernels.values() for name in names}
+    return used | {"sigmoid_rows": spec.output_gate}
 
 
 def _encoder_kernels(spec: EncoderSpec, target: Target) -> tuple[KernelRequest, ...]:

@@ -81,6 +81,13 @@ EXTENTS: dict[str, dict[str, str]] = {
         "k_norm": "hd",
         "kv_slots": "T",
     },
+    "latent_store": {
+        "q": "rows(T, ldq, n_q * (plain + rot))",
+        "rows": "rows(T, ldr, (n_q + 1) * (rank + rot))",
+        "positions": "T",
+        "weights": "rank",
+        "kv_slots": "T",
+    },
     "prefill_attention": {
         "sinks": "n_q",
         "seq_starts": "n_prefill + 1",
@@ -135,6 +142,13 @@ LIMITS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "route": (
         ("E", "E >= 1 && E <= 1024", "be at least 1, at most 1024"),
         ("k", "k >= 1 && k <= E", "be at least 1, at most E"),
+        ("groups", "groups >= 1 && E % groups == 0", "divide E"),
+        ("used", "used >= 1 && used <= groups", "be at least 1, at most groups"),
+        ("k", "k <= E / groups * used", "be at most the experts of the groups used"),
+    ),
+    "latent_store": (
+        ("rot", "rot >= 0 && rot % 2 == 0", "be even"),
+        ("rank", "rank >= 1", "be at least 1"),
     ),
     "rope_store": (
         *HEADS,

@@ -53,7 +53,7 @@ from dovetail.ir.high import nodes as high
 from dovetail.ir.high.print import print_high
 from dovetail.ir.low.print import print_low
 
-ABI = 9
+ABI = 11
 """`DT_ABI` of templates/abi.h."""
 SOURCE_NAME = "kernels.c"
 TEAM_FILES = ("abi.h", "wait.h", "team.c", "collective.c")

@@ -73,8 +73,8 @@ on AVX2: 268 instead of 339 instructions for 64 products of quads)."""
 class BuildSpec:
     """One shared library.
 
-    `files` are (name, text) of sources, and headers (.h), written side by side. `parts` are C texts
-    that include none of the files: the object of a part serves every library.
+    `files` are (name, text) of sources, and of headers (.h) that they include. `parts` are C texts
+    that include none of the files. The object of either serves every library.
     """
 
     name: str
@@ -217,25 +217,24 @@ def _build(
         command = (*compiler.command, *flags, *arguments)
         run_tool(command, folder, "the C compiler failed", environment)
 
+    headers = [file for file in spec.files if file[0].endswith(".h")]
+    files = [file for file in spec.files if file not in headers]
+
     def compile_source(source: tuple[str, str]) -> str:
-        """Return the object of a file, in `work`, or of a part, which has no name, in the cache."""
-        name, text = source
-        if name:
-            run(work, "-c", name, "-o", f"{name}.o")
-            return f"{name}.o"
+        """Return the object of a file or a part, from the cache where it is there already."""
+        read = (source, *(headers if source in files else ()))
 
         def build(folder: Path) -> None:
-            (folder / PART).write_text(text, encoding="utf-8")
-            run(folder, "-c", PART, "-o", OBJECT)
-            (folder / PART).unlink()
+            _write(folder, read)
+            run(folder, "-c", source[0], "-o", OBJECT)
+            for name, _ in read:
+                (folder / name).unlink()
 
-        key = content_key([OBJECT, _made_by(compiler, flags), text])
+        key = content_key([OBJECT, _made_by(compiler, flags), read])
         return str(cached_build(key, OBJECT, cache, build))
 
-    for name, text in spec.files:
-        (work / name).write_text(text, encoding="utf-8")
-    files = (file for file in spec.files if not file[0].endswith(".h"))
-    sources = [*(("", text) for text in spec.parts), *files]
+    _write(work, spec.files)
+    sources = [*((PART, text) for text in spec.parts), *files]
     longest_first = sorted(sources, key=lambda source: -len(source[1]))
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         jobs = {pool.submit(compile_source, source): source for source in longest_first}
@@ -250,8 +249,11 @@ def _build(
                 job.cancel()
     objects = [made[source] for source in sources]
     run(work, "-shared", "-Wl,-z,defs", *objects, "-lm", "-o", f"{spec.name}.so")
-    for path in work.glob("*.o"):
-        path.unlink()
+
+
+def _write(folder: Path, files: Sequence[tuple[str, str]]) -> None:
+    for name, text in files:
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 def _flags(spec: BuildSpec, compiler: Compiler) -> tuple[str, ...]:

@@ -68,7 +68,7 @@ def read_adapters(
             raise SpecError(f"an adapter cannot be called {name!r}; use letters, digits and _./:-")
         if not is_adapter(Path(folder)):
             raise SpecError(f"{folder} is no folder of an adapter, with adapter_config.json")
-    if spec.experts or spec.recurrent or spec.output_gate:
+    if spec.experts or spec.recurrent or spec.output_gate or spec.latent or spec.mlp_alone:
         raise SpecError(
             f"adapters beside one another need a dense model with attention in all layers, which "
             f"{spec.family} is not; compile one adapter alone, without --adapter"

@@ -140,5 +140,11 @@ def _shape_faults(entry: Entry, weights: dict[str, WeightEntry]) -> Iterator[str
     if entry.op == APART:  # all panels, as they lie
         columns = -(-columns // PANEL) * PANEL * 2
     columns //= entry.groups.count if entry.groups else 1
+    if (
+        entry.op == "heads"
+        and not columns % n
+        and not matrix.offset % (weight.bytes * n // columns)
+    ):
+        columns = n  # one of several matrices
     if (n, k) != (columns, weight.k):
         yield f"N, K = {n}, {k} but {weight.name} is {columns} x {weight.k}"

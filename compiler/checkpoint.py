@@ -55,8 +55,8 @@ class TensorInfo:
     kind: how a row is stored, as the file calls it: a safetensors dtype or a type of GGUF. dtype:
     of the values that `Checkpoint.rows` returns, float32 for a quantised kind. heads: not 0 where
     the rows of each of so many heads stand as rotated pairs, (0, d/2), (1, d/2 + 1), ..., as
-    llama.cpp has them; turned: d, where that is a part of a head, 0 for all of it. packed: what
-    reads its rows where several stored tensors hold them.
+    llama.cpp has them; turned: d, where that is a part of a head, 0 for all of it; skipped: rows
+    of a head before these. packed: what reads its rows where several stored tensors hold them.
     """
 
     name: str
@@ -68,6 +68,7 @@ class TensorInfo:
     kind: str
     heads: int = 0
     turned: int = 0
+    skipped: int = 0
     packed: Packed | None = None
 
     @property
@@ -93,8 +94,10 @@ class TensorInfo:
         size = self.height // self.heads
         head, within = np.divmod(rows, size)
         turned = self.turned or size
-        half, pair = np.divmod(within, turned // 2)
-        within = np.where(within < turned, 2 * pair + half, within)
+        behind = within - self.skipped
+        half, pair = np.divmod(behind, turned // 2)
+        inside = (behind >= 0) & (behind < turned)
+        within = np.where(inside, self.skipped + 2 * pair + half, within)
         stored: npt.NDArray[np.int64] = head * size + within
         return stored
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dovetail.compiler.decoder_tape import DecoderTape
 from dovetail.compiler.tape_builder import NO_RESIDUAL, TapeBuilder, Value
-from dovetail.compiler.tapes import DecoderTape
 from dovetail.ir.encoder import EncoderSpec
 from dovetail.ir.model import SPLIT_K_ELEMENTS, WeightEntry, rope_names
 from dovetail.ir.tape import ENCODE_ARGS, ArgRef, BufferRef, Tape, WeightRef

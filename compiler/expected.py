@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail.compiler.schedules import CLAMPED, GATED
-from dovetail.ir.model import PANEL
+from dovetail.ir.model import PANEL, RELU2
 
 Wide = npt.NDArray[np.float64]
 Pair = tuple[Wide, Wide]
@@ -36,8 +36,10 @@ ACTIVATIONS: dict[str, Callable[[Wide], Wide]] = {
     "gelu": _gelu,
     "geglu": _gelu,
     **dict.fromkeys(("gelu_tanh", "geglu_tanh"), _gelu_tanh),
+    RELU2: lambda x: np.maximum(x, 0) ** 2,
 }
-"""Kind of a product -> what is done to its sums, or the gate's. No slope is above 1.13."""
+"""Kind of a product -> what is done to its sums, or the gate's. No slope but of squares is above
+1.13."""
 SAMPLED_ROWS = 6
 RELATIVE, ABSOLUTE = 1e-5, 1e-6
 
@@ -96,7 +98,9 @@ class ExpectedProduct:
         width = min(PANEL, self._n - panel * PANEL)
         if self._kind not in GATED:
             b = self._columns(panel)[:, :width]
-            return ACTIVATIONS[self._kind](a @ b), np.abs(a) @ np.abs(b)
+            sums, bound = a @ b, np.abs(a) @ np.abs(b)
+            slope = 2 * np.abs(sums) if self._kind == RELU2 else 1.0
+            return ACTIVATIONS[self._kind](sums), slope * bound
         gate = a @ self._columns(2 * panel)[:, :width]
         up = a @ self._columns(2 * panel + 1)[:, :width]
         wanted = _activate_pair(self._kind, gate, up)

@@ -49,6 +49,7 @@ _STACKED: Mapping[str, tuple[str, ...]] = {
     "experts.down_proj": ("down_proj",),
     "mlp.experts.gate_up_proj.weight": ("gate_proj", "up_proj"),
     "mlp.experts.down_proj": ("down_proj",),
+    "mlp.experts.up_proj": ("up_proj",),
     **{
         f"mlp.experts.{part}_proj.{kind}": (f"{part}_proj",)
         for part in ("gate", "up", "down")

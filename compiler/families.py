@@ -6,23 +6,26 @@ In: a config.json. Out: a `Family`, and which layers have windows and ropes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dovetail.compiler.config import Config
+from dovetail.compiler.falcon import FALCON, read_beside, read_multipliers
 from dovetail.compiler.gemma4 import Fields, read_gemma4
 from dovetail.compiler.mixtures import (
     Mixture,
     ernie_dense,
     first_dense,
+    listed_dense,
     one_shared,
     qwen_dense,
     shared_experts,
     shared_width,
 )
-from dovetail.compiler.recurrent import read_delta, read_short_conv
+from dovetail.compiler.nemotron import NEMOTRON, nemotron_dense, read_alone
+from dovetail.compiler.recurrent import read_delta, read_granite, read_scans, read_short_conv
 from dovetail.compiler.rope import FULL, LOCAL_BASE, MAX_POSITION, SLIDING
-from dovetail.ir.model import ROWS, TURNED, RecurrentSpec
+from dovetail.ir.model import RELU2, ROWS, TURNED, RecurrentSpec
 
 PATTERN = 6
 """Gemma 3: of so many layers one has no window."""
@@ -182,11 +185,13 @@ def _cohere_ropes(config: Config, n_layers: int) -> tuple[bool, ...]:
     return _cohere_windows(config, n_layers)[1]
 
 
+def _no_ropes(_config: Config, n_layers: int) -> tuple[bool, ...]:
+    """Nemotron-H: in no layer."""
+    return (False,) * n_layers
+
+
 def _granite_ropes(config: Config, n_layers: int) -> tuple[bool, ...]:
-    """Granite 4: a rope in all layers or in none; of its models those without Mamba are read."""
-    kinds = set(config.texts("layer_types")) or {"linear_attention"}
-    if not kinds <= {"attention", FULL}:
-        raise config.fail("layer_types", "but only models whose layers are all attention are read")
+    """Granite 4: a rope in all layers or in none."""
     return () if config.text("position_embedding_type", "") == "rope" else (False,) * n_layers
 
 
@@ -199,7 +204,7 @@ class Family:
 
     `attention_bias`: True or False where the architecture decides, None where config.json does
     (for q, k, v, and o where it has an output_bias); `mlp_bias` and `qk_norm` likewise. sinks,
-    recurrent, output_gate: see ModelSpec. theta: base of the rope, where config.json has none.
+    recurrent, output_gate, latent: see ModelSpec. theta: base of the rope, where none is told.
     partial: the part of each head that ropes turn, unless config.json tells, None where it may not;
     neighbours: they turn the rows (0, 1), (2, 3), ... (`pairs.py`). local_rope: layers with a
     window have a rope of their own, whose base older files have by this key.
@@ -221,6 +226,7 @@ class Family:
     windows: Windows = _no_window
     recurrent: Recurrent = _no_states
     output_gate: bool = False
+    latent: bool = False
     rope_layers: RopeLayers = _all_layers
     local_rope: str | None = None
     kv_heads: int | None = None
@@ -257,6 +263,17 @@ _GEMMA4 = Family(
     branch_norms=True,
     more=read_gemma4,
 )
+_GRANITE4 = Family(
+    "granite4",
+    attention_bias=None,
+    recurrent=read_granite,
+    rope_layers=_granite_ropes,
+    multipliers=True,
+    experts=Mixture(shared=shared_width("shared_intermediate_size", 1024), optional=True),
+    inner="shared_intermediate_size",
+)
+GRANITE_PARTED = "GraniteHybridForCausalLM"
+"""What GGUF files of Granite 4 stand for, whose gates and ups are tensors of their own."""
 _OLMO: dict[str, Any] = {
     **{"attention_bias": None, "qk_norm": True, "qk_norm_of": ROWS},
     **{"pre_norms": False, "branch_norms": True},
@@ -276,6 +293,11 @@ _QWEN35: dict[str, Any] = {
     **{"head_dim": 256, "partial": 0.25, "norm_offset": 1.0},
 }
 """Of LFM2 and of Qwen3.5, dense or not."""
+_DEEPSEEK3: dict[str, Any] = {
+    **{"sigmoid": True, "biased": True, "inner": "moe_intermediate_size"},
+    "shared": shared_experts("n_shared_experts", 1),
+}
+"""Of experts of DeepSeek V3 and GLM-4.7 Flash."""
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family("llama", attention_bias=None, mlp_bias=None),
     "MistralForCausalLM": Family("mistral", windows=_mistral_window, kv_heads=8),
@@ -349,6 +371,24 @@ FAMILIES: dict[str, Family] = {
         ),
         fixed={"use_bias": False, "moe_norm_min": 1e-12},
     ),
+    "DeepseekV2ForCausalLM": Family(
+        "deepseek2",
+        latent=True,
+        experts=Mixture(
+            share=False,
+            inner="moe_intermediate_size",
+            dense=first_dense(0),
+            shared=shared_experts("n_shared_experts", 2),
+        ),
+        fixed={"norm_topk_prob": False},
+    ),
+    "DeepseekV3ForCausalLM": Family(
+        "deepseek3", latent=True, experts=Mixture(dense=listed_dense(3), **_DEEPSEEK3)
+    ),
+    "Glm4MoeLiteForCausalLM": Family(
+        "glm4moelite", latent=True, experts=Mixture(dense=listed_dense(1), **_DEEPSEEK3)
+    ),
+    "YoutuForCausalLM": Family("youtu", latent=True, tied=True),
     "MixtralForCausalLM": Family(
         "mixtral", windows=_whole_window, kv_heads=8, theta=1e6, experts=Mixture()
     ),
@@ -397,13 +437,35 @@ FAMILIES: dict[str, Family] = {
         ),
     ),
     "GraniteForCausalLM": Family("granite", attention_bias=None, mlp_bias=None, multipliers=True),
-    "GraniteMoeHybridForCausalLM": Family(
-        "granite4",
-        attention_bias=None,
-        rope_layers=_granite_ropes,
-        multipliers=True,
-        experts=Mixture(shared=shared_width("shared_intermediate_size", 1024), optional=True),
-        inner="shared_intermediate_size",
+    "GraniteMoeHybridForCausalLM": _GRANITE4,
+    GRANITE_PARTED: replace(_GRANITE4, name="granitehybrid"),
+    NEMOTRON: Family(
+        "nemotron_h",
+        recurrent=read_scans,
+        rope_layers=_no_ropes,
+        kv_heads=8,
+        head_dim=128,
+        activation=RELU2,
+        more=read_alone,
+        experts=Mixture(
+            sigmoid=True,
+            biased=True,
+            inner="moe_intermediate_size",
+            dense=nemotron_dense,
+            shared=shared_width("moe_shared_expert_intermediate_size", 7688),
+            optional=True,
+        ),
+        fixed={"attention_bias": False, "mlp_bias": False, "mamba_hidden_act": "silu"}
+        | dict.fromkeys(("moe_latent_size", "sliding_window", "final_logit_softcapping")),
+    ),
+    FALCON: Family(
+        "falcon_h1",
+        kv_heads=8,
+        recurrent=read_beside,
+        more=read_multipliers,
+        fixed=dict.fromkeys(
+            ("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias"), False
+        ),
     ),
     "Phi3ForCausalLM": Family("phi3", windows=_whole_window, partial=1.0),
     "Glm4ForCausalLM": Family(

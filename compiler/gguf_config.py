@@ -14,13 +14,16 @@ import numpy.typing as npt
 
 from dovetail.compiler.checkpoint import Checkpoint
 from dovetail.compiler.config import Config
-from dovetail.compiler.families import FAMILIES
+from dovetail.compiler.falcon import FALCON
+from dovetail.compiler.families import FAMILIES, GRANITE_PARTED
 from dovetail.compiler.gguf_encoder import ENCODERS, NEUTRAL, encoder_config, pools, ranking_config
 from dovetail.compiler.gguf_file import GgufFile
 from dovetail.compiler.gguf_gemma4 import PER_LAYER, first_values, gemma4_config
 from dovetail.compiler.gguf_tensors import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
+from dovetail.compiler.latent import LOG_MULTIPLIER, gguf_latent
 from dovetail.compiler.mixtures import MAX_INNER
-from dovetail.compiler.recurrent import TILED
+from dovetail.compiler.nemotron import MLP, MOE, NEMOTRON
+from dovetail.compiler.recurrent import LINEAR, TILED
 from dovetail.compiler.rope import FULL, SCORES_GROW, SLIDING, inverse_frequencies
 from dovetail.ir.errors import SpecError
 from dovetail.ir.model import RopeSpec
@@ -40,6 +43,9 @@ ARCHITECTURES = {
     "ernie4_5": "Ernie4_5ForCausalLM",
     "qwen3moe": "Qwen3MoeForCausalLM",
     "granitemoe": "GraniteMoeForCausalLM",
+    "granitehybrid": GRANITE_PARTED,
+    **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), NEMOTRON),
+    "falcon-h1": FALCON,
     "gpt-oss": "GptOssForCausalLM",
     "lfm2": "Lfm2ForCausalLM",
     "lfm2moe": "Lfm2MoeForCausalLM",
@@ -57,6 +63,7 @@ ARCHITECTURES = {
     "cohere2": "Cohere2ForCausalLM",
     "hunyuan-dense": "HunYuanDenseV1ForCausalLM",
     "hunyuan-moe": "HunYuanMoEV1ForCausalLM",
+    "deepseek2": "DeepseekV2ForCausalLM",
 }
 """general.architecture -> that of config.json; files of Llama and of Mistral models say llama."""
 _KEYS = {
@@ -68,7 +75,6 @@ _KEYS = {
     "attention.layer_norm_epsilon": "layer_norm_eps",
 }
 ATTENTION_FACTOR = "rope.scaling.attn_factor"
-_LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "expert_shared_count": (0,),
     "expert_shared_feed_forward_length": (0,),
@@ -93,7 +99,7 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     ATTENTION_FACTOR: (1.0,),
     "rope.scaling.yarn_attn_factor": (1.0,),
     "rope.scaling.yarn_ext_factor": (1.0,),
-    _LOG_MULTIPLIER: (0.0,),
+    LOG_MULTIPLIER: (0.0,),
     "use_parallel_residual": (False,),
 }
 """Keys of other models' arithmetic, with the values that change nothing."""
@@ -106,19 +112,20 @@ _MULTIPLIERS = {
 """Of these, what Granite has a place for."""
 _SECTIONS = "rope.dimension_sections"
 """Which dimensions turn by place in time, height, width of a picture: of texts all are alike."""
-_SCALED = ("granite", "granitemoe")
+_SCALED = ("granite", "granitemoe", "granitehybrid")
 _LAYERED = ("olmo2", "exaone4", "cohere2")
 """Architectures that may have windows on some layers, which `_PATTERN` names."""
 _PATTERN = "attention.sliding_window_pattern"
 _OWN = {"olmo2": (ATTENTION_FACTOR,), **dict.fromkeys(("command-r", "cohere2"), ("logit_scale",))}
 """What these have a place for."""
-_GROWING = ("attention.temperature_scale", "attention.temperature_length", _LOG_MULTIPLIER)
+_GROWING = ("attention.temperature_scale", "attention.temperature_length", LOG_MULTIPLIER)
 """What Ministral 3 has a place for."""
 _MIXTURES = (
     *("expert_shared_count", "expert_shared_feed_forward_length"),
     *("leading_dense_block_count", "interleave_moe_layer_step"),
 )
 """What mixtures with dense layers or an MLP beside experts have a place for."""
+_GROUPS = ("expert_group_count", "expert_group_used_count")
 _DRAFTING = "nextn_predict_layers"
 _SIGMOIDS = ("expert_gating_func", "expert_weights_scale", _DRAFTING)
 """What those have besides whose scores are sigmoids."""
@@ -142,7 +149,7 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
         for key, value in file.values.items()
         if key.startswith(arch + ".") and not key.endswith(_SECTIONS)
     }
-    kinds = _pick_layers(own, arch)
+    kinds = _pick_layers(own, arch, file)
     layers: dict[str, npt.NDArray[Any]] = {}
     if arch == "gemma4":
         layers = {k: v for k in PER_LAYER if isinstance(v := own.get(k), np.ndarray)}
@@ -154,7 +161,7 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
     heads = metadata.integer("attention.head_count", 1, 4096)
     head_dim = _head_dim(metadata, heads, arch)
     found: dict[str, Any] = {theirs: metadata.values.get(key) for key, theirs in _KEYS.items()}
-    if arch in (*_SIGMOID, *_RECURRENT):  # what drafts tokens counts as a layer
+    if arch in (*_SIGMOID, *_RECURRENT, "deepseek2"):  # what drafts tokens counts as a layer
         drafts = metadata.integer(_DRAFTING, 0, 1, 0)
         found["num_hidden_layers"] = metadata.integer("block_count", 1, 1 << 16) - drafts
     found |= {
@@ -190,7 +197,9 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
         found |= _layer_windows(metadata, arch, found)
     else:
         found |= _window(metadata, arch)
-    found |= kinds | _recurrent(metadata, arch)
+    found |= kinds | _recurrent(metadata, arch, file)
+    if arch == "deepseek2":
+        found |= gguf_latent(metadata, found["rope_parameters"])
     if arch != "gemma4":
         found |= _experts(metadata, arch, file)
     if pools(file):
@@ -227,6 +236,8 @@ def _placed(arch: str, file: GgufFile) -> tuple[str, ...]:
         return (*scaled, *mixed, *drafting, *(_SIGMOIDS if arch in _SIGMOID else ()))
     if arch == "mistral3":
         return _GROWING
+    if arch == "deepseek2":
+        return (*_MIXTURES, *_SIGMOIDS, *_GROUPS, LOG_MULTIPLIER)
     if arch in _RECURRENT:
         return (_DRAFTING,)
     if arch == "gemma4":
@@ -250,6 +261,8 @@ def _experts(metadata: Config, arch: str, file: GgufFile) -> dict[str, Any]:
     As in llama.cpp, weights sum to 1 in most architectures.
     """
     count = metadata.integer("expert_count", 0, 1 << 16, 0)
+    if not count and arch == "granitehybrid":
+        return {"shared_intermediate_size": metadata.values.get("feed_forward_length")}
     if not count and arch not in _MIXED:
         return {}
     found: dict[str, Any] = {
@@ -259,7 +272,7 @@ def _experts(metadata: Config, arch: str, file: GgufFile) -> dict[str, Any]:
     }
     if arch == "llama":
         found["architectures"] = ["MixtralForCausalLM"]
-    elif arch not in _MIXED:
+    elif arch not in (*_MIXED, "deepseek2"):
         raise metadata.fail("expert_count", "but experts of this architecture are not supported")
     mixture = FAMILIES[(found.get("architectures") or [ARCHITECTURES[arch]])[0]].experts
     assert mixture is not None
@@ -268,19 +281,32 @@ def _experts(metadata: Config, arch: str, file: GgufFile) -> dict[str, Any]:
     return found | _beside_experts(metadata, arch, file)
 
 
-def _pick_layers(own: dict[str, Any], arch: str) -> dict[str, Any]:
-    """Return layer_types where layers without KV heads are told, and keep the others' number."""
-    heads = own.get(key := "attention.head_count_kv")
+def _pick_layers(own: dict[str, Any], arch: str, file: GgufFile) -> dict[str, Any]:
+    """Return layer_types where layers without KV heads are told, and keep the others' number.
+
+    So with MLPs that some layers alone have.
+    """
+    heads, inner = (own.get(key) for key in _PER_KIND)
     if arch not in _RECURRENT or not isinstance(heads, np.ndarray) or heads.all():
         return {}
-    own[key] = heads[heads > 0]
-    return {"layer_types": [FULL if count else _RECURRENT[arch] for count in heads]}
+    own[_PER_KIND[0]] = heads[heads > 0]
+    kinds = [FULL if count else _RECURRENT[arch] for count in heads]
+    if isinstance(inner, np.ndarray) and len(inner) == len(heads) and not inner.all():
+        own[_PER_KIND[1]] = inner[inner > 0]
+        for i in np.flatnonzero(inner):
+            kinds[i] = MOE if f"blk.{i}.ffn_gate_inp.weight" in file.tensors else MLP
+    return {"layer_types": kinds}
 
 
-def _recurrent(metadata: Config, arch: str) -> dict[str, Any]:
+_PER_KIND = ("attention.head_count_kv", "feed_forward_length")
+
+
+def _recurrent(metadata: Config, arch: str, file: GgufFile) -> dict[str, Any]:
     """Return the keys of layers without keys; norms are stored as they multiply."""
     if arch in ("lfm2", "lfm2moe"):
         return {"conv_L_cache": metadata.values.get("shortconv.l_cache")}
+    if arch in _SCANS:
+        return _scans(metadata, file)
     if arch not in _RECURRENT:
         return {}
     heads = metadata.integer("ssm.time_step_rank", 1, 1 << 16)
@@ -296,9 +322,36 @@ def _recurrent(metadata: Config, arch: str) -> dict[str, Any]:
     }
 
 
+def _scans(metadata: Config, file: GgufFile) -> dict[str, Any]:
+    """Return the keys of Mamba-2, whether attention has a rope, and the norms' epsilon."""
+    found = {theirs: metadata.values.get(f"ssm.{key}") for key, theirs in _SSM.items()}
+    for theirs, name in {"mamba_proj_bias": "ssm_in", "mamba_conv_bias": "ssm_conv1d"}.items():
+        found[theirs] = any(tensor.endswith(f".{name}.bias") for tensor in file.tensors)
+    if metadata.has(key := "attention.layer_norm_epsilon"):
+        found["rms_norm_eps"] = metadata.values[key]
+    turned = metadata.flag("rope.scaling.finetuned", True)
+    return {
+        **found,
+        "position_embedding_type": "rope" if turned else None,
+        "mamba_rms_norm": any(tensor.endswith(".ssm_norm.weight") for tensor in file.tensors),
+        "mamba_norm_before_gate": False,
+    }
+
+
+_SSM = {
+    "time_step_rank": "mamba_n_heads",
+    "group_count": "mamba_n_groups",
+    "state_size": "mamba_d_state",
+    "inner_size": "mamba_d_ssm",
+    "conv_kernel": "mamba_d_conv",
+}
+_PLACELESS = ("nemotron_h", "nemotron_h_moe")
+"""Those without ropes."""
+_SCANS = ("granitehybrid", "falcon-h1", *_PLACELESS)
+"""Architectures with layers of Mamba-2."""
 _RECURRENT = {
     **dict.fromkeys(("lfm2", "lfm2moe"), "conv"),
-    **dict.fromkeys(("qwen35", "qwen35moe"), "linear_attention"),
+    **dict.fromkeys(("qwen35", "qwen35moe", *_SCANS), LINEAR),
 }
 """Architectures to what layer_types calls their layers without keys."""
 
@@ -314,33 +367,39 @@ def _beside_experts(metadata: Config, arch: str, file: GgufFile) -> dict[str, An
     return {
         **dict.fromkeys(("first_k_dense_replace", "moe_layer_start_index"), first),
         "moe_layer_interval": metadata.integer("interleave_moe_layer_step", 0, 1 << 16, 1) or 1,
-        **dict.fromkeys(("shared_expert_intermediate_size", "shared_intermediate_size"), width),
+        **dict.fromkeys(_SHARED_WIDTHS, width),
         **dict.fromkeys(("n_shared_experts", "moe_num_shared_experts"), count),
         "routed_scaling_factor": metadata.number(_SIGMOIDS[1], 0.0, 1e6, 1.0) or 1.0,
     }
 
 
+_SHARED_WIDTHS = (
+    *("shared_expert_intermediate_size", "shared_intermediate_size"),
+    "moe_shared_expert_intermediate_size",
+)
 _PARTIAL = ("phi3", "glm4", "glm4moe", "qwen35", "qwen35moe")
 """Architectures whose ropes may turn a part of each head."""
 GEMMAS = ("gemma3", "gemma-embedding")
-_SIGMOID = ("glm4moe", "dots1", "lfm2moe")
+_SIGMOID = ("glm4moe", "dots1", "lfm2moe", "nemotron_h_moe")
 """Architectures of experts whose scores are sigmoids."""
 _MIXED = (
     *("qwen2moe", "qwen3moe", "granitemoe", "gpt-oss"),
-    *("ernie4_5-moe", "olmoe", "hunyuan-moe", "qwen35moe", *_SIGMOID),
+    *("ernie4_5-moe", "olmoe", "hunyuan-moe", "qwen35moe", "granitehybrid", *_SIGMOID),
 )
 """Architectures of experts."""
 _ALL_MIXED = ("qwen35moe",)
 """Those without an MLP that is no expert, whose width files need not tell."""
-_UNSHARED = ("qwen2moe", "olmoe", "glm4moe", "dots1")
+_UNSHARED = ("qwen2moe", "olmoe", "glm4moe", "dots1", "deepseek2")
 """Those of them whose weights of a token's experts do not sum to 1 unless a file says so."""
 
 
 def _head_dim(metadata: Config, heads: int, arch: str) -> int:
     width = metadata.integer("embedding_length", 1, 1 << 17)
     key = metadata.integer("attention.key_length", 1, 1 << 17, max(1, width // heads))
+    if arch == "deepseek2":
+        return key
     for name in ("attention.value_length", "rope.dimension_count"):
-        if arch in _PARTIAL and name == "rope.dimension_count":
+        if arch in (*_PARTIAL, *_PLACELESS) and name == "rope.dimension_count":
             continue
         if metadata.integer(name, 1, 1 << 17, key) != key:
             raise metadata.fail(name, f"but only the {key} values of a head are supported")
@@ -446,7 +505,7 @@ def _growing(metadata: Config) -> dict[str, Any]:
     return {
         SCORES_GROW: scale,
         "mscale": 1.0,
-        "mscale_all_dim": metadata.number(_LOG_MULTIPLIER, 1e-6, 1e6, 1.0),
+        "mscale_all_dim": metadata.number(LOG_MULTIPLIER, 1e-6, 1e6, 1.0),
     }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 from dovetail.compiler.checkpoint import Checkpoint
@@ -16,6 +17,7 @@ from dovetail.compiler.config import Config
 from dovetail.compiler.experts import CHOICE, expert_tensors
 from dovetail.compiler.gguf_encoder import ANSWERS, DENSE, ENCODERS, names_of, with_rows
 from dovetail.compiler.gguf_file import GgufFile
+from dovetail.compiler.latent import latent_tensors
 from dovetail.compiler.pairs import pair_heads
 from dovetail.compiler.recurrent import as_logarithms
 from dovetail.compiler.score_row import HEAD, SCORE, with_score
@@ -25,7 +27,7 @@ LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.we
 FACTORS = (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS)
 """Not weights but divisors of the rope's frequencies, which the configuration tells."""
 PAIRED = (
-    *("llama", "mistral3", "smollm3", "granite", "granitemoe", "glm4"),
+    *("llama", "mistral3", "smollm3", "granite", "granitemoe", "granitehybrid", "glm4"),
     *("ernie4_5", "ernie4_5-moe", "command-r", "cohere2"),
 )
 """Architectures whose ropes turn neighbours, to which the rows of most were reordered."""
@@ -86,9 +88,30 @@ _QWEN35 = {
     "ssm_norm": "linear_attn.norm",
     "ssm_out": "linear_attn.out_proj",
 }
+_LATENT = {
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "attn_k_b": "self_attn.k_b_proj",
+    "attn_v_b": "self_attn.v_b_proj",
+}
+_SCAN = {
+    **{f"ssm_{part}": f"mamba.{part}" for part in ("conv1d", "norm")},
+    **{f"ssm_{part}": f"mamba.{part}_proj" for part in ("in", "out")},
+    "ssm_a": "mamba.A_log",
+    "ssm_d": "mamba.D",
+    "ssm_dt.bias": "mamba.dt_bias",
+}
+_FLAT = ("mamba.A_log", "mamba.D", "mamba.norm.weight")
+"""Vectors that files have as matrices."""
 _OF_ARCHITECTURE: Mapping[str, Mapping[str, str]] = {
     **dict.fromkeys(("lfm2", "lfm2moe"), _LFM2),
     **dict.fromkeys(("qwen35", "qwen35moe"), _QWEN35),
+    **dict.fromkeys(("granitehybrid", "nemotron_h", "nemotron_h_moe", "falcon-h1"), _SCAN),
+    "deepseek2": _LATENT,
     "gpt-oss": {
         "post_attention_norm": "post_attention_layernorm",
     },
@@ -121,8 +144,9 @@ _ALONE = {
     "exp_probs_b.bias": f"mlp.{CHOICE}",
     "ssm_a": "linear_attn.A_log",
     "ssm_dt.bias": "linear_attn.dt_bias",
+    "ffn_norm": "post_attention_layernorm.weight",
 }
-"""Vectors of layers that are no module's."""
+"""Vectors of layers that are no module's, or, of Falcon-H1, whose names have no end."""
 _LAYER = re.compile(r"blk\.(\d{1,4})\.([\w.]+)")
 _EXPERT = re.compile(r"blk\.(\d{1,4})\.ffn_(gate|up|down)\.(\d{1,4})")
 """A matrix of one expert: files of Mixtral had these before they had tensors of all."""
@@ -139,13 +163,16 @@ def gguf_checkpoint(file: GgufFile, config: Mapping[str, Any]) -> Checkpoint:
         if name in FACTORS:
             continue
         found = replace(with_rows(info), name=translate(name, arch, parted))
+        if found.name.endswith(_FLAT):
+            found = replace(found, shape=(prod(found.shape),))
         tensors[found.name] = as_logarithms(found) if found.name.endswith("A_log") else found
     if arch not in ENCODERS and (rows := tensors.pop(ANSWERS, None)):  # of yes, then of no
         tensors[SCORE] = with_score(Checkpoint(file.path, {HEAD: rows}), (0, 1)).info(SCORE)
     if arch in PAIRED:
         share = config.get("partial_rotary_factor", 1.0)
         tensors = pair_heads(tensors, Config(str(file.path), config), share)
-    return expert_tensors(Checkpoint(file.path, tensors))
+    each = expert_tensors(Checkpoint(file.path, tensors))
+    return latent_tensors(each, Config(str(file.path), config))
 
 
 def _translate_encoder(name: str, arch: str, parted: bool) -> str:
@@ -174,7 +201,7 @@ def translate(name: str, arch: str, parted: bool = False) -> str:
     if found is None:
         return (own.get(stem) or _WHOLE.get(stem, stem)) + dot + kind
     layer, module = f"model.layers.{int(found[1])}.", found[2].rpartition(".")[0]
-    if alone := _ALONE.get(found[2]):
+    if alone := own.get(found[2]) or _ALONE.get(found[2]):
         return layer + alone
     known = own.get(module) or _OF_LAYER.get(module)
     return name if known is None else f"{layer}{known}.{kind}"

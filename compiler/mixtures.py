@@ -53,6 +53,20 @@ def first_dense(default: int) -> DenseLayers:
     return find
 
 
+def listed_dense(default: int) -> DenseLayers:
+    """DeepSeek V3 and GLM Flash: those that mlp_layer_types names, or as `first_dense`."""
+
+    def find(config: Config, n_layers: int) -> tuple[bool, ...]:
+        kinds = config.texts("mlp_layer_types")
+        if not kinds:
+            return first_dense(default)(config, n_layers)
+        if len(kinds) != n_layers or not set(kinds) <= {"dense", "sparse"}:
+            raise config.fail("mlp_layer_types", f"but must name dense or sparse {n_layers} times")
+        return tuple(kind == "dense" for kind in kinds)
+
+    return find
+
+
 def ernie_dense(config: Config, n_layers: int) -> tuple[bool, ...]:
     """ERNIE 4.5: those before the first and behind the last of experts, and some between."""
     first = config.integer("moe_layer_start_index", 0, 1 << 20, 1)
@@ -117,11 +131,8 @@ def read_experts(
 ) -> ExpertSpec:
     """Return the experts of a configuration; inner: their width; dense: key of that of other MLPs.
 
-    Raises SpecError for groups of experts, and for widths that are no panels.
+    Raises SpecError for unequal groups of experts, and for widths that are no panels.
     """
-    for key in ("n_group", "topk_group"):
-        if config.integer(key, 1, MOST_EXPERTS, 1) != 1:
-            raise config.fail(key, "but only experts in one group are supported")
     if hidden % PANEL or inner % PANEL:
         raise SpecError(
             f"{config.name}: experts of {hidden} x {inner} values are not supported, only "
@@ -129,6 +140,7 @@ def read_experts(
         )
     count = config.integer(_key(config, _COUNTS), 1, MOST_EXPERTS)
     used = _key(config, _USED)
+    groups, groups_used = _groups(config, mixture, count)
     shared, without = mixture.shared(config, inner), mixture.dense(config, n_layers)
     return ExpertSpec(
         count=count,
@@ -136,12 +148,26 @@ def read_experts(
         share=config.flag("norm_topk_prob", mixture.share),
         sigmoid=mixture.sigmoid,
         biased=mixture.biased,
+        groups=groups,
+        groups_used=groups_used,
         scale=config.number("routed_scaling_factor", 1e-6, 1e6, 1.0),
         shared=shared,
         gated=mixture.gated and shared > 0,
         dense=config.integer(dense, 1, MAX_INNER) if any(without) else 0,
         dense_layers=without if any(without) else (),
     )
+
+
+def _groups(config: Config, mixture: Mixture, count: int) -> tuple[int, int]:
+    """Return the groups of experts, and from how many of them a token's experts come."""
+    if not mixture.sigmoid and config.text("topk_method", "greedy") == "greedy":
+        return 1, 1
+    groups = config.integer("n_group", 1, count, 1)
+    used = config.integer("topk_group", 1, groups, 1)
+    least = 2 if mixture.sigmoid else 1
+    if count % groups or (groups > 1 and count // groups < least):
+        raise config.fail("n_group", f"but must cut {count} experts into equal groups")
+    return groups, used
 
 
 def _alike(config: Config, key: str) -> Config:

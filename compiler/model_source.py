@@ -16,6 +16,9 @@ from dovetail.compiler.adapter import ADAPTER_WEIGHTS, find_base, is_adapter, me
 from dovetail.compiler.checkpoint import INDEX_FILE, SINGLE_FILE, Checkpoint, open_checkpoint
 from dovetail.compiler.config import MAX_JSON_BYTES, Config, parse_json_object, read_bounded
 from dovetail.compiler.experts import expert_tensors
+from dovetail.compiler.falcon import falcon_tensors
+from dovetail.compiler.latent import latent_tensors
+from dovetail.compiler.nemotron import nemotron_config, nemotron_tensors
 from dovetail.compiler.packed import packed_tensors
 from dovetail.compiler.pairs import halves
 from dovetail.compiler.recurrent import lfm2_config, lfm2_tensors
@@ -52,7 +55,7 @@ class ModelDirectory:
         """Read config.json."""
         if not (self.path / CONFIG).is_file() and (files := sorted(self.path.glob("*.gguf"))):
             raise SpecError(f"{self.path} has no {CONFIG}; to compile a GGUF file give {files[0]}")
-        return lfm2_config(text_config(Config.read(self.path / CONFIG)))
+        return nemotron_config(lfm2_config(text_config(Config.read(self.path / CONFIG))))
 
     def file(self, name: str) -> bytes | None:
         """Read a small file, None where it is not there."""
@@ -65,7 +68,9 @@ class ModelDirectory:
         """Read the headers of the safetensors files."""
         config = self.config()
         opened = lfm2_tensors(text_tensors(open_checkpoint(self.path)), config)
+        opened = falcon_tensors(nemotron_tensors(opened, config), config)
         found = halves(expert_tensors(packed_tensors(opened, config)), config)
+        found = latent_tensors(found, config)
         beside = {
             f"dense.{i}.{name}": info
             for i, folder in enumerate(self.dense)

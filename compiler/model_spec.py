@@ -17,6 +17,7 @@ from dovetail.codegen.isa.target import Target
 from dovetail.compiler.checkpoint import Checkpoint
 from dovetail.compiler.config import Config
 from dovetail.compiler.families import FAMILIES, Family
+from dovetail.compiler.latent import latent_scale, read_latent
 from dovetail.compiler.mixtures import MAX_INNER, has_experts, read_experts
 from dovetail.compiler.model_source import (
     GENERATION,
@@ -32,10 +33,10 @@ from dovetail.compiler.weight_dtype import AUTO, resolve_weight_dtype
 from dovetail.compiler.weight_formats import keep_formats, main_format, quantise_formats
 from dovetail.ir.errors import SpecError
 from dovetail.ir.formats import is_quantised
-from dovetail.ir.model import ModelSpec
+from dovetail.ir.model import RELU2, ModelSpec
 
 DEFAULT_MAX_CONTEXT = 131072
-HEAD_DIM_STEP, MAX_HEAD_DIM = 16, 512
+HEAD_DIM_STEP, MAX_HEAD_DIM = 16, 576
 KV_DTYPES = ("f32", "bf16", "f16")
 
 
@@ -118,15 +119,16 @@ def read_architecture(
     n_layers = config.integer("num_hidden_layers", 1, 1024)
     hidden = config.integer("hidden_size", 1, 1 << 17)
     heads = config.integer("num_attention_heads", 1, 4096)
-    head_dim = _head_dim(config, family, hidden, heads)
+    latent, turned = read_latent(config) if family.latent else (None, 0)
+    head_dim = latent.rank + turned if latent else _head_dim(config, family, hidden, heads)
     positions = config.integer("max_position_embeddings", 1, MAX_POSITION)
     window, window_layers = family.windows(config, n_layers)
-    kv_heads = _kv_heads(config, family, heads)
+    kv_heads = 1 if latent else _kv_heads(config, family, heads)
     more = family.more(config, kv_heads, head_dim, window_layers) if family.more else {}
     full = more.get("full_heads") or (kv_heads, head_dim)
     _check_heads(config, heads, *full)
     rope = read_rope(
-        *(config, full[1], positions),
+        *(config, turned or full[1], positions),
         min(max_context or DEFAULT_MAX_CONTEXT, positions),
         theta=family.theta,
         partial=family.partial,
@@ -191,6 +193,8 @@ def read_architecture(
         weight_dtype=weight_dtype,
         checkpoint_dtype=stored,
     )
+    if latent:
+        more |= {"latent": latent, "attention_scale": latent_scale(config, latent, rope)}
     return replace(spec, **more)
 
 
@@ -214,6 +218,7 @@ _ACTIVATIONS = {
     "silu": ("hidden_act", "silu"),
     "gelu_tanh": ("hidden_activation", "gelu_pytorch_tanh"),
     "clamped": ("hidden_act", "silu"),
+    RELU2: ("hidden_act", RELU2),
 }
 """Activation of a family to its key in config.json, and its name there."""
 _CLAMPED = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}

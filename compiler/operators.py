@@ -54,14 +54,16 @@ _SLOTS = {
     "row_gate": "T:int H:int gates:in ldg:int x:inout ldx:int",
     "cap_rows": "R:int V:int cap:float x:inout ldx:int",
     "scaled_add": "T:int H:int x:in ldx:int scale:float out:inout ldo:int",
-    "route": "T:int E:int k:int choice:weight? sigmoid:int share:int scale:float factors:weight? "
-    "logits:in ldl:int chosen:out weights:out",
+    "route": "T:int E:int k:int groups:int used:int choice:weight? sigmoid:int share:int "
+    "scale:float factors:weight? logits:in ldl:int chosen:out weights:out",
     "sort_experts": "T:int E:int k:int chosen:in starts:out places:out tokens:out",
     "expert_rows": "T:int k:int H:int tokens:in x:in ldx:int out:out ldo:int",
     "combine_experts": "T:int k:int H:int places:in weights:in x:in ldx:int R:in? ldr:int "
     "scale:float out:out ldo:int",
     "rope_store": "T:int qkv:inout ldq:int " + _HEADS + "rot:int span:int " + _TURNS
     + " v_norm:int kv_slots:in kpool:out vpool:out",
+    "latent_store": "T:int q:in ldq:int plain:int rows:inout ldr:int n_q:int rank:int rot:int "
+    "positions:in cos:weight sin:weight norm:weight eps:float kv_slots:in kpool:out",
     "prefill_attention": "n_prefill:int " + _HEADS + _SEEN + "q:in ldq:int " + _KEYS
     + "out:part ldo:int",
     "decode_attention": "n_prefill:int n_decode:int " + _HEADS + _SEEN + "kv_splits:int q:in "
@@ -69,11 +71,16 @@ _SLOTS = {
     **dict.fromkeys(("conv_rows", "gated_conv_rows"), _CONV + _STATES + "out:out ldo:int"),
     "delta_rows": "n_prefill:int n_decode:int hk:int hv:int dk:int dv:int tiled:int x:in ldx:int "
     "rates:in ldr:int a_log:weight dt_bias:weight " + _STATES + "out:out ldo:int",
-    "gated_norm": "T:int heads:int hd:int w:weight eps:float gate:in ldg:int x:inout ldx:int",
+    "scan_rows": "n_prefill:int n_decode:int hk:int hv:int dk:int dv:int x:in ldx:int rates:in "
+    "ldr:int a_log:weight dt_bias:weight skip:weight " + _STATES + "out:out ldo:int",
+    "gated_norm": "T:int parts:int n:int w:weight? own:int eps:float first:int gate:in ldg:int "
+    "x:inout ldx:int",
     "sigmoid_rows": "T:int H:int gate:in ldg:int x:inout ldx:int",
     **dict.fromkeys(("layer_inputs", "input_gate", "input_out"), _LINEAR),
-    **dict.fromkeys(("qkv", "o", "router", "up", "down", "dense_down"), _LINEAR),
+    **dict.fromkeys(("qkv", "o", "mix_o", "router", "up", "down"), _LINEAR),
+    **dict.fromkeys(("dense_up", "dense_down"), _LINEAR),
     **dict.fromkeys(("head", "pooler", "classifier", "dense"), _LINEAR),
+    "heads": _GEMM + "R:in? ldr:int C:part ldc:int partial:part partial_size:int",
     **dict.fromkeys(("gate_up", "dense_gate_up"), _GEMM + "C:out ldc:int"),
     "gate_up_apart": _LINEAR,
     "gate_pairs": "T:int H:int x:in ldx:int out:out ldo:int",

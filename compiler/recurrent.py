@@ -1,12 +1,15 @@
 """Layers with a state in place of keys: what config.json says of them, and their tensors.
 
 In: a config.json, or a ModelSpec. Out: a `RecurrentSpec`, and rows of the table of tensors. LFM2
-has short convolutions between gates; Qwen3.5 the gated delta rule behind a convolution.
+has short convolutions between gates; Qwen3.5 the gated delta rule behind a convolution, Granite 4
+the scan of Mamba-2.
 """
 
 from __future__ import annotations
 
+import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,13 +22,17 @@ from dovetail.compiler.config import Config
 from dovetail.compiler.experts import CHOICE
 from dovetail.compiler.rope import FULL
 from dovetail.compiler.sources import WeightSource
-from dovetail.ir.model import PANEL, ModelSpec, RecurrentSpec
+from dovetail.ir.model import DELTA, GATES, PANEL, SCAN, ModelSpec, RecurrentSpec
 
 MOST_TAPS = 16
 COLUMNS, MOST_KEYS = 32, 256
 """Columns that a matrix of the delta rule is cut by, and its most rows (`delta_rows`)."""
 TILED = "linear_value_heads_tiled"
 """Whether value heads of the same key head lie apart: so it is in GGUF files."""
+_NO_LIMITS = None, [0.0, math.inf], [0.0, {"__float__": "Infinity"}]
+LINEAR = "linear_attention"
+OLD_KINDS = {"mamba": LINEAR, "attention": FULL}
+"""Kinds of layers by older names."""
 _LFM2 = {
     r"operator_norm": "input_layernorm",
     r"ffn_norm": "post_attention_layernorm",
@@ -52,6 +59,7 @@ def read_short_conv(config: Config, n_layers: int) -> RecurrentSpec:
         taps=config.integer("conv_L_cache", 2, MOST_TAPS, 3),
         channels=config.integer("hidden_size", 1, 1 << 17),
         bias=config.flag("conv_bias"),
+        conv_bias=config.flag("conv_bias"),
     )
 
 
@@ -69,7 +77,7 @@ def read_delta(config: Config, n_layers: int) -> RecurrentSpec:
         if value % step:
             raise config.fail(key, f"but must be a multiple of {step}")
     return RecurrentSpec(
-        layers=_layers(config, n_layers, "linear_attention"),
+        layers=_layers(config, n_layers, LINEAR),
         taps=config.integer("linear_conv_kernel_dim", 2, MOST_TAPS, 4),
         channels=2 * keys * key_dim + values * value_dim,
         key_heads=keys,
@@ -80,9 +88,52 @@ def read_delta(config: Config, n_layers: int) -> RecurrentSpec:
     )
 
 
+def read_granite(config: Config, n_layers: int) -> RecurrentSpec | None:
+    """Return the scans of Granite 4, None where all layers are attention."""
+    layers = _layers(config, n_layers, LINEAR)
+    return read_scan(config, layers) if any(layers) else None
+
+
+def read_scans(config: Config, _n_layers: int) -> RecurrentSpec:
+    """Return the scans of Nemotron-H, whose other layers may be no attention either."""
+    return read_scan(config, tuple(kind == LINEAR for kind in config.texts("layer_types")))
+
+
+def read_scan(config: Config, layers: tuple[bool, ...]) -> RecurrentSpec:
+    """Return Mamba-2's scan; raises SpecError for heads that kernels do not take."""
+    heads = config.integer("mamba_n_heads", 1, 4096, 128)
+    groups = config.integer("mamba_n_groups", 1, heads, 1)
+    usual = config.integer("mamba_expand", 1, 64, 2) * config.integer("hidden_size", 1, 1 << 17)
+    width = config.integer("mamba_d_ssm", 1, 1 << 24, usual)
+    size = width // heads
+    if config.values.get("mamba_d_head") not in (None, "auto"):
+        size = config.integer("mamba_d_head", 1, 1 << 12)
+    if size * heads != width or size % PANEL:
+        fault = f"but {heads} heads must have {width} values, each a multiple of {PANEL}"
+        raise config.fail("mamba_d_head", fault)
+    if heads % groups:
+        raise config.fail("mamba_n_groups", f"but must divide the {heads} heads")
+    if config.values.get("time_step_limit") not in _NO_LIMITS:
+        raise config.fail("time_step_limit", "but only steps without limits are supported")
+    states = config.integer("mamba_d_state", 1, 1 << 12, 256)
+    return RecurrentSpec(
+        layers=layers,
+        taps=config.integer("mamba_d_conv", 2, MOST_TAPS, 4),
+        channels=width + 2 * groups * states,
+        bias=config.flag("mamba_proj_bias"),
+        conv_bias=config.flag("mamba_conv_bias", True),
+        key_heads=groups,
+        value_heads=heads,
+        key_dim=states,
+        value_dim=size,
+        scan=True,
+        norm_groups=groups,
+    )
+
+
 def _layers(config: Config, n_layers: int, kind: str) -> tuple[bool, ...]:
     """Return which layers are of `kind`, by layer_types or by what stands for it."""
-    kinds = config.texts("layer_types")
+    kinds = tuple(OLD_KINDS.get(name, name) for name in config.texts("layer_types"))
     if not kinds:
         every = config.integer("full_attention_interval", 1, 1024, 4)
         return tuple((layer + 1) % every != 0 for layer in range(n_layers))
@@ -178,43 +229,56 @@ def recurrent_sources(
 ) -> Iterator[WeightSource]:
     """Yield what a recurrent layer has in place of attention."""
     here, there = f"layers.{layer}", f"model.layers.{layer}"
-    names = _DELTA if recurrent.delta else _SHORT
-    hidden, heads = spec.hidden_size, recurrent.value_heads
+    names, channels = _NAMES[recurrent.rule], recurrent.channels
+    taken = Counter[str]()
 
-    def matrix(name: str, n: int, k: int, *modules: str) -> Iterator[WeightSource]:
-        weights = tuple(f"{there}.{module}.weight" for module in modules)
+    def matrix(name: str, n: int, k: int) -> Iterator[WeightSource]:
+        modules = names[name].split()
         rows = (n // len(modules),) * len(modules)
-        yield WeightSource(f"{here}.{name}", "packed", n, k, weights, rows)
-        if recurrent.bias:
-            biases = tuple(f"{there}.{module}.bias" for module in modules)
-            yield WeightSource(f"{here}.{name}_bias", "vector", n, 1, biases, rows)
+        starts = tuple(taken[module] for module in modules)  # one may hold several weights
+        taken.update(dict(zip(modules, rows, strict=True)))
+        for layout, columns, kind, end in _PARTS[: 1 + recurrent.bias]:
+            tensors = tuple(f"{there}.{module}.{kind}" for module in modules)
+            yield WeightSource(
+                f"{here}.{name}{end}", layout, n, columns or k, tensors, rows, starts
+            )
 
     def vector(name: str, tensor: str, n: int) -> WeightSource:
         return WeightSource(f"{here}.{name}", "vector", n, 1, (f"{there}.{tensor}",), (n,))
 
-    channels = recurrent.channels
-    yield from matrix("mix", channels * recurrent.parts, hidden, names["mix"])
-    if recurrent.delta:
-        yield from matrix("mix_gate", recurrent.width, hidden, "linear_attn.in_proj_z")
-        rates = tuple(f"linear_attn.in_proj_{part}" for part in "ba")
-        yield from matrix("rates", 2 * heads, hidden, *rates)
-    conv = f"{there}.{names['conv']}"
-    yield WeightSource(
-        f"{here}.conv", "taps", recurrent.taps, channels, (f"{conv}.weight",), (channels,)
-    )
-    if recurrent.bias:
+    for name, n in recurrent.products.items():
+        yield from matrix(name, n, spec.hidden_size)
+    conv = (f"{there}.{names['conv']}.weight",)
+    yield WeightSource(f"{here}.conv", "taps", recurrent.taps, channels, conv, (channels,))
+    if recurrent.conv_bias:
         yield vector("conv_bias", f"{names['conv']}.bias", channels)
-    if recurrent.delta:
-        yield vector("a_log", "linear_attn.A_log", heads)
-        yield vector("dt_bias", "linear_attn.dt_bias", heads)
-        yield vector("mix_norm", "linear_attn.norm.weight", recurrent.value_dim)
-    yield from matrix("o", hidden, recurrent.width, names["o"])
+    for name, n in recurrent.vectors.items():
+        yield vector(name, names[name], n)
+    yield from matrix(recurrent.out, spec.hidden_size, recurrent.width)
 
 
-_SHORT: Mapping[str, str] = {"mix": "conv.in_proj", "conv": "conv.conv", "o": "conv.out_proj"}
-_DELTA: Mapping[str, str] = {
-    "mix": "linear_attn.in_proj_qkv",
-    "conv": "linear_attn.conv1d",
-    "o": "linear_attn.out_proj",
+_PARTS = (("packed", 0, "weight", ""), ("vector", 1, "bias", "_bias"))
+"""Layout, columns, tensor and end of the name of a product's matrix, and of its bias."""
+_NAMES: Mapping[str, Mapping[str, str]] = {
+    GATES: {"mix": "conv.in_proj", "conv": "conv.conv", "o": "conv.out_proj"},
+    DELTA: {
+        "mix": "linear_attn.in_proj_qkv",
+        "mix_gate": "linear_attn.in_proj_z",
+        "rates": "linear_attn.in_proj_b linear_attn.in_proj_a",
+        "conv": "linear_attn.conv1d",
+        "a_log": "linear_attn.A_log",
+        "dt_bias": "linear_attn.dt_bias",
+        "mix_norm": "linear_attn.norm.weight",
+        "o": "linear_attn.out_proj",
+    },
+    SCAN: {
+        **dict.fromkeys(("mix", "rates"), "mamba.in_proj"),
+        "conv": "mamba.conv1d",
+        "a_log": "mamba.A_log",
+        "dt_bias": "mamba.dt_bias",
+        "skip": "mamba.D",
+        "mix_norm": "mamba.norm.weight",
+        **dict.fromkeys(("o", "mix_o"), "mamba.out_proj"),
+    },
 }
-"""Our weights of a layer by the modules of checkpoints."""
+"""Our weights of a layer by the modules and vectors of checkpoints."""

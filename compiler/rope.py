@@ -254,6 +254,12 @@ def _original_positions(rope: Config, max_position: int) -> int:
     return rope.integer("original_max_position_embeddings", 1, MAX_POSITION, max_position)
 
 
+def score_scale(config: Config, rope: RopeSpec) -> float:
+    """Return by what YaRN multiplies scores, where `mscale_all_dim` is told (DeepSeek)."""
+    scale = _section(config).number("mscale_all_dim", 0.0, 1e6, 0.0)
+    return _yarn_scale(rope.factor, scale) ** 2 if scale else 1.0
+
+
 def _yarn_scale(factor: float, mscale: float) -> float:
     return 1.0 if factor <= 1.0 else 0.1 * mscale * math.log(factor) + 1.0
 

@@ -24,7 +24,16 @@ from dovetail.codegen.isa.target import Target
 from dovetail.ir.block_format import GROUP, QUAD, BlockFormat
 from dovetail.ir.encoder import EncoderSpec, Spec
 from dovetail.ir.formats import FORMATS, FloatFormat, is_quantised
-from dovetail.ir.model import APART, PANEL, MlpPart, ModelSpec, RecurrentSpec
+from dovetail.ir.model import (
+    APART,
+    HEAD_PRODUCTS,
+    PANEL,
+    RELU2,
+    LatentSpec,
+    MlpPart,
+    ModelSpec,
+    latent_shapes,
+)
 from dovetail.ir.schedule import ORDERS, SCHEDULE_VALUES, Row, ScheduleTable
 from dovetail.ir.tuning import WorkKey
 from dovetail.runtime.native.shard import Shard, split_model
@@ -32,7 +41,7 @@ from dovetail.topology.values import HardwareSpec
 
 LINEAR, SILU, GEGLU, GEGLU_TANH = "linear", "silu", "geglu", "geglu_tanh"
 CLAMPED = "clamped"
-ACTIVATED = ("gelu", "gelu_tanh")
+ACTIVATED = ("gelu", "gelu_tanh", RELU2)
 """Products that are linear ones with an activation of the finished sums, by its name."""
 GATED = (SILU, GEGLU, GEGLU_TANH, CLAMPED)
 """Products of two weights in one: an activation of the first times the second."""
@@ -159,19 +168,23 @@ def count_gemms(spec: Spec, processes: int = 1) -> dict[GemmOp, int]:
     found: Counter[GemmOp] = Counter()
     for layer in range(spec.n_layers):
         here, parts = f"layers.{layer}", spec.qkv_parts(layer)
-        sides = _largest_share(spec, shards, layer)
-        heads = sides[0]
-        sides[0] += spec.gate_size
-        if spec.recurrent and spec.is_recurrent(layer):
-            parts, sides = _mixers(spec.recurrent, here)
-            heads = spec.recurrent.width
-        elif len(parts) == processes == 1:
-            sides = [sum(sides)]
-        for i, n in enumerate(sides):
-            stored = spec.weight_format(parts[i % len(parts)])
-            found[GemmOp("qkv", LINEAR, n, hidden, stored)] += 1
+        products, outputs = list[tuple[str, int]](), list[tuple[str, str, int, int, int]]()
+        if spec.latent:
+            found.update(_latent_gemms(spec, spec.latent, here))
+            outputs.append(("o", LINEAR, hidden, spec.n_heads * spec.latent.values, 1))
+        elif spec.attends(layer):
+            sides = _largest_share(spec, shards, layer)
+            outputs.append(("o", LINEAR, hidden, sides[0], 1))
+            sides[0] += spec.gate_size
+            sides = [sum(sides)] if len(parts) == processes == 1 else sides
+            products += [(parts[i % len(parts)], n) for i, n in enumerate(sides)]
+        if (recurrent := spec.recurrent) and spec.is_recurrent(layer):
+            products += [(f"{here}.{name}", n) for name, n in recurrent.products.items()]
+            outputs.append((recurrent.out, LINEAR, hidden, recurrent.width, 1))
+        for name, n in products:
+            found[GemmOp("qkv", LINEAR, n, hidden, spec.weight_format(name))] += 1
         mlp = (row for part in spec.mlp_parts(layer) for row in _mlp_gemms(spec, part, shards))
-        for name, kind, n, k, times in (("o", LINEAR, hidden, heads, 1), *mlp):
+        for name, kind, n, k, times in (*outputs, *mlp):
             found[GemmOp(name, kind, n, k, spec.weight_format(f"{here}.{name}"))] += times
         for name, op, kind, n, k in _own_products(spec):
             found[GemmOp(op, kind, n, k, spec.weight_format(f"{here}.{name}"))] += 1
@@ -194,12 +207,16 @@ def adapter_gemms(spec: Spec) -> tuple[GemmOp, ...]:
     return tuple(found)
 
 
-def _mixers(recurrent: RecurrentSpec, here: str) -> tuple[tuple[str, ...], list[int]]:
-    """Return the projections of a recurrent layer: weights, and columns of each."""
-    sides = {f"{here}.mix": recurrent.channels * recurrent.parts}
-    if recurrent.delta:
-        sides |= {f"{here}.mix_gate": recurrent.width, f"{here}.rates": 2 * recurrent.value_heads}
-    return tuple(sides), list(sides.values())
+def _latent_gemms(spec: ModelSpec, latent: LatentSpec, here: str) -> Counter[GemmOp]:
+    """Return the products of latent attention but for the last one; those of heads are apart."""
+    found: Counter[GemmOp] = Counter()
+    for name, (n, k) in latent_shapes(spec, latent).items():
+        if name == "o":
+            continue
+        each = spec.n_heads if name in HEAD_PRODUCTS else 1
+        op, stored = "heads" if each > 1 else "qkv", spec.weight_format(f"{here}.{name}")
+        found[GemmOp(op, LINEAR, n // each, k, stored)] += each
+    return found
 
 
 def _largest_share(spec: ModelSpec, shards: Sequence[Shard], layer: int) -> list[int]:
@@ -227,7 +244,7 @@ def _mlp_gemms(
     inner = max(len(shard.inner(part.columns)) for shard in shards)
     if part.experts:
         yield "router", LINEAR, part.experts.scores, hidden, 1
-    yield part.prefix + "gate_up", GATES[spec.activation], inner, hidden, used
+    yield part.prefix + spec.up, GATES.get(spec.activation, spec.activation), inner, hidden, used
     yield part.prefix + "down", LINEAR, hidden, inner, used
 
 

@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterable, Iterator
 
 from dovetail.compiler.checkpoint import Checkpoint
 from dovetail.compiler.experts import CHOICE, GATE
+from dovetail.compiler.latent import latent_sources
 from dovetail.compiler.recurrent import recurrent_sources
 from dovetail.compiler.sources import WeightSource
 from dovetail.ir.errors import SpecError
 from dovetail.ir.formats import is_quantised
-from dovetail.ir.model import ROWS, TURNED, MlpPart, ModelSpec, rope_names
+from dovetail.ir.model import RELU2, ROWS, TURNED, MlpPart, ModelSpec, rope_names
 
 
 def weight_sources(spec: ModelSpec) -> tuple[WeightSource, ...]:
@@ -42,11 +43,14 @@ def check_sources(
     sources: Iterable[WeightSource], checkpoint: Checkpoint, unused: re.Pattern[str]
 ) -> None:
     """Compare the tensors of `sources` with a checkpoint, which may have `unused` ones beside."""
-    known: set[str] = set()
-    for source in sources:
-        for name, rows in source.heights.items():
+    known: dict[str, int] = {}
+    listed = tuple(sources)
+    for source in listed:  # several may share the rows of a tensor
+        known |= {name: max(rows, known.get(name, 0)) for name, rows in source.heights.items()}
+    for source in listed:
+        for name in source.heights:
             info = checkpoint.info(name)
-            shapes = source.shapes(rows)
+            shapes = source.shapes(known[name])
             if info.shape not in shapes:
                 raise SpecError(
                     f"{info.path}: tensor {name} has shape {list(info.shape)}, "
@@ -57,7 +61,6 @@ def check_sources(
                     f"{info.path}: tensor {name} has dtype {info.dtype.safetensors}; only F32, F16 "
                     "and BF16 checkpoints are supported"
                 )
-            known.add(name)
     for name in checkpoint.tensors:
         if name not in known and not unused.fullmatch(name) and not _is_no_bias(name, checkpoint):
             raise SpecError(
@@ -73,8 +76,9 @@ def _is_no_bias(name: str, checkpoint: Checkpoint) -> bool:
 
 _UNUSED = re.compile(r".*rotary_emb\.(inv_freq|cos_cached|sin_cached)|.*attn\.masked_bias")
 _DRAFTS = {
-    "glm4moe": r"(?:model\.layers|blk)\.{}\..+",
+    **dict.fromkeys(("glm4moe", "glm4moelite", "deepseek3"), r"(?:model\.layers|blk)\.{}\..+"),
     "ernie4_5moe": r"model\.mtp_.+",
+    "nemotron_h": r"mtp\..+|(?:model\.layers|blk)\.{}\..+",
     **dict.fromkeys(("qwen3_5", "qwen3_5moe"), r"mtp\..+|(?:model\.layers|blk)\.{}\..+"),
 }
 """Of families, the tensors of layers that draft tokens; {} stands for the number of the others."""
@@ -107,15 +111,17 @@ def _layer_sources(spec: ModelSpec, layer: int) -> Iterator[WeightSource]:
     def norm(name: str, scale: float = 1.0) -> WeightSource:
         return _norm(spec, f"{here}.{name}", f"{there}.{norms[name]}.weight", hidden, scale)
 
-    if spec.pre_norms:
+    if "input_norm" in spec.norms_before(layer):
         yield norm("input_norm")
     if spec.recurrent and spec.is_recurrent(layer):
         yield from recurrent_sources(spec, spec.recurrent, layer)
-    else:
+    if spec.latent:
+        yield from latent_sources(spec, spec.latent, layer)
+    elif spec.attends(layer):
         yield from _attention_sources(spec, layer)
     if spec.branch_norms:
         yield norm("attention_norm", 1 / spec.stream_scale)
-    if "post_norm" in spec.norms_before:
+    if "post_norm" in spec.norms_before(layer):
         yield norm("post_norm")
     if spec.dense_inner:
         yield from _both_sources(spec, layer, norm)
@@ -164,6 +170,10 @@ def _dense_sources(spec: ModelSpec, layer: int, part: MlpPart) -> Iterator[Weigh
     here, there = f"layers.{layer}.{part.prefix}", f"model.layers.{layer}.{module}"
     pair = tuple(f"{there}.{p}_proj" for p in ("gate", "up"))
     fused, down = (f"{there}.gate_up_proj.weight",) * 2, f"{there}.down_proj"
+    if spec.activation == RELU2:
+        yield WeightSource(f"{here}up", "packed", inner, hidden, _weights(pair[1:]), (inner,))
+        yield WeightSource(f"{here}down", "packed", hidden, inner, _weights((down,)), (hidden,))
+        return
     yield WeightSource(
         f"{here}gate_up",
         "packed_pair",
@@ -263,9 +273,11 @@ def _expert_sources(spec: ModelSpec, layer: int, part: MlpPart) -> Iterator[Weig
         yield _vector(f"{here}.router_bias", f"{there}.gate.bias", experts.count)
     if experts.biased:
         yield _vector(f"{here}.choice", f"{there}.{CHOICE}", experts.count)
-    for name, modules, kind, n, k in (
-        ("gate_up", (*gates, *ups), "_pair", inner, hidden),
-        ("down", downs, "", hidden, inner),
+    single = spec.activation == RELU2
+    first = (ups, "") if single else ((*gates, *ups), "_pair")
+    for name, (modules, kind), n, k in (
+        (spec.up, first, inner, hidden),
+        ("down", (downs, ""), hidden, inner),
     ):
         rows = (n,) * len(modules)
         whole = sum(rows)
@@ -304,6 +316,7 @@ _NORMS_OF = {
         "experts_out_norm": "post_feedforward_layernorm_2",
         "input_out_norm": "post_per_layer_input_norm",
     },
+    "nemotron_h": dict.fromkeys(_NORMS, "input_layernorm"),
     "glm4": {
         **_NORMS,
         "attention_norm": "post_self_attn_layernorm",

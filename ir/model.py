@@ -24,6 +24,10 @@ ROWS, TURNED = "rows", "turned"
 """What q and k may be normed over besides single heads."""
 ROPE, LOCAL_ROPE = "rope", "local_rope"
 """Names of ropes."""
+RELU2 = "relu2"
+"""The activation of MLPs that have no gate, only ups: squares of what is above 0."""
+GATES, DELTA, SCAN = "gates", "delta", "scan"
+"""Rules of recurrent layers."""
 SPLIT_K_ELEMENTS = 1 << 19
 """Floats of a forward tape's buffer for partial sums of split-K; what needs more is not split."""
 
@@ -57,6 +61,8 @@ class ExpertSpec(msgspec.Struct, frozen=True, kw_only=True):
     share: bool = True  # the weights of a token's experts are divided by their sum
     sigmoid: bool = False  # scores are sigmoids of what the router gives, not a softmax
     biased: bool = False  # a vector is added to scores to choose by, not to weigh by
+    groups: int = 1  # a token's experts are of `groups_used` of so many groups
+    groups_used: int = 1
     scale: float = 1.0  # of what the experts of a token give together
     shared: int = 0  # inner columns of an MLP of all tokens beside them
     gated: bool = False  # what that gives is multiplied by a sigmoid, whose row the router has last
@@ -84,34 +90,64 @@ class RecurrentSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Layers that keep a state of one size of each sequence in place of keys and values.
 
     `taps` tokens, the newest included, are convolved, each of `channels` values alone. Without
-    value heads that is all (LFM2); else comes the gated delta rule (Qwen3.5): each value head has a
-    matrix [key_dim][value_dim], and each key head serves value_heads / key_heads of them.
+    value heads that is all (LFM2); else each value head has a matrix [key_dim][value_dim], each key
+    head serves value_heads / key_heads of them, and a rule tells how a token changes the matrix:
+    the gated delta rule (Qwen3.5), or the scan of Mamba-2, which calls keys B and queries C.
     """
 
     layers: tuple[bool, ...]  # of the model: is it one of these
     taps: int
     channels: int
-    bias: bool = False  # of all its products and the convolution
+    bias: bool = False  # of all its products
+    conv_bias: bool = False
     key_heads: int = 0
     value_heads: int = 0
     key_dim: int = 0
     value_dim: int = 0
     tiled: bool = False  # value head v has key head v % key_heads, else v // (their ratio)
+    scan: bool = False  # Mamba-2's rule, not the delta rule
+    norm_groups: int = 0  # scan: parts of what it gives that are normed apart; 0 = no norm
+    norm_first: bool = False  # scan: it is normed before it is gated, not behind
+    beside: bool = False  # each of these layers has attention, too, which reads the same
 
     @property
-    def delta(self) -> bool:
-        """Whether the delta rule follows the convolution."""
-        return self.value_heads > 0
+    def rule(self) -> str:
+        """What follows or surrounds the convolution."""
+        return GATES if not self.value_heads else SCAN if self.scan else DELTA
 
     @property
     def width(self) -> int:
         """Values of a token that go into the output projection."""
-        return self.value_heads * self.value_dim if self.delta else self.channels
+        return self.value_heads * self.value_dim or self.channels
 
     @property
-    def parts(self) -> int:
-        """Parts of `channels` values that a token's projection has: x, or x and two gates of it."""
-        return 1 if self.delta else 3
+    def out(self) -> str:
+        """Return the name of the output projection."""
+        return "mix_o" if self.beside else "o"
+
+    @property
+    def products(self) -> dict[str, int]:
+        """Columns of each projection of a token, by weight.
+
+        `mix` has what is convolved: between two gates, or behind the scan's gate.
+        """
+        width, heads = self.width, self.value_heads
+        return {
+            GATES: {"mix": 3 * self.channels},
+            DELTA: {"mix": self.channels, "mix_gate": width, "rates": 2 * heads},
+            SCAN: {"mix": width + self.channels, "rates": heads},
+        }[self.rule]
+
+    @property
+    def vectors(self) -> dict[str, int]:
+        """Values of each vector of a layer beside biases, by weight."""
+        rates = dict.fromkeys(("a_log", "dt_bias"), self.value_heads)
+        normed = {"mix_norm": self.width} if self.norm_groups else {}
+        return {
+            GATES: {},
+            DELTA: {**rates, "mix_norm": self.value_dim},
+            SCAN: {**rates, "skip": self.value_heads, **normed},
+        }[self.rule]
 
     @property
     def kept(self) -> int:
@@ -122,6 +158,20 @@ class RecurrentSpec(msgspec.Struct, frozen=True, kw_only=True):
     def state_size(self) -> int:
         """Floats of a layer's state."""
         return self.kept + self.value_heads * self.key_dim * self.value_dim
+
+
+class LatentSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Attention over one latent vector of each token (DeepSeek-V2, §2.1).
+
+    K and V of a head are products of it. Theirs are taken into queries and into what attention
+    gives, so that all heads attend over the vector: `rank` values, which are V, too, and behind
+    them those that the rope turns.
+    """
+
+    rank: int
+    plain: int  # values of a query that no rope turns
+    values: int  # of a head that go into the output projection
+    queries: int = 0  # values that queries are products of, normed; 0 = of the stream's
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,10 +203,11 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     qk_norm_of: str = "heads"  # heads, heads that a rope has turned, or rows: all heads together
     output_gate: bool = False  # attention is multiplied by a sigmoid, computed beside q, k and v
     recurrent: RecurrentSpec | None = None  # layers without keys
+    latent: LatentSpec | None = None  # one vector of a token in place of K and V of heads
     rope_layers: tuple[bool, ...] = ()  # per layer: are q and k rotated; () = all layers
     local_rope: RopeSpec | None = None  # of layers with a window, where theirs is another
     attention_scale: float | None = None  # of q k^T; None = head_dim ** -0.5
-    activation: str = "silu"  # of the gate: silu, gelu_tanh, or clamped, of gate and up
+    activation: str = "silu"  # of the gate: silu, gelu_tanh; clamped, of gate and up; relu2, of up
     pre_norms: bool = True  # RMSNorm of what attention and MLP read
     parallel: bool = False  # the MLP reads what attention reads, instead of a norm of its own
     layer_norm: bool = False  # norms of the stream subtract the mean
@@ -171,6 +222,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     shared_inner: int = 0  # intermediate_size of these, 0 = that of the others
     keys_as_values: bool = False  # layers without a window have V of K's weights
     v_norm: bool = False  # an RMSNorm of V, without weights
+    mlp_alone: tuple[bool, ...] = ()  # per layer: an MLP alone, or none; () = all have one behind
     layer_inputs: int = 0  # values that each layer has of its own of a token; 0 = none
     layer_scale: bool = False  # what a layer gives is multiplied by a learnt number
     logits_cap: float = 0.0  # c of logits c tanh(x / c); 0 = they are x
@@ -199,11 +251,23 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     def mixed_size(self) -> int:
         """Values of a token that go into the output projection, at most."""
         heads = max(self.qkv_rows(layer)[0] for layer in range(self.n_layers))
-        return max(heads, self.recurrent.width) if self.recurrent else heads
+        if self.recurrent is None:
+            return heads
+        width = self.recurrent.width
+        return heads + width if self.recurrent.beside else max(heads, width)
 
     def is_recurrent(self, layer: int) -> bool:
         """Return whether a layer has a state in place of keys."""
         return self.recurrent is not None and self.recurrent.layers[layer]
+
+    def mixes(self, layer: int) -> bool:
+        """Return whether a layer has more than an MLP."""
+        return not (self.mlp_alone and self.mlp_alone[layer])
+
+    def attends(self, layer: int) -> bool:
+        """Return whether a layer has attention."""
+        alone = self.is_recurrent(layer) and not (self.recurrent and self.recurrent.beside)
+        return self.mixes(layer) and not alone
 
     @property
     def state_bytes(self) -> int:
@@ -234,8 +298,13 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     def kv_values(self, layer: int) -> int:
         """Return the values of a token's K, and of its V, that are a layer's own."""
         _, heads, size = self.layer_heads(layer)
-        own = self.kv_layer(layer) == layer and not self.is_recurrent(layer)
+        own = self.kv_layer(layer) == layer and self.attends(layer)
         return heads * size if own else 0
+
+    @property
+    def pools(self) -> int:
+        """Pools of keys and values: V may be a part of K."""
+        return 1 if self.latent else 2
 
     def qkv_rows(self, layer: int) -> tuple[int, int, int]:
         """Return the columns of a layer's q, k and v."""
@@ -251,20 +320,20 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     def uneven(self) -> bool:
         """Whether layers differ in more than windows and ropes, or have parts of few families."""
         parts = self.full_heads, self.shared_kv, self.layer_inputs, self.logits_cap, self.recurrent
-        return any((*parts, self.dense_inner, self.adapters))
+        return any((*parts, self.dense_inner, self.mlp_alone, self.latent, self.adapters))
 
     def inner_columns(self, rows: float = 1) -> float:
         """Return the inner columns of a layer that so many tokens go through, at most; the mean."""
-        experts, inner = self.experts, self.intermediate_size
-        if experts is None:
-            return inner
-        without = sum(experts.dense_layers)
-        mixed = inner * min(rows * experts.used, experts.count) + experts.shared
-        return (without * experts.dense + (self.n_layers - without) * mixed) / self.n_layers
+        parts = [part for layer in range(self.n_layers) for part in self.mlp_parts(layer)]
+        times = [min(rows * p.experts.used, p.experts.count) if p.experts else 1 for p in parts]
+        widths = (part.columns * each for part, each in zip(parts, times, strict=True))
+        return sum(widths) / self.n_layers
 
     def mlp_parts(self, layer: int) -> tuple[MlpPart, ...]:
         """Return the parts of a layer's MLP; of a mixture, those without experts are `dense_`."""
         experts = self.experts
+        if self.mlp_alone and self.mixes(layer):
+            return ()
         if experts is None:
             return (MlpPart("", self.layer_inner(layer)),)
         if experts.dense_layers and experts.dense_layers[layer]:
@@ -277,10 +346,16 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         """Return the different parts of all layers."""
         return frozenset(p for layer in range(self.n_layers) for p in self.mlp_parts(layer))
 
-    @property
-    def norms_before(self) -> tuple[str, ...]:
+    def norms_before(self, layer: int) -> tuple[str, ...]:
         """Return the names of the norms of what a layer's attention and its MLP read."""
+        if self.mlp_alone:
+            return ("input_norm" if self.mixes(layer) else "post_norm",)
         return ("input_norm", "post_norm")[: self.pre_norms * (1 if self.parallel else 2)]
+
+    @property
+    def up(self) -> str:
+        """Return the name of what MLPs begin with."""
+        return "up" if self.activation == RELU2 else "gate_up"
 
     @property
     def stream_eps(self) -> float:
@@ -345,6 +420,10 @@ def weight_shapes(spec: ModelSpec) -> dict[str, tuple[int, int]]:
         if spec.recurrent and spec.is_recurrent(i):
             mixers = _mixer_shapes(spec.recurrent, hidden)
             shapes |= {f"layers.{i}.{name}": shape for name, shape in mixers.items()}
+        if not spec.attends(i):
+            continue
+        if spec.latent:
+            shapes |= {f"layers.{i}.{n}": s for n, s in latent_shapes(spec, spec.latent).items()}
             continue
         parts, rows = spec.qkv_parts(i), spec.qkv_rows(i)
         rows = rows[0] + spec.gate_size, *rows[1:]
@@ -355,11 +434,10 @@ def weight_shapes(spec: ModelSpec) -> dict[str, tuple[int, int]]:
 
 def _layer_shapes(spec: ModelSpec, layer: int) -> dict[str, tuple[int, int]]:
     hidden, norm = spec.hidden_size, (spec.hidden_size, 1)
-    found = {
-        "o": (hidden, spec.qkv_rows(layer)[0]),
-        **dict(pair for part in spec.mlp_parts(layer) for pair in _mlp_shapes(part, hidden)),
-    }
-    found |= dict.fromkeys(spec.norms_before, norm)
+    parts = spec.mlp_parts(layer)
+    found = dict(pair for part in parts for pair in _mlp_shapes(spec, part, hidden))
+    found |= {"o": (hidden, spec.qkv_rows(layer)[0])} if spec.mixes(layer) else {}
+    found |= dict.fromkeys(spec.norms_before(layer), norm)
     if spec.experts and spec.dense_inner:
         found |= dict.fromkeys(("dense_norm", "router_norm", "experts_norm"), norm)
         found |= {"experts_out_norm": norm, "expert_scale": (spec.experts.count, 1)}
@@ -372,26 +450,44 @@ def _layer_shapes(spec: ModelSpec, layer: int) -> dict[str, tuple[int, int]]:
     return found
 
 
+LATENT_EPS = 1e-6
+"""Epsilon of the norms inside latent attention, whatever that of others is (transformers)."""
+HEAD_PRODUCTS = ("keys", "values")
+"""Weights of latent attention that have a matrix for each head."""
+
+
+def latent_shapes(spec: ModelSpec, latent: LatentSpec) -> dict[str, tuple[int, int]]:
+    """Return (n, k) of what a layer has in place of q, k, v: heads' matrices one after another."""
+    hidden, heads, turned = spec.hidden_size, spec.n_heads, spec.rope.rotary_dim
+    source = latent.queries or hidden
+    return {
+        **({"query_in": (latent.queries, hidden)} if latent.queries else {}),
+        "query": (heads * (latent.plain + turned), source),
+        "latent": (latent.rank + turned, hidden),
+        "keys": (heads * latent.rank, latent.plain),
+        "values": (heads * latent.values, latent.rank),
+        "o": (hidden, heads * latent.values),
+    }
+
+
 def _mixer_shapes(recurrent: RecurrentSpec, hidden: int) -> dict[str, tuple[int, int]]:
     """Return (n, k) of the weights of a recurrent layer in place of attention."""
-    shapes = {
-        "mix": (recurrent.channels * recurrent.parts, hidden),
+    return {
+        **{name: (n, hidden) for name, n in recurrent.products.items()},
+        **{name: (n, 1) for name, n in recurrent.vectors.items()},
         "conv": (recurrent.taps, recurrent.channels),
-        "o": (hidden, recurrent.width),
+        recurrent.out: (hidden, recurrent.width),
     }
-    if recurrent.delta:
-        heads = recurrent.value_heads
-        shapes |= {"mix_gate": (recurrent.width, hidden), "rates": (2 * heads, hidden)}
-        shapes |= {"a_log": (heads, 1), "dt_bias": (heads, 1)}
-        shapes["mix_norm"] = (recurrent.value_dim, 1)
-    return shapes
 
 
-def _mlp_shapes(part: MlpPart, hidden: int) -> Iterator[tuple[str, tuple[int, int]]]:
+def _mlp_shapes(
+    spec: ModelSpec, part: MlpPart, hidden: int
+) -> Iterator[tuple[str, tuple[int, int]]]:
     matrices = part.experts.count if part.experts else 1
     if part.experts:
         yield "router", (part.experts.scores, hidden)
-    yield part.prefix + "gate_up", (2 * part.columns * matrices, hidden)
+    sides = 1 if spec.activation == RELU2 else 2
+    yield part.prefix + spec.up, (sides * part.columns * matrices, hidden)
     yield part.prefix + "down", (hidden * matrices, part.columns)
 
 

@@ -25,6 +25,8 @@ ARCHITECTURES = {
     "qwen3_moe": "qwen3moe",
     "mixtral": "llama",
     "granitemoe": "granitemoe",
+    "nemotron_h": "nemotron_h",
+    "falcon_h1": "falcon-h1",
     "gpt_oss": "gpt-oss",
     "lfm2": "lfm2",
     "lfm2_moe": "lfm2moe",
@@ -44,6 +46,7 @@ ARCHITECTURES = {
     "cohere2": "cohere2",
     "hunyuan_v1_dense": "hunyuan-dense",
     "hunyuan_v1_moe": "hunyuan-moe",
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu"), "deepseek2"),
 }
 SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -194,7 +197,13 @@ def save_gguf(
     """
     kind_of = kind if callable(kind) else lambda _name: kind
     config = json.loads((directory / "config.json").read_text())
+    if config["model_type"] == "nemotron_h":
+        config |= nemotron_keys(config)
     arch = arch or ARCHITECTURES[config["model_type"]]
+    if arch == "nemotron_h" and expert_count(config):
+        arch = "nemotron_h_moe"
+    if arch == "granite" and "linear_attention" in config.get("layer_types", ()):
+        arch = "granitehybrid"
     if arch == "granite" and expert_count(config):
         arch = "granitemoe"
     writer = gguf.GGUFWriter(path, arch, split_max_tensors=split)
@@ -205,6 +214,12 @@ def save_gguf(
         state = {own_part(name): values for name, values in state.items()}
     if arch.startswith("qwen35"):
         state = dict(tile_heads(config, state))
+    if arch == "deepseek2":
+        state, kv_heads = dict(keys_and_values(config, state)), 1
+        add_latent(writer, config)
+    if arch in SCANS:
+        own = (re.sub(*MIXED, name) for name in state)
+        state = {n: scan_part(config, n, v) for n, v in zip(own, state.values(), strict=True)}
     writer.add_block_count(layers)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -214,14 +229,19 @@ def save_gguf(
         inner = config.get(wide, config["intermediate_size"])
         if arch == "lfm2":
             inner = len(state["model.layers.0.feed_forward.w1.weight"])
+        if alone := [kind in ("mlp", "moe") for kind in config.get("layer_types", [])]:
+            inner = [inner * each for each in alone] if any(alone) else inner
         writer.add_feed_forward_length(inner)
         kinds = config.get("layer_types", [])
         each = [kv_heads if kind == "full_attention" else 0 for kind in kinds]
-        writer.add_head_count_kv(each if arch.startswith("lfm2") else kv_heads)
+        listed = arch.startswith("lfm2") or (arch in SCANS and kinds)
+        writer.add_head_count_kv(each if listed else kv_heads)
     writer.add_head_count(heads)
     if "logit_scale" in config:
         writer.add_layer_norm_eps(config["layer_norm_eps"])
         writer.add_logit_scale(config["logit_scale"])
+    elif arch.startswith("nemotron_h"):
+        writer.add_layer_norm_eps(config["rms_norm_eps"])
     else:
         writer.add_layer_norm_rms_eps(
             config["norm_eps" if arch.startswith("lfm2") else "rms_norm_eps"]
@@ -235,14 +255,14 @@ def save_gguf(
         writer.add_sliding_window_pattern([t[0] == "s" for t in config["layer_types"]])
     if config.get("sliding_window") and arch in ("phi3", "gemma3", "gemma-embedding", "gpt-oss"):
         writer.add_sliding_window(config["sliding_window"])
-    if arch in ("granite", "granitemoe"):
+    if arch in ("granite", "granitemoe", "granitehybrid"):
         writer.add_embedding_scale(config["embedding_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])
         writer.add_attention_scale(config["attention_multiplier"])
         writer.add_logit_scale(config["logits_scaling"])
     if arch == "gemma4":
         add_gemma4(writer, config)
-    elif config.get("head_dim"):
+    elif config.get("head_dim") and arch != "deepseek2":
         writer.add_key_length(config["head_dim"])
         writer.add_value_length(config["head_dim"])
     (tokenizer or add_no_tokens)(writer)
@@ -256,10 +276,11 @@ def save_gguf(
         rows = pair_rows(values, count, share) if count else values
         rows = rows[:, 0] if rows.ndim == 3 and ".conv." in name else rows
         rows = rows + 1 if is_offset(arch, name) else rows
-        rows = rows.reshape(-1) if 1 in rows.shape else rows
-        plain = values.ndim == 1 or name.endswith((".bias", "conv.weight", "conv1d.weight"))
+        rows = rows.reshape(-1) if 1 in rows.shape and arch not in SCANS else rows
+        plain = values.ndim == 1 or name.endswith(PLAIN)
         form = gguf.GGMLQuantizationType["F32" if plain else kind_of(name)]
-        whole = name if name.startswith(("model.", "lm_head.")) else f"model.{name}"
+        known = name.startswith(("model.", "lm_head.", "backbone."))
+        whole = name if known else f"model.{name}"
         known = stacked_name(whole) or names.get_name(whole, try_suffixes=(".weight", ".bias"))
         known = own_name(name) or known
         known = known or names.get_name(name.replace("dt_bias", "dt_proj"), ()) + ".bias"
@@ -274,6 +295,64 @@ def save_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def keys_and_values(
+    config: Mapping[str, Any], state: Mapping[str, np.ndarray]
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the tensors, K's and V's matrices of latent attention as tensors of all heads."""
+    plain, values = config["qk_nope_head_dim"], config["v_head_dim"]
+    for name, each in state.items():
+        if "kv_b_proj" not in name:
+            yield name, each
+            continue
+        heads = each.reshape(-1, plain + values, each.shape[1])
+        turned = np.ascontiguousarray(heads[:, :plain].transpose(0, 2, 1))
+        yield name.replace("kv_b_proj", "k_b_proj"), turned
+        yield name.replace("kv_b_proj", "v_b_proj"), np.ascontiguousarray(heads[:, plain:])
+
+
+def add_latent(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
+    """Write the keys of latent attention."""
+    rank, turned = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    if config.get("q_lora_rank"):
+        writer.add_q_lora_rank(config["q_lora_rank"])
+    writer.add_kv_lora_rank(rank)
+    writer.add_key_length(rank + turned)
+    writer.add_value_length(rank)
+    writer.add_key_length_mla(config["qk_nope_head_dim"] + turned)
+    writer.add_value_length_mla(config["v_head_dim"])
+    writer.add_rope_dimension_count(turned)
+
+
+PLAIN = (".bias", "conv.weight", "conv1d.weight", "norm.weight", "A_log", ".D")
+"""Ends of names of what is never quantised."""
+MIXED = r"backbone(.*)\.mixer\.(gate|experts|shared_experts)\.", r"model\1.mlp.\2."
+"""Names of Nemotron-H's experts to those of most families."""
+SCANS = ("granitehybrid", "nemotron_h", "nemotron_h_moe", "falcon-h1")
+
+
+def nemotron_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of Nemotron-H that most families have, by their names."""
+    kinds = config["layers_block_type"]
+    keys = {
+        "mamba_num_heads": "mamba_n_heads",
+        "mamba_head_dim": "mamba_d_head",
+        "n_groups": "mamba_n_groups",
+        "ssm_state_size": "mamba_d_state",
+        "conv_kernel": "mamba_d_conv",
+        "layer_norm_epsilon": "rms_norm_eps",
+    }
+    experts = config["n_routed_experts"] if "moe" in kinds else 0
+    inner = config["moe_intermediate_size" if experts else "intermediate_size"]
+    return {
+        **{theirs: config[ours] for ours, theirs in keys.items()},
+        **{"num_hidden_layers": len(kinds), "layer_types": kinds, "intermediate_size": inner},
+        **{
+            "n_routed_experts": experts,
+            "rope_parameters": {"rope_theta": 1e4, "rope_type": "default"},
+        },
+    }
 
 
 def own_part(name: str) -> str:
@@ -304,6 +383,10 @@ def add_experts(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     for key in ("shared_expert_intermediate_size", "shared_intermediate_size"):
         if config.get(key):
             writer.add_expert_shared_feed_forward_length(config[key])
+    if "moe_shared_expert_intermediate_size" in config:
+        writer.add_expert_shared_feed_forward_length(config["moe_shared_expert_intermediate_size"])
+        writer.add_expert_weights_scale(config["routed_scaling_factor"])
+        writer.add_expert_weights_norm(config["norm_topk_prob"])
     if "moe_num_shared_experts" in config:
         writer.add_interleave_moe_layer_step(config["moe_layer_interval"])
         writer.add_leading_dense_block_count(config["moe_layer_start_index"])
@@ -317,7 +400,8 @@ def add_experts(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
         writer.add_expert_shared_count(config["n_shared_experts"])
         writer.add_expert_weights_scale(config["routed_scaling_factor"])
         writer.add_expert_weights_norm(config["norm_topk_prob"])
-        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        kind = "SOFTMAX" if config["model_type"] == "deepseek_v2" else "SIGMOID"
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType[kind])
 
 
 def own_name(name: str) -> str | None:
@@ -398,7 +482,7 @@ def stacked_name(name: str) -> str | None:
 
 
 PAIRED = ("llama", "mistral3", "smollm3", "granite", "granitemoe", "glm4", "ernie4_5")
-PAIRED += ("ernie4_5-moe",)
+PAIRED += ("ernie4_5-moe", "granitehybrid")
 """Architectures whose files have the rows of queries and keys as pairs."""
 NEIGHBOURS = {"glm4": 0.5, "ernie4_5": 1.0, "ernie4_5_moe": 1.0, "cohere": 1.0, "cohere2": 1.0}
 """Families that are trained so, with the part of each head that a rope turns."""
@@ -415,6 +499,14 @@ def add_recurrent(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     """Write what files tell of layers without keys."""
     if config["model_type"].startswith("lfm2"):
         writer.add_shortconv_l_cache(config["conv_L_cache"])
+    if "mamba_d_conv" in config:
+        heads = config["mamba_n_heads"]
+        writer.add_ssm_conv_kernel(config["mamba_d_conv"])
+        writer.add_ssm_state_size(config["mamba_d_state"])
+        writer.add_ssm_group_count(config["mamba_n_groups"])
+        writer.add_ssm_time_step_rank(heads)
+        writer.add_ssm_inner_size(heads * config["mamba_d_head"])
+        writer.add_rope_scaling_finetuned(config.get("position_embedding_type") == "rope")
     if not config["model_type"].startswith("qwen3_5"):
         return
     heads = config["linear_num_value_heads"]
@@ -424,6 +516,41 @@ def add_recurrent(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     writer.add_ssm_time_step_rank(heads)
     writer.add_ssm_inner_size(heads * config["linear_value_head_dim"])
     writer.add_full_attention_interval(4)
+
+
+def multiplied(config: Mapping[str, Any], name: str, values: np.ndarray) -> np.ndarray:
+    """Return a tensor of Falcon-H1 times what its code multiplies products by."""
+    inward, keys = config["attention_in_multiplier"], config["mamba_n_groups"]
+    keys *= config["mamba_d_state"]
+    width = config["mamba_d_ssm"]
+    sizes = (width, width, keys, keys, config["mamba_n_heads"])
+    parts = np.repeat(config["ssm_multipliers"], sizes) * config["ssm_in_multiplier"]
+    factors = {
+        "q_proj": inward,
+        "k_proj": inward * config["key_multiplier"],
+        "v_proj": inward,
+        "o_proj": config["attention_out_multiplier"],
+        "out_proj": config["ssm_out_multiplier"],
+        "gate_proj": config["mlp_multipliers"][0],
+        "down_proj": config["mlp_multipliers"][1],
+        "lm_head": config["lm_head_multiplier"],
+        "embed_tokens": config["embedding_multiplier"],
+        "in_proj": parts[:, None],
+    }
+    return (values * factors.get(name.split(".")[-2], 1.0)).astype(np.float32)
+
+
+def scan_part(config: Mapping[str, Any], name: str, values: np.ndarray) -> np.ndarray:
+    """Return a tensor of Mamba-2 as converters store it."""
+    if config["model_type"] == "falcon_h1":
+        values = multiplied(config, name, values)
+    if name.endswith(("mamba.norm.weight", "mixer.norm.weight")):
+        return values.reshape(config["mamba_n_groups"], -1)
+    if name.endswith("conv1d.weight"):
+        return values[:, 0]
+    if name.endswith((".A_log", ".D")):
+        return (-np.exp(values) if name.endswith("A_log") else values).reshape(-1, 1)
+    return values
 
 
 def tile_heads(
@@ -474,6 +601,8 @@ def add_rope(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        if "mscale_all_dim" in rope and "llama_4_scaling_beta" not in rope:
+            writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
     if "llama_4_scaling_beta" in rope:
         writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
         writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])

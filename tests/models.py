@@ -9,10 +9,13 @@ import pytest
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "smollm3", "gemma3", "granite")
 FAMILIES += ("ministral3", "granite4", "glm4", "ernie4_5")
-RECURRENT = ("lfm2", "qwen3_5", "lfm2_moe", "qwen3_5_moe")
+RECURRENT = ("lfm2", "qwen3_5", "granite4_h", "lfm2_moe", "qwen3_5_moe", "granite4_h_moe")
+RECURRENT += ("nemotron_h", "nemotron_h_moe", "falcon_h1")
 """Families with layers without keys."""
 UNEVEN = ("gemma4",)
 """Families whose layers differ in heads."""
+LATENT = ("deepseek2", "deepseek3", "glm4_lite", "youtu")
+"""Families of latent attention."""
 FAMILIES += ("olmo2", "olmo3", "exaone4", "seed_oss", "hunyuan", "cohere", "cohere2")
 EXPERTS = ("qwen3_moe", "mixtral", "granitemoe", "gpt_oss")
 EXPERTS += ("qwen2_moe", "glm4_moe", "dots1", "ernie4_5_moe", "granitemoeshared", "granite4_moe")
@@ -49,7 +52,74 @@ SIGMOIDS = {
     "norm_topk_prob": True,
     "num_hidden_layers": 3,
 }
+HEADS = {
+    "head_dim": 16,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 48,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 16,
+}
+"""Of latent attention."""
+SCANS = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "num_hidden_layers": 3,
+    "mamba_n_heads": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 24,
+    "shared_intermediate_size": 120,
+}
+ONE_KIND = {
+    "layers_block_type": ["linear_attention", "mlp", "mlp", "full_attention", "linear_attention"],
+    "head_dim": 16,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 48,
+    "n_groups": 2,
+    "ssm_state_size": 24,
+    "moe_intermediate_size": 48,
+    "moe_shared_expert_intermediate_size": 72,
+    "n_routed_experts": 6,
+    "routed_scaling_factor": 2.5,
+}
 OWN: dict[str, dict[str, Any]] = {
+    "falcon_h1": {
+        "mamba_n_heads": 6,
+        "mamba_d_ssm": 96,
+        "mamba_n_groups": 2,
+        "mamba_d_state": 24,
+        "mamba_rms_norm": True,
+        "mamba_norm_before_gate": False,
+        "rms_norm_eps": 1e-6,
+        "embedding_multiplier": 5.5,
+        "lm_head_multiplier": 0.25,
+        "key_multiplier": 0.7,
+        "attention_in_multiplier": 1.5,
+        "attention_out_multiplier": 0.9,
+        "ssm_in_multiplier": 1.3,
+        "ssm_out_multiplier": 2.5,
+        "ssm_multipliers": [0.8, 1.25, 0.6, 1.4, 0.7],
+        "mlp_multipliers": [1.6, 0.75],
+    },
+    "nemotron_h": ONE_KIND,
+    "nemotron_h_moe": {
+        **ONE_KIND,
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp", "moe"],
+    },
+    "deepseek2": {
+        **{**SIGMOIDS, **HEADS},
+        **{"q_lora_rank": None, "norm_topk_prob": False},
+        "rope_parameters": {
+            **{"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64},
+            **{"mscale": 0.707, "mscale_all_dim": 0.707, "rope_theta": 10000.0},
+        },
+    },
+    "deepseek3": {**SIGMOIDS, **HEADS, "q_lora_rank": 32, "n_group": 1, "topk_group": 1},
+    "glm4_lite": {
+        **{**SIGMOIDS, **HEADS, "q_lora_rank": 32},
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+        "rms_norm_eps": 1e-5,
+    },
+    "youtu": {**HEADS, "q_lora_rank": 48},
     "qwen3": {"head_dim": 16},
     "phi3": {"pad_token_id": 2, "rms_norm_eps": 1e-6},
     "granite": MULTIPLIERS,
@@ -98,6 +168,14 @@ OWN: dict[str, dict[str, Any]] = {
         "layer_types": ["full_attention"] * 2,
         "position_embedding_type": "rope",
         "mamba_n_heads": 2,
+    },
+    "granite4_h": {**MULTIPLIERS, **SCANS, "num_local_experts": 0, "num_experts_per_tok": 0},
+    "granite4_h_moe": {
+        **MULTIPLIERS,
+        **SCANS,
+        "intermediate_size": 48,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
     },
     "ministral3": {
         "head_dim": 16,
@@ -211,6 +289,7 @@ def make_model(family: str, *, seed: int = 0, dtype: str = "float32", **override
     torch = pytest.importorskip("torch")
     import transformers
 
+    granite4 = transformers.GraniteMoeHybridConfig, transformers.GraniteMoeHybridForCausalLM
     classes = {
         "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
         "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
@@ -220,10 +299,7 @@ def make_model(family: str, *, seed: int = 0, dtype: str = "float32", **override
         "granite": (transformers.GraniteConfig, transformers.GraniteForCausalLM),
         "glm4": (transformers.Glm4Config, transformers.Glm4ForCausalLM),
         "ernie4_5": (transformers.Ernie4_5Config, transformers.Ernie4_5ForCausalLM),
-        "granite4": (
-            transformers.GraniteMoeHybridConfig,
-            transformers.GraniteMoeHybridForCausalLM,
-        ),
+        **dict.fromkeys(("granite4", "granite4_moe", "granite4_h", "granite4_h_moe"), granite4),
         "ministral3": (transformers.Ministral3Config, transformers.Ministral3ForCausalLM),
         "lfm2": (transformers.Lfm2Config, transformers.Lfm2ForCausalLM),
         "lfm2_moe": (transformers.Lfm2MoeConfig, transformers.Lfm2MoeForCausalLM),
@@ -243,6 +319,10 @@ def make_model(family: str, *, seed: int = 0, dtype: str = "float32", **override
         "hunyuan": (transformers.HunYuanDenseV1Config, transformers.HunYuanDenseV1ForCausalLM),
         "hunyuan_moe": (transformers.HunYuanMoEV1Config, transformers.HunYuanMoEV1ForCausalLM),
         "qwen2_moe": (transformers.Qwen2MoeConfig, transformers.Qwen2MoeForCausalLM),
+        "deepseek2": (transformers.DeepseekV2Config, transformers.DeepseekV2ForCausalLM),
+        "deepseek3": (transformers.DeepseekV3Config, transformers.DeepseekV3ForCausalLM),
+        "glm4_lite": (transformers.Glm4MoeLiteConfig, transformers.Glm4MoeLiteForCausalLM),
+        "youtu": (transformers.YoutuConfig, transformers.YoutuForCausalLM),
         "glm4_moe": (transformers.Glm4MoeConfig, transformers.Glm4MoeForCausalLM),
         "dots1": (transformers.Dots1Config, transformers.Dots1ForCausalLM),
         "ernie4_5_moe": (transformers.Ernie4_5_MoeConfig, transformers.Ernie4_5_MoeForCausalLM),
@@ -250,10 +330,11 @@ def make_model(family: str, *, seed: int = 0, dtype: str = "float32", **override
             transformers.GraniteMoeSharedConfig,
             transformers.GraniteMoeSharedForCausalLM,
         ),
-        "granite4_moe": (
-            transformers.GraniteMoeHybridConfig,
-            transformers.GraniteMoeHybridForCausalLM,
+        **dict.fromkeys(
+            ("nemotron_h", "nemotron_h_moe"),
+            (transformers.NemotronHConfig, transformers.NemotronHForCausalLM),
         ),
+        "falcon_h1": (transformers.FalconH1Config, transformers.FalconH1ForCausalLM),
         "gpt_oss": (transformers.GptOssConfig, transformers.GptOssForCausalLM),
         "gemma3": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM),
         "gemma4": (transformers.Gemma4TextConfig, transformers.Gemma4ForCausalLM),

@@ -83,6 +83,9 @@ ONE_HEAD = {
     "linear_key_head_dim": 48,
     "linear_value_head_dim": 32,
 }
+ODD_SCANS = {"mamba_n_heads": 4, "mamba_n_groups": 1, "mamba_d_state": 37, "mamba_d_conv": 3}
+BIASED_SCANS = {"mamba_proj_bias": True, "position_embedding_type": "rope", "mamba_n_heads": 4}
+GATES_LAST = {"mamba_norm_before_gate": True, "tie_word_embeddings": True}
 EIGHT = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 80}
 SHORT = {"norm_topk_prob": False, "use_sliding_window": True, "sliding_window": 33}
 PLAIN = {"use_qk_norm": False, "attention_bias": False, "norm_topk_prob": False}
@@ -196,6 +199,14 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma4-experts": ("gemma4", shape(4, 1, 64, 96, 150, 140, **BESIDE)),
     "gemma4-inputs": ("gemma4", shape(4, 1, 64, 128, 190, 171, sliding_window=33, **GEMMA4)),
     "gemma4-one-projection": ("gemma4", shape(4, 2, 256, 96, 150, 211, **ONE_PROJECTION)),
+    "granite4-scans": ("granite4_h", shape(4, 2, 32, 96, 120, 131, **ODD_SCANS)),
+    "granite4-scans-rope": ("granite4_h", shape(4, 1, 16, 64, 96, 107, **BIASED_SCANS)),
+    "granite4-scans-experts": ("granite4_h_moe", shape(4, 2, 32, 128, 48, 107)),
+    "nemotron-h": ("nemotron_h", shape(4, 2, 32, 96, 150, 131)),
+    "nemotron-h-experts": ("nemotron_h_moe", shape(4, 1, 16, 80, 99, 107)),
+    "falcon-h1": ("falcon_h1", shape(2, 1, 48, 96, 150, 131)),
+    "falcon-h1-plain": ("falcon_h1", shape(5, 1, 16, 80, 99, 107, mamba_rms_norm=False)),
+    "falcon-h1-gates-last": ("falcon_h1", shape(4, 1, 16, 64, 99, 107, **GATES_LAST)),
 }
 EVERY_DAY = (
     "gemma4-inputs",
@@ -221,6 +232,11 @@ EVERY_DAY = (
     "lfm2",
     "qwen3_5",
     "qwen3_5-experts",
+    "granite4-scans",
+    "granite4-scans-experts",
+    "nemotron-h",
+    "nemotron-h-experts",
+    "falcon-h1",
     "gemma3-windows",
     "llama-gqa4-80",
     "llama-biases-tied",

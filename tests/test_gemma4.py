@@ -148,7 +148,7 @@ def test_a_gguf_file_is_the_same_model(kind: str, tmp_path: Path) -> None:
             "only equal heads",
         ),
         ({"per_layer_config": {"1": {"rms": 1}, "4": {"rms": 1}}}, "only equal heads"),
-        ({"per_layer_config": {"1": {"head_dim": 1024}, "4": {"head_dim": 1024}}}, "up to 512"),
+        ({"per_layer_config": {"1": {"head_dim": 1024}, "4": {"head_dim": 1024}}}, "up to 576"),
         ({"num_kv_shared_layers": 4}, "num_kv_shared_layers"),
         ({"vocab_size_per_layer_input": 99}, "vocab_size_per_layer_input must be vocab_size"),
         ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention"),

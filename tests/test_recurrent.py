@@ -31,6 +31,11 @@ WIDE = {
     "lfm2_moe": {"hidden_size": 128, "intermediate_size": 96, "num_attention_heads": 4},
     "qwen3_5_moe": {"hidden_size": 128, "linear_num_value_heads": 6},
     "qwen3_5": {"hidden_size": 128, "intermediate_size": 192, "linear_num_value_heads": 6},
+    "granite4_h": {"hidden_size": 128, "intermediate_size": 96, "shared_intermediate_size": 96},
+    "granite4_h_moe": {"hidden_size": 128},
+    "nemotron_h": {"hidden_size": 128},
+    "falcon_h1": {"hidden_size": 128},
+    "nemotron_h_moe": {"layers_block_type": ["linear_attention", "moe", "full_attention", "moe"]},
 }
 
 
@@ -50,7 +55,7 @@ def tokens(app: App, *asked: list[int], **options: Any) -> list[tuple[int, ...]]
     return [done.token_ids for done in app.generate(list(asked), **{**GREEDY, **options})]
 
 
-@pytest.fixture(scope="module", params=RECURRENT[:2])
+@pytest.fixture(scope="module", params=RECURRENT[:3])
 def artifact(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made(tmp_path_factory.mktemp(request.param), request.param)
 
@@ -84,7 +89,7 @@ def test_a_layer_that_drafts_tokens_is_left_out(tmp_path: Path) -> None:
     assert spec.recurrent.layers == (True, True, True, False)
 
 
-@pytest.mark.parametrize("family", RECURRENT[:2])
+@pytest.mark.parametrize("family", RECURRENT[:3])
 def test_a_quantised_file_keeps_its_formats(family: str, tmp_path: Path) -> None:
     folder = save_model(tmp_path / "model", family, **WIDE[family])
     kinds = {"q_proj": "Q8_0", "v_proj": "Q4_0", "in_proj_z": "Q4_0", "in_proj_a": "F32"}
@@ -191,6 +196,9 @@ def test_what_goes_back_or_elsewhere_is_refused(artifact: Path, tmp_path: Path) 
         ("qwen3_5", {"linear_value_head_dim": 40}, "multiple of 32"),
         ("qwen3_5", {"linear_key_head_dim": 512}, "between 16 and 256"),
         ("qwen3_5", {"linear_num_value_heads": 5}, "multiple of 2"),
+        ("granite4_h", {"mamba_d_head": 8}, "a multiple of 16"),
+        ("granite4_h", {"mamba_n_groups": 3}, "must divide the 8 heads"),
+        ("granite4_h", {"time_step_limit": [0.0, 0.1]}, "steps without limits"),
     ],
 )
 def test_shapes_that_are_not_computed_are_refused(
@@ -207,4 +215,6 @@ def test_inspect_tells_of_states(artifact: Path) -> None:
     (line,) = (
         x for x in dovetail("inspect", artifact, "--all").out.splitlines() if "a sequence" in x
     )
-    assert "states" in line and ("delta rule" in line) == ("qwen3_5" in str(artifact))
+    rules = {"qwen3_5": "the gated delta rule", "granite4_h": "the scan of Mamba-2"}
+    family = artifact.parent.name.rstrip("0")
+    assert "states" in line and rules.get(family, "a gated convolution") in line

@@ -4,7 +4,7 @@
 #define DOVETAIL_ABI_H
 #include <stdint.h>
 
-#define DT_ABI 9
+#define DT_ABI 11
 #define DT_SCHEDULE_VALUES 9
 #define DT_TIMES 5
 #define DT_ORDERS 8

@@ -24,7 +24,7 @@ from dovetail.ir.artifact import SERVE, KernelIndex, Manifest, PhasePlan, Servic
 from dovetail.ir.encoder import EncoderFile
 from dovetail.ir.graph import GraphFile
 from dovetail.ir.index_file import IndexManifest
-from dovetail.ir.model import KV_BLOCK, ModelFile, ModelSpec, WeightEntry
+from dovetail.ir.model import DELTA, GATES, KV_BLOCK, SCAN, ModelFile, ModelSpec, WeightEntry
 from dovetail.ir.place import read_plan
 from dovetail.ir.plans import PlanChoice
 from dovetail.ir.profile import ProfileFile
@@ -358,6 +358,8 @@ def _plan_facts(plan: ServicePlan) -> dict[str, str]:
 
 def _show_heads(spec: ModelSpec) -> str:
     """Return the heads of a model's layers, and how many layers have K and V of their own."""
+    if spec.latent:
+        return f"{spec.n_heads} query heads over one vector of {spec.head_dim} values"
     shapes = spec.head_shapes
     heads = " or ".join(f"{kv} KV heads of {size}" for _, kv, size in shapes)
     own = spec.n_layers - spec.shared_kv
@@ -397,9 +399,16 @@ def _state_facts(spec: ModelSpec) -> dict[str, str]:
     recurrent = spec.recurrent
     if recurrent is None:
         return {}
-    rule = "the gated delta rule behind one" if recurrent.delta else "a gated convolution"
-    how = f"{rule} of {recurrent.taps} tokens in {sum(recurrent.layers)} of {spec.n_layers} layers"
+    rule, count = _RULES[recurrent.rule], sum(recurrent.layers)
+    how = f"{rule} of {recurrent.taps} tokens in {count} of {spec.n_layers} layers"
     return {"states": f"{how}, {show_bytes(spec.state_bytes)} a sequence"}
+
+
+_RULES = {
+    GATES: "a gated convolution",
+    DELTA: "the gated delta rule behind one",
+    SCAN: "the scan of Mamba-2 behind one",
+}
 
 
 def _expert_facts(spec: ModelSpec) -> dict[str, str]:

@@ -53,16 +53,18 @@ def _held(tape: TorchTape) -> list[_Routed]:
 
 def bind_route(tape: TorchTape, entry: Entry) -> Work:
     """Choose k of E experts for each row, sort the rows by expert."""
-    _, experts, used, choice, sigmoid, share, scale, factors, logits, *_ = entry.slots
+    _, experts, used, parts, kept, choice, sigmoid, share, scale, factors, logits, *_ = entry.slots
     count, k, shared, times = integer(experts), integer(used), integer(share), number(scale)
     added, own = tape.weight(choice), tape.weight(factors)
     scores, held = tape.rows(logits, count, entry.m), _held(tape)
+    groups, tops = (integer(parts), integer(kept)), 2 if integer(sigmoid) else 1
     weigh = torch.sigmoid if integer(sigmoid) else partial(torch.softmax, dim=-1)
 
     def run(step: Step) -> None:
         given = scores(step).float()
         every = weigh(given)
-        chosen = (given if added is None else every + added).topk(k, -1).indices
+        by = _of_groups(given if added is None else every + added, *groups, tops)
+        chosen = by.topk(k, -1).indices
         weights = every.gather(-1, chosen)
         if shared:
             weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-20)
@@ -76,6 +78,17 @@ def bind_route(tape: TorchTape, entry: Entry) -> Work:
         held[:] = [_Routed(weights, order, flat[order], ends, scores(step))]
 
     return run
+
+
+def _of_groups(scores: Tensor, groups: int, used: int, tops: int) -> Tensor:
+    """Return the scores, those of all but the best groups -inf, which their `tops` best rank."""
+    if groups == 1:
+        return scores
+    parts = scores.view(len(scores), groups, -1)
+    best = parts.topk(tops, -1).values.sum(-1).topk(used, -1).indices
+    dropped = torch.ones(parts.shape[:2], dtype=torch.bool, device=scores.device)
+    dropped.scatter_(1, best, False)
+    return parts.masked_fill(dropped[..., None], -torch.inf).view_as(scores)
 
 
 def bind_rows_of_experts(tape: TorchTape, entry: Entry) -> Work:

@@ -59,10 +59,13 @@ def _open(
         )
 
         try:
-            if part.file.spec.recurrent:
-                raise DeviceError("layers without keys run on the CPU alone; use device cpu")
-            if part.file.spec.adapters:
-                raise DeviceError("adapters beside a model run on the CPU alone; use device cpu")
+            kinds = {
+                "layers without keys": part.file.spec.recurrent,
+                "latent attention": part.file.spec.latent,
+                "adapters": part.file.spec.adapters,
+            }
+            if kind := next((kind for kind, found in kinds.items() if found), None):
+                raise DeviceError(f"{kind}: this model runs on the CPU alone; use device cpu")
             return open_on_device(artifact, part, hardware, options, board)
         except DeviceError as error:
             if not options.spare_cpu:
@@ -91,7 +94,8 @@ def _open_file(engine: Engine, artifact: Artifact, options: EngineOptions, path:
     if engine.spec.recurrent:
         raise RequestError("kv_file keeps no states of layers without keys; load without it")
     kept = json.encode([artifact.manifest, options.deterministic, options.activations])
-    layers = (layer for pool in "kv" for layer in executor.model.kv.layers(pool))
+    pools = "kv"[: engine.spec.pools]
+    layers = (layer for pool in pools for layer in executor.model.kv.layers(pool))
     blocks = KvBlocks(tuple(layer.reshape(executor.blocks, -1) for layer in layers))
     pool = engine.scheduler.pool
     pool.file = KvFile(path, sha256(kept).hexdigest(), blocks, options.kv_file_bytes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from ctypes import POINTER, c_double, c_int, c_int32, c_int64, c_uint32, c_void_p
 
-ABI = 9
+ABI = 11
 SCHEDULE_LENGTH = 9
 TIMES = 5
 """DT_TIMES: a thread came to an entry, began it, ended it, began and ended its reduction."""

@@ -161,7 +161,7 @@ class ForwardModel:
         spec, unit = self._part.file.spec, pool_unit(self._part.file.spec, plan)
         if not unit or shared is None:
             starts = layer_starts(self.spec, plan.kv_blocks)
-            keys, values = (allocate(starts[-1]) for _ in "kv")
+            keys, values = (allocate(starts[-1] * (n < spec.pools)) for n in range(2))
             own = slice(None)
         else:
             part = replace(spec, n_kv_heads=unit)
@@ -288,7 +288,7 @@ def layer_block_bytes(spec: ModelSpec, layer: int) -> int:
 
 def kv_block_bytes(spec: ModelSpec) -> int:
     """Return the bytes of one block of K and V in all layers."""
-    return 2 * sum(layer_block_bytes(spec, layer) for layer in range(spec.n_layers))
+    return spec.pools * sum(layer_block_bytes(spec, layer) for layer in range(spec.n_layers))
 
 
 def layer_starts(spec: ModelSpec, blocks: int, units: int = 1) -> tuple[int, ...]:

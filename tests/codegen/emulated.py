@@ -21,15 +21,10 @@ from dovetail.codegen.emit import emit_unit, kernel_text
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.library import lower_request
 from dovetail.ir.high.nodes import Unit
-from tests.codegen.programs import build_program
+from tests.codegen.programs import STREAMS, build_program
 
 DRIVER = """
-#include <stdio.h>
-#include <stdlib.h>
-
-static void take(void *to, size_t bytes) {
-  if (bytes && fread(to, 1, bytes, stdin) != bytes) exit(0);
-}
+static _Alignas(64) unsigned char memory[1 << 26];
 
 static int64_t number(void) {
   int64_t value;
@@ -43,13 +38,15 @@ int main(void) {
   for (;;) {
     int64_t kernel = number(), tid = number(), nth = number();
     int64_t schedule[DT_SCHEDULE_VALUES], sizes[64];
-    unsigned char *buffers[64];
+    unsigned char *buffers[64], *next = memory;
     dt_slot slots[64];
     take(schedule, sizeof schedule);
     int64_t n_buffers = number();
     for (int64_t i = 0; i < n_buffers; ++i) {
       sizes[i] = number();
-      buffers[i] = aligned_alloc(64, (sizes[i] / 64 + 1) * 64);
+      buffers[i] = next;
+      next += (sizes[i] / 64 + 1) * 64;
+      if (next > memory + sizeof memory) _exit(3);
       take(buffers[i], sizes[i]);
     }
     int64_t n_slots = number();
@@ -59,11 +56,7 @@ int main(void) {
       if (kind == 1) slots[i].p = buffers[value] + offset;
     }
     kernels[kernel](slots, schedule, tid, nth);
-    for (int64_t i = 0; i < n_buffers; ++i) {
-      fwrite(buffers[i], 1, sizes[i], stdout);
-      free(buffers[i]);
-    }
-    fflush(stdout);
+    for (int64_t i = 0; i < n_buffers; ++i) give(buffers[i], sizes[i]);
   }
 }
 """
@@ -96,7 +89,7 @@ class EmulatedKernels:
         self._index = {kernel.entry.name: i for i, kernel in enumerate(kernels)}
         entries = ", ".join(f"dt_entry_{name}" for name in self._index)
         unit = emit_unit("emulated", target, [kernel_text(k, target) for k in kernels], ())
-        text = f"{unit}\nstatic const dt_kernel kernels[] = {{ {entries} }};\n{DRIVER}"
+        text = f"{unit}\nstatic const dt_kernel kernels[] = {{ {entries} }};\n{STREAMS}{DRIVER}"
         program = [*command, str(build_program(target, text, cache))]
         self._process = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 

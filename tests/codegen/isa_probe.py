@@ -19,7 +19,7 @@ from dovetail.codegen.isa.target import Target
 from tests.codegen.interp.meanings import immediates_of, meaning_of
 from tests.codegen.interp.memory import Memory, Pointer
 from tests.codegen.interp.vectors import VECTOR_TYPES
-from tests.codegen.programs import build_program
+from tests.codegen.programs import STREAMS, build_program
 
 SLOT = 128  # bytes of one argument, value or memory
 SLOTS = 16
@@ -83,17 +83,17 @@ def program_text(target: Target, cases: Sequence[Case]) -> str:
     functions = "".join(case_text(i, case) for i, case in enumerate(cases))
     names = ", ".join(f"case_{i}" for i in range(len(cases)))
     return f"""{emit_unit("probe", target, (), ())}
-#include <stdio.h>
+{STREAMS}
 {functions}
 static void (*const cases[])(const uint8_t*, uint8_t*) = {{ {names} }};
 static _Alignas(64) uint8_t in[{RECORD}], out[{RESULT + SLOT}];
 int main(void) {{
   for (int i = 0; i < {len(cases)}; ++i) {{
     for (int trial = 0; trial < {TRIALS}; ++trial) {{
-      if (fread(in, 1, sizeof in, stdin) != sizeof in) return 1;
+      take(in, sizeof in);
       memset(out, 0, sizeof out);
       cases[i](in, out);
-      if (fwrite(out, 1, sizeof out, stdout) != sizeof out) return 2;
+      give(out, sizeof out);
     }}
   }}
   return 0;

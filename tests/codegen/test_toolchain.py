@@ -75,7 +75,18 @@ def test_a_part_is_compiled_once_for_all_libraries_of_its_flags(tmp_path):
         spec = spec_of(f"int {name}(void) {{ return 2; }}\n", name=name, parts=(one,), flags=flags)
         library = ctypes.CDLL(str(compile_shared(spec, tmp_path)))
         assert (library.one(), getattr(library, name)()) == (1, 2)
-    assert len([*tmp_path.glob("*/*/unit.o")]) == 2
+    assert len([*tmp_path.glob("*/*/unit.o")]) == 3 + 2
+
+
+def test_a_file_is_compiled_once_for_all_libraries_and_anew_for_another_header(tmp_path):
+    for answer in (1, 1, 2):
+        header = ("answer.h", f"#define ANSWER {answer}\n")
+        file = ("answer.c", '#include "answer.h"\nint answer(void) { return ANSWER; }\n')
+        part = f"int other{len([*tmp_path.glob('*/*/*.so')])}(void) {{ return 0; }}\n"
+        spec = spec_of("", files=(file, header), parts=(part,))
+        assert ctypes.CDLL(str(compile_shared(spec, tmp_path))).answer() == answer
+    assert len([*tmp_path.glob("*/*/probe.so")]) == 3
+    assert len([*tmp_path.glob("*/*/unit.o")]) == 3 + 2
 
 
 def test_as_many_compilers_run_as_this_process_may_use_cpus(tmp_path):
@@ -125,7 +136,7 @@ def test_failure_shows_the_command_and_all_of_stderr(tmp_path):
 
 def test_a_compiler_that_writes_nothing_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setenv("DOVETAIL_CC", "true")
-    with pytest.raises(ToolchainError, match=r"wrote no probe\.so"):
+    with pytest.raises(ToolchainError, match=r"wrote no unit\.o"):
         compile_shared(spec_of("int x;\n"), tmp_path)
 
 
@@ -242,7 +253,7 @@ def test_killed_build_leaves_no_entry(tmp_path):
     os.killpg(killed.pid, signal.SIGKILL)
     killed.wait()
     entries = [p for p in cache.glob("??/*") if p.is_dir()]
-    assert [p.suffix for p in entries] == [".tmp"]
+    assert [p.suffix for p in entries] == [".tmp"] * 2, "a library's and its object's"
     script.write_text(script.read_text().rsplit("\n", 2)[0] + '\nexec gcc "$@"\n')
     done = subprocess.run(code, env=environment, capture_output=True, text=True, check=True)
     assert ctypes.CDLL(done.stdout.strip()).answer() == 7

@@ -278,7 +278,7 @@ BAD_OF_FAMILIES = [
     ("gpt_oss", "swiglu_limit", 5.0, "only 7.0 is supported"),
     ("gpt_oss", "swiglu_alpha", 1.0, "only 1.702 is supported"),
     ("gpt_oss", "intermediate_size", 32, "tensor .*gate_proj.weight has shape .48, 64."),
-    ("granite4", "layer_types", ["mamba", "attention"], "whose layers are all attention"),
+    ("granite4", "layer_types", ["conv", "attention"], "must name full_attention or linear"),
     ("granite4", "num_local_experts", 8, "experts of 64 x 120"),
     ("mixtral", "num_experts_per_tok", 6, "num_experts_per_tok"),
     ("mixtral", "num_local_experts", 4, "asks for .4, 64"),

@@ -16,12 +16,13 @@ def routed(
     sigmoid: int = 0,
     scale: float = 1.0,
     factors: np.ndarray | None = None,
+    groups: tuple[int, int] = (1, 1),
 ) -> tuple[np.ndarray, ...]:
     t, e = logits.shape
     padded = np.full((t, e + 3), 1e9, np.float32)
     padded[:, :e] = logits
     chosen, weights = np.full((t, k), -1, np.int32), np.zeros((t, k), np.float32)
-    how = choice, sigmoid, share, scale, factors
+    how = *groups, choice, sigmoid, share, scale, factors
     run("route", t, e, k, *how, padded, e + 3, chosen, weights, nth=nth)
     return chosen, weights
 
@@ -65,6 +66,23 @@ def test_some_choose_by_more_than_they_weigh_by(any_runner: Runner, sigmoid: int
                 assert (chosen == wanted).all()
                 whole = picked.sum(1, keepdims=True) if share else 1.0
                 np.testing.assert_allclose(weights, picked / whole * 2.5, rtol=3e-6)
+
+
+@pytest.mark.parametrize("sigmoid", [0, 1])
+def test_experts_are_of_the_best_groups(any_runner: Runner, sigmoid: int) -> None:
+    """Groups are ranked by their best logit, or by the two best sigmoids with what is added."""
+    rng = np.random.default_rng(5)
+    for t, e, k, groups, used in ((1, 6, 2, 3, 1), (4, 40, 6, 8, 3), (3, 33, 9, 11, 11)):
+        logits = rng.standard_normal((t, e)).astype(np.float32)
+        choice = rng.standard_normal(e).astype(np.float32) if sigmoid else None
+        by = 1 / (1 + np.exp(-logits.astype(np.float64))) + choice if sigmoid else logits
+        parts = np.sort(by.reshape(t, groups, -1), -1)[..., -2 if sigmoid else -1 :].sum(-1)
+        best = np.argsort(-parts, -1, kind="stable")[:, :used]
+        inside = (np.arange(e) // (e // groups) == best[..., None]).any(1)
+        wanted = np.argsort(-np.where(inside, by, -np.inf), -1, kind="stable")[:, :k]
+        given = {"sigmoid": sigmoid, "groups": (groups, used)}
+        chosen, _ = routed(any_runner, logits, k, 1, 2, choice, **given)
+        assert (chosen == wanted).all()
 
 
 def test_scores_of_zero_give_numbers(native: Runner) -> None:

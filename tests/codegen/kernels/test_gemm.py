@@ -103,6 +103,19 @@ def test_rows_that_do_not_fit_are_rounded_in_parts() -> None:
                 Problem(m, 18, k, "bf16").check(target, name, m_tile=8, block_n=1)
 
 
+@pytest.mark.parametrize("kind", [LINEAR, SILU])
+def test_rows_of_which_none_fits_stay_as_they_are_in_lower_tiles(kind: str) -> None:
+    """There are none so high of rows that are not rounded."""
+    for target in NATIVE:
+        if dot_rows("bf16", TARGETS[target]) and not TARGETS[target].tiles:
+            name = max(kernel_names(kind, [target]), key=lambda pair: tile_of(pair[1])[0])[1]
+            problem = Problem(17, 18, 262_144, "bf16", kind)
+            problem.a /= 256
+            wanted, bound = problem.wanted(dot=False)
+            got = problem.run(target, name, m_tile=14, block_n=1)
+            assert (np.abs(got - wanted) <= bound).all()
+
+
 def test_panels_may_lie_further_apart_than_k() -> None:
     """A K-view of a packed weight: the first 8 of 20 values of each row."""
     problem = Problem(3, 40, 20, "f32")

@@ -138,6 +138,64 @@ def test_every_target_applies_the_delta_rule(any_runner: Runner) -> None:
     check_delta(any_runner, (2, 4, 16, 32), 2)
 
 
+def scan(x: F32, rates: F32, vectors: list[F32], shape: tuple[int, ...]) -> F32:
+    """Mamba-2 token by token, in float64."""
+    hk, hv, dk, dv = shape
+    a_log, dt, skip = vectors
+    v, k, q = np.split(x.astype(np.float64), [hv * dv, hv * dv + hk * dk], axis=1)
+    heads = [h // (hv // hk) for h in range(hv)]
+    k, q = (each.reshape(-1, hk, dk)[:, heads] for each in (k, q))
+    v = v.reshape(-1, hv, dv)
+    step = np.logaddexp(0, rates.astype(np.float64) + dt)
+    decay = np.exp(-np.exp(a_log) * step)
+    state, out = np.zeros((hv, dk, dv)), []
+    for t in range(len(x)):
+        state *= decay[t][:, None, None]
+        state += k[t][:, :, None] * (step[t][:, None] * v[t])[:, None, :]
+        seen = np.einsum("hkv,hk->hv", state, q[t]) + skip[:, None] * v[t]
+        out.append(seen.reshape(-1))
+    return np.array(out)
+
+
+def check_scan(run: Runner, shape: tuple[int, int, int, int], nth: int) -> None:
+    hk, hv, dk, dv = shape
+    rng = np.random.default_rng(hv)
+    vectors = [rng.standard_normal(hv).astype(np.float32) for _ in range(3)]
+    width, stride = 2 * hk * dk + hv * dv, hv * dk * dv + 1
+    state = np.full((5, stride), np.nan, np.float32)
+    whole, cuts = [], []
+
+    def step(rows, starts, positions, slots, n_prefill, n_decode):
+        x, rates = np.ascontiguousarray(rows[:, :width]), np.ascontiguousarray(rows[:, width:])
+        out = np.full((len(rows), hv * dv + 2), 7, np.float32)
+        given = n_prefill, n_decode, *shape, x, width, rates, hv, *vectors
+        where = starts, positions, slots, state, stride
+        run("scan_rows", *given, *where, out, hv * dv + 2, nth=nth)
+        assert (out[:, hv * dv :] == 7).all()
+        return out[:, : hv * dv]
+
+    for x, got in run_steps(40, width + hv, step):
+        wanted = scan(x[:, :width], x[:, width:], vectors, shape)
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=5e-5)
+        starts, places = np.array([0, len(x)], np.int32), np.arange(len(x), dtype=np.int32)
+        whole.append(step(x, starts, places, SLOTS[:1], 1, 0))
+        cuts.append(got)
+    assert all(map(np.array_equal, whole, cuts)), "cuts of a prompt change no bit"
+    assert np.isnan(state[[1, 3]]).all(), "states of others are not touched"
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_a_scan_goes_on_where_the_last_step_ended(native: Runner, nth: int) -> None:
+    check_scan(native, (1, 1, 16, 32), nth)
+    check_scan(native, (2, 4, 37, 48), nth)
+    check_scan(native, (2, 6, 128, 64), nth)
+
+
+def test_every_target_scans(any_runner: Runner) -> None:
+    check_scan(any_runner, (2, 4, 19, 16), 2)
+    check_scan(any_runner, (1, 2, 24, 64), 2)
+
+
 def test_rates_far_apart_give_numbers(native: Runner) -> None:
     """A state that fades at once, and one that never does."""
     x = np.ones((2, 96 + 32), np.float32)
@@ -151,17 +209,25 @@ def test_rates_far_apart_give_numbers(native: Runner) -> None:
 
 
 @pytest.mark.parametrize("nth", [1, 3])
-def test_heads_are_normed_and_gated(native: Runner, nth: int) -> None:
-    for t, heads, size in ((1, 1, 32), (3, 5, 96), (2, 2, 128)):
+@pytest.mark.parametrize("first", [0, 1])
+def test_parts_are_normed_and_gated(native: Runner, first: int, nth: int) -> None:
+    for t, parts, size, own in ((1, 1, 32, 0), (3, 5, 90, 1), (2, 2, 128, 0), (2, 1, 37, None)):
         rng = np.random.default_rng(t)
-        shape = (t, heads * size + 2)
+        shape = (t, parts * size + 2)
         x, gate = (rng.standard_normal(shape).astype(np.float32) for _ in range(2))
-        w, before = rng.standard_normal(size).astype(np.float32), x.copy()
-        native("gated_norm", t, heads, size, w, 1e-6, gate, shape[1], x, shape[1], nth=nth)
+        weights, before = rng.standard_normal((parts, size)).astype(np.float32), x.copy()
+        w = None if own is None else weights
+        how = size, w, own or 0, 1e-6, first
+        native("gated_norm", t, parts, *how, gate, shape[1], x, shape[1], nth=nth)
         cells, gates = (
-            each[:, :-2].reshape(t, heads, size).astype(np.float64) for each in (before, gate)
+            each[:, :-2].reshape(t, parts, size).astype(np.float64) for each in (before, gate)
         )
-        wanted = cells / np.sqrt((cells**2).mean(-1, keepdims=True) + 1e-6) * w * silu(gates)
+        gates = silu(gates)
+        normed = cells * gates if first else cells
+        if w is not None:
+            normed = normed / np.sqrt((normed**2).mean(-1, keepdims=True) + 1e-6)
+            normed = normed * (weights if own else weights[0])
+        wanted = normed if first else normed * gates
         np.testing.assert_allclose(x[:, :-2], wanted.reshape(t, -1), rtol=1e-5, atol=1e-6)
         assert (x[:, -2:] == before[:, -2:]).all()
 

@@ -24,16 +24,19 @@ from dovetail.compiler.schedules import (
 )
 from dovetail.ir.dtypes import narrow_bf16, widen_bf16
 from dovetail.ir.formats import FORMATS
+from dovetail.ir.model import RELU2
 from dovetail.runtime.machine import abi
 from tests.codegen.float_targets import FLOAT_TARGETS
 from tests.shares import in_turns, share
 
 PLAIN = [n for n, t in FLOAT_TARGETS.items() if not t.rounds_rows]
 NATIVE = [n for n in PLAIN if runs_on(TARGETS[n], platform.machine(), host_features())]
-CASES = [("gelu", "f32"), ("gelu_tanh", "bf16")]
+CASES = [("gelu", "f32"), ("gelu_tanh", "bf16"), (RELU2, "f32")]
 
 
 def wanted(kind: str, sums: np.ndarray) -> np.ndarray:
+    if kind == RELU2:
+        return np.maximum(sums, 0) ** 2
     if kind == "gelu":
         return sums * ndtr(sums)
     return sums / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (sums + 0.044715 * sums**3)))

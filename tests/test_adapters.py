@@ -262,7 +262,7 @@ def test_what_adapters_cannot_have_is_told(paths: dict[str | None, Path], app: A
         app.generate([1, 2], adapter="other")
     with pytest.raises(RequestError, match="adapter must be the name of an adapter, not 3"):
         app.generate([1, 2], adapter=3)  # type: ignore[arg-type]
-    with pytest.raises(DeviceError, match="adapters: this model runs on the CPU alone"):
+    with pytest.raises(DeviceError, match="with adapters beside a model run on the CPU alone"):
         load(paths["all"], device="torch:cpu")
     phase = PhasePlan(threads=1, cpus=())
     with pytest.raises(SpecError, match="runs in one process"):

@@ -124,7 +124,7 @@ EXTENTS: dict[str, dict[str, str]] = {
 
 HEADS = (
     ("n_q", "n_kv >= 1 && n_q >= 1 && n_q % n_kv == 0", "be a multiple of n_kv, both at least 1"),
-    ("hd", "hd >= 16 && hd <= 512 && hd % 16 == 0", "be a multiple of 16, at most 512"),
+    ("hd", "hd >= 16 && hd <= 576 && hd % 16 == 0", "be a multiple of 16, at most 576"),
 )
 PROMPTS = (
     *HEADS,

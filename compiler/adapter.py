@@ -22,6 +22,7 @@ from dovetail.compiler.checkpoint import (
     SINGLE_FILE,
     Checkpoint,
     Coded,
+    Rearranged,
     TensorInfo,
     map_tensor,
     read_header,
@@ -107,7 +108,11 @@ def merge(folder: Path, base: Checkpoint, *, tied: bool) -> Checkpoint:
             parts[target.name][part] = info
         else:
             tensors[target.name] = replace(
-                info, name=target.name, heads=target.heads, turned=target.turned
+                info,
+                name=target.name,
+                heads=target.heads,
+                turned=target.turned,
+                skipped=target.skipped,
             )
     for name, stored in parts.items():
         tensors[name] = replace(base.info(name), packed=_Sum.read(base, name, stored, config))
@@ -139,6 +144,11 @@ def read_parts(folder: Path) -> Iterator[tuple[TensorInfo, str, str]]:
 def _target(base: Checkpoint, name: str, info: TensorInfo) -> TensorInfo:
     """Return the weight of the model that a tensor of an adapter changes: of floats."""
     target = find_target(base, name, info)
+    if isinstance(target.packed, Rearranged):
+        raise SpecError(
+            f"{target.path}: {name} is multiplied or parted when it is read, and adapters are not "
+            "added to it; merge this adapter with PEFT (merge_and_unload) first"
+        )
     if isinstance(target.packed, Coded) or (target.quantised and target.packed is None):
         raise SpecError(
             f"{base.path} is quantised, and adapters are added to float weights; write the path of "

@@ -39,6 +39,12 @@ class Packed(Protocol):
         ...
 
 
+class Rearranged:
+    """What reads plain values of one tensor in another order, or times factors."""
+
+    __slots__ = ()
+
+
 @runtime_checkable
 class Coded(Packed, Protocol):
     """Reads rows of integers with scales."""
@@ -115,7 +121,8 @@ class Checkpoint:
     @property
     def packs_matrices(self) -> bool:
         """Whether any matrix is not stored as its values."""
-        return any(info.packed and len(info.shape) > 1 for info in self.tensors.values())
+        held = (info.packed for info in self.tensors.values() if len(info.shape) > 1)
+        return any(packed and not isinstance(packed, Rearranged) for packed in held)
 
     def info(self, name: str) -> TensorInfo:
         """Return where `name` stands. Raises SpecError when the checkpoint lacks it."""

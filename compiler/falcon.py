@@ -15,10 +15,11 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace as replace_struct
 
-from dovetail.compiler.checkpoint import Checkpoint, TensorInfo, map_tensor
+from dovetail.compiler.checkpoint import Checkpoint, Coded, Rearranged, TensorInfo, map_tensor
 from dovetail.compiler.config import Config
 from dovetail.compiler.gemma4 import Fields
 from dovetail.compiler.recurrent import read_scan
+from dovetail.ir.errors import SpecError
 from dovetail.ir.model import RecurrentSpec
 
 FALCON = "FalconH1ForCausalLM"
@@ -65,13 +66,18 @@ def falcon_tensors(checkpoint: Checkpoint, config: Config) -> Checkpoint:
         found[own] = replace(info, name=own)
         module = _MATRIX.fullmatch(own)
         if module and module[1] in factors and info.shape:
+            if isinstance(info.packed, Coded):
+                raise SpecError(
+                    f"{info.path}: quantised checkpoints of Falcon-H1 are not supported but for "
+                    "FP8; take a GGUF file, or quantise the float model by --weight-dtype"
+                )
             scaled = Scaled(info, np.broadcast_to(factors[module[1]], info.shape[:1]))
             found[own] = replace(found[own], kind=info.dtype.safetensors, packed=scaled)
     return replace(checkpoint, tensors=found)
 
 
 @dataclass(frozen=True, slots=True)
-class Scaled:
+class Scaled(Rearranged):
     """Rows of a tensor, each times a factor, rounded as the tensor is."""
 
     info: TensorInfo

@@ -199,7 +199,7 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
         found |= _window(metadata, arch)
     found |= kinds | _recurrent(metadata, arch, file)
     if arch == "deepseek2":
-        found |= gguf_latent(metadata, found["rope_parameters"])
+        found |= gguf_latent(metadata, found["rope_parameters"], file.tensors)
     if arch != "gemma4":
         found |= _experts(metadata, arch, file)
     if pools(file):

@@ -8,14 +8,14 @@ matrix that takes its K into its query, and the one that makes its V of what it 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dovetail.compiler.checkpoint import Checkpoint, TensorInfo, map_tensor
+from dovetail.compiler.checkpoint import Checkpoint, Rearranged, TensorInfo, map_tensor
 from dovetail.compiler.config import Config
 from dovetail.compiler.rope import score_scale
 from dovetail.compiler.sources import WeightSource
@@ -29,6 +29,9 @@ LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
 _LAYER = re.compile(r"(model\.layers\.\d+\.self_attn\.)(\w+)\.weight")
 _BOTH, _KEYS, _VALUES = "kv_b_proj", "k_b_proj", "v_b_proj"
 """What gives K and V of all heads, in checkpoints and in GGUF files: there K's are turned."""
+_SIGMOIDS = 2
+"""Of expert_gating_func in a GGUF file."""
+_NEWER = "take a newer file of this model, which has them apart"
 _MODULES = {
     "query_in": "q_a_proj",
     "latent": "kv_a_proj_with_mqa",
@@ -58,8 +61,13 @@ def latent_scale(config: Config, latent: LatentSpec, rope: RopeSpec) -> float:
     return usual * score_scale(config, rope)
 
 
-def gguf_latent(metadata: Config, rope: dict[str, Any]) -> dict[str, Any]:
-    """Return the keys of latent attention; files say deepseek2 of several families."""
+def gguf_latent(metadata: Config, rope: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Return the keys of latent attention; files say deepseek2 of several families.
+
+    names: of tensors. The first files of GLM-4.7 Flash do not tell that scores are sigmoids.
+    """
+    if not metadata.has("attention.key_length_mla"):
+        raise SpecError(f"{metadata.name}: K and V of all heads are one tensor; {_NEWER}")
     turned = metadata.integer("rope.dimension_count", 2, 1 << 14)
     queries = metadata.integer("attention.q_lora_rank", 0, 1 << 16, 0)
     length = metadata.integer("attention.key_length_mla", turned + 1, 1 << 14)
@@ -69,7 +77,9 @@ def gguf_latent(metadata: Config, rope: dict[str, Any]) -> dict[str, Any]:
     family = "DeepseekV2ForCausalLM"
     if not metadata.integer("expert_count", 0, 1 << 16, 0):
         family = "YoutuForCausalLM"
-    elif metadata.integer("expert_gating_func", 0, 2, 0) == 2:
+    elif metadata.integer("expert_gating_func", 0, 2, 0) == _SIGMOIDS or any(
+        name.endswith(".exp_probs_b.bias") for name in names
+    ):
         family = "DeepseekV3ForCausalLM"
     return {
         "architectures": [family],
@@ -89,7 +99,7 @@ def gguf_latent(metadata: Config, rope: dict[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class HeadPart:
+class HeadPart(Rearranged):
     """`count` rows from `first` on of the `each` that a tensor has of each head.
 
     turned: of each head they are columns.
@@ -158,10 +168,7 @@ def _check_rows(info: TensorInfo, rows: int) -> None:
 def _apart(info: TensorInfo, layer: str, latent: LatentSpec, heads: int) -> Iterator[TensorInfo]:
     each, rank = latent.plain + latent.values, latent.rank
     if info.quantised:
-        raise SpecError(
-            f"{info.path}: {info.name} has K and V of all heads in blocks; take a newer file of "
-            "this model, which has them apart"
-        )
+        raise SpecError(f"{info.path}: {info.name} has K and V of all heads in blocks; {_NEWER}")
     _check_rows(info, heads * each)
     for name, first, count, turned in (
         (_KEYS, 0, latent.plain, True),

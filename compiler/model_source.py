@@ -55,7 +55,7 @@ class ModelDirectory:
         """Read config.json."""
         if not (self.path / CONFIG).is_file() and (files := sorted(self.path.glob("*.gguf"))):
             raise SpecError(f"{self.path} has no {CONFIG}; to compile a GGUF file give {files[0]}")
-        return nemotron_config(lfm2_config(text_config(Config.read(self.path / CONFIG))))
+        return read_config(self.path / CONFIG)
 
     def file(self, name: str) -> bytes | None:
         """Read a small file, None where it is not there."""
@@ -68,9 +68,9 @@ class ModelDirectory:
         """Read the headers of the safetensors files."""
         config = self.config()
         opened = lfm2_tensors(text_tensors(open_checkpoint(self.path)), config)
-        opened = falcon_tensors(nemotron_tensors(opened, config), config)
-        found = halves(expert_tensors(packed_tensors(opened, config)), config)
-        found = latent_tensors(found, config)
+        opened = packed_tensors(nemotron_tensors(opened, config), config)
+        opened = falcon_tensors(opened, config)
+        found = latent_tensors(halves(expert_tensors(opened), config), config)
         beside = {
             f"dense.{i}.{name}": info
             for i, folder in enumerate(self.dense)
@@ -100,6 +100,11 @@ class AdapterDirectory:
         """Read the headers of both."""
         tied = self.config().flag("tie_word_embeddings")
         return merge(self.path, self.base.checkpoint(), tied=tied)
+
+
+def read_config(path: Path) -> Config:
+    """Read a config.json with the keys that most families have."""
+    return nemotron_config(lfm2_config(text_config(Config.read(path))))
 
 
 ModelSource: TypeAlias = "ModelDirectory | AdapterDirectory | GgufModel"

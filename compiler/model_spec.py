@@ -8,6 +8,7 @@ the key, never approximated.
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,11 @@ from dovetail.compiler.model_source import (
     ModelSource,
     has_weights,
     open_model,
+    read_config,
     read_json,
 )
 from dovetail.compiler.rope import MAX_POSITION, read_local_rope, read_rope, usable_positions
 from dovetail.compiler.tensors import check_tensors
-from dovetail.compiler.text_part import text_config
 from dovetail.compiler.weight_dtype import AUTO, resolve_weight_dtype
 from dovetail.compiler.weight_formats import keep_formats, main_format, quantise_formats
 from dovetail.ir.errors import SpecError
@@ -82,7 +83,7 @@ def read_dimensions(
     path = Path(path)
     if has_weights(path):
         return read_model_spec(path, weight_dtype=weight_dtype, target=target)
-    config = text_config(Config.read(path)) if path.is_file() else open_model(path).config()
+    config = read_config(path) if path.is_file() else open_model(path).config()
     name = config.text("dtype", config.text("torch_dtype", "float32"))
     stored = {"bfloat16": "bf16", "float16": "f16"}.get(name, "f32")
     _, family = config.architecture(FAMILIES, "supported")
@@ -285,12 +286,20 @@ def _context(config: Config, asked: int | None, positions: int) -> int:
     return asked
 
 
+_KEPT_WIDE = re.compile(
+    r".*\.(conv1d|conv\.conv|mlp\.gate|in_proj_[ab]|shared_expert_gate)\.weight"
+)
+
+
 def stored_dtype(checkpoint: Checkpoint) -> str:
     """Return the dtype of the matrices: the one they share, else f32, which holds all of them.
 
-    Beside packed matrices float16 counts as bfloat16, as in `keep_formats`.
+    Beside packed matrices float16 counts as bfloat16, as in `keep_formats`. What GGUF files of
+    narrower models have in float32, too, does not count.
     """
-    names = {info.dtype.name for info in checkpoint.tensors.values() if len(info.shape) > 1}
+    matrices = [info for info in checkpoint.tensors.values() if len(info.shape) > 1]
+    counted = [info for info in matrices if not _KEPT_WIDE.fullmatch(info.name)] or matrices
+    names = {info.dtype.name for info in counted}
     if checkpoint.packs_matrices:
         names = {"bf16" if name == "f16" else name for name in names}
     return names.pop() if len(names) == 1 else "f32"

@@ -83,10 +83,10 @@ def _name(name: str, kinds: Sequence[str]) -> str:
 
 def _kinds(config: Config) -> list[str]:
     """Return the kind of each layer: a list, or a letter for each."""
-    letters = config.text("hybrid_override_pattern", "")
-    keys = (key for key in ("layers_block_type", "layer_types") if config.has(key))
-    listed = config.texts(next(keys, "layers_block_type")) or letters
+    letters, lists = "hybrid_override_pattern", ("layers_block_type", "layer_types")
+    key = next((key for key in (*lists, letters) if config.has(key)), lists[0])
+    listed = config.text(key) if key == letters else config.texts(key)
     found = [OLD_KINDS.get(name, _LETTERS.get(name, name)) for name in listed]
     if not found or not set(found) <= set(_MODULES):
-        raise config.fail("layers_block_type", f"but must name {', '.join(_MODULES)}")
+        raise config.fail(key, f"but must name {', '.join(_MODULES)}")
     return found

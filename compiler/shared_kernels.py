@@ -53,8 +53,10 @@ FEWER = {
     "embed": ("f32", "bf16", "f16"),
     "embed_sum": ("f32", "bf16"),
     "gate_rows": ("gelu_tanh",),
+    "gate_pairs": ("silu", "gelu_tanh", "clamped"),
+    **dict.fromkeys(("adapter_in", "adapter_out"), ("f32", "bf16")),
 }
-"""Families that take fewer: quantised rows are packed, an encoder's words are floats."""
+"""Families that take others, or fewer: an encoder's words and adapters are floats."""
 COMMON_HEADS = {64: (1, 2, 3, 4, 7, 8), 80: (1,), 96: (1, 3), 128: range(1, 9), 256: (1, 2, 4)}
 COMMON_KV = ("f32", "bf16")
 """head_dim to the query heads per KV head that decode attention is unrolled for beforehand, and the

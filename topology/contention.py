@@ -12,7 +12,7 @@ from math import inf, log2
 
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.formats import FORMATS
-from dovetail.ir.model import ModelSpec
+from dovetail.ir.model import RELU2, ModelSpec, latent_shapes
 from dovetail.topology.configuration import Configuration
 from dovetail.topology.parameters import MachineParameters
 from dovetail.topology.resources import MachineModel, Profile, join_times
@@ -55,7 +55,7 @@ class Simulator:
         self._profiles: dict[Configuration, Profile] = {}
         self.elements = matrix_elements(model)
         self.weights = self.read(inf)
-        values = 2 * sum(map(model.kv_values, range(model.n_layers)))
+        values = model.pools * sum(map(model.kv_values, range(model.n_layers)))
         self.kv_row = values * DTYPES[model.kv_dtype].size
 
     def read(self, rows: float) -> int:
@@ -123,6 +123,9 @@ class Simulator:
 
 def matrix_elements(model: ModelSpec, rows: float = 1) -> float:
     """Return the elements of the weights that so many tokens are multiplied with, at most."""
-    attention = model.qkv_size + model.n_heads * model.head_dim
-    layer = model.hidden_size * (attention + 3 * model.inner_columns(rows))
+    attention = model.hidden_size * (model.qkv_size + model.n_heads * model.head_dim)
+    if model.latent:
+        attention = sum(n * k for n, k in latent_shapes(model, model.latent).values())
+    matrices = 2 if model.activation == RELU2 else 3
+    layer = attention + matrices * model.hidden_size * model.inner_columns(rows)
     return model.n_layers * layer + model.vocab_size * model.hidden_size

@@ -62,7 +62,7 @@ def split_model(spec: ModelSpec, rank: int, ranks: int) -> Shard:
     if spec.adapters and ranks > 1:
         raise SpecError("a model with adapters beside it runs in one process; use one process")
     if spec.uneven and ranks > 1:
-        raise SpecError("layers that differ cannot be shared by processes; use one process")
+        raise SpecError(f"layers of {spec.family} cannot be shared by processes; use one process")
     group = spec.n_heads // spec.n_kv_heads
     if ranks > 1 and spec.qk_norm and spec.qk_norm_of == ROWS:
         raise SpecError(

@@ -28,6 +28,8 @@ from dovetail.compiler.checkpoint import (
     read_header,
 )
 from dovetail.compiler.config import Config
+from dovetail.compiler.experts import module_name
+from dovetail.compiler.text_part import text_name
 from dovetail.ir.errors import SpecError
 
 Floats = npt.NDArray[np.float32]
@@ -136,9 +138,10 @@ def read_parts(folder: Path) -> Iterator[tuple[TensorInfo, str, str]]:
     for info in read_header(folder / ADAPTER_WEIGHTS).values():
         name = info.name.removeprefix(_PREFIX)
         if found := _OF_LORA.fullmatch(name):
-            yield info, f"{found['module']}.weight", found["part"].removesuffix(".weight")
+            name, part = f"{found['module']}.weight", found["part"].removesuffix(".weight")
         else:
-            yield info, name, ""
+            part = ""
+        yield info, module_name(text_name(name)), part
 
 
 def _target(base: Checkpoint, name: str, info: TensorInfo) -> TensorInfo:

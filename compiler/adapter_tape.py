@@ -25,7 +25,7 @@ _WHICH = {"n_tokens": "adapters", "n_out": "out_adapters"}
 """The argument that counts rows to the one that tells whose they are."""
 
 
-class _Sum(NamedTuple):
+class _Change(NamedTuple):
     """A pair of matrices, and where its sums go: columns of C from `first` on.
 
     step: columns from a panel of them to the next.
@@ -84,7 +84,7 @@ class _Adapted(ForwardTape):
     def project(self, layer: int, m: ArgRef, source: BufferRef) -> None:
         """Append q, k and v, and what adapters add to them."""
         super().project(layer, m, source)
-        parts, sums, column = self.spec.qkv_parts(layer), list[_Sum](), 0
+        parts, sums, column = self.spec.qkv_parts(layer), list[_Change](), 0
         if len(parts) > 1:  # one has passed `product`
             for name in parts:
                 sums += [one._replace(first=column) for one in self.sums(name)]
@@ -92,10 +92,17 @@ class _Adapted(ForwardTape):
             self.adapt(f"pre_attn({layer})", m, source, sums, *self.rows(self.qkv))
 
     def adapt(
-        self, segment: str, m: ArgRef, a: BufferRef, sums: Sequence[_Sum], c: BufferRef, stride: int
+        self,
+        segment: str,
+        m: ArgRef,
+        a: BufferRef,
+        sums: Sequence[_Change],
+        c: BufferRef,
+        stride: int,
     ) -> None:
         """Append C += (a A^T) B of m rows, each with the matrices of its adapter."""
         which, size = ArgRef(name=_WHICH[m.name]), DTYPES["f32"].size
+        assert len(sums) <= len(self.low)
         places = [*zip(self.low, sums, strict=False)]
         for low, one in places:
             first, _, ranks = self.pair(one)
@@ -109,7 +116,7 @@ class _Adapted(ForwardTape):
             rows = (which, ranks, *self.rows(low), second, there, stride)
             self.add("adapter_out", segment, *values, *rows, one.step)
 
-    def pair(self, one: _Sum) -> Sequence[WeightRef]:
+    def pair(self, one: _Change) -> Sequence[WeightRef]:
         """Return both matrices of all adapters' pairs, and their ranks."""
         return [self.weight(pair_name(one.weight, one.part, side)) for side in (A, B, RANKS)]
 
@@ -117,12 +124,12 @@ class _Adapted(ForwardTape):
         """Return the ranks that there is room for in a pair, by the name of its first matrix."""
         return self.weights[first].n // len(self.spec.adapters)
 
-    def sums(self, weight: str) -> Iterator[_Sum]:
+    def sums(self, weight: str) -> Iterator[_Change]:
         """Yield what adapters add to a product."""
         source, before = self.made_of[weight], 0
         for part, (_, _, rows) in enumerate(source.parts):
             if pair_name(weight, part, A) in self.weights:
-                yield _Sum(weight, part, *_place(source, part, before, rows))
+                yield _Change(weight, part, *_place(source, part, before, rows))
             before += rows
 
 

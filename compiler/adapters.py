@@ -101,11 +101,13 @@ def _read_pairs(
         find_target(base, changed, info)
         if changed not in targets or part not in _PARTS:
             raise SpecError(
-                f"{info.path}: tensor {info.name} is no low-rank sum for a linear layer, the only "
-                f"kind served beside other adapters; compile this adapter alone: dovetail compile "
-                f"{folder}"
+                f"{info.path}: tensor {info.name} is no low-rank sum for a product of attention or "
+                "of an MLP, the only kind served beside other adapters; compile this adapter "
+                f"alone: dovetail compile {folder}"
             )
         parts[changed][part] = info
+    if not parts:
+        raise SpecError(f"{folder}: the adapter changes nothing; was it trained with its modules?")
     found = {}
     for name, stored in parts.items():
         target = base.info(name)

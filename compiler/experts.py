@@ -73,6 +73,13 @@ def expert_tensors(checkpoint: Checkpoint) -> Checkpoint:
     return replace(checkpoint, tensors={info.name: info for info in tensors})
 
 
+def module_name(name: str) -> str:
+    """Return our name of a router or of the MLP that all tokens of Granite take."""
+    layer = _LAYER.fullmatch(name)
+    own = _NAMES.get(layer[2]) if layer else None
+    return f"{layer[1]}mlp.{own}" if layer and own else name
+
+
 def _translate(info: TensorInfo, known: Mapping[str, TensorInfo]) -> Iterator[TensorInfo]:
     layer = _LAYER.fullmatch(info.name)
     if layer is None:
@@ -82,8 +89,8 @@ def _translate(info: TensorInfo, known: Mapping[str, TensorInfo]) -> Iterator[Te
     elif (own := _OSS.fullmatch(layer[2])) and layer[1] + _OSS_MARK in known:
         parts = ("gate_proj", "up_proj") if own[1] == "gate_up" else ("down_proj",)
         yield from _pick_rows(info, f"{layer[1]}mlp.experts", parts, own[2], known)
-    elif renamed := _NAMES.get(layer[2]):
-        yield _flat(replace(info, name=f"{layer[1]}mlp.{renamed}"))
+    elif layer[2] in _NAMES:
+        yield _flat(replace(info, name=module_name(info.name)))
     elif shared := _SHARED.fullmatch(layer[2]):
         yield replace(info, name=f"{layer[1]}mlp.shared_experts.{shared[1]}")
     elif layer[2] == f"mlp.{GATE}" and len(info.shape) == 1:  # of GGUF files

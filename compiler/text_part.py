@@ -77,7 +77,12 @@ def text_tensors(checkpoint: Checkpoint) -> Checkpoint:
     for name, info in checkpoint.tensors.items():
         if name.removeprefix("model.").startswith(_OTHERS):
             continue
-        prefix = next((prefix for prefix in _PREFIXES if name.startswith(prefix)), "")
-        own = _PREFIXES.get(prefix, "") + name.removeprefix(prefix)
+        own = text_name(name)
         tensors[own] = replace(info, name=own)
     return replace(checkpoint, tensors=tensors)
+
+
+def text_name(name: str) -> str:
+    """Return what a tensor of a text part would be called alone."""
+    prefix = next((prefix for prefix in _PREFIXES if name.startswith(prefix)), "")
+    return _PREFIXES.get(prefix, "") + name.removeprefix(prefix)

@@ -132,6 +132,8 @@ def run_command(
 
     if workflow is None and (input or index):
         raise SpecError("--input and --index are for a workflow; add --workflow NAME")
+    if workflow is not None and adapter:
+        raise SpecError("--adapter is for prompts; write `adapter` into the nodes' options")
     talks = not (prompt or prompt_ids or workflow or json) and sampling.n == 1 and _on_terminal()
     prompts: list[Prompt] = []
     if workflow is None and not talks:

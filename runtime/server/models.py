@@ -192,9 +192,12 @@ class Models:
                     one = replace(model, id=f"{model.id}/{name}", only=name)
                     self._by_id.setdefault(one.id, one)
             for name in model.file.spec.adapters if model.file else ():
-                if name in self._by_id:
+                if (other := self._by_id.get(name)) is not None:
                     said = f"an adapter of {model.id!r} has the name of another model, {name!r}"
-                    raise SpecError(f"{said}; give that one a --served-model-name")
+                    how = "give that one a --served-model-name"
+                    if other.adapter:
+                        how = f"compile one of them with another name: --adapter OTHER={name}"
+                    raise SpecError(f"{said}; {how}")
                 self._by_id[name] = replace(model, id=name, adapter=name, parent=model.id)
 
     def __iter__(self) -> Iterator[ServedModel]:

@@ -93,7 +93,7 @@ def add_workflows(
     if len({graph.name for graph in graphs}) < len(graphs):
         raise SpecError("two workflows have the same id")
     found: dict[str, ServedWorkflow] = {}
-    for served in models:
+    for served in (model for model in models if model.whole):
         for name, workflow in served.app.workflows.items():
             if name in found or any(name == other.id for other in models):
                 raise SpecError(f"two models or workflows have the id {name!r}")

@@ -39,7 +39,7 @@ class ServerTimeline:
         The choices of one request are handed over together: they share a span.
         """
         request = getattr(job, "request", None)  # none where it was refused
-        if model is not self._model or request is None:
+        if model.app is not self._model.app or request is None:
             return
         if request.index == 0:
             self._timeline.span(self._submit, "submit", start, end, id=id)

@@ -106,8 +106,8 @@ ONES = np.ones((64, 4), np.float32)
     ("tensors", "said"),
     [
         ({f"{MODULE}.lora_magnitude_vector": ONES[0]}, "no low-rank sum.* compile this adapter al"),
-        ({"model.norm.weight": ONES[:, 0].copy()}, "no low-rank sum for a linear layer"),
-        ({"model.embed_tokens.lora_embedding_A": ONES}, "no low-rank sum for a linear layer"),
+        ({"model.norm.weight": ONES[:, 0].copy()}, "no low-rank sum for a product"),
+        ({"model.embed_tokens.lora_embedding_A": ONES}, "no low-rank sum for a product"),
         ({"lm_head.lora_A.weight": ONES.T.copy()}, "dovetail compile .*/a$"),
         ({"model.layers.9.mlp.up_proj.lora_A.weight": ONES}, "which .* does not have"),
         ({f"{MODULE}.lora_A.weight": np.zeros(0, np.float32)}, "do not fit together"),
@@ -156,3 +156,22 @@ def test_the_cache_knows_adapters(base: Path, tmp_path: Path) -> None:
         json.dumps(json.loads((folder / "adapter_config.json").read_text()) | {"lora_alpha": 99})
     )
     assert _key(base, options) != before
+
+
+def test_an_adapter_without_tensors_is_refused(base: Path, tmp_path: Path) -> None:
+    folder = save_adapter(tmp_path / "none", base, 4)
+    save_file({}, folder / "adapter_model.safetensors")
+    with pytest.raises(SpecError, match="the adapter changes nothing"):
+        read(base, none=folder)
+
+
+def test_names_in_the_text_part_of_a_model_of_pictures_are_known(
+    base: Path, tmp_path: Path
+) -> None:
+    folder = save_adapter(tmp_path / "law", base, 4)
+    wanted, path = read(base, law=folder), folder / "adapter_model.safetensors"
+    before, after = "model.model.", "model.model.language_model."
+    save_file({k.replace(before, after): v for k, v in load_file(path).items()}, path)
+    found = read(base, law=folder)
+    assert found.keys() == wanted.keys()
+    assert all((found[name] == rows).all() for name, rows in wanted.items())

@@ -10,8 +10,10 @@ import openai
 import pytest
 
 import dovetail
+from dovetail import END, START, RAGraph
 from dovetail.errors import SpecError
 from dovetail.runtime.server.models import Models, ServedModel
+from dovetail.runtime.server.served_workflow import add_workflows
 from dovetail.tiny_world import LLAMA
 from tests.adapters import save_adapter
 from tests.runtime.server.live import http, serving
@@ -93,6 +95,14 @@ def test_an_adapter_may_not_have_the_name_of_a_model(
             Models([ServedModel("law", app)])
         found = Models([ServedModel("a", app)])
         assert found.find("law").adapter == "law" and found.find(None).id == "a"
+        with pytest.raises(SpecError, match="compile one of them with another name"):
+            Models([ServedModel("a", app), ServedModel("b", app)])
+        graph = RAGraph("pair")
+        graph.add_generation("say", prompt="w1 w2", max_tokens=3, adapter="law")
+        graph.add_edge(START, "say")
+        graph.add_edge("say", END)
+        served = add_workflows(found, [graph.workflow()], (), None)
+        assert served["pair"].model.id == "a"
         replaced = found.exchange("a", app)
         assert [model.id for model in replaced] == ["a", "law", "code"]
 
@@ -115,6 +125,9 @@ def test_run_and_inspect(
             main(words)
         assert not ended.value.code
         told[" ".join(words[2:])] = capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        main(["run", str(output), "--workflow", "hyde", "--adapter", "law"])
+    assert ended.value.code and "--adapter is for prompts" in capsys.readouterr().err
     _, inspected, law, base = told.values()
     assert "adapters law, code" in inspected
     assert json.loads(law) != json.loads(base)

@@ -397,10 +397,10 @@ def read_inputs(
     check_fits(request.model, spec, hardware, request.step)
     workload = read_workload(request.workload)
     check_tokenizer(source)
+    adapters = read_adapters(request.adapters, source, spec) if request.adapters else {}
     quantised = None if packed is not None else request.quantise(spec, source, advance, calibrate)
     if quantised is not None:
         spec = with_formats(spec, quantised.formats)
-    adapters = read_adapters(request.adapters, source, spec) if request.adapters else {}
     if adapters:
         spec = replace(spec, adapters=tuple(request.adapters))
     trace = sample_trace(workload, request.max_step_sequences)

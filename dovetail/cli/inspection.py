@@ -264,7 +264,8 @@ def memory_rows(found: Inspection) -> Iterator[tuple[str, int, str]]:
             yield f"{name}: activations", part.room.activations, "of the largest batch"
             continue
         spec, file = part.file.spec, part.file
-        arenas = sum(tape.arena_bytes for tape in part.tapes)
+        sizes = {tape.name: tape.arena_bytes for tape in part.tapes}
+        arenas = sizes.pop("sample", 0) + max(sizes.values(), default=0)  # a step runs one of them
         steps = step_bytes(spec, file.max_step_tokens, file.max_step_sequences)
         context = blocks_for(spec.max_context) * kv_block_bytes(spec)
         yield f"{name}: weights", sum(w.bytes for w in file.weights), "mapped from the artifact"

@@ -13,6 +13,8 @@ from safetensors.numpy import load_file, save_file
 from dovetail.compiler.adapters import RANKS, A, B, read_adapters
 from dovetail.compiler.model_source import open_model
 from dovetail.compiler.model_spec import read_model_spec
+from dovetail.compiler.quantising import Calibration
+from dovetail.compiler.request import CompileRequest, read_inputs
 from dovetail.errors import SpecError
 from dovetail.ir.model import ModelSpec
 from tests.adapters import save_adapter
@@ -175,3 +177,20 @@ def test_names_in_the_text_part_of_a_model_of_pictures_are_known(
     found = read(base, law=folder)
     assert found.keys() == wanted.keys()
     assert all((found[name] == rows).all() for name, rows in wanted.items())
+
+
+def test_a_wrong_adapter_is_told_before_the_model_is_measured(base: Path, tmp_path: Path) -> None:
+    (text := tmp_path / "text.txt").write_text("a text")
+    request = CompileRequest(
+        model=base,
+        output=tmp_path / "a.dove",
+        weight_dtype="int4",
+        calibrate=text,
+        adapters={"law": str(tmp_path / "typo")},
+    )
+
+    def measure(*_: object) -> Calibration:
+        pytest.fail("the model was measured first")
+
+    with pytest.raises(SpecError, match="is no folder of an adapter"):
+        read_inputs(request, calibrate=measure)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from dovetail.compiler.model_spec import read_dimensions, read_model_spec
 from dovetail.compiler.pipeline import compile_model
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.errors import SpecError
-from dovetail.runtime.app import load
+from dovetail.runtime.app import App, load
 from tests.gguf_files import save_gguf
 from tests.models import make_model, save_model
 from tests.runtime.accel.engines import ASKED, PROMPTS, make_artifact, two_pools
@@ -45,8 +45,13 @@ def test_every_row_of_prompts_beside_decodes_is_scored(tmp_path: Path) -> None:
     steps = {"max_step_tokens": 48, "max_step_sequences": 8}
     path = compiled(folder, tmp_path, weight_dtype="f32", **steps)
     with load(path) as app:
-        jobs = app.submit_all(prompts, max_tokens=6, prompt_logprobs=0, ignore_eos=True)
-        found = [job.result() for job in jobs]
+        check_rows(app, exact, prompts)
+
+
+def check_rows(app: App, exact: Any, prompts: Sequence[list[int]]) -> None:
+    """Compare the scores of all rows of prompts, and six tokens behind each, with a reference."""
+    jobs = app.submit_all(prompts, max_tokens=6, prompt_logprobs=0, ignore_eos=True)
+    found = [job.result() for job in jobs]
     for prompt, done in zip(prompts, found, strict=True):
         wanted = reference_logits(exact, [*prompt, *done.token_ids])
         wanted -= np.log(np.exp(wanted).sum(-1, keepdims=True))

@@ -17,6 +17,7 @@ from tests.models import LATENT, save_model
 from tests.runtime.accel.engines import ASKED, make_artifact
 from tests.test_experts import compiled, logits
 from tests.test_fidelity import load_exact, reference_logits
+from tests.test_gemma4 import check_rows
 
 PROMPT = list(range(3, 90))
 
@@ -58,15 +59,7 @@ def test_rows_of_prompts_in_pieces_beside_decodes_are_those_of_the_reference(
     exact, prompts = load_exact(folder), [PROMPT, PROMPT[30:], PROMPT[5:27]]
     steps = {"max_step_tokens": 48, "max_step_sequences": 8}
     with load(compiled(folder, tmp_path, weight_dtype="f32", **steps)) as app:
-        jobs = app.submit_all(prompts, max_tokens=6, prompt_logprobs=0, ignore_eos=True)
-        found = [job.result() for job in jobs]
-    for prompt, done in zip(prompts, found, strict=True):
-        wanted = reference_logits(exact, [*prompt, *done.token_ids])
-        wanted -= np.log(np.exp(wanted).sum(-1, keepdims=True))
-        scores = [wanted[at - 1, prompt[at]] for at in range(1, len(prompt))]
-        got = [one.logprob for one in done.prompt_logprobs if one]
-        np.testing.assert_allclose(got, scores, rtol=0, atol=2e-5)
-        assert list(done.token_ids) == list(wanted[len(prompt) - 1 : -1].argmax(-1))
+        check_rows(app, exact, prompts)
 
 
 def test_quantised_and_narrow_weights_stay_near(tmp_path: Path) -> None:

@@ -18,7 +18,15 @@ from tests.runtime.accel.engines import ASKED, PROMPTS, make_artifact, two_pools
     ],
 )
 def test_a_device_gives_the_tokens_of_the_cpu(family: str, tmp_path: Path) -> None:
-    path = make_artifact(tmp_path, family)
+    compare(make_artifact(tmp_path, family))
+
+
+def test_experts_of_the_best_groups_are_those_of_the_cpu(tmp_path: Path) -> None:
+    compare(make_artifact(tmp_path, "glm4_moe", n_group=4, topk_group=2))
+
+
+def compare(path: Path) -> None:
+    """Generate on the CPU and on a device."""
     with load(path, kv_blocks=200) as app:
         wanted = [done.token_ids for done in app.generate(PROMPTS, **ASKED)]
     for offload in ("off", "full"):

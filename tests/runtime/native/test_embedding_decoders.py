@@ -18,7 +18,6 @@ from tests.encoders import (
     random_texts,
     save_decoder,
 )
-from tests.hosts import host_targets
 
 LENGTHS = (1, 2, 3, 15, 16, 17, 33, 75, 95, 96, 97, 200, 511, 512)
 LLAMA3 = {
@@ -104,11 +103,8 @@ def test_a_text_longer_than_a_pass_has_one_of_its_own(tmp_path: Path) -> None:
     found.close()
 
 
-@pytest.mark.parametrize("target", [target.name for target in host_targets()])
-def test_every_target_of_this_machine(
-    tmp_path: Path, target: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DOVETAIL_TARGET", target)
+@pytest.mark.usefixtures("each_target")
+def test_every_target_of_this_machine(tmp_path: Path) -> None:
     how = {"pooling": "mean_tokens", "dense": [Dense(48, 64)], **GEMMA}
     for family, options in (("qwen3", {}), ("gemma3", how)):
         where = tmp_path / family

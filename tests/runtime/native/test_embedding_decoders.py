@@ -79,7 +79,7 @@ def test_rows_see_the_whole_text_where_config_json_says_so(tmp_path: Path) -> No
     found.close()
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gemma3"])
+@pytest.mark.parametrize("family", ["qwen3", pytest.param("gemma3", marks=pytest.mark.long)])
 @pytest.mark.parametrize(("dtype", "least"), [("bf16", 0.999), ("int8", 0.995)])
 def test_narrow_weights_stay_near(tmp_path: Path, family: str, dtype: str, least: float) -> None:
     model, texts = save_decoder(tmp_path / "m", family), random_texts(LENGTHS)

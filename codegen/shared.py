@@ -8,7 +8,7 @@ text, whatever compiler built it: one that a wheel carries serves where there is
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -48,13 +48,13 @@ def share_kernels(
     """
     keys = [_request_key(target, request) for request in requests]
     stores = None if store is None else (store,)
-    known = _known(target, stores)
+    known = _known(target, stores, keys)
     if not known.keys() >= set(keys):
         root = (store or cached_store()).absolute()
         try:
             root.mkdir(parents=True, exist_ok=True)
             with FileLock(root / f"{target.name}.lock"):
-                known = _known(target, stores)
+                known = _known(target, stores, keys)
                 lacking = {k: r for k, r in zip(keys, requests, strict=True) if k not in known}
                 if lacking:
                     known |= _add_library(target, lacking, cache, root / target.name, advance)
@@ -66,11 +66,17 @@ def share_kernels(
     return tuple(known[key] for key in keys)
 
 
-def _known(target: Target, stores: Sequence[Path] | None) -> dict[str, KernelEntry]:
-    """Return the kernels of shared libraries by the keys of their requests."""
+def _known(
+    target: Target, stores: Sequence[Path] | None, keys: Iterable[str]
+) -> dict[str, KernelEntry]:
+    """Return the kernels of shared libraries that have some of these by the keys of requests."""
+    wanted = set(keys)
+    libraries = read_libraries(
+        target.name, stores, lambda library: not wanted.isdisjoint(library.requests)
+    )
     return {
         key: entry
-        for _, library in read_libraries(target.name, stores)
+        for _, library in libraries
         for key, entry in zip(library.requests, library.index.kernels, strict=True)
     }
 

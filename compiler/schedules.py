@@ -437,15 +437,20 @@ def rule_tiles(op: GemmOp, target: Target) -> tuple[MicroKernel, ...]:
     multiply-add: rows share a load of weights, columns one of activations. With one vector of float
     columns, loads would outnumber multiply-adds. Codes are unpacked anew by each tile of rows.
     """
-    lanes, quantised, widened = target.lanes, is_quantised(op.dtype), _size(op) == 2
+    return _rule_tiles(op.kind, op.dtype, target.lanes, target.registers)
+
+
+@lru_cache
+def _rule_tiles(kind: str, dtype: str, lanes: int, registers: int) -> tuple[MicroKernel, ...]:
+    quantised, widened = is_quantised(dtype), FORMATS[dtype].dtype.size == 2
     tallest = {
         tile.panels: tile
-        for tile in _fitting_tiles(op.kind, lanes, target.registers, quantised)
+        for tile in _fitting_tiles(kind, lanes, registers, quantised)
         if quantised
         or lanes == 1
         or (
             tile.panels * PANEL >= 2 * lanes
-            and tile.registers(lanes) + widened * tile.widening_registers(lanes) <= target.registers
+            and tile.registers(lanes) + widened * tile.widening_registers(lanes) <= registers
         )
     }
     best = [tile for tile in tallest.values() if not _beaten(tile, tallest.values())]

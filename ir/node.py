@@ -71,12 +71,16 @@ _FIELD_NAMES: dict[type[Any], tuple[str, ...]] = {}
 def _reader(kind: type[Any]) -> _Reader | None:
     """Return what reads all these fields of a node at once, in a tuple; None where it has none."""
     names = _field_names(kind)
-    read = attrgetter(*names) if names else None
-    if len(names) == 1 and read is not None:
-        only = read
-        read = lambda node: (only(node),)  # noqa: E731
-    _READERS[kind] = read
-    return read
+    if len(names) < 2:
+        _READERS[kind] = _in_a_tuple(names[0]) if names else None
+    else:
+        _READERS[kind] = attrgetter(*names)
+    return _READERS[kind]
+
+
+def _in_a_tuple(name: str) -> _Reader:
+    read = attrgetter(name)
+    return lambda node: (read(node),)
 
 
 _Reader: TypeAlias = Callable[[Any], tuple[Any, ...]]

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import lzma
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 import msgspec
@@ -39,17 +40,22 @@ def cached_store() -> Path:
 
 
 def read_libraries(
-    target: str, stores: Sequence[Path] | None = None
+    target: str,
+    stores: Sequence[Path] | None = None,
+    wanted: Callable[[SharedLibrary], bool] = lambda _: True,
 ) -> Iterator[tuple[Path, SharedLibrary]]:
     """Yield each whole library for `target` with its path: by default the package's own first.
 
-    What cannot be read, or is not what it says it is, is passed over.
+    What cannot be read, or is not what it says it is, is passed over. Only those that are `wanted`
+    are read as a whole.
     """
     for store in (BUNDLED, cached_store()) if stores is None else stores:
         for description in sorted((store / target).glob("*.json")):
             path, packed = description.with_suffix(".so"), description.with_suffix(PACKED)
             try:
-                library = msgspec.json.decode(description.read_bytes(), type=SharedLibrary)
+                library = _described(description, *_version(description))
+                if not wanted(library):
+                    continue
                 if packed.exists():
                     path = cached_store() / target / path.name
                     _unpack(packed, path, library.sha256)
@@ -73,7 +79,23 @@ def _unpack(packed: Path, path: Path, sha256: str) -> None:
 
 
 def _is_whole(path: Path, sha256: str) -> bool:
-    return path.exists() and hashlib.sha256(path.read_bytes()).hexdigest() == sha256
+    return path.exists() and _hash(path, *_version(path)) == sha256
+
+
+def _version(path: Path) -> tuple[int, int]:
+    """Return what changes with a file: a process that compiles often reads each file once."""
+    found = path.stat()
+    return found.st_mtime_ns, found.st_size
+
+
+@lru_cache(maxsize=4096)
+def _described(path: Path, *_version: int) -> SharedLibrary:
+    return msgspec.json.decode(path.read_bytes(), type=SharedLibrary)
+
+
+@lru_cache(maxsize=4096)
+def _hash(path: Path, *_version: int) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def find_shared(artifact: Path, target: str, kernels: Iterable[KernelEntry]) -> dict[str, Path]:
@@ -83,7 +105,11 @@ def find_shared(artifact: Path, target: str, kernels: Iterable[KernelEntry]) -> 
     """
     wanted = {(kernel.name, kernel.shared): kernel for kernel in kernels if kernel.shared}
     found: dict[str, Path] = {}
-    for path, library in read_libraries(target) if wanted else ():
+
+    def has_some(library: SharedLibrary) -> bool:
+        return any((entry.name, entry.shared) in wanted for entry in library.index.kernels)
+
+    for path, library in read_libraries(target, wanted=has_some) if wanted else ():
         for entry in library.index.kernels:
             if wanted.pop((entry.name, entry.shared), None):
                 found[entry.name] = path

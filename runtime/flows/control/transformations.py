@@ -116,7 +116,7 @@ class SpeculateRetrieval(Transformation):
             REORDER in front.asked
             and load < front.settings.retrieval_load
             and reply.ahead.name not in ticket.scouts
-            and reply.ahead.index not in ticket.histories
+            and reply.ahead.index not in ticket.ended
         )
 
     def gain(self, costs: Learned) -> float:
@@ -322,7 +322,7 @@ class SpeculateGeneration(Transformation):
         assert search.call is not None, "nothing follows a scout"
         ticket = front.ticket(search)
         try:
-            documents = front.catalog.documents(search.spec, search.steps.partial)
+            documents = search.documents(front.catalog)
         except DovetailError:  # the search tells of it if it finds the same
             return
         for call, prompt in prompts_after(ticket.run, search.call, documents):
@@ -344,7 +344,7 @@ class SpeculateGeneration(Transformation):
         search.tried = search.nearest
         ticket.nodes[search.source.node, search.source.round] = search.last
         reply = ticket.reply(self.call, self.prompt)
-        reply.search, reply.ids = search, search.tried
+        reply.search, reply.ids, reply.guessed = search, search.tried, self.call
         target = ticket.node(self.call)
         reply.node = transform.speculate_generation(graph, search.ended, target, reply)
 

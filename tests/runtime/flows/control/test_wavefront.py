@@ -29,7 +29,7 @@ from dovetail.runtime.flows.control.settings import WavefrontSettings
 from dovetail.runtime.flows.control.transformation import REGISTRY
 from dovetail.runtime.flows.control.wavefront import Wavefront
 from dovetail.runtime.flows.prompts import prompts_after
-from dovetail.runtime.flows.workflow_run import WorkflowRun, run_in_order, search_after
+from dovetail.runtime.flows.workflow_run import WorkflowRun, run_in_order
 from dovetail.runtime.retrieval.budget import ScanCost
 from tests.runtime.flows.control.integrity import check_dispatched, check_wavefront, is_idle
 from tests.runtime.flows.control.world import (
@@ -251,9 +251,9 @@ def test_a_value_without_text_ends_its_request_alone() -> None:
 
 def test_looking_ahead_changes_nothing_and_sees_only_declared_ways() -> None:
     workflow = workflows.multistep().workflow()
-    ahead = search_after(workflow, "next")
+    ahead = workflow.searches["next"]
     assert ahead is not None and ahead.name == "search"
-    assert search_after(workflow, "read") is None, "a generation comes first"
+    assert workflow.searches["read"] is None, "a generation comes first"
     run = WorkflowRun(workflows.one_shot().workflow(), {"input": "x"})
     (call,) = run.ready()
     ((after, prompt),) = prompts_after(run, call, ["guess"])

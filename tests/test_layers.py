@@ -60,11 +60,11 @@ ROOMS = (  # of the runtime, and its flat files: each imports only what stands b
 CORE = ("native", "schedule", "engine", "accel", "child", "group")
 """Rooms that are thin: who reads how a token is made reads these."""
 LINES = {
-    "dovetail": 7_550,
-    "compiler": 21_590,
+    "dovetail": 7_570,
+    "compiler": 21_630,
     "codegen": 18_810,
     "topology": 4_030,
-    "ir": 10_680,
+    "ir": 10_750,
     "runtime": 40_920,
     "runtime/machine": 1_230,
     "runtime/schedule": 4_070,

@@ -215,7 +215,6 @@ class LiveGraph:
             self._unlink(node, target, kind)
         self._graph.remove_node(node)
         self.ready.pop(node, None)
-        node.work = None  # which knows the node, too
 
     def _unlink(self, source: LiveNode, target: LiveNode, kind: str) -> None:
         self._graph.remove_edge(source, target)

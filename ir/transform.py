@@ -119,6 +119,7 @@ def roll_back(graph: LiveGraph, guess: LiveNode) -> None:
     checks = {n for part in parts for n, _ in graph.after(part) if n.part == CHECK}
     for part in parts:
         graph.remove(part)
+        part.work = None  # which knows its node and the graph
     for check in checks:
         check.kind, check.part = GENERATION, ""
 

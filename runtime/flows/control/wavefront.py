@@ -116,10 +116,10 @@ class Wavefront:
                     front.statistics.left[kind.name] = why(front.costs) if why else NO_GAIN
                 else:
                     rewrite = Rewrite(kind.name, found.node.name, seconds)
-                    search = found.node.work
                     found.apply(found.graph)
                     found.graph.rewrites.append(rewrite)
                     front.order(messages.Rewrote(found.graph.number, rewrite))
+                    search = found.node.work
                     if isinstance(search, Search) and search.node not in search.graph:
                         self._searches.end(search)  # its rest was left out
                     ready += self._admit()

@@ -116,13 +116,15 @@ class Changes:
     """What reports told since the last cycle.
 
     found: searches whose clusters are known now. scanned: those that have got further. told:
-    replies that have. room: whether the engine has more room, or a search has found more.
+    replies that have. room: whether the engine has more room, or a search has found more. begins:
+    whether a generation may begin.
     """
 
     found: list[Search] = field(default_factory=list)
     scanned: list[Search] = field(default_factory=list)
     told: list[Reply] = field(default_factory=list)
     room: bool = False
+    begins: bool = False
 
 
 class Waiter(Struct, frozen=True):
@@ -183,6 +185,10 @@ class Front:
             self._kinds = kinds
             self.asked = {k.name: k for k in kinds if chosen is None or k.name in chosen}
             self.guessing = any(kind.guesses for kind in self.asked.values())
+
+    def wakes(self, kind: type[Transformation]) -> bool:
+        """Tell whether there is something for a transformation to look at."""
+        return not kind.wakes or bool(getattr(self.news, kind.wakes))
 
     @property
     def stage(self) -> NextStage | None:

@@ -110,7 +110,7 @@ class Wavefront:
         self._searches.prepare()
         ready = self._admit()
         for kind in front.asked.values():
-            for found in kind.fits(front):
+            for found in kind.fits(front) if front.wakes(kind) else ():
                 if (seconds := found.gain(front.costs)) <= 0:
                     why = getattr(found, "why_not", None)
                     front.statistics.left[kind.name] = why(front.costs) if why else NO_GAIN
@@ -147,6 +147,7 @@ class Wavefront:
         reply: Reply = node.work
         reply.node = node
         self.front.replies[reply] = None
+        self.front.news.begins = True
         if node.part == GUESS:
             self.front.ticket(reply).guesses[reply.key] = reply
             self.statistics.attempted += 1

@@ -72,13 +72,13 @@ from dovetail.compiler.tables import unique_tables
 from dovetail.compiler.tapes import build_forward_tape, build_sample_tape
 from dovetail.compiler.weights import pack_encoder, pack_weights
 from dovetail.compiler.writer import ArtifactWriter, write_artifact, write_libraries
-from dovetail.ir.artifact import SERVE, ServicePlan
+from dovetail.ir.artifact import MACHINE, SERVE, ServicePlan
 from dovetail.ir.cache import use_cache
 from dovetail.ir.encoder import EncoderSpec
 from dovetail.ir.errors import ArtifactError, SpecError, ToolchainError
 from dovetail.ir.model import ModelFile, ModelSpec, WeightChunks, WeightEntry
 from dovetail.ir.place import place, serving_graph
-from dovetail.ir.plans import DivisionChoice, PlanChoice
+from dovetail.ir.plans import CHOICE, DivisionChoice, PlanChoice
 from dovetail.ir.schedule import ScheduleFile, ScheduleTable
 from dovetail.ir.tape import Tape
 from dovetail.ir.tuning import encode_record
@@ -157,7 +157,7 @@ def _compile(request: CompileRequest, steps: Steps) -> CompileReport:
             stored = {"workflows": flows, "indexes": tuple(indexes)}
             if is_artifact(request.model):
                 stored = take_over(artifact, Path(request.model))
-            artifact.write_json("hardware.json", members[0].hardware)
+            artifact.write_json(MACHINE, members[0].hardware)
             records = [record for chosen in tuned for record in chosen.records]
             artifact.write_bytes("tuning.jsonl", b"".join(map(encode_record, records)))
         first, *encoders = members
@@ -443,7 +443,7 @@ def _write_choice(
     members: Sequence[Member], artifact: ArtifactWriter, choice: PlanChoice, mix: Mix
 ) -> None:
     divisions = _write_places(members, artifact, service_plan(choice), mix, choice)
-    artifact.write_json("plans/choice.json", msgspec.structs.replace(choice, divisions=divisions))
+    artifact.write_json(CHOICE, msgspec.structs.replace(choice, divisions=divisions))
 
 
 def _write_places(

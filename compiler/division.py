@@ -7,16 +7,19 @@ In: dimensions of models, the lengths of a trace, a mix of requests. Out: `Deman
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from math import prod
+from dataclasses import dataclass, replace
+from math import inf, prod
 from statistics import fmean
 
 from dovetail.compiler.service import within_quota
 from dovetail.ir.encoder import EncoderSpec, encoder_shapes
+from dovetail.ir.errors import SpecError
 from dovetail.ir.graph import ExecutionGraph
+from dovetail.ir.index_file import VECTORS, IndexManifest
 from dovetail.ir.model import ModelSpec
 from dovetail.ir.place import share_out
 from dovetail.ir.plans import DivisionChoice, PlanChoice
+from dovetail.runtime.index.cursor import choose_probes
 from dovetail.topology.contention import Simulator
 from dovetail.topology.division import (
     DECODE,
@@ -39,7 +42,8 @@ DOCUMENTS, QUERY, TEXT = 512, 32, 128
 TEXTS = 8
 """Assumed texts of a call that embeds."""
 SCANNED = 64 << 20
-"""Assumed bytes of vectors that a search reads: 1/16 of 700,000 vectors of 384 float32."""
+"""Assumed bytes of vectors that a search reads where no index is given: 1/16 of 700,000 vectors of
+384 float32."""
 ENCODER_ELEMENTS = 11_000_000
 """Assumed elements of the matrices of an encoder, those of MiniLM, where none is given."""
 KEPT = 8
@@ -48,20 +52,45 @@ KEPT = 8
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """Requests that come together, by kind."""
+    """Requests that come together, by kind; scanned: bytes of vectors that a search reads."""
 
-    chat: int
-    rag: int
-    embeddings: int
+    chat: float
+    rag: float
+    embeddings: float
+    scanned: float = SCANNED
 
     def __str__(self) -> str:
-        ratio = f"{self.chat}:{self.rag}:{self.embeddings}"
+        ratio = f"{self.chat:g}:{self.rag:g}:{self.embeddings:g}"
         return f"{ratio} chats, RAG requests and calls that embed"
+
+    def of(self, indexes: Sequence[IndexManifest]) -> Mix:
+        """Return it for searches of these indexes, if there are some; each as often."""
+        return replace(self, scanned=fmean(map(bytes_scanned, indexes))) if indexes else self
+
+
+def read_mix(text: str | None) -> Mix:
+    """Return the mix that is written CHAT:RAG:EMBED; None = an even one. Raises SpecError."""
+    if text is None:
+        return EVEN
+    try:
+        chat, rag, embeddings = map(float, text.split(":"))
+    except ValueError:
+        chat = rag = embeddings = -1.0
+    if not 0 <= min(chat, rag, embeddings) <= max(chat, rag, embeddings) < inf:
+        raise SpecError(f"--mix {text}: write CHAT:RAG:EMBED, how many requests of each, as 16:4:1")
+    if not chat + rag + embeddings:
+        raise SpecError(f"--mix {text}: no request at all; give at least one kind more than 0")
+    return Mix(chat, rag, embeddings)
+
+
+def bytes_scanned(index: IndexManifest) -> float:
+    """Return the bytes of vectors that a search of an index reads, with its usual probes."""
+    return index.files[VECTORS].bytes * choose_probes(index.clusters) / index.clusters
 
 
 EVEN = Mix(1, 1, 1)
 MIXES = (Mix(16, 1, 16), Mix(1, 16, 16), Mix(1, 1, 1024))
-"""Loads of which `dovetail topo` shows the division."""
+"""Loads of which `dovetail topo` shows the division where none is given."""
 
 
 def demand_of(
@@ -84,7 +113,7 @@ def demand_of(
         kept = answers * trace.mean_context * simulator.kv_row
         found[PREFILL] = Demand(prompts * flops, prompts / CHUNK * simulator.read(CHUNK))
         found[DECODE] = Demand(answers * flops, answers / batch * simulator.read(batch) + kept)
-    found[SEARCHES] = Demand(mix.rag * SCANNED / 2, mix.rag * SCANNED)
+    found[SEARCHES] = Demand(mix.rag * mix.scanned / 2, mix.rag * mix.scanned)
     if encoders is None or encoders:
         sizes = [_elements(spec) for spec in encoders or ()] or [ENCODER_ELEMENTS]
         tokens = mix.rag * QUERY + mix.embeddings * TEXTS * TEXT
@@ -118,10 +147,11 @@ def divide_graph(
     encoders: Sequence[EncoderSpec],
     trace: Trace | None,
     choice: PlanChoice | None,
+    mix: Mix,
 ) -> tuple[ExecutionGraph, tuple[DivisionChoice, ...]]:
     """Return a placed graph with the shares of its workers, and the divisions that were priced."""
     usable, _ = within_quota(hardware)
-    demands = demand_of(usable, models, encoders, trace or DEFAULT_TRACE, EVEN)
+    demands = demand_of(usable, models, encoders, trace or DEFAULT_TRACE, mix)
     found = divide(usable, planned_parameters(usable, choice), demands)
     return share_out(graph, dict(found.shares)), list_divisions(found)
 

@@ -27,7 +27,7 @@ from dovetail.compiler.check_tape import verify_tape
 from dovetail.compiler.choose import ChoiceRequest, Chosen, choose_schedules
 from dovetail.compiler.config import parse_json_object
 from dovetail.compiler.database import default_path
-from dovetail.compiler.division import divide_graph
+from dovetail.compiler.division import Mix, divide_graph, read_mix
 from dovetail.compiler.encoder_folder import is_encoder
 from dovetail.compiler.encoder_pipeline import (
     EncoderInputs,
@@ -72,16 +72,17 @@ from dovetail.compiler.tables import unique_tables
 from dovetail.compiler.tapes import build_forward_tape, build_sample_tape
 from dovetail.compiler.weights import pack_encoder, pack_weights
 from dovetail.compiler.writer import ArtifactWriter, write_artifact, write_libraries
-from dovetail.ir.artifact import SERVE, ServicePlan
+from dovetail.ir.artifact import MACHINE, SERVE, ServicePlan
 from dovetail.ir.cache import use_cache
 from dovetail.ir.encoder import EncoderSpec
 from dovetail.ir.errors import ArtifactError, SpecError, ToolchainError
 from dovetail.ir.model import ModelFile, ModelSpec, WeightChunks, WeightEntry
 from dovetail.ir.place import place, serving_graph
-from dovetail.ir.plans import DivisionChoice, PlanChoice
+from dovetail.ir.plans import CHOICE, DivisionChoice, PlanChoice
 from dovetail.ir.schedule import ScheduleFile, ScheduleTable
 from dovetail.ir.tape import Tape
 from dovetail.ir.tuning import encode_record
+from dovetail.runtime.index.manifest import read_manifest
 from dovetail.runtime.machine.isa import choose_target
 from dovetail.runtime.machine.trust import is_known_folder
 from dovetail.runtime.native.tape import pick_tables
@@ -138,6 +139,7 @@ def _compile(request: CompileRequest, steps: Steps) -> CompileReport:
         generates = any(isinstance(member, Inputs) for member in members)
         workflows = read_workflows(request.workflows, names, generates=generates)
         indexes = read_indexes(request.indexes)
+        mix = read_mix(request.mix)
     with write_artifact(request.output) as artifact:
         with steps.run("schedules"):
             tuned = [_make_schedules(member, steps) for member in members]
@@ -155,13 +157,15 @@ def _compile(request: CompileRequest, steps: Steps) -> CompileReport:
             stored = {"workflows": flows, "indexes": tuple(indexes)}
             if is_artifact(request.model):
                 stored = take_over(artifact, Path(request.model))
-            artifact.write_json("hardware.json", members[0].hardware)
+            artifact.write_json(MACHINE, members[0].hardware)
             records = [record for chosen in tuned for record in chosen.records]
             artifact.write_bytes("tuning.jsonl", b"".join(map(encode_record, records)))
         first, *encoders = members
         with steps.run("plans"):
             manifest = _manifest(members, [chunks for _, chunks in packed]) | stored
-            plan, words = _write_plans(members, artifact, manifest)
+            stored_in = artifact.root / "indexes"
+            mix = mix.of([read_manifest(stored_in / name) for name in manifest["indexes"]])
+            plan, words = _write_plans(members, artifact, manifest, mix)
             if manifest["indexes"] and any(is_here(t, request) for t in first.targets):
                 check_indexes(artifact.seal(**manifest))
             tuned[0], end_to_end = _keep_better(first, tuned[0], plan, artifact, manifest)
@@ -418,32 +422,35 @@ def _write_model(
 
 
 def _write_plans(
-    members: Sequence[Member], artifact: ArtifactWriter, manifest: dict[str, Any]
+    members: Sequence[Member], artifact: ArtifactWriter, manifest: dict[str, Any], mix: Mix
 ) -> tuple[ServicePlan, str]:
     """Write where all is served, as its first model is best; return its plan, also in words."""
     first = members[0]
     if isinstance(first, EncoderInputs):
-        _write_places(members, artifact, first.plan)
+        _write_places(members, artifact, first.plan, mix)
         return first.plan, f"1 process of {first.plan.prefill.threads} threads"
     choice, seconds = first.choice, first.replay_seconds
-    _write_choice(members, artifact, choice)
+    _write_choice(members, artifact, choice, mix)
     if seconds > 0:  # with the kernels of the artifact, where this is their machine
         tuned = mark_tuned(choice, first.searched.pairs)
         where, memory = artifact.seal(**manifest), Memory.of(first.hardware, first.request.cache)
         choice = measure_choice(tuned, where, first.spec, first.trace, seconds, memory)
-        _write_choice(members, artifact, choice)
+        _write_choice(members, artifact, choice, mix)
     return service_plan(choice), describe_choice(choice)
 
 
-def _write_choice(members: Sequence[Member], artifact: ArtifactWriter, choice: PlanChoice) -> None:
-    divisions = _write_places(members, artifact, service_plan(choice), choice)
-    artifact.write_json("plans/choice.json", msgspec.structs.replace(choice, divisions=divisions))
+def _write_choice(
+    members: Sequence[Member], artifact: ArtifactWriter, choice: PlanChoice, mix: Mix
+) -> None:
+    divisions = _write_places(members, artifact, service_plan(choice), mix, choice)
+    artifact.write_json(CHOICE, msgspec.structs.replace(choice, divisions=divisions))
 
 
 def _write_places(
     members: Sequence[Member],
     artifact: ArtifactWriter,
     plan: ServicePlan,
+    mix: Mix,
     choice: PlanChoice | None = None,
 ) -> tuple[DivisionChoice, ...]:
     """Write the execution graph of what serves: the first model by its plan, encoders beside it.
@@ -457,7 +464,7 @@ def _write_places(
     plans = dict.fromkeys(models, plan) | dict.fromkeys(encoders, whole_plan(plan))
     specs = [each.spec for each in models.values()], [each.spec for each in encoders.values()]
     trace = next((each.trace for each in models.values()), None)
-    shared, divisions = divide_graph(place(graph, plans), hardware, *specs, trace, choice)
+    shared, divisions = divide_graph(place(graph, plans), hardware, *specs, trace, choice, mix)
     artifact.write_json(SERVE, shared.file)
     return divisions
 

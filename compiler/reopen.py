@@ -9,9 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
-
-from dovetail.compiler.config import read_bounded
 from dovetail.compiler.encoder_pipeline import EncoderInputs, read_encoder_inputs, whole_plan
 from dovetail.compiler.request import CompileRequest, Inputs, read_inputs
 from dovetail.compiler.weight_dtype import AUTO
@@ -19,7 +16,7 @@ from dovetail.compiler.writer import MANIFEST, ArtifactWriter
 from dovetail.ir.artifact import SERVE, FileEntry, ServicePlan
 from dovetail.ir.errors import SpecError
 from dovetail.ir.model import WeightChunks, WeightEntry
-from dovetail.ir.plans import ASKED, PlanChoice
+from dovetail.ir.plans import ASKED
 from dovetail.runtime.artifact import Artifact, ArtifactReader, Part, open_artifact
 from dovetail.topology.hardware import HardwareSpec, read_hardware
 
@@ -40,8 +37,6 @@ TAKEN = ("graph/", "indexes/")
 """Folders of what does not depend on kernels."""
 QUANTISATION = "/quantisation.json"
 """Of a model: how far off its weights are, which are linked."""
-CHOICE = "plans/choice.json"
-MAX_BYTES = 64 << 20
 
 
 def is_artifact(path: str | Path) -> bool:
@@ -108,9 +103,7 @@ def take_over(artifact: ArtifactWriter, path: Path) -> dict[str, tuple[str, ...]
 def _kept_plan(artifact: Artifact, hardware: HardwareSpec) -> ServicePlan | None:
     """Return the plan of an artifact that nothing else was compared with, if the machine has it."""
     plan = artifact.service
-    if CHOICE in artifact.manifest.files:
-        data = read_bounded(artifact.path / CHOICE, MAX_BYTES)
-        if msgspec.json.decode(data, type=PlanChoice).source != ASKED:
-            return None
+    if artifact.choice is not None and artifact.choice.source != ASKED:
+        return None
     known = {*plan.prefill.cpus, *plan.decode.cpus} <= set(hardware.allowed_pus)
     return plan if known else None

@@ -110,6 +110,7 @@ class CompileOptions(ModelOptions, total=False):
     fixed_order: bool
     workflows: Sequence[GivenWorkflow]
     index: str | Path | Sequence[str | Path] | None
+    mix: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +193,7 @@ class CompileRequest(ModelRequest):
     `hardware`, `targets`, `effort`, `threads` and `weight_dtype` from here, and their own
     longest texts. adapters: folders of PEFT by the names that requests ask for. workflows: graphs,
     and files of them (`stored.py`). index: folders that these search, one or several, which become
-    part of the artifact.
+    part of the artifact. mix: of requests that the CPU is divided for, `CHAT:RAG:EMBED`.
     """
 
     output: str | Path
@@ -204,6 +205,7 @@ class CompileRequest(ModelRequest):
     fixed_order: bool = False
     workflows: Sequence[GivenWorkflow] = ()
     index: str | Path | Sequence[str | Path] | None = None
+    mix: str | None = None
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -240,7 +242,7 @@ def _absolute(kernel: str) -> str:
 
 WORDS = (
     *("hardware", "workload", "effort", "budget", "threads"),
-    *("max_context", "weight_dtype", "calibrate", "kv_dtype"),
+    *("max_context", "weight_dtype", "calibrate", "kv_dtype", "mix"),
 )
 """Fields of a request that are options of the command, too."""
 DEFAULTS = {field.name: field.default for field in fields(CompileRequest)}

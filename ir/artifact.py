@@ -8,8 +8,9 @@ import msgspec
 from msgspec import Meta
 
 FORMAT_MAJOR, FORMAT_MINOR = 2, 0
-SERVE = "graph/serve.json"
-"""What serves, and where: models, encoders and searches, as a graph of placed nodes."""
+MACHINE, SERVE = "hardware.json", "graph/serve.json"
+"""The machine that it is for; what serves, and where: models, encoders and searches, as a graph of
+placed nodes."""
 
 
 Parts = Annotated[int, Meta(ge=1, le=1 << 16)]

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import networkx as nx  # type: ignore[import-untyped]
+from msgspec import Struct
 
 from dovetail.ir.graph import DATA, ORDERS, ExecutionGraph, GraphEdge, GraphNode, Placement
 
@@ -24,14 +24,17 @@ PROVISIONAL = (GUESS, SCOUT, READ, COPY)
 """Parts that nobody sees but nodes of the same root."""
 
 
+_Edges: TypeAlias = "dict[LiveNode, dict[LiveNode, dict[str, str]]]"
+"""Node -> the nodes at its edges -> what an edge has."""
+
+
 class State(Enum):
     """How far a node has got."""
 
     WAITING, RUNNING, OVER = "waiting", "running", "over"
 
 
-@dataclass(slots=True, eq=False)
-class LiveNode:
+class LiveNode(Struct, eq=False):
     """One piece of work of a request. Fields as of GraphNode, whose name is made of these.
 
     root: the call that it stands for, or is a part of. part: what it does for that, "" for the work
@@ -55,8 +58,10 @@ class LiveNode:
     @property
     def name(self) -> str:
         """Its name in a picture."""
-        stage = "" if self.stage is None else str(self.stage)
-        return "/".join(filter(None, (self.root, self.part, stage, self.side)))
+        name = f"{self.root}/{self.part}" if self.part else self.root
+        if self.stage is not None:
+            name = f"{name}/{self.stage}"
+        return f"{name}/{self.side}" if self.side else name
 
     @property
     def device(self) -> str | None:
@@ -116,27 +121,31 @@ class LiveGraph:
         self.ready = Ready() if ready is None else ready
         self.rewrites: list[Rewrite] = []
         self._graph: nx.DiGraph = nx.DiGraph()
+        self._before: _Edges = self._graph._pred  # its views are slow
+        self._after: _Edges = self._graph._succ
 
     # ---- what there is ----
 
     def __contains__(self, node: object) -> bool:
-        return node in self._graph
+        return node in self._after
 
     def __iter__(self) -> Iterator[LiveNode]:
-        return iter(self._graph)
+        return iter(self._after)
 
     def before(self, node: LiveNode) -> list[tuple[LiveNode, str]]:
         """Return what leads to a node, each with the kind of its edge."""
-        return [(source, edge["kind"]) for source, edge in self._graph.pred[node].items()]
+        return [(source, edge["kind"]) for source, edge in self._before[node].items()]
 
     def after(self, node: LiveNode) -> list[tuple[LiveNode, str]]:
         """Return what a node leads to, each with the kind of its edge."""
-        return [(target, edge["kind"]) for target, edge in self._graph.succ[node].items()]
+        return [(target, edge["kind"]) for target, edge in self._after[node].items()]
 
     def rest(self, node: LiveNode) -> LiveNode | None:
         """Return the part of the same work that comes next behind this one, if it is cut."""
-        after = (other for other, _ in self.after(node))
-        return next((n for n in after if n.root == node.root and n.part == node.part), None)
+        for other in self._after[node]:
+            if other.root == node.root and other.part == node.part:
+                return other
+        return None
 
     def freeze(self) -> ExecutionGraph:
         """Return the graph as it is now."""
@@ -189,7 +198,7 @@ class LiveGraph:
     def link(self, source: LiveNode, target: LiveNode, kind: str = DATA) -> None:
         """Have a node that has not begun wait for another, as the kind of edge says."""
         assert target.state is State.WAITING, f"{target.name!r} has begun"
-        if not self._graph.has_edge(source, target):
+        if target not in self._after[source]:
             self._graph.add_edge(source, target, kind=kind)
             self._wait(target, _holds(source, kind))
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+CHOICE = "plans/choice.json"
 SIMULATED, MEASURED, ASKED = "simulated", "measured", "asked for"
 """Where a choice comes from: the contention model, a replay on this machine, the user."""
 

@@ -10,10 +10,9 @@ transformations (`runtime/flows/control/transformations.py`).
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from typing import Any
 
-from msgspec.structs import replace as moved
+from msgspec.structs import replace
 
 from dovetail.ir.errors import WorkflowError
 from dovetail.ir.graph import (
@@ -120,6 +119,7 @@ def roll_back(graph: LiveGraph, guess: LiveNode) -> None:
     checks = {n for part in parts for n, _ in graph.after(part) if n.part == CHECK}
     for part in parts:
         graph.remove(part)
+        part.work = None  # which knows its node and the graph
     for check in checks:
         check.kind, check.part = GENERATION, ""
 
@@ -207,7 +207,7 @@ def _need(graph: LiveGraph, node: LiveNode, kind: str, *, state: State = State.W
 def _on(node: LiveNode, device: str) -> Placement:
     """Return where a node runs that is put on a device; on the CPU it stays on its cores."""
     place = node.place or Placement()
-    return moved(place, device=device, cpus=place.cpus if device == CPU else ())
+    return replace(place, device=device, cpus=place.cpus if device == CPU else ())
 
 
 def _cut(graph: LiveGraph, node: LiveNode) -> LiveNode:

@@ -11,6 +11,7 @@ import string
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property, lru_cache
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -30,12 +31,16 @@ class Terminal(Enum):
     START = "START"
     END = "END"
 
+    __hash__ = object.__hash__  # an enum's own is slow, and these are asked for in every step
+
     def __repr__(self) -> str:
         return self.value
 
 
 START, END = Terminal.START, Terminal.END
 ANY_ORDER = "any"
+TEMPLATES = 1024
+"""Prompts that are remembered in their parts: each of a workflow's is filled in once a request."""
 Place: TypeAlias = Name | Terminal
 Choice: TypeAlias = "Place | Iterable[Place]"
 
@@ -75,8 +80,10 @@ class Generation(StoredNode, tag=GENERATION, frozen=True):
     @property
     def reads(self) -> tuple[str, ...]:
         """What it takes from the state."""
-        texts = [self.prompt] if isinstance(self.prompt, str) else [m.content for m in self.prompt]
-        return tuple(dict.fromkeys(name for text in texts for name in placeholders(text)))
+        if isinstance(self.prompt, str):
+            return placeholders(self.prompt)
+        found = (name for message in self.prompt for name in placeholders(message.content))
+        return tuple(dict.fromkeys(found))
 
 
 class Retrieval(StoredNode, tag=RETRIEVAL, frozen=True):
@@ -207,7 +214,7 @@ class Edge:
         return (chosen,)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Workflow:
     """A checked workflow. max_steps: how often one node may run for one request.
 
@@ -225,6 +232,52 @@ class Workflow:
     away: Mapping[Place, Mapping[Place, int]]
     template: ExecutionGraph
 
+    @cached_property
+    def writers(self) -> Mapping[str, Name]:
+        """Which node writes each output."""
+        return {node.output: node.name for node in self.nodes.values()}
+
+    @cached_property
+    def unordered(self) -> frozenset[str]:
+        """Outputs that are documents in any order."""
+        searches = (node for node in self.nodes.values() if isinstance(node, Retrieval))
+        return frozenset(node.output for node in searches if node.order == ANY_ORDER)
+
+    @cached_property
+    def straight(self) -> Mapping[Place, tuple[Place, ...]]:
+        """What follows each place behind which nothing is chosen."""
+        found = {place: tuple(e.target for e in edges) for place, edges in self.edges.items()}
+        return {place: ways for place, ways in found.items() if None not in ways}  # type: ignore
+
+    @cached_property
+    def asking(self) -> frozenset[Place]:
+        """Places behind which functions of users choose what follows."""
+        return frozenset(
+            place
+            for place, edges in self.edges.items()
+            if any(e.choose is not None and not isinstance(e.choose, Branch) for e in edges)
+        )
+
+    @cached_property
+    def searches(self) -> Mapping[Name, Retrieval | None]:
+        """By node, the search that comes next, through functions, embeddings and choices.
+
+        None where none does, or a generation comes first on all ways. Edges that may lead anywhere
+        say nothing.
+        """
+        return {name: self._search_after(name) for name in self.nodes}
+
+    def _search_after(self, name: Name) -> Retrieval | None:
+        places: list[Place] = [name]
+        for place in places:  # it grows meanwhile
+            node = None if isinstance(place, Terminal) else self.nodes[place]
+            if isinstance(node, Retrieval) and place != name:
+                return node
+            if isinstance(node, Function | Embedding) or place == name:
+                ways = (to for edge in self.edges[place] for to in targets(edge, ()))
+                places += [to for to in ways if to not in places]
+        return None
+
 
 def label(node: Name) -> str:
     """Return the name of a node in an execution graph; a text of digits is no number."""
@@ -232,13 +285,19 @@ def label(node: Name) -> str:
     return repr(node) if number else str(node)
 
 
+@lru_cache(maxsize=TEMPLATES)
+def _parse(template: str) -> tuple[tuple[str, str | None, str | None, str | None], ...]:
+    return tuple(string.Formatter().parse(template))
+
+
+@lru_cache(maxsize=TEMPLATES)
 def placeholders(template: str) -> tuple[str, ...]:
     """Return the names in a prompt, each once; `{{` and `}}` are braces.
 
     Raises WorkflowError where braces do not match, or hold more than a name.
     """
     try:
-        fields = [parts[1:] for parts in string.Formatter().parse(template)]
+        fields = [parts[1:] for parts in _parse(template)]
     except ValueError as error:
         raise WorkflowError(f"prompt {template!r}: {error}; write {{{{ for a brace") from None
     names = []
@@ -260,7 +319,7 @@ def render(template: str, state: State) -> str:
 
 def fill(template: str, state: State) -> Iterator[tuple[str, object]]:
     """Yield the pieces of a prompt in order, each with the item of a list that it shows."""
-    for text, name, _, _ in string.Formatter().parse(template):
+    for text, name, _, _ in _parse(template):
         yield text, None
         if name is None:
             continue

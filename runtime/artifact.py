@@ -16,7 +16,15 @@ from typing import Any, BinaryIO, TypeAlias, TypeVar
 
 import msgspec
 
-from dovetail.ir.artifact import FORMAT_MAJOR, SERVE, FileEntry, KernelIndex, Manifest, ServicePlan
+from dovetail.ir.artifact import (
+    FORMAT_MAJOR,
+    MACHINE,
+    SERVE,
+    FileEntry,
+    KernelIndex,
+    Manifest,
+    ServicePlan,
+)
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.encoder import EncoderFile, encoder_shapes
 from dovetail.ir.errors import ArtifactError, WorkflowError
@@ -25,6 +33,7 @@ from dovetail.ir.formats import FORMATS
 from dovetail.ir.graph import ExecutionGraph, GraphFile, make_graph
 from dovetail.ir.model import PANEL, ModelFile, WeightChunks, WeightEntry, weight_shapes
 from dovetail.ir.place import find_searches, read_plan
+from dovetail.ir.plans import CHOICE, PlanChoice
 from dovetail.ir.schedule import ScheduleFile
 from dovetail.ir.shared_kernels import find_shared
 from dovetail.ir.tape import Tape
@@ -87,7 +96,8 @@ class Artifact:
 
     It has at least one model that generates, or one encoder. own: the library that it carries.
     shared: the library of each other kernel, by its name. serve: where models, encoders and
-    searches run. indexes: folders by name.
+    searches run. indexes: folders by name. machine, choice: what it was compiled for, and why its
+    plan was chosen, as far as it tells.
     """
 
     path: Path
@@ -101,6 +111,8 @@ class Artifact:
     workflows: tuple[StoredWorkflow, ...] = ()
     indexes: Mapping[str, Path] = field(default_factory=dict)
     shared: Mapping[str, Path] = field(default_factory=dict)
+    machine: HardwareSpec | None = None
+    choice: PlanChoice | None = None
 
     def plan(self, model: str) -> ServicePlan:
         """Return how a model or an encoder is served."""
@@ -178,6 +190,10 @@ class ArtifactReader:
     def json(self, name: str, kind: type[T]) -> T:
         """Return a listed JSON file as `kind`."""
         return self._read(name, self.file(name), kind)
+
+    def find_json(self, name: str, kind: type[T]) -> T | None:
+        """Return a JSON file as `kind`, None where it is not listed."""
+        return self.json(name, kind) if name in self.manifest.files else None
 
     def graph(self, name: str) -> ExecutionGraph:
         """Return a listed execution graph."""
@@ -292,6 +308,8 @@ def open_artifact(
             name: reader.file(f"indexes/{name}/manifest.json").parent
             for name in reader.manifest.indexes
         },
+        machine=reader.find_json(MACHINE, HardwareSpec),
+        choice=reader.find_json(CHOICE, PlanChoice),
     )
     for part in artifact.parts if check_weights else ():
         check_chunks(reader.path, part)

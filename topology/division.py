@@ -241,14 +241,18 @@ def divide(spec: HardwareSpec, parameters: MachineParameters, demands: Demands) 
 
 
 def redivide(
-    spec: HardwareSpec, shares: Shares, seen: Mapping[str, float], period: float
+    spec: HardwareSpec,
+    shares: Shares,
+    seen: Mapping[str, float],
+    period: float,
+    figures: MachineParameters | None = None,
 ) -> Shares | None:
     """Return shares that serve the load of a period better than `shares`, None where none do.
 
     seen: core-seconds that each stage has worked. Decode and searches are taken to read all the
-    time, prefill and encoders to compute.
+    time, prefill and encoders to compute. figures: of the machine, by default those of its class.
     """
-    figures = default_parameters(spec)
+    figures = figures or default_parameters(spec)
     flops, read = figures.core_flops.value / period, figures.core_bandwidth.value / period
     demands = {
         stage: Demand(0.0, worked * read)
@@ -287,17 +291,20 @@ def follow_trend(
     seen: Mapping[str, float],
     period: float,
     now: float,
+    figures: MachineParameters | None = None,
 ) -> tuple[Trend, Shares | None]:
     """Look at the load of a period that ends now; return the shares to give, None = those there.
 
     Other shares have to be better in LOOKS looks in a row, and for all of them together; then they
     stay for REST seconds, whatever comes. So a load that swings does not drag the cores with it.
     """
-    if now < trend.until or redivide(spec, shares, seen, period) is None:
+    if now < trend.until or redivide(spec, shares, seen, period, figures) is None:
         return Trend(until=trend.until), None
     worked = {stage: seconds + trend.worked.get(stage, 0.0) for stage, seconds in seen.items()}
     trend = Trend(trend.looks + 1, worked, trend.period + period, trend.until)
-    better = redivide(spec, shares, worked, trend.period) if trend.looks >= LOOKS else None
+    better = None
+    if trend.looks >= LOOKS:
+        better = redivide(spec, shares, worked, trend.period, figures)
     return (trend if better is None else Trend(until=now + REST)), better
 
 

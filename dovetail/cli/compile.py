@@ -16,6 +16,7 @@ from dovetail.cli.options import (
     AsJson,
     CompileFlags,
     Indexes,
+    Mixed,
     SearchFlags,
     UserKernels,
     Workflows,
@@ -59,6 +60,7 @@ def compile_command(
     kernel: UserKernels = None,
     workflow: Workflows = None,
     index: Indexes = None,
+    mix: Mixed = None,
     json: AsJson = False,
 ) -> None:
     """Compile a model for a machine into one artifact; a failed compile writes nothing."""
@@ -82,6 +84,7 @@ def compile_command(
             **vars(compiling),
             workflows=[find_workflow(text) for text in workflow or ()],
             index=index,
+            mix=mix,
             kernels=tuple(kernel or ()),
         )
     show_report(report, describe_report, json=json)

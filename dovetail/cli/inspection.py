@@ -20,13 +20,13 @@ from dovetail.cli.inspect_plans import graph_table, plan_tables, show_cpus
 from dovetail.cli.inspect_workflows import describe_index, transformation_table, workflow_table
 from dovetail.cli.profile_table import profile_table
 from dovetail.cli.report import facts_table, make_table, show_bytes, show_count
-from dovetail.ir.artifact import SERVE, KernelIndex, Manifest, PhasePlan, ServicePlan
+from dovetail.ir.artifact import MACHINE, SERVE, KernelIndex, Manifest, PhasePlan, ServicePlan
 from dovetail.ir.encoder import EncoderFile
 from dovetail.ir.graph import GraphFile
 from dovetail.ir.index_file import IndexManifest
 from dovetail.ir.model import DELTA, GATES, KV_BLOCK, SCAN, ModelFile, ModelSpec, WeightEntry
 from dovetail.ir.place import read_plan
-from dovetail.ir.plans import PlanChoice
+from dovetail.ir.plans import CHOICE, PlanChoice
 from dovetail.ir.profile import ProfileFile
 from dovetail.ir.quantisation import QuantisationFile, QuantisedWeight
 from dovetail.ir.schedule import SCHEDULE_VALUES, Row, ScheduleTable
@@ -41,8 +41,6 @@ from dovetail.runtime.native.step import step_bytes
 from dovetail.runtime.schedule.cost_tables import kept_profiles
 from dovetail.runtime.schedule.kv_pool import blocks_for
 from dovetail.topology.values import HardwareSpec
-
-CHOICE = "plans/choice.json"
 
 
 class TapeSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,15 +108,15 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
 def inspect_artifact(path: Path) -> Inspection:
     """Read what `path` decides; ArtifactError where it is no artifact or a file is damaged."""
     reader = ArtifactReader(path)
-    listed, stored = reader.manifest.files, set(reader.manifest.workflows)
+    stored = set(reader.manifest.workflows)
     models = (*reader.manifest.models, *reader.manifest.encoders)
     serve = read_serve(reader, models)
     return Inspection(
         path=str(path),
         manifest=reader.manifest,
-        hardware=reader.json("hardware.json", HardwareSpec) if "hardware.json" in listed else None,
+        hardware=reader.find_json(MACHINE, HardwareSpec),
         plan=read_plan(serve, models[0]),
-        choice=reader.json(CHOICE, PlanChoice) if CHOICE in listed else None,
+        choice=reader.find_json(CHOICE, PlanChoice),
         graphs={PurePosixPath(SERVE).stem: serve.file},
         workflows=tuple(raise_file(reader.graph(f"graph/{name}.json")) for name in sorted(stored)),
         indexes={

@@ -238,3 +238,11 @@ Workflows = Annotated[
     "Workflow: *.py, *.json or *.yaml file, or one-shot, hyde, recomp, irg, multistep; repeatable.",
 ]
 Indexes = Annotated[list[Path] | None, "Index folder that workflows search; repeatable."]
+Mixed = Annotated[
+    str | None,
+    typer.Option(
+        metavar="CHAT:RAG:EMBED",
+        help="Requests that come together, how many of each kind, such as 16:4:1: the CPU is "
+        "divided for them.",
+    ),
+]

@@ -16,7 +16,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.tree import Tree
 
-from dovetail.cli.options import AsJson, flag_of
+from dovetail.cli.options import AsJson, Indexes, Mixed, flag_of
 from dovetail.cli.report import make_table, show_bytes, show_count, show_report, writing
 from dovetail.errors import SpecError
 from dovetail.ir.files import write_whole
@@ -48,10 +48,14 @@ class PlanFlags:
     ] = None
     weight_dtype: Annotated[str, "Type of weights: auto, f32, bf16, int8 or int4."] = "auto"
     every_divisor: Annotated[bool, "Try groups of any size, not only powers of two."] = False
+    mix: Mixed = None
+    index: Indexes = None
 
     def check(self) -> None:
         """Raise SpecError for options that say how to plan where nothing is planned."""
-        given = [flag_of(n) for n, value in vars(self).items() if value != getattr(PlanFlags, n)]
+        given = [
+            flag_of(n) for n, v in vars(self).items() if v != [] and v != getattr(PlanFlags, n)
+        ]
         if self.plan is None and given:
             raise SpecError(f"{given[0]} says how to plan; add --plan MODEL, or omit {given[0]}")
 
@@ -82,10 +86,11 @@ def topo_command(
 
 def _plan(source: str, spec: HardwareSpec, asked: PlanFlags) -> PlanReport:
     from dovetail.compiler.calibrate import figures_of
-    from dovetail.compiler.division import MIXES, divide_load
+    from dovetail.compiler.division import MIXES, divide_load, read_mix
     from dovetail.compiler.request import MAX_STEP_SEQUENCES, choose_targets
     from dovetail.compiler.service import sample_trace, within_quota
     from dovetail.compiler.workload import read_workload
+    from dovetail.runtime.index.manifest import read_manifest
     from dovetail.topology.plan import PlanBudget, plan_topology
     from dovetail.topology.report import report_plan
 
@@ -102,7 +107,11 @@ def _plan(source: str, spec: HardwareSpec, asked: PlanFlags) -> PlanReport:
         parameters=figures,
         budget=PlanBudget(every_divisor=asked.every_divisor),
     )
-    loads = {str(mix): divide_load(usable, dimensions, trace, mix, figures) for mix in MIXES}
+    indexes = [read_manifest(folder) for folder in asked.index or ()]
+    mixes = MIXES if asked.mix is None else (read_mix(asked.mix),)
+    loads = {
+        str(mix): divide_load(usable, dimensions, trace, mix.of(indexes), figures) for mix in mixes
+    }
     return report_plan(found, model, notes, loads)
 
 

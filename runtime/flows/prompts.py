@@ -82,7 +82,7 @@ def prompts_after(run: WorkflowRun, call: Call, value: object) -> list[tuple[Cal
 
     None where a function chooses what follows: it may see only what is true.
     """
-    if any(edge.choose is not None for edge in run.workflow.edges[call.node.name]):
+    if call.node.name not in run.workflow.straight:
         return []
     fork = run.fork()
     try:

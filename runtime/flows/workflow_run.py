@@ -11,27 +11,22 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from copy import copy
-from dataclasses import dataclass
 from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, TypeAlias
+
+from msgspec import Struct
 
 from dovetail.ir.errors import WorkflowError, describe_error
 from dovetail.ir.workflow import (
     END,
     START,
-    Branch,
-    Embedding,
-    Function,
     Name,
     Node,
     Place,
-    Retrieval,
     State,
     Terminal,
     Workflow,
-    targets,
 )
 
 Stamped = Mapping[str, tuple[int, Any]]
@@ -43,8 +38,7 @@ Key: TypeAlias = tuple[int, Place]
 _BEGIN: Key = (0, START)
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(Struct, frozen=True):
     """One run of a node; node and round name it, whatever ran before or beside it.
 
     rounds: in which round each value of the state was written, -1 for inputs.
@@ -106,11 +100,6 @@ class WorkflowRun:
         found.sort(key=lambda key: (key[0], order[key[1]]))
         return tuple(self._start(key) for key in found)
 
-    def asks(self, place: Place) -> bool:
-        """Tell whether functions of users choose what follows a place."""
-        edges = self.workflow.edges[place]
-        return any(e.choose is not None and not isinstance(e.choose, Branch) for e in edges)
-
     def choose(self, place: Place, state: State) -> tuple[Place, ...]:
         """Return what follows a place in a state. For any thread, beside all else.
 
@@ -150,7 +139,8 @@ class WorkflowRun:
 
     def fork(self) -> WorkflowRun:
         """Return a run that is where this one is, and goes on without changing this one."""
-        fork = copy(self)
+        fork = object.__new__(WorkflowRun)
+        fork.__dict__.update(self.__dict__)
         fork._waiting = defaultdict(
             list, {key: list(found) for key, found in self._waiting.items()}
         )
@@ -204,6 +194,8 @@ class WorkflowRun:
         """Pass a state on along all edges that leave `source`."""
         order = self.workflow.order
         if chosen is None:
+            chosen = self.workflow.straight.get(source)
+        if chosen is None:
             chosen = self.choose(source, {name: value for name, (_, value) in state.items()})
         for target in chosen or (END,):  # chosen nothing: it ends there
             later = round_ + (order[target] <= order[source])
@@ -219,23 +211,6 @@ def run_in_order(
         for call in run.ready():
             run.finish(call, do(call))
     return run.result
-
-
-def search_after(workflow: Workflow, name: Name) -> Retrieval | None:
-    """Return the search that comes next after a node, through functions, embeddings and choices.
-
-    None where none does, or a generation comes first on all ways. Edges that may lead anywhere
-    say nothing.
-    """
-    places: list[Place] = [name]
-    for place in places:  # it grows meanwhile
-        node = None if isinstance(place, Terminal) else workflow.nodes[place]
-        if isinstance(node, Retrieval) and place != name:
-            return node
-        if isinstance(node, Function | Embedding) or place == name:
-            ways = (to for edge in workflow.edges[place] for to in targets(edge, ()))
-            places += [to for to in ways if to not in places]
-    return None
 
 
 def _merge(states: Iterable[Stamped]) -> dict[str, tuple[int, Any]]:

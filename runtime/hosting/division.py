@@ -28,6 +28,7 @@ from dovetail.topology.division import (
     worker_of,
 )
 from dovetail.topology.hardware import HardwareSpec
+from dovetail.topology.parameters import MachineParameters, planned_parameters
 
 PERIOD = 0.5
 """Seconds between two looks at the load."""
@@ -52,18 +53,25 @@ def divide_cpu(artifact: Artifact, options: EngineOptions, hardware: HardwareSpe
         return None
     board = Board()
     board.divide(shares)
-    given = weakref.ref(board), hardware
+    given = weakref.ref(board), hardware, find_figures(artifact, hardware)
     threading.Thread(target=_follow, args=given, name="division", daemon=True).start()
     return board
 
 
-def _follow(found: weakref.ref[Board], hardware: HardwareSpec) -> None:
+def find_figures(artifact: Artifact, hardware: HardwareSpec) -> MachineParameters:
+    """Return what a compile on such a machine found out of it; else the figures of its class."""
+    there = artifact.machine
+    same = there and (there.cpu_model, there.pus) == (hardware.cpu_model, hardware.pus)
+    return planned_parameters(hardware, artifact.choice if same else None)
+
+
+def _follow(found: weakref.ref[Board], hardware: HardwareSpec, figures: MachineParameters) -> None:
     """Look at the load again and again, as long as there is the board."""
     before = look = _look(hardware, dict.fromkeys(STAGES, 0.0))
     pause, trend = threading.Event(), Trend()
     while not pause.wait(PERIOD) and (board := found()) is not None:
         look = _look(hardware, board.used)
-        trend = follow_load(board, hardware, trend, before, look)
+        trend = follow_load(board, hardware, trend, before, look, figures)
         before = look
         del board
 
@@ -83,7 +91,12 @@ def _look(hardware: HardwareSpec, used: Mapping[str, float]) -> LoadLook:
 
 
 def follow_load(
-    board: Board, hardware: HardwareSpec, trend: Trend, before: LoadLook, now: LoadLook
+    board: Board,
+    hardware: HardwareSpec,
+    trend: Trend,
+    before: LoadLook,
+    now: LoadLook,
+    figures: MachineParameters | None = None,
 ) -> Trend:
     """Divide anew if what was worked between two looks says so, see `follow_trend`.
 
@@ -95,7 +108,7 @@ def follow_load(
     workers = {worker_of(stage) for stage, worked in seen.items() if worked > LEAST_LOAD * period}
     most = MOST_OTHERS * (board.cpus - max(map(len, board.shares.values())))
     board.keep(len(workers) > 1 and now.others - before.others > most * period)
-    trend, shares = follow_trend(hardware, board.shares, trend, seen, period, now.now)
+    trend, shares = follow_trend(hardware, board.shares, trend, seen, period, now.now, figures)
     if shares is not None:
         log.info("the load has changed: cores of %s", show_shares(shares))
         board.divide(shares)

@@ -128,7 +128,9 @@ class Cursor:
             self.seeds.pop(cluster, None)
         self._scanned.update(scanned)
         self.position, self._partial = end, None
-        while self.reached < len(self.plain) and self.plain[self.reached] in self._scanned:
+        for cluster in self.plain[self.reached :]:
+            if cluster not in self._scanned:
+                break
             self.reached += 1
         if found:
             self.best = merge_hits((self.best, found), self.depth)
@@ -139,7 +141,10 @@ class Cursor:
     def partial(self) -> tuple[Hit, ...]:
         """The nearest `topk` as far as is known: of what was scanned, and the seeds."""
         if self._partial is None:  # asked for far more often than it changes
-            self._partial = tuple(merge_hits((self.best, *self.seeds.values()), self.topk))
+            found = self.best
+            if self.seeds:
+                found = merge_hits((found, *self.seeds.values()), self.topk)
+            self._partial = tuple(found[: self.topk])
         return self._partial
 
     def history(self, homes: Mapping[int, int]) -> SearchHistory:

@@ -68,6 +68,11 @@ class Board:
         """Core-seconds that each stage has worked so far."""
         return dict(zip(STAGES, self._used.sum(axis=0).tolist(), strict=True))
 
+    @property
+    def changes(self) -> int:
+        """How often shares were given anew, since the first ones."""
+        return max(0, int(self._version[0]) - 1)
+
     def clear(self, slot: int) -> None:
         """Note that the worker of a slot has died."""
         self._busy[slot] = 0

@@ -75,10 +75,12 @@ def plan_sub_stage(
         count, wanted = 0, len(left) if most is None else min(len(left), most[number])
         for cluster in left[:wanted]:
             load = threads[0] + sizes[cluster]
-            if threads[0] and load > max(room, longest):
-                break
+            if load > longest:
+                if load > room and threads[0]:
+                    break
+                longest = load
             heapreplace(threads, load)
-            count, longest = count + 1, max(longest, load)
+            count += 1
         if count:
             takes.append((number, count))
         if count < wanted:

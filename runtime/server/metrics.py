@@ -28,6 +28,7 @@ from dovetail.runtime.embed.service import EmbeddingService
 from dovetail.runtime.engine.tally import Histogram, Tally
 from dovetail.runtime.flows.events import WorkflowResult
 from dovetail.runtime.hosting.generator import Job
+from dovetail.runtime.machine.seat import Board
 from dovetail.runtime.server.models import Models, ServedModel
 from dovetail.topology.textfile import show_ids
 
@@ -140,6 +141,11 @@ def _held(part: int) -> Callable[[ServedModel], Values]:
     return read
 
 
+def _division(read: Callable[[Board], Values]) -> Callable[[ServedModel], Values]:
+    """Return what reads how the CPUs are divided; nothing where the workers do not share them."""
+    return lambda model: {} if model.app.board is None else read(model.app.board)
+
+
 def _plan(model: ServedModel) -> Values:
     if not model.file:
         return {}
@@ -197,6 +203,23 @@ FIGURES: dict[str, Figure] = {
         "The plan in force, as labels: processes, threads of each, PUs of all.",
         _plan,
         ("phase", "processes", "threads", "cpus"),
+    ),
+    "cpu_share_cores": Figure(
+        Gauge,
+        "CPUs that the worker of a stage keeps while others work.",
+        _division(lambda board: {stage: len(cpus) for stage, cpus in board.shares.items()}),
+        ("stage",),
+    ),
+    "cpu_busy_seconds": Figure(
+        Count,
+        "Seconds of cores that a stage has worked; the rate is how many cores it keeps busy.",
+        _division(lambda board: {stage: board.used[stage] for stage in board.shares}),
+        ("stage",),
+    ),
+    "cpu_divisions": Figure(
+        Count,
+        "How often the CPUs were divided anew because the load had changed.",
+        _division(lambda board: board.changes),
     ),
     "iteration_tokens_total": Figure(Histograms, "Tokens computed per step.", _load("steps")),
     "spec_decode_num_drafts": Figure(

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import psutil
 import pytest
@@ -19,19 +20,26 @@ import pytest
 pytest.importorskip("faiss")
 
 from dovetail import END, START, RAGraph, load, workflows
+from dovetail.compiler.division import Mix, bytes_scanned, divide_graph
 from dovetail.compiler.index_build import IndexRequest, build_index_folder, describe_embedder
 from dovetail.compiler.pipeline import compile_model
+from dovetail.compiler.service import sample_trace
+from dovetail.compiler.workload import DEFAULT_WORKLOAD
 from dovetail.errors import ArtifactError, SpecError, WorkflowError
 from dovetail.ir.artifact import SERVE
+from dovetail.ir.graph import ExecutionGraph
 from dovetail.ir.index_file import Passage
+from dovetail.ir.plans import PlanChoice
 from dovetail.ir.workflow_file import write_json
 from dovetail.runtime.app import App
+from dovetail.runtime.index.manifest import read_manifest
 from dovetail.runtime.machine.seat import ENGINE_SLOT
 from dovetail.runtime.server.models import Models, ServedModel
 from dovetail.runtime.server.served_workflow import add_workflows
 from dovetail.tiny_world import ENCODER, LLAMA
 from dovetail.topology.division import DECODE, lend
 from dovetail.topology.division import ENGINE as ENGINE_STAGES
+from dovetail.topology.hardware import read_hardware
 from tests.dovetail.commands import Result, assert_one_sentence, dovetail
 
 ENGINE, ENCODERS, SEARCHES = (
@@ -83,6 +91,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
         effort="none",
         workflows=[workflows.one_shot(topk=1, max_tokens=24), work / "flows.py"],
         index=work / "idx",
+        mix="2:8:1",
     )
     assert report.workflows == ("one-shot", "twice", "plain") and report.indexes == ("idx",)
     return work
@@ -146,6 +155,23 @@ def test_workers_run_where_the_graph_of_the_artifact_places_them(
     assert {last} in found[ENCODERS] and found[SEARCHES] == [{last}] * len(found[SEARCHES])
     pinned = [allowed for allowed in found[ENGINE] if len(allowed) == 1 < len(cpus)]
     assert sorted(pinned, key=min) == [{cpu} for cpu in cpus[:0:-1]], "the caller is on the first"
+
+
+def test_the_cpu_is_divided_for_the_mix_given_and_the_index(app: App, work: Path) -> None:
+    assert app.artifact is not None
+    parts, hardware = app.artifact, read_hardware()
+    choice = msgspec.json.decode(
+        (work / "app.dove" / "plans" / "choice.json").read_bytes(), type=PlanChoice
+    )
+    trace = sample_trace(DEFAULT_WORKLOAD, parts.models["llm"].file.max_step_sequences)
+    specs = (
+        [part.file.spec for part in parts.models.values()],
+        [part.file.spec for part in parts.encoders.values()],
+    )
+    mix = Mix(2, 8, 1, scanned=bytes_scanned(read_manifest(work / "app.dove" / "indexes" / "idx")))
+    empty = ExecutionGraph(())
+    _, divisions = divide_graph(empty, hardware, *specs, trace, choice, mix)
+    assert choice.divisions == divisions
 
 
 def test_a_worker_keeps_to_its_share_while_another_one_works(work: Path) -> None:

@@ -12,17 +12,23 @@ from itertools import count
 from math import ceil
 from typing import Any
 
+from msgspec import Struct
+
 from dovetail.ir.errors import DovetailError
 from dovetail.ir.graph import ExecutionGraph
 from dovetail.ir.live_graph import LiveGraph, LiveNode, Ready
-from dovetail.ir.workflow import ANY_ORDER, Function, Generation, Name, Retrieval, label
+from dovetail.ir.workflow import Function, Generation, Name, Retrieval, label
 from dovetail.runtime.flows.control import messages
 from dovetail.runtime.flows.control.costs import Learned, StageCosts
 from dovetail.runtime.flows.control.prefixes import Opening, Prefixes
 from dovetail.runtime.flows.control.settings import WavefrontSettings
-from dovetail.runtime.flows.control.transformation import REGISTRY, check_transformations
+from dovetail.runtime.flows.control.transformation import (
+    REGISTRY,
+    Transformation,
+    check_transformations,
+)
 from dovetail.runtime.flows.control.work import Key, Lot, NextStage, Reply, Search, Takes
-from dovetail.runtime.flows.workflow_run import Call, WorkflowRun, search_after
+from dovetail.runtime.flows.workflow_run import Call, WorkflowRun
 from dovetail.runtime.index.cursor import SearchHistory
 from dovetail.runtime.retrieval.budget import count_vectors, deal_rows, plan_sub_stage
 from dovetail.runtime.retrieval.hot import HotSet
@@ -35,7 +41,7 @@ SPLIT, REORDER = "split", "reorder"
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """A request under way. histories: of its last search of each index.
+    """A request under way. ended: its last search of each index that is over.
 
     nodes: of calls that came or will come, the last part of each. guesses: by the call they are
     for. scouts: searches ahead of the node that they prepare. searched: how many searches are over.
@@ -45,7 +51,7 @@ class Ticket:
     run: WorkflowRun
     graph: LiveGraph
     nodes: dict[Key, LiveNode] = field(default_factory=dict)
-    histories: dict[str | None, SearchHistory] = field(default_factory=dict)
+    ended: dict[str | None, Search] = field(default_factory=dict)
     guesses: dict[Key, Reply] = field(default_factory=dict)
     scouts: dict[Name, Search] = field(default_factory=dict)
     searched: int = 0
@@ -58,10 +64,9 @@ class Ticket:
     def reply(self, call: Call, prompt: str) -> Reply:
         """Return a generation that nobody waits for, to what a call would ask."""
         assert isinstance(call.node, Generation), "it has no prompt"
-        searches = (n for n in self.run.workflow.nodes.values() if isinstance(n, Retrieval))
-        free = {node.output for node in searches if node.order == ANY_ORDER}
-        opening = Opening.of(call, free) if free else None
-        ahead = search_after(self.run.workflow, call.node.name)
+        workflow = self.run.workflow
+        opening = Opening.of(call, workflow.unordered) if workflow.unordered else None
+        ahead = workflow.searches[call.node.name]
         return Reply(self.graph, self.source(call), call.node, prompt, ahead=ahead, opening=opening)
 
     def node(self, call: Call) -> LiveNode:
@@ -73,7 +78,7 @@ class Ticket:
 
     def _read(self, call: Call) -> list[LiveNode]:
         """Return the nodes that have written what a call reads, or will have."""
-        writers = {node.output: node.name for node in self.run.workflow.nodes.values()}
+        writers = self.run.workflow.writers
         names = call.rounds if isinstance(call.node, Function) else call.node.reads
         written = [(writers[n], call.rounds[n]) for n in names if call.rounds[n] >= 0]
         return [self.nodes[key] for key in dict.fromkeys(written)]
@@ -83,7 +88,8 @@ class Ticket:
         scout = self.scouts.get(node.name)
         if scout is not None and scout.cursor is not None and scout.cursor.position:
             return scout.history()
-        return self.histories.get(node.index)
+        before = self.ended.get(node.index)
+        return None if before is None else before.history()
 
 
 @dataclass(slots=True)
@@ -110,17 +116,18 @@ class Changes:
     """What reports told since the last cycle.
 
     found: searches whose clusters are known now. scanned: those that have got further. told:
-    replies that have. room: whether the engine has more room, or a search has found more.
+    replies that have. room: whether the engine has more room, or a search has found more. begins:
+    whether a generation may begin.
     """
 
     found: list[Search] = field(default_factory=list)
     scanned: list[Search] = field(default_factory=list)
     told: list[Reply] = field(default_factory=list)
     room: bool = False
+    begins: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Waiter:
+class Waiter(Struct, frozen=True):
     """Whom a report goes to. request: whose job it is, None where several share it."""
 
     request: int | None
@@ -167,14 +174,21 @@ class Front:
         self._waiters: dict[int, Waiter] = {}
         self._orders: list[messages.Order] = []
         self._numbers = count(1)
+        self._kinds: tuple[type[Transformation], ...] = ()
+        self.asked: dict[str, type[Transformation]] = {}
         self.ask()
 
     def ask(self) -> None:
         """Take those transformations that are registered now."""
-        chosen = self.settings.transformations
-        names = [name for name in REGISTRY if chosen is None or name in chosen]
-        self.asked = {name: REGISTRY[name] for name in names}
-        self.guessing = any(kind.guesses for kind in self.asked.values())
+        chosen, kinds = self.settings.transformations, tuple(REGISTRY.values())
+        if kinds != self._kinds:
+            self._kinds = kinds
+            self.asked = {k.name: k for k in kinds if chosen is None or k.name in chosen}
+            self.guessing = any(kind.guesses for kind in self.asked.values())
+
+    def wakes(self, kind: type[Transformation]) -> bool:
+        """Tell whether there is something for a transformation to look at."""
+        return not kind.wakes or bool(getattr(self.news, kind.wakes))
 
     @property
     def stage(self) -> NextStage | None:

@@ -10,8 +10,9 @@ that was lost with its worker can simply be done again.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
+
+import msgspec
 
 from dovetail.ir.errors import DovetailError, describe_error
 from dovetail.ir.live_graph import LiveGraph, Rewrite
@@ -24,8 +25,7 @@ from dovetail.runtime.index.scans import Part
 Device: TypeAlias = Literal["cpu", "gpu"]
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(msgspec.Struct, frozen=True):
     """Which run of which node of which request a piece of work is for."""
 
     request: int
@@ -36,8 +36,7 @@ class Source:
 # ---- orders: work ----
 
 
-@dataclass(frozen=True, slots=True)
-class Generate:
+class Generate(msgspec.Struct, frozen=True):
     """Have the engine reply to `prompt` under the node's options -> Progressed*, Finished(text).
 
     steps: decode steps between two reports of progress (a generation sub-stage); 0 = no reports.
@@ -52,8 +51,7 @@ class Generate:
     provisional: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Embed:
+class Embed(msgspec.Struct, frozen=True):
     """Turn a text into a vector -> Finished(vector). Orders given together may share a batch.
 
     query: for a search of `index` (its encoder, with the prompt for queries), else by `model`.
@@ -67,8 +65,7 @@ class Embed:
     index: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Invoke:
+class Invoke(msgspec.Struct, frozen=True):
     """Call the Python function of a node, apart from the control plane -> Finished(value)."""
 
     job: int
@@ -81,16 +78,14 @@ class Invoke:
         return self.call.node.call(self.call.state)
 
 
-@dataclass(frozen=True, slots=True)
-class Choose:
+class Choose(msgspec.Struct, frozen=True):
     """Call the functions of edges, apart from the control plane -> Finished(what follows)."""
 
     job: int
     run: Callable[[], object]
 
 
-@dataclass(frozen=True, slots=True)
-class FindClusters:
+class FindClusters(msgspec.Struct, frozen=True):
     """Find the clusters of a query: as many as the index probes -> Probed.
 
     known: documents of the request's last search; the report tells how far from them the query is.
@@ -103,8 +98,7 @@ class FindClusters:
     known: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ScanClusters:
+class ScanClusters(msgspec.Struct, frozen=True):
     """A retrieval sub-stage: clusters of several searches of one index, together -> Scanned.
 
     One is under way on each device at a time. sources: the search that each part is of.
@@ -117,8 +111,7 @@ class ScanClusters:
     sources: tuple[Source, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
+class Copy(msgspec.Struct, frozen=True):
     """Copy clusters to an index's cache on the device, which keeps what is hot -> Finished(None).
 
     Runs beside scans, which use neither what comes nor what has to go meanwhile.
@@ -132,15 +125,13 @@ class Copy:
 # ---- orders: what follows from work ----
 
 
-@dataclass(frozen=True, slots=True)
-class Cancel:
+class Cancel(msgspec.Struct, frozen=True):
     """Nobody waits any more for a job that is no scan or copy; free what it holds."""
 
     job: int
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
+class Started(msgspec.Struct, frozen=True):
     """A node began; for those who watch the request.
 
     job, prompt: of its generation, None and empty for others. The text of that, past and future,
@@ -152,24 +143,21 @@ class Started:
     prompt: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
+class Written(msgspec.Struct, frozen=True):
     """A node has written its output; for those who watch the request."""
 
     source: Source
     value: Any
 
 
-@dataclass(frozen=True, slots=True)
-class Rewrote:
+class Rewrote(msgspec.Struct, frozen=True):
     """A transformation has rewritten a request's graph (0: no request's); for those who watch."""
 
     request: int
     rewrite: Rewrite
 
 
-@dataclass(frozen=True, slots=True)
-class Deliver:
+class Deliver(msgspec.Struct, frozen=True):
     """A request is over: its state at END, or why it failed. The last order about it.
 
     graph: what ran, where it did not fail.
@@ -188,8 +176,7 @@ Order: TypeAlias = Work | Cancel | Started | Written | Rewrote | Deliver
 # ---- reports ----
 
 
-@dataclass(frozen=True, slots=True)
-class Progressed:
+class Progressed(msgspec.Struct, frozen=True):
     """A generation has written `tokens` tokens so far."""
 
     job: int
@@ -197,8 +184,7 @@ class Progressed:
     tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(msgspec.Struct, frozen=True):
     """A job is done. value: text of Generate, vector of Embed, result of Invoke or Choose.
 
     Of Copy the clusters that did not arrive, None if all did.
@@ -208,8 +194,7 @@ class Finished:
     value: Any = None
 
 
-@dataclass(frozen=True, slots=True)
-class Probed:
+class Probed(msgspec.Struct, frozen=True):
     """The clusters of a query, nearest centroid first, and the distances to these.
 
     known: distance of each document asked for that is still there. version: of the documents that
@@ -225,8 +210,7 @@ class Probed:
     patience: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Scanned:
+class Scanned(msgspec.Struct, frozen=True):
     """A scan is done, part by part. seconds: that its device was busy with it.
 
     absent: clusters that were to be on the device and were not: they were scanned elsewhere.
@@ -238,8 +222,7 @@ class Scanned:
     absent: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(msgspec.Struct, frozen=True):
     """A job could not be done, and trying again will not help."""
 
     job: int

@@ -102,7 +102,7 @@ class Searches:
         lost = [search for search in self._front.searches if search.spec.index == index]
         self._fail(lost, WorkflowError(said))
         for ticket in self._front.tickets.values():
-            ticket.histories.pop(index, None)
+            ticket.ended.pop(index, None)
 
     # ---- sub-stages ----
 
@@ -131,7 +131,7 @@ class Searches:
         waiting = [search for search in front.searches if search.waiting]
         waiting = [search for search in waiting if search.call is not None] or waiting
         same = [s for s in waiting if s.spec.index == waiting[0].spec.index]
-        if SPLIT in front.asked:
+        if SPLIT in front.asked and len(same) > 1:
             if self._draining():
                 same.sort(key=lambda search: search.earlier)
             new = front.new(same)
@@ -236,8 +236,6 @@ class Searches:
         search.left = count_vectors(clusters, sizes)
         front.left += search.left
         search.node.clusters = clusters
-        if used is not None:
-            search.homes.update(used.homes)
         if front.costs.stage is None and search.left:
             front.costs.searched(front.costs.scan_seconds([search.left]))
         if search.cursor.done:

@@ -24,12 +24,14 @@ class Transformation(ABC):
     are made of functions of `dovetail.ir.transform`; nodes that they make ready are begun.
 
     graph: of a request. node: of it, which is rewritten. guesses: whether it begins generations
-    before what they read is known. One with a method `why_not(costs)` says why it is left where
-    `gain` is nothing.
+    before what they read is known. wakes: the field of `Changes` without which it fits nowhere, and
+    is not asked; "" = it is asked in each cycle. One with a method `why_not(costs)` says why it is
+    left where `gain` is nothing.
     """
 
     name: ClassVar[str]
     guesses: ClassVar[bool] = False
+    wakes: ClassVar[str] = ""
     graph: LiveGraph
     node: LiveNode
 

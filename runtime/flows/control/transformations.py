@@ -41,6 +41,7 @@ class Reorder(Transformation):
     """Scan first where the request's last search found something (HedraRAG §4.3)."""
 
     name: ClassVar[str] = REORDER
+    wakes: ClassVar[str] = "found"
     order: tuple[int, ...]
 
     @classmethod
@@ -66,6 +67,7 @@ class Stop(Transformation):
     """Leave out the rest of a search that has found nothing nearer for long (`patience`)."""
 
     name: ClassVar[str] = "stop"
+    wakes: ClassVar[str] = "scanned"
 
     @classmethod
     def fits(cls, front: Front) -> Iterator[Stop]:
@@ -116,7 +118,7 @@ class SpeculateRetrieval(Transformation):
             REORDER in front.asked
             and load < front.settings.retrieval_load
             and reply.ahead.name not in ticket.scouts
-            and reply.ahead.index not in ticket.histories
+            and reply.ahead.index not in ticket.ended
         )
 
     def gain(self, costs: Learned) -> float:
@@ -279,6 +281,7 @@ class SpeculateGeneration(Transformation):
 
     name: ClassVar[str] = "speculate_generation"
     guesses: ClassVar[bool] = True
+    wakes: ClassVar[str] = "room"
     ticket: Ticket
     call: Call
     prompt: str
@@ -288,8 +291,6 @@ class SpeculateGeneration(Transformation):
     @classmethod
     def fits(cls, front: Front) -> Iterator[Self]:
         """Of searches that have found enough, the one with the nearest k-th document first."""
-        if not front.news.room:
-            return
         if front.load >= front.room:
             busy = f"{front.load} generations leave the engine no room: it has some below"
             front.statistics.left[cls.name] = f"{busy} {front.room:.0f}"
@@ -322,7 +323,7 @@ class SpeculateGeneration(Transformation):
         assert search.call is not None, "nothing follows a scout"
         ticket = front.ticket(search)
         try:
-            documents = front.catalog.documents(search.spec, search.steps.partial)
+            documents = search.documents(front.catalog)
         except DovetailError:  # the search tells of it if it finds the same
             return
         for call, prompt in prompts_after(ticket.run, search.call, documents):
@@ -344,7 +345,7 @@ class SpeculateGeneration(Transformation):
         search.tried = search.nearest
         ticket.nodes[search.source.node, search.source.round] = search.last
         reply = ticket.reply(self.call, self.prompt)
-        reply.search, reply.ids = search, search.tried
+        reply.search, reply.ids, reply.guessed = search, search.tried, self.call
         target = ticket.node(self.call)
         reply.node = transform.speculate_generation(graph, search.ended, target, reply)
 
@@ -358,6 +359,7 @@ class Arrange(Transformation):
     """
 
     name: ClassVar[str] = "arrange"
+    wakes: ClassVar[str] = "begins"
     opening: Opening
     letters: int
 
@@ -388,6 +390,7 @@ class SplitReply(Transformation):
     """Have a generation tell how far it has got after so many steps, for a search behind it."""
 
     name: ClassVar[str] = "split_reply"
+    wakes: ClassVar[str] = "begins"
     steps: int
     batch: int
 

@@ -110,7 +110,7 @@ class Wavefront:
         self._searches.prepare()
         ready = self._admit()
         for kind in front.asked.values():
-            for found in kind.fits(front):
+            for found in kind.fits(front) if front.wakes(kind) else ():
                 if (seconds := found.gain(front.costs)) <= 0:
                     why = getattr(found, "why_not", None)
                     front.statistics.left[kind.name] = why(front.costs) if why else NO_GAIN
@@ -147,6 +147,7 @@ class Wavefront:
         reply: Reply = node.work
         reply.node = node
         self.front.replies[reply] = None
+        self.front.news.begins = True
         if node.part == GUESS:
             self.front.ticket(reply).guesses[reply.key] = reply
             self.statistics.attempted += 1
@@ -184,7 +185,7 @@ class Wavefront:
 
     def _choose(self, ticket: Ticket, place: Place, state: WorkflowState, go: Go) -> None:
         """Let a request go on; where functions choose how, once they have: they may take long."""
-        if not ticket.run.asks(place):
+        if place not in ticket.run.workflow.asking:
             self._go_on(ticket, go, None)
             return
         self.front.post(
@@ -231,11 +232,16 @@ class Wavefront:
     # ---- calls that may be made ----
 
     def _generate(self, ticket: Ticket, call: Call) -> None:
-        prompt = text_of(call)
-        if not self._commit(ticket, call, prompt):
-            reply = ticket.reply(call, prompt)
-            reply.call = call
-            self._hold(ticket, call, reply)
+        guess = ticket.guesses.get((call.node.name, call.round))
+        prompt = guess.asked if guess and guess.holds(call) else text_of(call)
+        if guess and guess.asked == prompt:
+            self._commit(ticket, call, guess)
+            return
+        if guess:
+            self._reject(guess)
+        reply = ticket.reply(call, prompt)
+        reply.call = call
+        self._hold(ticket, call, reply)
 
     def _retrieve(self, ticket: Ticket, call: Call) -> None:
         assert isinstance(call.node, Retrieval)
@@ -302,12 +308,12 @@ class Wavefront:
             return  # its ticket keeps what it found
         ticket = self.front.ticket(search)
         try:
-            documents = self.front.catalog.documents(search.spec, search.steps.partial)
+            documents = search.documents(self.front.catalog)
         except DovetailError as error:  # their file was damaged meanwhile
             self._search_failed(search, error)
             return
         ticket.nodes[search.source.node, search.source.round] = search.node
-        ticket.histories[search.spec.index] = search.history()
+        ticket.ended[search.spec.index] = search
         ticket.searched += 1
         self._finish(ticket, search.call, documents)
         if not ticket.over:
@@ -344,20 +350,13 @@ class Wavefront:
         guesses = self.front.ticket(search).guesses
         return [guess for guess in guesses.values() if guess.search is search]
 
-    def _commit(self, ticket: Ticket, call: Call, prompt: str) -> bool:
-        """Tell whether a reply was begun to just this prompt; roll back one to another."""
-        guess = ticket.guesses.get((call.node.name, call.round))
-        if guess is not None and guess.asked != prompt:
-            self._reject(guess)
-            return False
-        if guess is None:
-            return False
+    def _commit(self, ticket: Ticket, call: Call, guess: Reply) -> None:
+        """Take a reply that was begun to just what a call asks."""
         del ticket.guesses[guess.key]
         self.statistics.accepted += 1
         guess.call = call
         self._hold(ticket, call, guess)
         self.front.order(messages.Started(guess.source, guess.job, guess.prompt))
-        return True
 
     def _reject(self, guess: Reply) -> None:
         """Roll a guess back: it did not hold, or the engine could not write it."""

@@ -7,19 +7,22 @@ far, a history; searches of one index that are scanned together, on one device o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
+
+from msgspec.structs import replace
 
 from dovetail.ir.graph import CPU, GPU, MERGE
 from dovetail.ir.live_graph import LiveGraph, LiveNode, State
 from dovetail.ir.transform import put, roll_back, split_search, use_scout
 from dovetail.ir.workflow import Generation, Name, Retrieval
 from dovetail.runtime.flows.control.costs import Needed
-from dovetail.runtime.flows.control.messages import Device, Source
+from dovetail.runtime.flows.control.messages import Catalog, Device, Source
 from dovetail.runtime.flows.control.prefixes import Opening
 from dovetail.runtime.flows.prompts import pack_vector
 from dovetail.runtime.flows.workflow_run import Call
 from dovetail.runtime.index.cursor import Cursor, Hit, SearchHistory, reorder_probes, share_until
+from dovetail.runtime.index.documents import Document
 from dovetail.runtime.index.scans import Part
 from dovetail.runtime.retrieval.hot import HotSet
 
@@ -49,7 +52,8 @@ class Search:
     known: SearchHistory | None = None  # that it began with
     version: int = 0  # of the documents, since its clusters are known
     patience: int | None = None  # clusters without change after which it may end
-    homes: dict[int, int] = field(default_factory=dict)
+    told: list[Part] = field(default_factory=list)  # what all scans of it found
+    shown: tuple[Sequence[Hit], list[Document]] = ((), [])  # documents that were looked up last
     ended: LiveNode | None = None
     taken: tuple[int, ...] = ()
     left: int = 0
@@ -132,7 +136,7 @@ class Search:
     def find(self, found: Part) -> bool:
         """Take what one part of a scan found; tell whether the sub-stage is over with it."""
         self.found += found.hits
-        self.homes.update((hit[1], home) for hit, home in zip(found.hits, found.homes, strict=True))
+        self.told.append(found)
         self.scans -= 1
         if self.scans:
             return False
@@ -142,6 +146,21 @@ class Search:
         self.seen.append((self.share, self.nearest))
         self.taken, self.found = (), []
         return True
+
+    @property
+    def homes(self) -> dict[int, int]:
+        """The cluster of each document that it has found, or knew."""
+        homes = dict[int, int]() if self.known is None else dict(self.known.homes)
+        for part in self.told:
+            homes.update(zip((id_ for _, id_ in part.hits), part.homes, strict=True))
+        return homes
+
+    def documents(self, catalog: Catalog) -> list[Document]:
+        """Return what is nearest now; raises as `catalog`."""
+        nearest = self.steps.partial
+        if self.shown[0] != nearest:
+            self.shown = nearest, catalog.documents(self.spec, nearest)
+        return self.shown[1]
 
     def look(self) -> None:
         """Take what is nearest now."""
@@ -177,10 +196,10 @@ class Search:
         """Return the parts of its clusters that held what it found; None without a history."""
         if self.known is None:
             return None
-        plain, found = tuple(self.centroids), self.nearest
-        new = {self.homes[i] for i in found if i not in self.known.homes}
+        plain, found, homes = tuple(self.centroids), self.nearest, self.homes
+        new = {homes[i] for i in found if i not in self.known.homes}
         return Needed(
-            alone=share_until(plain, {self.homes[i] for i in found}),
+            alone=share_until(plain, {homes[i] for i in found}),
             plain=share_until(plain, new),
             ordered=share_until(reorder_probes(plain, self.known), new),
         )
@@ -196,10 +215,10 @@ class Reply:
 
     node: its sub-stage under way in the graph; ended: the last that is over. steps: decode steps
     between two reports of progress, 0 = none. search: what it was begun on before that was over,
-    None for no guess; ids: of what was found. text: what is written so far, in so many tokens.
-    read, reads: the node and the job that make a vector of it; vector: of an earlier `text`; drift:
-    how far the one before was from it. ahead: the search that will read it. opening: of its prompt,
-    where that has documents in any order.
+    None for no guess; ids: of what was found; guessed: the call as it was thought then. text: what
+    is written so far, in so many tokens. read, reads: the node and the job that make a vector of
+    it; vector: of an earlier `text`; drift: how far the one before was from it. ahead: the search
+    that will read it. opening: of its prompt, where that has documents in any order.
     """
 
     graph: LiveGraph
@@ -210,6 +229,7 @@ class Reply:
     ahead: Retrieval | None = None
     search: Search | None = None
     ids: tuple[int, ...] = ()
+    guessed: Call | None = None
     node: LiveNode = field(init=False)
     steps: int = 0
     began: float = 0.0
@@ -228,6 +248,13 @@ class Reply:
     def asked(self) -> str:
         """Its prompt with documents nearest first."""
         return getattr(self.prompt, "plain", None) or self.prompt
+
+    def holds(self, call: Call) -> bool:
+        """Tell whether a call that has come reads the very values that this was begun on."""
+        guessed = self.guessed
+        return guessed is not None and all(
+            call.state[name] is guessed.state[name] for name in call.node.reads
+        )
 
     @property
     def key(self) -> Key:

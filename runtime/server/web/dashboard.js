@@ -25,6 +25,7 @@ export class Dashboard {
     };
     this.curves = h("div.strips", {}, Object.values(this.strips).map((strip) => strip.element));
     this.tables = h("div.tables");
+    this.division = h("p.hint");
     this.record = h("button.primary", { type: "button", onclick: () => this.recordSome() },
       "Record 3 seconds");
     this.recorded = h("div.recorded");
@@ -33,7 +34,7 @@ export class Dashboard {
     box.append(h("div.page", {}, this.fault, this.tiles,
       h("section", { "aria-label": "Last two minutes" }, h("h2", {}, "Last two minutes"),
         this.curves),
-      this.tables,
+      this.tables, this.division,
       h("section", { "aria-label": "Timeline" }, h("div.row", {}, h("h2", {}, "Timeline"),
         this.record), this.said, this.recorded)));
     document.addEventListener("visibilitychange", () => this.watch(this.watching));
@@ -70,6 +71,7 @@ export class Dashboard {
     this.showTiles();
     this.showCurves();
     this.showTables();
+    this.showDivision();
     this.box.dataset.readings = Number(this.box.dataset.readings || 0) + 1;
   }
 
@@ -188,6 +190,18 @@ export class Dashboard {
       ["Refused requests", ["Reason", ">So far"], refused],
     ];
     for (const [title, columns, rows] of shown) this.table(title, columns, rows);
+  }
+
+  /** Tell in a line who keeps which part of the CPU, and how much of it works. */
+  showDivision() {
+    const { now, before } = this;
+    const told = now.all("cpu_share_cores").map(({ labels: { model_name, stage }, value }) => {
+      const busy = rate(before, now, "cpu_busy_seconds_total", { model_name, stage });
+      return `${stage} ${show(busy)} of ${show(value)}`;
+    });
+    const changes = now.sum("cpu_divisions_total");
+    this.division.textContent = told.length ? `Cores busy, of those kept (idle ones are lent): ${
+      told.join(", ")}; divided anew ${show(changes)} times` : "";
   }
 
   /** Show a table; where it is there already only its cells change, so that focus stays. */

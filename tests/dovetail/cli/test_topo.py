@@ -29,6 +29,9 @@ CONFIG = {
 }  # no weights beside it: config.json is enough to plan
 
 
+MIXES = ("1:0:0", "0:0:1")
+
+
 def report(*arguments: object) -> dict[str, Any]:
     result = dovetail("topo", *arguments, "--json")
     assert (result.code, result.err) == (0, "")
@@ -138,6 +141,8 @@ def test_a_saved_machine_is_the_machine(tmp_path: Path) -> None:
         ("--svg", "/nowhere/plan.svg"),
         ("--plan", "tinyllama", "--weight-dtype", "int3"),
         ("--plan", "tinyllama", "--workload", "/nowhere/t.csv"),
+        ("--plan", "tinyllama", "--mix", "1:1"),
+        ("--plan", "tinyllama", "--index", "/nowhere"),
     ],
 )
 def test_bad_input_is_one_sentence(arguments: tuple[str, ...]) -> None:
@@ -146,7 +151,14 @@ def test_bad_input_is_one_sentence(arguments: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [("--workload", "t.csv"), ("--batch", "1"), ("--weight-dtype", "f32"), ("--every-divisor",)],
+    [
+        ("--workload", "t.csv"),
+        ("--batch", "1"),
+        ("--weight-dtype", "f32"),
+        ("--every-divisor",),
+        ("--mix", "1:1:1"),
+        ("--index", "idx"),
+    ],
 )
 def test_options_of_a_plan_need_one(options: tuple[str, ...]) -> None:
     result = dovetail("topo", *options)
@@ -159,13 +171,23 @@ def test_every_option_of_a_plan_stands_in_its_panel() -> None:
     assert isinstance(group, typer.core.TyperGroup)
     panels = {option.name: option.rich_help_panel for option in group.commands["topo"].params}
     own = {name for name, panel in panels.items() if panel == "Plan"}
-    assert own == {"plan", "workload", "batch", "weight_dtype", "every_divisor"}
+    assert own == {"plan", "workload", "batch", "weight_dtype", "every_divisor", "mix", "index"}
 
 
 def test_a_machine_of_one_core_is_planned_for() -> None:
     result = dovetail("topo", "--hardware", "core:1", "--plan", "tinyllama")
     assert (result.code, result.err) == (0, "")
     assert "decode: 1 process of 1 thread" in result.out
+
+
+def test_the_division_is_that_of_the_mix_given() -> None:
+    line = ("--hardware", "package:1 core:8", "--plan", "tinyllama", "--mix")
+    (chats,), (texts,) = (report(*line, mix)["plan"]["divisions"].items() for mix in MIXES)
+    assert chats[0].startswith(f"{MIXES[0]} chats") and texts[0].startswith(f"{MIXES[1]} chats")
+    busy = [
+        {stage: len(cpus) for stage, cpus in of[1][0]["shares"].items()} for of in (chats, texts)
+    ]
+    assert busy[0]["prefill"] > busy[1]["prefill"] and busy[0]["encoders"] < busy[1]["encoders"]
 
 
 def test_why_a_division_is_chosen_holds_of_it() -> None:

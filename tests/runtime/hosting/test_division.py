@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.graph import Placement
 from dovetail.ir.place import place, serving_graph, share_out
+from dovetail.ir.plans import MEASURED, Figure, PlanChoice
+from dovetail.runtime.artifact import Artifact
 from dovetail.runtime.engine.options import EngineOptions
-from dovetail.runtime.hosting.division import LoadLook, divide_cpu, follow_load
+from dovetail.runtime.hosting.division import LoadLook, divide_cpu, find_figures, follow_load
 from dovetail.runtime.machine.seat import ENCODER_SLOT, ENGINE_SLOT, Board, Seat
-from dovetail.topology.division import DECODE, ENCODERS, PREFILL, SEARCHES, STAGES, Trend, divide
+from dovetail.topology.division import (
+    DECODE,
+    ENCODERS,
+    PREFILL,
+    SEARCHES,
+    STAGES,
+    Trend,
+    divide,
+    redivide,
+)
 from dovetail.topology.hardware import read_hardware
 from dovetail.topology.parameters import default_parameters
 from tests.topology.test_division import LOAD
@@ -48,10 +60,35 @@ def test_attention_beside_a_device_has_the_share_of_decode() -> None:
     graph = serving_graph(["llm"], (), Placement(threads=1, cpus=(1,)))
     graph = place(graph, {"llm": ServicePlan(prefill=phase, decode=phase)})
     shares = {PREFILL: (0,), DECODE: (0,), SEARCHES: (1,)}
-    artifact: Any = SimpleNamespace(serve=share_out(graph, shares))
+    artifact: Any = SimpleNamespace(serve=share_out(graph, shares), machine=None, choice=None)
     board = divide_cpu(artifact, EngineOptions(device="cuda:0"), SPEC)
     assert board is not None and board.shares == shares
     assert divide_cpu(artifact, EngineOptions(device="torch:cpu"), SPEC) is None
+
+
+def test_a_changed_load_is_priced_by_what_was_measured_on_this_machine() -> None:
+    figures = {"core_bandwidth": Figure(1e9, "measured here")}
+    choice = PlanChoice(source=MEASURED, prefill=(), decode=(), pairs=(), figures=figures)
+    found = [
+        find_figures(cast("Artifact", SimpleNamespace(machine=machine, choice=choice)), SPEC)
+        for machine in (SPEC, read_hardware("core:6"), None)
+    ]
+    assert [each.core_bandwidth for each in found] == [
+        figures["core_bandwidth"],
+        *[default_parameters(SPEC).core_bandwidth] * 2,
+    ]
+
+
+def test_memory_that_is_measured_slower_leaves_more_cores_to_those_who_compute() -> None:
+    shares = divide(SPEC, default_parameters(SPEC), LOAD).shares
+    seen = {PREFILL: 0.0, DECODE: 6.0, SEARCHES: 0.0, ENCODERS: 6.0}
+    fast, slow = (
+        replace(default_parameters(SPEC), package_bandwidth=Figure(bytes_, "measured here"))
+        for bytes_ in (1e12, 2e10)
+    )
+    found = [redivide(SPEC, shares, seen, 1.0, figures) for figures in (fast, slow)]
+    decoding = [len((each or shares)[DECODE]) for each in found]
+    assert decoding[1] < decoding[0]
 
 
 def test_nothing_is_lent_while_other_programs_use_what_would_be() -> None:

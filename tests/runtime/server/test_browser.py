@@ -231,6 +231,9 @@ def watch(page: Page) -> None:
     assert shown <= {tile["metric"] for tile in tiles}
     for tile in tiles:
         assert float(tile["value"]) == pytest.approx(read_figure(seen[count - 1], tile)), tile
+    api.expect(page.locator("#dashboard")).to_contain_text(
+        re.compile(r"decode \S+ of \d+, searches")
+    )
     canvas = page.locator(".timeline canvas")
     api.expect(canvas).to_have_attribute("aria-label", re.compile(r"engine: \d+ spans"))
     whole = span(canvas)

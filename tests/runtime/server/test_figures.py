@@ -23,6 +23,7 @@ from dovetail.runtime.embed.device_queue import QueueSpec, length_classes
 from dovetail.runtime.embed.queue import QueueManager
 from dovetail.runtime.embed.service import EmbeddingService
 from dovetail.runtime.flows.service import FlowSettings
+from dovetail.runtime.machine.seat import SEARCH_SLOT, Board, Seat
 from dovetail.runtime.schedule.plan import SchedulerSettings
 from dovetail.runtime.server.app import make_app
 from dovetail.runtime.server.context import ServerContext, ServeSettings
@@ -30,6 +31,7 @@ from dovetail.runtime.server.models import Models, ServedModel
 from dovetail.runtime.server.served_workflow import ServedWorkflow
 from dovetail.runtime.server.timeline import ServerTimeline
 from dovetail.runtime.timeline import Timeline
+from dovetail.topology.division import PREFILL, SEARCHES, STAGES
 from tests.runtime.embed.test_service import LINE, Toy
 from tests.runtime.flows.conftest import PlainServices, app, folder, open_app, services
 from tests.runtime.flows.test_hot import open_hot, run_some, statistics, without
@@ -68,6 +70,27 @@ def test_drafts_are_counted_as_vllm_names_them(make_artifact: Callable[..., Path
         scheduler.speculation.counts.update(dict(zip(names, (3, 14, 9), strict=True)))
         found = [server.figure(f"spec_decode_num_{name}_total") for name in names]
     assert found == [3, 14, 9]
+
+
+def test_who_keeps_which_cores_and_works_on_them_is_shown(
+    make_artifact: Callable[..., Path],
+) -> None:
+    with load(make_artifact(kv_blocks=64)) as app:
+        server = Server(app)
+        assert "cpu_share_cores{" not in server.ask("GET", "/metrics").text, "nobody shares them"
+        app.board = board = Board()
+        for changes, shares in enumerate(
+            ({PREFILL: (0, 1), SEARCHES: (1,)}, {SEARCHES: (0, 2, 3)})
+        ):
+            board.divide(shares)
+            kept = {stage: server.figure("cpu_share_cores", stage=stage) for stage in STAGES}
+            assert kept == {stage: len(shares.get(stage, ())) for stage in STAGES}
+            assert server.figure("cpu_divisions_total", model_name="toy") == changes
+        seat = Seat(board, SEARCH_SLOT)
+        with patch("time.perf_counter", side_effect=[10.0, 12.5]):
+            seat.take(SEARCHES)
+            seat.leave()
+        assert server.figure("cpu_busy_seconds_total", stage=SEARCHES) == 3 * 2.5, "alone, on all"
 
 
 def test_steps_are_counted_by_their_tokens(make_artifact: Callable[..., Path]) -> None:

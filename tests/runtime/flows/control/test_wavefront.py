@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import mean
 from typing import Any
+from weakref import ref
 
 import pytest
 
@@ -29,7 +31,7 @@ from dovetail.runtime.flows.control.settings import WavefrontSettings
 from dovetail.runtime.flows.control.transformation import REGISTRY
 from dovetail.runtime.flows.control.wavefront import Wavefront
 from dovetail.runtime.flows.prompts import prompts_after
-from dovetail.runtime.flows.workflow_run import WorkflowRun, run_in_order, search_after
+from dovetail.runtime.flows.workflow_run import WorkflowRun, run_in_order
 from dovetail.runtime.retrieval.budget import ScanCost
 from tests.runtime.flows.control.integrity import check_dispatched, check_wavefront, is_idle
 from tests.runtime.flows.control.world import (
@@ -249,11 +251,32 @@ def test_a_value_without_text_ends_its_request_alone() -> None:
     assert str(errors[1]) == "node 'imagine' failed: ValueError: no words" and errors[2] is None
 
 
+def test_what_is_over_is_freed_at_once_without_the_collector() -> None:
+    graphs: list[ref[LiveGraph]] = []
+
+    class Kept(Wavefront):
+        def submit(self, run: WorkflowRun, now: float) -> int:
+            number = super().submit(run, now)
+            graphs.append(ref(self.front.tickets[number].graph))
+            return number
+
+    world = HashWorld(0)
+    front = Kept(WavefrontSettings(), COSTS, world)
+    gc.collect()
+    gc.disable()
+    try:
+        simulate(front, world, machine(0)).run(runs(0, 40, 200.0))
+        assert front.statistics.rejected, "what was rolled back held the rest"
+        assert len(graphs) == 40 and not [graph for graph in graphs if graph() is not None]
+    finally:
+        gc.enable()
+
+
 def test_looking_ahead_changes_nothing_and_sees_only_declared_ways() -> None:
     workflow = workflows.multistep().workflow()
-    ahead = search_after(workflow, "next")
+    ahead = workflow.searches["next"]
     assert ahead is not None and ahead.name == "search"
-    assert search_after(workflow, "read") is None, "a generation comes first"
+    assert workflow.searches["read"] is None, "a generation comes first"
     run = WorkflowRun(workflows.one_shot().workflow(), {"input": "x"})
     (call,) = run.ready()
     ((after, prompt),) = prompts_after(run, call, ["guess"])

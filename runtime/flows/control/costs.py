@@ -95,7 +95,8 @@ UNTRIED = Needed(alone=1.0, plain=1.0, ordered=0.0)
 class Learned:
     """Running figures. stage: mean seconds of a whole search (t_R), None before the first.
 
-    replies: mean seconds of each node's. needed: means of each node's searches after others. kept:
+    apart: mean seconds between searches that come, None before the second. embedding: of a query,
+    with its waiting. replies: mean seconds of each node's. needed: means of each node's searches after others. kept:
     of each node's searches, how often what was nearest after a part of it stayed so, and how often
     that was looked at.
     """
@@ -103,6 +104,9 @@ class Learned:
     costs: StageCosts
     overhead: float = field(init=False)
     stage: float | None = None
+    came: float | None = None
+    apart: float | None = None
+    embedding: float = 0.0
     speed: float = 1.0  # seconds that scans took, over those predicted
     replies: dict[Name, float] = field(default_factory=dict)
     needed: dict[Name, Needed] = field(default_factory=dict)
@@ -119,10 +123,21 @@ class Learned:
         """
         return best_budget(self.overhead, max(self.stage or 0.0, backlog))
 
-    def split_gain(self, backlog: float = 0.0) -> float:
-        """Predict the seconds that searches save where sub-stages take mb (HedraRAG, Eq. 1)."""
-        stage, part = max(self.stage or 0.0, backlog), max(self.budget(backlog), TINY)
-        return (stage - part) / 2 - (stage / part - 1) * self.overhead
+    def split_gain(self, work: float, part: float, waiting: float) -> float:
+        """Predict the seconds saved where searches of `work` seconds are cut after `part` of them.
+
+        waiting: how many wait for the part: other searches, those that come meanwhile, and whoever
+        looks at what is found. On average each waits for half as much less (HedraRAG, Eq. 1), and
+        pays, as does the search itself, for more sub-stages.
+        """
+        more = max(1.0, work / max(self.budget(work), TINY) - 1)
+        return waiting * (work - part) / 2 - (1 + waiting) * more * self.overhead
+
+    def coming(self, seconds: float, now: float) -> float:
+        """Predict how many searches come in so many seconds; fewer the longer none has come."""
+        if self.apart is None or self.came is None:
+            return 0.0
+        return seconds / max(self.apart, now - self.came, TINY)
 
     @property
     def device_weight(self) -> float:
@@ -197,15 +212,17 @@ class Learned:
         prompt = self.costs.step.prefill * guess.characters
         return load * prompt / max(self.reply(guess.node), TINY)
 
-    def scout_gain(self, search: Name) -> float:
+    def scout_gain(self, search: Name, load: int) -> float:
         """Predict the seconds by which a history shows a node's search what is nearest sooner.
 
         Less what looking costs others: who comes while a scout is scanned for waits for half a
-        sub-stage. Of nothing known, all may be saved.
+        sub-stage, and the `load` replies under way for the CPU, which turns what is written into
+        vectors, two at least, unless the engine has a device. Of nothing known, all may be saved.
         """
         alone, plain, ordered = self.needed.get(search, UNTRIED)
-        sooner = alone - min(plain, ordered)
-        return sooner * (self.stage or inf) - self.budget() / 2
+        sooner = (alone - min(plain, ordered)) * (self.stage or inf)
+        reading = 2 * self.embedding * load if self.costs.device is None else 0.0
+        return sooner - self.budget() / 2 - reading
 
     def order_gain(self, search: Name) -> float:
         """Predict the seconds by which history's order finds what is nearest sooner."""
@@ -218,6 +235,17 @@ class Learned:
         return kept / tried
 
     # ---- what reports teach ----
+
+    def begun(self, now: float) -> None:
+        """Take that a search has come which a call waits for."""
+        if self.came is not None:
+            gap = now - self.came
+            self.apart = gap if self.apart is None else _mean(self.apart, gap)
+        self.came = now
+
+    def embedded(self, seconds: float) -> None:
+        """Take the seconds until a query was a vector."""
+        self.embedding = _mean(self.embedding, seconds) if self.embedding else seconds
 
     def sought(self, search: Name, needed: Needed | None) -> None:
         """Take what a node's search after another needed, whichever order was followed.

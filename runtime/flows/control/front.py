@@ -252,6 +252,19 @@ class Front:
             for search, count in ((search, len(search.node.clusters)) for search in stage.searches)
         ]
 
+    def waiting(self, stage: NextStage) -> float:
+        """Return how many would wait for less of a stage, were it cut.
+
+        All its searches but one, and those that come while it is scanned; and who looks at what is
+        found so far: it may end a search, begin a generation, or be what a scout was sent for.
+        """
+        looks = self.new(stage.searches) or any(
+            search.call is None
+            or (search.patience is not None and search.patience < len(search.steps.clusters))
+            for search in stage.searches
+        )
+        return len(stage.searches) - 1 + self.costs.coming(self.backlog, self.now) + bool(looks)
+
     def new(self, searches: Iterable[Search]) -> set[Search]:
         """Return those that have found nothing that a generation can be begun on, if one may be."""
         if not self.guessing or not self.pays or self.load >= self.room:

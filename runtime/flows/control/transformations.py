@@ -87,21 +87,25 @@ class Stop(Transformation):
 @register_transformation
 @dataclass(frozen=True, slots=True)
 class SpeculateRetrieval(Transformation):
-    """Search with what is written of a reply, so that the search behind it has a history (§4.3)."""
+    """Search with what is written of a reply, so that the search behind it has a history (§4.3).
+
+    load: generations under way.
+    """
 
     name: ClassVar[str] = "speculate_retrieval"
+    load: int
 
     @classmethod
     def fits(cls, front: Front) -> Iterator[SpeculateRetrieval]:
         """Of replies: those that got further are read, those whose meaning changes least sent."""
         for reply in front.news.told:
             if not reply.over and reply.read is None and cls._helps(front, reply):
-                yield _Read(reply.graph, reply.written)
+                yield _Read(reply.graph, reply.written, front.load)
         steady = [reply for reply in front.replies if reply.drift is not None]
         for reply in sorted(steady, key=lambda reply: reply.drift or 0.0):
             left = front.costs.reply(reply.spec.name) - (front.now - reply.began)
             if left > front.costs.budget() and cls._helps(front, reply):
-                yield cls(reply.graph, reply.written)
+                yield cls(reply.graph, reply.written, front.load)
 
     @staticmethod
     def _helps(front: Front, reply: Reply) -> bool:
@@ -122,7 +126,7 @@ class SpeculateRetrieval(Transformation):
     def gain(self, costs: Learned) -> float:
         """By how much sooner a history shows what is nearest, less what others lose."""
         ahead = self.node.work.ahead
-        return costs.scout_gain(ahead.name)
+        return costs.scout_gain(ahead.name, self.load)
 
     def apply(self, graph: LiveGraph) -> None:
         """See `speculate_retrieval`."""
@@ -237,30 +241,35 @@ class Put(Transformation):
 class Split(Transformation):
     """Cut a search after some clusters: who comes meanwhile waits for less (HedraRAG §4.2).
 
-    count: clusters of the next sub-stage; 0 = it waits for a later one. backlog: seconds of all
-    that is left of searches. asked: whether a user says how many clusters there are to be.
+    count: clusters of the next sub-stage; 0 = it waits for a later one. seconds: of the whole stage,
+    and of what is planned of it. waiting: how many wait for that. asked: whether a user says how
+    many clusters there are to be.
     """
 
     name: ClassVar[str] = SPLIT
     stage: NextStage
     count: int
-    backlog: float
+    seconds: tuple[float, float]
+    waiting: float
     asked: bool
 
     @classmethod
     def fits(cls, front: Front) -> Iterator[Split]:
         """Of searches of the next sub-stage that have more left than fits in its time."""
-        stage, backlog = front.stage, front.backlog
+        stage = front.stage
         if not stage or stage.settled:
             return
-        asked = front.settings.fixed_clusters is not None
-        for search, count in front.plan(stage, stage.sizes):
+        plan = front.plan(stage, stage.sizes)
+        taken = (count_vectors(s.node.clusters[:count], stage.sizes) for s, count in plan)
+        seconds = front.backlog, front.costs.shared_seconds(sum(taken))
+        asked, waiting = front.settings.fixed_clusters is not None, front.waiting(stage)
+        for search, count in plan:
             if count < len(search.node.clusters):
-                yield cls(search.graph, search.node, stage, count, backlog, asked)
+                yield cls(search.graph, search.node, stage, count, seconds, waiting, asked)
 
     def gain(self, costs: Learned) -> float:
         """By how much less who comes at any time waits, less what more sub-stages cost."""
-        gain = costs.split_gain(self.backlog)
+        gain = costs.split_gain(*self.seconds, self.waiting)
         return max(gain, TINY) if self.asked else gain
 
     def apply(self, graph: LiveGraph) -> None:
@@ -385,7 +394,10 @@ class Arrange(Transformation):
 @register_transformation
 @dataclass(frozen=True, slots=True)
 class SplitReply(Transformation):
-    """Have a generation tell how far it has got after so many steps, for a search behind it."""
+    """Have a generation tell how far it has got after so many steps, for a search behind it.
+
+    batch: generations under way with it.
+    """
 
     name: ClassVar[str] = "split_reply"
     steps: int
@@ -400,9 +412,14 @@ class SplitReply(Transformation):
                 yield cls(reply.graph, reply.node, steps, batch)
 
     def gain(self, costs: Learned) -> float:
-        """What is left of the reply after its first sub-stage, in which the index may be used."""
-        step = costs.costs.step.seconds(self.batch)
-        return costs.reply(self.node.work.spec.name) - self.steps * step
+        """What is left of the reply after its first sub-stage, in which the index may be used.
+
+        No more than a scout gains: else nobody would look.
+        """
+        reply: Reply = self.node.work
+        assert reply.ahead is not None, "no search will read it"
+        left = costs.reply(reply.spec.name) - self.steps * costs.costs.step.seconds(self.batch)
+        return min(left, costs.scout_gain(reply.ahead.name, self.batch))
 
     def apply(self, graph: LiveGraph) -> None:
         """Cut it wherever it tells; see `split_reply`."""

@@ -264,8 +264,10 @@ sent stands in the timeline: `result.timeline[i].prompt`. `load(kv_file="FILE")`
 An answer may differ with what else is computed in the same step (a last bit, and so a word), unless
 the app is loaded with `deterministic=True`: then it is that of the prompt alone.
 
-`app.flows.statistics.left` says, by transformation, why it was not applied where it fitted last,
-such as guesses while the engine is busy with prompts.
+`result.left` says, by transformation that might have been applied and never was, why it was not:
+`result.left["speculate_generation"].said` why nothing was guessed, such as while the engine is busy
+with prompts. Runs over HTTP have the same in `left`, and `/metrics` counts them by reason
+(`transformations_left_total`). `app.flows.statistics.left` has the last of all runs.
 
 ## What it gains
 

@@ -91,6 +91,13 @@ class Rewrite(NamedTuple):
     gain: float
 
 
+class Left(NamedTuple):
+    """Why a transformation was not applied: a word by which this is counted, a sentence."""
+
+    reason: str
+    said: str
+
+
 class Ready(dict[LiveNode, "LiveGraph"]):
     """The nodes of some graphs that may begin, each with its graph; the first ones came first.
 
@@ -105,7 +112,8 @@ class Ready(dict[LiveNode, "LiveGraph"]):
 class LiveGraph:
     """Nodes and edges of one request. Not for several threads at once.
 
-    number: of the request. rewrites: what has been done to it by transformations.
+    number: of the request. rewrites: what has been done to it by transformations. left: why those
+    that fitted somewhere were not applied there, the last time of each.
     """
 
     def __init__(
@@ -115,6 +123,7 @@ class LiveGraph:
         self.template, self.number = template, number
         self.ready = Ready() if ready is None else ready
         self.rewrites: list[Rewrite] = []
+        self.left: dict[str, Left] = {}
         self._graph: nx.DiGraph = nx.DiGraph()
 
     # ---- what there is ----

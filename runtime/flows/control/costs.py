@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
 
+from dovetail.ir.live_graph import Left
 from dovetail.ir.workflow import Name
 from dovetail.runtime.retrieval.budget import ScanCost, best_budget
 
@@ -197,15 +198,17 @@ class Learned:
         lost = load * (prompt / free + overlap * slower) + max(0.0, prompt - overlap)
         return gained - (1 - chance) * lost
 
-    def why_no_guess(self, guess: Guessed, load: int) -> str:
+    def why_no_guess(self, guess: Guessed, load: int) -> Left:
         """Say why `guess_gain` is nothing."""
         if (part := self._prompts(guess, load)) >= 0.5:
-            return f"prompts take {min(1.0, part):.0%} of the engine's time; from half on none pays"
+            said = f"prompts take {min(1.0, part):.0%} of the engine's time; from half on none pays"
+            return Left("prompts", said)
         chance, left = self.chance(guess.search, guess.scanned), 1e3 * guess.left
-        return (
+        said = (
             f"{left:.1f} ms of the search are left to overlap, and {chance:.0%} of such guesses "
             f"hold: its request and {load} generations under way would lose more"
         )
+        return Left("loss", said)
 
     def _prompts(self, guess: Guessed, load: int) -> float:
         """Return the part of the engine's time that prompts take, by Little's law."""

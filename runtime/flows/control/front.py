@@ -14,7 +14,7 @@ from typing import Any
 
 from dovetail.ir.errors import DovetailError
 from dovetail.ir.graph import ExecutionGraph
-from dovetail.ir.live_graph import LiveGraph, LiveNode, Ready
+from dovetail.ir.live_graph import Left, LiveGraph, LiveNode, Ready
 from dovetail.ir.workflow import ANY_ORDER, Function, Generation, Name, Retrieval, label
 from dovetail.runtime.flows.control import messages
 from dovetail.runtime.flows.control.costs import Learned, StageCosts
@@ -90,14 +90,14 @@ class Ticket:
 class Statistics:
     """Guesses begun, those that held, those that did not, and scouts sent.
 
-    left: by transformation, why it was not applied where it fitted last.
+    left: by transformation, why it was not applied where it fitted last, in any request.
     """
 
     attempted: int = 0
     accepted: int = 0
     rejected: int = 0
     scouts: int = 0
-    left: dict[str, str] = field(default_factory=dict)
+    left: dict[str, Left] = field(default_factory=dict)
 
     @property
     def accuracy(self) -> float:
@@ -278,6 +278,10 @@ class Front:
             found[search] = self.costs.scan_seconds([(ahead + search.left) // threads])
             ahead += search.left if search.call is not None else 0
         return found
+
+    def leave(self, name: str, graph: LiveGraph, why: Left) -> None:
+        """Take why a transformation is not applied to the graph of a request."""
+        self.statistics.left[name] = graph.left[name] = why
 
     # ---- jobs and orders ----
 

@@ -25,7 +25,7 @@ class Transformation(ABC):
 
     graph: of a request. node: of it, which is rewritten. guesses: whether it begins generations
     before what they read is known. One with a method `why_not(costs)` says why it is left where
-    `gain` is nothing.
+    `gain` is nothing, as a `Left`.
     """
 
     name: ClassVar[str]

@@ -14,7 +14,7 @@ from typing import ClassVar, Self
 from dovetail.ir import transform
 from dovetail.ir.errors import DovetailError
 from dovetail.ir.graph import EMBEDDING, FUNCTION, GPU, SPECULATIVE
-from dovetail.ir.live_graph import COPY, READ, LiveGraph, LiveNode
+from dovetail.ir.live_graph import COPY, READ, Left, LiveGraph, LiveNode
 from dovetail.runtime.flows.control.costs import TINY, Guessed, Learned
 from dovetail.runtime.flows.control.front import REORDER, SPLIT, Front, Ticket
 from dovetail.runtime.flows.control.prefixes import Opening
@@ -301,7 +301,8 @@ class SpeculateGeneration(Transformation):
             return
         if front.load >= front.room:
             busy = f"{front.load} generations leave the engine no room: it has some below"
-            front.statistics.left[cls.name] = f"{busy} {front.room:.0f}"
+            for search in front.known:
+                front.leave(cls.name, search.graph, Left("load", f"{busy} {front.room:.0f}"))
             return
         open_ = [search for search in front.known if cls.may_begin(front, search)]
         left, weighed = front.seconds_left() if open_ else {}, False
@@ -343,7 +344,7 @@ class SpeculateGeneration(Transformation):
         """What overlaps if it holds, less what it costs others."""
         return costs.guess_gain(self.guessed, self.load)
 
-    def why_not(self, costs: Learned) -> str:
+    def why_not(self, costs: Learned) -> Left:
         """Tell what outweighs it."""
         return costs.why_no_guess(self.guessed, self.load)
 

@@ -108,6 +108,9 @@ def test_a_run_gives_what_was_written_and_when(flows: Live, expected: WorkflowRe
     url = f"{flows.v1}/workflows/one-shot/runs"
     found = http.post(url, json={"inputs": {"input": QUESTION}}).json()
     assert found["object"] == "workflow.run" and found["workflow"] == "one-shot"
+    assert "too short to be cut" in found["left"]["speculate_generation"]
+    counted = 'transformations_left_total{reason="whole",transformation="speculate_generation"}'
+    assert counted in http.get(f"{flows.url}/metrics").text
     assert found["outputs"]["answer"] == expected.outputs["answer"]
     assert found["outputs"]["docs"][0]["text"] == TEXTS[0]
     assert [ran["node"] for ran in found["timeline"]] == ["search", "answer"]

@@ -16,8 +16,8 @@ A row tells the mean seconds of a request by what it was for (`search` with the 
 query; `reply`, of which `decode` after the first token; `other` is orchestration), tokens of
 prompts that were computed, transformations that were applied and why others were not, CPU seconds,
 and cores that other processes used meanwhile. `again` is the rate of a second pass, whose prompts
-have all been read: a bound on what reuse may gain. Rows that a report has are not measured again; a column without a
-transformation is only measured where `full` has applied it.
+have all been read: a bound on what reuse may gain. Rows that a report has are not measured again; a
+column without a transformation is only measured where `full` has applied it.
 """
 
 from __future__ import annotations

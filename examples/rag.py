@@ -183,7 +183,9 @@ A build that was interrupted goes on where it was when the command is given agai
 `await app.arun(...)` does the same in an event loop. `app.submit_workflow(...)` returns a job at
 once, which yields events as nodes begin and end, as text is written and as searches advance.
 `app.index("idx")` adds and removes documents while workflows run. Documents that a prompt has no
-room for are cut, the farthest first, and `notes` of the result say so.
+room for are cut, the farthest first, and `notes` of the result say so; with
+`add_generation(..., documents_tokens=512)`, or `documents_tokens: 512` in a file, they are cut to
+so many tokens of the model in all. The prompt in the timeline is the one that was sent.
 
 ## Keep it in the artifact
 

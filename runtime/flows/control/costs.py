@@ -96,10 +96,10 @@ UNTRIED = Needed(alone=1.0, plain=1.0, ordered=0.0)
 class Learned:
     """Running figures. stage: mean seconds of a whole search (t_R), None before the first.
 
-    apart: mean seconds between searches that come, None before the second. embedding: of a query,
-    with its waiting. replies: mean seconds of each node's. needed: means of each node's searches after others. kept:
-    of each node's searches, how often what was nearest after a part of it stayed so, and how often
-    that was looked at.
+    came: when the last search came; apart: mean seconds between two, None before the second.
+    embedding: seconds until a query is a vector. replies: mean seconds of each node's. needed:
+    means of each node's searches after others. kept: of each node's searches, how often what was
+    nearest after a part of it stayed so, and how often that was looked at.
     """
 
     costs: StageCosts

@@ -241,9 +241,9 @@ class Put(Transformation):
 class Split(Transformation):
     """Cut a search after some clusters: who comes meanwhile waits for less (HedraRAG §4.2).
 
-    count: clusters of the next sub-stage; 0 = it waits for a later one. seconds: of the whole stage,
-    and of what is planned of it. waiting: how many wait for that. asked: whether a user says how
-    many clusters there are to be.
+    count: clusters of the next sub-stage; 0 = it waits for a later one. seconds: of all that is
+    left of searches, and of what is planned of it. waiting: how many wait for that. asked: whether
+    a user says how many clusters there are to be.
     """
 
     name: ClassVar[str] = SPLIT

@@ -62,3 +62,16 @@ def test_with_room_for_all_the_pool_and_the_tree_read_the_same_again(reuse: Any)
     found = reuse.read_again(prompts, 1.0)
     assert found["pool"] == found["tree"] > 0.5
     assert reuse.read_again(prompts, 0.3)["tree"] < found["tree"]
+
+
+@pytest.mark.long
+def test_kv_from_a_file_is_read_again_after_a_restart(reuse: Any, tmp_path: Path) -> None:
+    """The tiny world: prompts that a file has are not computed, those of another app are."""
+    report = reuse.main(["--only", "restart", "--tiny", "--count", "4", "--seeds", "1", "--work",
+                         str(tmp_path), "--json", str(tmp_path / "rows.json")])  # fmt: skip
+    computed = {row["state"]: row["computed"] for row in report.rows}
+    assert list(computed) == ["cold", "warm", "restarted", "file"]
+    assert max(computed["warm"], computed["file"]) < 0.5 * min(
+        computed["cold"], computed["restarted"]
+    )
+    assert set(report.summary) == {"warm_x", "file_x"}

@@ -144,9 +144,8 @@ class Generations:
             prompt, beside = _read_prompt(self._generator, reply)
             watcher, steps = self._watcher(reply.order.source), reply.order.steps
             chunks = watcher is not None or steps > 0
-            told = {"single": True, "chunks": chunks, "flow": flow, "beside": beside}
-            asked = self._generator.read([prompt], options, **told)
-            (started,) = self._generator.accept(asked)
+            asked = self._generator.read([prompt], options, single=True, chunks=chunks, flow=flow)
+            (started,) = self._generator.accept(replace(asked, beside=tuple(beside)))
         except Exception as error:  # whatever a prompt of users does to a tokenizer
             return self._refused(job, messages.as_ours(error))
         reply.job = started

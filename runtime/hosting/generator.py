@@ -271,12 +271,11 @@ class Generator:
         single: bool = False,
         chunks: bool | None = None,
         flow: int | None = None,
-        beside: Sequence[int] = (),
     ) -> Ask:
         """Return prompts and options as the engine takes them; RequestError where one is wrong.
 
         single: there is one completion, whose chunks are wanted where nothing else is said.
-        chunks: those of all are. flow, beside: see Ask.
+        chunks: those of all are. flow: see Ask.
         """
         params = SamplingParams.make(options)
         params = self._read_form(self._read_words(params))
@@ -288,7 +287,7 @@ class Generator:
         check_priority(priority)
         read = [self._encode(prompt) for prompt in prompts]
         chunks = single if chunks is None else chunks
-        return Ask(read, params, priority, chunks=chunks, flow=flow, beside=tuple(beside))
+        return Ask(read, params, priority, chunks=chunks, flow=flow)
 
     def _read_words(self, params: SamplingParams) -> SamplingParams:
         """Return `params` with the ids of their bad words; RequestError without a tokenizer."""

@@ -77,12 +77,14 @@ Known: TypeAlias = Mapping[tuple[str, str], Sequence[Any]]
 class Asked:
     """A column that is open. ask: a question, by the workflow whose turn it is.
 
-    spent: by all its requests so far. applied: transformations, and how often.
+    spent: by all its requests so far. applied: transformations, and how often. left: runs without
+    one, by the reason.
     """
 
     ask: Callable[[str, int], Awaitable[Mapping[str, Any]]]
     spent: Times = field(default_factory=Counter)
     applied: Counter[str] = field(default_factory=Counter)
+    left: Counter[str] = field(default_factory=Counter)
 
 
 Opened: TypeAlias = AbstractAsyncContextManager[Asked]
@@ -255,7 +257,7 @@ async def ask_ours(
     with load(path, workflows=flows, apart=True, **engine) as app:
         app.add_index(parts.index, nprobe=parts.nprobe)
         spent: Times = Counter()
-        applied: Counter[str] = Counter()
+        applied, left = Counter[str](), Counter[str]()
 
         async def ask(question: str, turn: int) -> Mapping[str, Any]:
             job = app.submit_workflow(workflows[turn % len(workflows)], {"input": question})
@@ -269,11 +271,12 @@ async def ask_ours(
                 spent["decode"] += ran.end - first.get((ran.node, ran.round), ran.end)
             spent["computed"] = app.generator.host.load.tokens["prefill"]
             applied.update(rewrite.transformation for rewrite in result.rewrites)
+            left.update(f"{name}: {why.reason}" for name, why in result.left.items())
             return result.outputs
 
-        yield Asked(ask, spent, applied)
+        yield Asked(ask, spent, applied, left)
         for name, why in app.flows.statistics.left.items():
-            print(f"{name} was left: {why}", flush=True)
+            print(f"{name} was left: {why.said}", flush=True)
 
 
 @asynccontextmanager

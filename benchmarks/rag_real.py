@@ -14,10 +14,10 @@ Out: a row for each cell (workflow, questions, seed, what is asked how) and colu
 
 A row tells the mean seconds of a request by what it was for (`search` with the embedding of the
 query; `reply`, of which `decode` after the first token; `other` is orchestration), tokens of
-prompts that were computed, transformations that were applied, CPU seconds, and cores that other
-processes used meanwhile. `again` is the rate of a second pass, whose prompts have all been read: a
-bound on what reuse may gain. Rows that a report has are not measured again; a column without a
-transformation is only measured where `full` has applied it.
+prompts that were computed, transformations that were applied and why others were not, CPU seconds,
+and cores that other processes used meanwhile. `again` is the rate of a second pass, whose prompts
+have all been read: a bound on what reuse may gain. Rows that a report has are not measured again; a
+column without a transformation is only measured where `full` has applied it.
 """
 
 from __future__ import annotations
@@ -268,7 +268,8 @@ async def _time(
             await asked.ask(question, turn)
         for name in ("search", "reply"):
             figures[f"alone_{name}"] = (asked.spent[name] - before[name]) / len(alone)
-    before, applied = Counter(asked.spent), Counter(asked.applied)
+    before = Counter(asked.spent)
+    applied, left = Counter(asked.applied), Counter(asked.left)
     with timed_region() as region:
         latencies = await run()
     count, spent = len(latencies), asked.spent
@@ -281,6 +282,7 @@ async def _time(
         **figures,
         "computed": spent["computed"] - before["computed"],
         "applied": dict(asked.applied - applied),
+        "left": dict(asked.left - left),
         "cpu": region.own,
         "others": region.others,
     }

@@ -183,7 +183,9 @@ A build that was interrupted goes on where it was when the command is given agai
 `await app.arun(...)` does the same in an event loop. `app.submit_workflow(...)` returns a job at
 once, which yields events as nodes begin and end, as text is written and as searches advance.
 `app.index("idx")` adds and removes documents while workflows run. Documents that a prompt has no
-room for are cut, the farthest first, and `notes` of the result say so.
+room for are cut, the farthest first, and `notes` of the result say so; with
+`add_generation(..., documents_tokens=512)`, or `documents_tokens: 512` in a file, they are cut to
+so many tokens of the model in all. The prompt in the timeline is the one that was sent.
 
 ## Keep it in the artifact
 
@@ -264,8 +266,10 @@ sent stands in the timeline: `result.timeline[i].prompt`. `load(kv_file="FILE")`
 An answer may differ with what else is computed in the same step (a last bit, and so a word), unless
 the app is loaded with `deterministic=True`: then it is that of the prompt alone.
 
-`app.flows.statistics.left` says, by transformation, why it was not applied where it fitted last,
-such as guesses while the engine is busy with prompts.
+`result.left` says, by transformation that might have been applied and never was, why it was not:
+`result.left["speculate_generation"].said` why nothing was guessed, such as while the engine is busy
+with prompts. Runs over HTTP have the same in `left`, and `/metrics` counts them by reason
+(`transformations_left_total`). `app.flows.statistics.left` has the last of all runs.
 
 ## What it gains
 

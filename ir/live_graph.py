@@ -96,6 +96,13 @@ class Rewrite(NamedTuple):
     gain: float
 
 
+class Left(NamedTuple):
+    """Why a transformation was not applied: a word by which this is counted, a sentence."""
+
+    reason: str
+    said: str
+
+
 class Ready(dict[LiveNode, "LiveGraph"]):
     """The nodes of some graphs that may begin, each with its graph; the first ones came first.
 
@@ -110,7 +117,8 @@ class Ready(dict[LiveNode, "LiveGraph"]):
 class LiveGraph:
     """Nodes and edges of one request. Not for several threads at once.
 
-    number: of the request. rewrites: what has been done to it by transformations.
+    number: of the request. rewrites: what has been done to it by transformations. left: why those
+    that fitted somewhere were not applied there, the last time of each.
     """
 
     def __init__(
@@ -120,6 +128,7 @@ class LiveGraph:
         self.template, self.number = template, number
         self.ready = Ready() if ready is None else ready
         self.rewrites: list[Rewrite] = []
+        self.left: dict[str, Left] = {}
         self._graph: nx.DiGraph = nx.DiGraph()
         self._before: _Edges = self._graph._pred  # its views are slow
         self._after: _Edges = self._graph._succ

@@ -59,6 +59,7 @@ class RAGraph:
         prompt: str | Sequence[wf.PromptMessage | Mapping[str, str]],
         output: str = "answer",
         model: str | None = None,
+        documents_tokens: int | None = None,
         **options: Unpack[SamplingOptions],
     ) -> None:
         """Add a reply of the language model to `prompt`, in which `{name}` stands for a value.
@@ -68,9 +69,13 @@ class RAGraph:
         with a dash. `options` are sampling parameters as for `App.generate` (`max_tokens`,
         `temperature`, `stop`, `schema` ...).
 
+        Retrieved documents that are more than `documents_tokens` tokens of the model in all are
+        cut: the first ones stay whole, the last one that has room in part. None: they are cut where
+        the context ends.
+
         Raises WorkflowError for an option that there is not.
         """
-        self.add_node(make_generation(node, prompt, output, model, options))
+        self.add_node(make_generation(node, prompt, output, model, options, documents_tokens))
 
     def add_retrieval(
         self,
@@ -179,10 +184,11 @@ class RAGraph:
             raise WorkflowError(f"node {node.name!r}: output {node.output!r} is no plain name")
         if isinstance(node, wf.Function) and not callable(node.function):
             raise WorkflowError(f"node {node.name!r}: {node.function!r} is no function")
-        if isinstance(node, wf.Retrieval) and not (isinstance(node.topk, int) and node.topk > 0):
-            raise WorkflowError(
-                f"node {node.name!r}: topk is a whole number of at least 1, not {node.topk!r}"
-            )
+        for name in ("topk", "documents_tokens"):
+            value = getattr(node, name, None)
+            if value is not None and (type(value) is not int or value < 1):
+                said = f"{name} is a whole number of at least 1, not {value!r}"
+                raise WorkflowError(f"node {node.name!r}: {said}")
         if isinstance(node, wf.Retrieval) and node.order not in ("nearest", wf.ANY_ORDER):
             raise WorkflowError(f"node {node.name!r}: order is nearest or any, not {node.order!r}")
         try:
@@ -275,6 +281,7 @@ def make_generation(
     output: str,
     model: str | None,
     options: SamplingOptions,
+    documents_tokens: int | None = None,
 ) -> wf.Generation:
     """Return a generation as `RAGraph.add_generation` is given it; raises as that does."""
     names = SamplingOptions.__annotations__
@@ -282,7 +289,8 @@ def make_generation(
     schema = options.get("schema")
     if schema is not None and hasattr(schema, "model_json_schema"):  # files hold it as it is
         options = {**options, "schema": schema.model_json_schema()}
-    return wf.Generation(node, _read_prompt(node, prompt), output, options, model)
+    read = _read_prompt(node, prompt)
+    return wf.Generation(node, read, output, options, model, documents_tokens)
 
 
 def _read_prompt(

@@ -69,13 +69,15 @@ class Generation(StoredNode, tag=GENERATION, frozen=True):
     """Has the language model reply to a prompt; `{name}` in it stands for what was written there.
 
     prompt: a text, or messages for the model's chat template. options: sampling parameters of
-    `App.generate`. model: None where there is one.
+    `App.generate`. model: None where there is one. documents_tokens: of retrieved text in the
+    prompt, at most; None: as many as the context has room for.
     """
 
     prompt: str | tuple[PromptMessage, ...]
     output: str = "answer"
     options: Mapping[str, object] = {}
     model: str | None = None
+    documents_tokens: int | None = None
 
     @property
     def reads(self) -> tuple[str, ...]:

@@ -70,7 +70,7 @@ LINES = {
     "runtime/machine": 1_230,
     "runtime/schedule": 4_070,
     "runtime/child": 890,
-    "runtime/text": 4_050,
+    "runtime/text": 4_060,
     "runtime/native": 2_760,
     "runtime/group": 560,
     "runtime/engine": 1_820,

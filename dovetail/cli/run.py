@@ -50,6 +50,7 @@ class WorkflowRun(msgspec.Struct, frozen=True):
     timeline: Sequence[Any]
     seconds: float
     notes: tuple[str, ...] = ()
+    left: dict[str, str] = {}  # by transformation that was never applied: why it was not
 
 
 OWN = "Default: the model's own (generation_config.json), else"
@@ -234,7 +235,8 @@ def _run_workflow(
     workflow = app.find_workflow(name)
     result = app.run(workflow, _read_inputs(workflow.inputs, given))
     if json:
-        told = result.timeline, result.seconds, result.notes
+        left = {name: why.said for name, why in result.left.items()}
+        told = result.timeline, result.seconds, result.notes, left
         print_json(WorkflowRun(name, dict(result.outputs), *told))
     else:
         for note in result.notes:

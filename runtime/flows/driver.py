@@ -172,9 +172,11 @@ class Session:
         job = self._jobs.get(source.request)
         return job if job is not None and job.readable else None
 
-    def _note(self, source: messages.Source, note: str) -> None:
+    def _note(self, source: messages.Source, note: str, sent: str | None) -> None:
         if (job := self._jobs.get(source.request)) is not None:
             job.note(f"node {source.node!r}: {note}")
+            if sent is not None:
+                job.sent[source.node, source.round] = sent
 
     def _scanned(self, order: messages.ScanClusters, reply: WorkerReply) -> None:
         self._executors.scans[order.device].add(reply.seconds)

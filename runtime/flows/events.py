@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from dovetail.ir.graph import ExecutionGraph
-from dovetail.ir.live_graph import LiveGraph, Rewrite
+from dovetail.ir.live_graph import Left, LiveGraph, Rewrite
 from dovetail.ir.workflow import Name
 
 
@@ -105,6 +105,12 @@ class WorkflowResult:
     def rewrites(self) -> tuple[Rewrite, ...]:
         """What transformations have done to its graph, with the seconds that each was to gain."""
         return tuple(self.live.rewrites)
+
+    @property
+    def left(self) -> dict[str, Left]:
+        """By transformation that might have been applied and never was: why it was not."""
+        applied = {rewrite.transformation for rewrite in self.live.rewrites}
+        return {name: why for name, why in self.live.left.items() if name not in applied}
 
     @property
     def graph(self) -> ExecutionGraph:

@@ -20,12 +20,14 @@ from dovetail.runtime.flows.prompts import FilledPrompt, fit
 from dovetail.runtime.flows.recorder import FIRST_FLOW
 from dovetail.runtime.hosting.generator import Generator, Job, Prompt
 from dovetail.runtime.schedule.request import Chunk, SamplingParams
+from dovetail.runtime.schedule.speculation import MOST_BESIDE
 from dovetail.runtime.schedule.structured import StructuredOutputs
 from dovetail.runtime.text.answers import AnswerParser, Content
 from dovetail.runtime.text.call_grammar import frame, write_mark
 
 Show: TypeAlias = Callable[[messages.Source, Chunk], None]
-Note: TypeAlias = Callable[[messages.Source, str], None]
+Note: TypeAlias = Callable[[messages.Source, str, str | None], None]
+"""Takes what is to be said of a prompt, and what was sent instead of it."""
 Watcher: TypeAlias = Callable[[messages.Source], WorkflowJob | None]
 """The job of a request whose events somebody may read."""
 
@@ -36,7 +38,7 @@ class _Generation:
 
     prompt: what is left to read of it. parser: reads reasoning off its reply. job: None while the
     engine has no room for it. hidden: what may not be shown yet. note: what is to be said of its
-    prompt.
+    prompt; sent: what was sent instead of it, where it is a text and documents were cut.
     """
 
     order: messages.Generate
@@ -45,6 +47,7 @@ class _Generation:
     parser: AnswerParser | None = None
     job: Job | None = None
     note: str | None = None
+    sent: str | None = None
     pieces: list[str] = field(default_factory=list)
     tokens: int = 0
     reported: int = 0
@@ -138,11 +141,11 @@ class Generations:
                 return True
             flow = FIRST_FLOW + reply.order.source.request
             options = _read_options(self._generator, reply)
-            prompt, reply.note = _read_prompt(self._generator, reply)
+            prompt, beside = _read_prompt(self._generator, reply)
             watcher, steps = self._watcher(reply.order.source), reply.order.steps
             chunks = watcher is not None or steps > 0
             asked = self._generator.read([prompt], options, single=True, chunks=chunks, flow=flow)
-            (started,) = self._generator.accept(asked)
+            (started,) = self._generator.accept(replace(asked, beside=tuple(beside)))
         except Exception as error:  # whatever a prompt of users does to a tokenizer
             return self._refused(job, messages.as_ours(error))
         reply.job = started
@@ -177,7 +180,7 @@ class Generations:
 
     def _tell_note(self, reply: _Generation) -> None:
         if reply.note is not None and reply.hidden is None:
-            self._note(reply.order.source, reply.note)
+            self._note(reply.order.source, reply.note, reply.sent)
 
     def _refused(self, job: int, error: DovetailError) -> bool:
         """Report an error, unless all that is wrong is that others are first."""
@@ -265,16 +268,24 @@ def _read_options(generator: Generator, reply: _Generation) -> Mapping[str, obje
     return {**options, "structured_outputs": form}
 
 
-def _read_prompt(generator: Generator, reply: _Generation) -> tuple[Prompt, str | None]:
-    """Return the prompt as the engine takes it, and a note where documents were cut for it."""
-    if generator.tokenizer is None:
-        return reply.prompt, None  # which is told of where it is read
-    most = SamplingParams.make(reply.order.node.options).max_tokens
-    ids, note = fit(reply.prompt, generator.tokenizer, generator.context, most)
-    plain = getattr(reply.prompt, "plain", None)
-    if note is None or plain is None:
-        return ids, note
-    return fit(plain, generator.tokenizer, generator.context, most)  # the nearest are to stay
+def _read_prompt(generator: Generator, reply: _Generation) -> tuple[Prompt, list[int]]:
+    """Return the prompt as the engine takes it, and what its answer may quote of other documents.
+
+    Sets what is told where documents were cut.
+    """
+    node, tokenizer = reply.order.node, generator.tokenizer
+    if tokenizer is None:
+        return reply.prompt, []  # which is told of where it is read
+    answer = SamplingParams.make(node.options).max_tokens
+    limits = generator.context, answer, node.documents_tokens
+    found = fit(reply.prompt, tokenizer, *limits)
+    if found.note is not None and (plain := getattr(reply.prompt, "plain", None)) is not None:
+        found = fit(plain, tokenizer, *limits)  # the nearest are to stay
+    reply.note = found.note
+    reply.sent = found.prompt if getattr(reply.prompt, "special", True) else None
+    beside = [*found.cut, *getattr(reply.prompt, "beside", ())] if generator.host.drafts else []
+    text = tokenizer.cut("\n".join(beside), MOST_BESIDE) if beside else ""
+    return found.ids, tokenizer.encode(text, special=False) if text else []
 
 
 def _content(parser: AnswerParser, chunk: Chunk) -> str:

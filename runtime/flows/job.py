@@ -38,6 +38,7 @@ class WorkflowJob:
         self._starts: dict[tuple[Name, int], NodeStarted] = {}
         self._timeline: list[NodeTime] = []
         self._notes: dict[str, None] = {}  # each once, in order
+        self.sent: dict[tuple[Name, int], str] = {}  # prompts with fewer documents than they had
 
     # ---- for the caller ----
 
@@ -99,8 +100,9 @@ class WorkflowJob:
 
     def finish(self, event: NodeFinished) -> NodeTime:
         """Tell that a node has ended; return when it ran."""
-        start = self._starts.pop((event.node, event.round))
-        ran = NodeTime(event.node, event.round, start.kind, start.at, event.at, start.prompt)
+        start = self._starts.pop(key := (event.node, event.round))
+        prompt = self.sent.get(key, start.prompt)
+        ran = NodeTime(event.node, event.round, start.kind, start.at, event.at, prompt)
         self._timeline.append(ran)
         self.tell(event)
         return ran

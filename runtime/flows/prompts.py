@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -100,15 +100,18 @@ class FilledPrompt(str):
     messages: tuple[tuple[str, Pieces], ...] = ()  # roles and parts
     special = True  # whether the tokenizer adds tokens: a chat template has done so
     plain: FilledPrompt | None = None  # the one with documents nearest first, if this has not
+    state: State | None = None  # that it was filled in from
 
     @classmethod
     def of(cls, prompt: str | tuple[PromptMessage, ...], state: State) -> FilledPrompt:
         """Return a prompt with its placeholders filled in, as `render` does."""
         if isinstance(prompt, str):
-            return cls.joined(_pieces(prompt, state))
+            made = cls.joined(_pieces(prompt, state))
+            made.state = state
+            return made
         messages = tuple((one.role, _pieces(one.content, state)) for one in prompt)
         made = cls("".join(f"{role}: {_text(pieces)}\n" for role, pieces in messages))
-        made.messages = messages
+        made.messages, made.state = messages, state
         return made
 
     @classmethod
@@ -117,6 +120,13 @@ class FilledPrompt(str):
         made = cls(_text(pieces))
         made.pieces = pieces
         return made
+
+    @property
+    def beside(self) -> list[str]:
+        """The documents that its request has found by now and that it does not show."""
+        lists = (value for value in (self.state or {}).values() if isinstance(value, list | tuple))
+        texts = (str(item) for items in lists for item in items if isinstance(item, Document))
+        return [text for text in dict.fromkeys(texts) if text not in self]
 
     def mark(self) -> list[dict[str, str]]:
         """Return the messages with marks for the documents in them."""
@@ -141,7 +151,7 @@ class FilledPrompt(str):
             else:  # a user has written that
                 pieces.append((MARK.format(part), False))
         made = FilledPrompt.joined(tuple(pieces))
-        made.special = False
+        made.special, made.state = False, self.state
         made.plain = self.plain and self.plain.place(rendered)
         return made
 
@@ -160,13 +170,29 @@ def check_inputs(workflow: Workflow, inputs: Mapping[str, object], context: int)
             )
 
 
+class Fitted(NamedTuple):
+    """A prompt as an engine takes it. Where documents were cut: a note, what the prompt says now.
+
+    cut: what was left out of documents.
+    """
+
+    ids: list[int]
+    note: str | None = None
+    prompt: str | None = None
+    cut: tuple[str, ...] = ()
+
+
 def fit(
-    prompt: str, tokenizer: Tokenizer, context: int, max_tokens: int
-) -> tuple[list[int], str | None]:
-    """Return the token ids of a prompt, and a note where documents had to be cut for them.
+    prompt: str,
+    tokenizer: Tokenizer,
+    context: int,
+    max_tokens: int,
+    documents_tokens: int | None = None,
+) -> Fitted:
+    """Return the token ids of a prompt, with fewer documents where they are too many.
 
     The nearest documents stay. An answer of `max_tokens` is left room as in a chat: no more than a
-    quarter of the context.
+    quarter of the context. documents_tokens: of all documents, at most.
 
     Raises LengthError where the prompt is too long without any document.
     """
@@ -176,25 +202,38 @@ def fit(
         pieces, special = prompt.pieces, prompt.special
     documents = [text for text, retrieved in pieces if retrieved]
     if not documents:
-        return tokenizer.encode(prompt, special=special, most=context), None
+        return Fitted(tokenizer.encode(prompt, special=special, most=context))
     room = context - min(max_tokens, max(context // 4, 1))
+    kept, every = documents, "".join(documents)
+    if documents_tokens is not None:
+        letters = len(tokenizer.cut(every, documents_tokens))
+        kept = documents if letters == len(every) else _keep(documents, letters)
+    text = _join(pieces, kept)
     try:
-        return tokenizer.encode(prompt, special=special, most=room), None
+        ids = tokenizer.encode(text, special=special, most=room)
     except LengthError:
         pass
+    else:
+        if kept is documents:
+            return Fitted(ids)
+        return _tell(ids, documents, kept, text, f"documents_tokens is {documents_tokens}")
+    full = f"the prompt has outgrown {context} tokens of context"
     rest = "".join(text for text, retrieved in pieces if not retrieved)
     budget = room - len(tokenizer.encode(rest, special=special, most=context))
+    budget = min(budget, budget if documents_tokens is None else documents_tokens)
     for _ in range(TRIES):
         if budget <= 0:
             break
-        kept = _keep(documents, len(tokenizer.cut("".join(documents), budget)))
-        ids = tokenizer.encode(_join(pieces, kept), special=special)
+        kept = _keep(documents, len(tokenizer.cut(every, budget)))
+        text = _join(pieces, kept)
+        ids = tokenizer.encode(text, special=special)
         if len(ids) <= room:
-            return ids, _tell(documents, kept, context)
+            return _tell(ids, documents, kept, text, full)
         budget -= len(ids) - room
     none = [""] * len(documents)
-    ids = tokenizer.encode(_join(pieces, none), special=special, most=context)
-    return ids, _tell(documents, none, context)
+    text = _join(pieces, none)
+    ids = tokenizer.encode(text, special=special, most=context)
+    return _tell(ids, documents, none, text, full)
 
 
 def _pieces(template: str, state: State) -> Pieces:
@@ -220,15 +259,13 @@ def _join(pieces: Pieces, kept: list[str]) -> str:
     return "".join(next(left) if retrieved else text for text, retrieved in pieces)
 
 
-def _tell(documents: list[str], kept: list[str], context: int) -> str:
-    gone = kept.count("")
-    cut = sum(0 < len(part) < len(text) for text, part in zip(documents, kept, strict=True))
+def _tell(ids: list[int], documents: list[str], kept: list[str], text: str, why: str) -> Fitted:
+    pairs = list(zip(documents, kept, strict=True))
+    gone, part = kept.count(""), sum(0 < len(left) < len(text) for text, left in pairs)
     what = [f"{gone} left out"] if gone else []
-    what += [f"{cut} cut"] if cut else []
-    return (
-        f"of {len(documents)} retrieved documents {' and '.join(what)}: the prompt has outgrown "
-        f"{context} tokens of context"
-    )
+    what += [f"{part} cut"] if part else []
+    note = f"of {len(documents)} retrieved documents {' and '.join(what)}: {why}"
+    return Fitted(ids, note, text, tuple(text[len(left) :] for text, left in pairs if left != text))
 
 
 _TEXTS: dict[type, Callable[[Any, State], str]] = {

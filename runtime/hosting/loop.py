@@ -83,6 +83,11 @@ class EngineLoop:
             drafts=dict(book.speculation.counts) if book.speculation else {},
         )
 
+    @property
+    def drafts(self) -> bool:
+        """Whether tokens are drafted."""
+        return self.engine.scheduler.speculation is not None
+
     def now(self) -> float:
         """Return seconds on the clock of all times that requests tell."""
         return self.engine.scheduler.clock()
@@ -174,7 +179,7 @@ class EngineLoop:
             _fail(jobs, error)
             return
         for job, request in zip(jobs, requests, strict=True):
-            request.metrics.arrival = arrival
+            request.metrics.arrival, request.beside = arrival, ask.beside
             job.begin(request)
             self._jobs[request.id] = job
             if job.dropped:

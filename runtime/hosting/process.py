@@ -88,6 +88,11 @@ class EngineProcess(Supervisor[Told]):
         """As the process last told."""
         return self._load
 
+    @property
+    def drafts(self) -> bool:
+        """Whether tokens are drafted."""
+        return self._setup.options.scheduling.num_speculative_tokens > 0
+
     def now(self) -> float:
         """Return seconds on the machine's monotonic clock."""
         return time.perf_counter()

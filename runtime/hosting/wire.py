@@ -40,6 +40,7 @@ class Ask:
     priority: int
     chunks: bool = False
     flow: int | None = None  # the arrow on a timeline that its requests are part of
+    beside: tuple[int, ...] = ()  # tokens that answers may quote; see Request
 
 
 class EngineLoad(msgspec.Struct, frozen=True, array_like=True):

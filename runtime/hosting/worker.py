@@ -237,6 +237,7 @@ def serve(channel: Channel, progress: int, board: int = -1) -> None:
     gc.freeze()  # what is there stays: later collections need not look at it
     opened.set_result(EngineWorker(channel, engine, shown))
     channel.send(EngineReady(engine.executor.service, engine.spec.vocab_size))
+    engine.grammars.warm()
     reader.join()
 
 

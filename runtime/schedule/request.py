@@ -283,6 +283,7 @@ class Request:
     hashes: list[bytes] | None = None  # of the full blocks it had on its first try to start
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # from its second token on
+    beside: Sequence[int] = ()  # what its answer may quote, too: it is looked up for drafts
     drafted: list[int] = field(default_factory=list)  # may follow; the step under way tells
     forced: list[int] = field(default_factory=list)  # the text that must follow by its grammar
     accepts: Callable[[Sequence[int]], int] | None = None  # tokens that its grammar lets through

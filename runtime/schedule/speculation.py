@@ -2,11 +2,11 @@
 
 In: a planned step with decodes, what its requests have written, how long steps took. Out: the step
 with rows for drafted tokens: what stood behind the longest end of a request's text where it stood
-before, in the prompt or the answer, what the request's grammar forces, or what a draft model thinks
-where that is likelier to hold. A drafted token counts if it is the one that is chosen in its place,
-so tokens are the same with drafts and without, however they are chosen. A row is drafted where it
-raises the tokens that a second should bring, by the measured times of steps and by what came of the
-request's drafts.
+before, in the prompt, the answer or what is given beside them, what the request's grammar forces,
+or what a draft model thinks where that is likelier to hold. A drafted token counts if it is the one
+that is chosen in its place, so tokens are the same with drafts and without, however they are
+chosen. A row is drafted where it raises the tokens that a second should bring, by the measured
+times of steps and by what came of the request's drafts.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ MOST_SAVED = 2e-4
 """Seconds that are kept for looks."""
 MOST_READ = 1 << 14
 """Last tokens of a prompt that are looked up."""
+MOST_BESIDE = 1 << 11
+"""Tokens beside a request that are: few, for all are read when it is looked up first."""
 
 log = logging.getLogger("dovetail")
 
@@ -79,6 +81,7 @@ class Lookup:
 
     def __init__(self, request: Request) -> None:
         self._text = SuffixAutomaton()
+        self._text.extend(request.beside[:MOST_BESIDE])
         self._read = max(0, len(request.tokens) - MOST_READ)
         self.hits, self.size = HitRate(FADE), 0
 

@@ -85,6 +85,10 @@ COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "admission_rejections": ("Requests that were refused, by reason.", ("reason",)),
     "http_requests": ("Replies by path and status.", ("path", "status")),
     "workflow_runs": ("Runs of workflows that ended well.", ("workflow",)),
+    "transformations_left": (
+        "Runs of workflows in which a transformation was never applied, by the last reason.",
+        ("transformation", "reason"),
+    ),
     "embedded_texts": ("Texts that were embedded or ranked.", LABELS),
 }
 
@@ -305,8 +309,10 @@ class ServerMetrics(Collector):
             self._counts["admission_rejections"][reason,] += 1
 
     def workflow(self, id: str, result: WorkflowResult) -> None:
-        """Count a run that has ended, and the seconds of its nodes."""
+        """Count a run that has ended, what it was left without, and the seconds of its nodes."""
         self._counts["workflow_runs"][id,] += 1
+        for name, why in result.left.items():
+            self._counts["transformations_left"][name, why.reason] += 1
         for ran in result.timeline:
             self._tally("workflow_latency_seconds", ran.end - ran.start, id, str(ran.node))
 

@@ -261,7 +261,10 @@ class EncoderInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The reply of `/v1/workflows/{name}/runs`: all that was written, and when."""
+    """The reply of `/v1/workflows/{name}/runs`: all that was written, and when.
+
+    left: by transformation that was never applied where it might have been: why it was not.
+    """
 
     id: str
     object: str = "workflow.run"
@@ -270,6 +273,7 @@ class RunReply(msgspec.Struct, frozen=True, kw_only=True):
     timeline: list[NodeTime]
     seconds: float
     notes: list[str] = []
+    left: dict[str, str] = {}
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):

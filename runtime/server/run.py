@@ -95,6 +95,9 @@ def serve(
             raise SpecError(f"the TLS files cannot be used: {error}") from None
         server = _Server(config, context, lambda: ready(f"{scheme}://{shown}:{port}"))
         _keep_apart(models)
+        for model in models:
+            if "generate" in model.skills:  # else the first form asked for would wait a second
+                model.app.generator.forms.warm()
         gc.collect()
         gc.freeze()  # what is there stays: later collections need not look at it
         gc.set_threshold(YOUNG_OBJECTS)

@@ -112,4 +112,5 @@ def _reply(served: ServedWorkflow, result: events.WorkflowResult) -> RunReply:
         timeline=list(result.timeline),
         seconds=result.seconds,
         notes=list(result.notes),
+        left={name: why.said for name, why in result.left.items()},
     )

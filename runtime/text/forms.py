@@ -63,6 +63,10 @@ class Forms:
         with self._lock:
             self._pinned[form] = found
 
+    def warm(self) -> None:
+        """Have the process begun that tries forms; nobody waits for that."""
+        self.start(StructuredOutputs(json_object=True))
+
     def close(self) -> None:
         """Use the process no more."""
         self._end()

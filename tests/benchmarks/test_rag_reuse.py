@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 
@@ -62,3 +63,63 @@ def test_with_room_for_all_the_pool_and_the_tree_read_the_same_again(reuse: Any)
     found = reuse.read_again(prompts, 1.0)
     assert found["pool"] == found["tree"] > 0.5
     assert reuse.read_again(prompts, 0.3)["tree"] < found["tree"]
+
+
+@pytest.mark.long
+def test_kv_from_a_file_is_read_again_after_a_restart(reuse: Any, tmp_path: Path) -> None:
+    """The tiny world: prompts that a file has are not computed, those of another app are."""
+    report = reuse.main(["--only", "restart", "--tiny", "--count", "4", "--seeds", "1", "--work",
+                         str(tmp_path), "--json", str(tmp_path / "rows.json")])  # fmt: skip
+    computed = {row["state"]: row["computed"] for row in report.rows}
+    assert list(computed) == ["cold", "warm", "restarted", "file"]
+    assert max(computed["warm"], computed["file"]) < 0.5 * min(
+        computed["cold"], computed["restarted"]
+    )
+    assert set(report.summary) == {"warm_x", "file_x"}
+
+
+class Known:
+    """An app that computes prompts which neither it nor the file of its options has seen."""
+
+    files: ClassVar[dict[str, set[str]]] = {}
+
+    def __init__(self, path: Path, *, apart: bool, kv_file: str = "", **options: Any) -> None:
+        assert apart and ("kv_file_bytes" in options) is bool(kv_file)
+        self.seen = self.files.setdefault(kv_file, set()) if kv_file else set()
+        self.tokens = {"prefill": 0}
+        self.generator = SimpleNamespace(host=SimpleNamespace(load=self))
+
+    def __enter__(self) -> Known:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def add_index(self, path: Path) -> None:
+        pass
+
+    def run(self, workflow: object, inputs: dict[str, str]) -> None:
+        self.submit_workflow(workflow, inputs)
+
+    def submit_workflow(self, workflow: object, inputs: dict[str, str]) -> Any:
+        self.tokens["prefill"] += inputs["input"] not in self.seen
+        self.seen.add(inputs["input"])
+        return SimpleNamespace(result=lambda: None)
+
+
+def test_a_restart_is_timed_without_a_file_and_with_that_of_the_first_app(
+    reuse: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(reuse, "load", Known)
+    apps = {reuse.BF16: tmp_path}
+    parts = SimpleNamespace(apps=apps, index=tmp_path, questions=[f"q{n}" for n in range(20)])
+    rows = reuse.measure_restart(parts, 12, 2)
+    states = ["cold", "warm", "restarted", "file"]
+    assert [row["state"] for row in rows] == states * 2
+    for seed in range(2):
+        found = {row["state"]: row["computed"] for row in rows if row["seed"] == seed}
+        assert found["cold"] == found["restarted"] > 1 and found["warm"] == found["file"] == 0
+    made = reuse.summarize_restart(
+        [{"state": s, "rate": r} for s, r in zip(states, (1, 6, 2, 5), strict=True)]
+    )
+    assert made == {"warm_x": 3.0, "file_x": 2.5}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -16,9 +17,12 @@ from dovetail import END, START, RAGraph, load, workflows
 from dovetail.compiler.index_build import IndexRequest, build_index_folder, describe_embedder
 from dovetail.compiler.pipeline import compile_model
 from dovetail.ir.index_file import Passage
-from dovetail.ir.workflow import Embedding, Generation, Retrieval
+from dovetail.ir.workflow import Embedding, Generation, Retrieval, Workflow
 from dovetail.runtime.app import App
+from dovetail.runtime.flows.control.settings import WavefrontSettings
+from dovetail.runtime.flows.control.transformations import REGISTRY
 from dovetail.runtime.flows.events import NodeText
+from dovetail.runtime.flows.service import FlowSettings
 from dovetail.runtime.flows.services import perform
 from dovetail.runtime.flows.workflow_run import run_in_order
 from dovetail.runtime.index.documents import Document
@@ -129,6 +133,67 @@ def test_an_artifact_with_an_encoder_embeds_its_own_queries(world: World, tmp_pa
     assert [d.id for d in got["docs"]] == [d.id for d in by_text["docs"]]
     assert got["docs"][0].title and got["docs"][0].metadata["key"] in world.questions[0].gold
     assert by_text["answer"] == world.app.run(GRAPHS["one-shot"], inputs).outputs["answer"]
+
+
+def changed(graph: RAGraph, **fields: Any) -> Workflow:
+    """Return a workflow whose nodes have other values in those fields that they have."""
+    workflow, nodes = graph.workflow(), dict[Any, Any]()
+    for name, node in workflow.nodes.items():
+        own = {key: value for key, value in fields.items() if hasattr(node, key)}
+        nodes[name] = msgspec.structs.replace(node, **own) if own else node
+    return replace(workflow, nodes=nodes)
+
+
+WHEREVER = WavefrontSettings(generation_load=64, fixed_clusters=2)
+"""Searches have parts, and the engine always has room."""
+ANY = {"order": "any"}
+EVERY = tuple(name for name in REGISTRY if name not in ("prefetch", "put"))
+"""Transformations that need no device."""
+
+
+@pytest.mark.parametrize(
+    ("names", "fields", "kinds"),
+    [
+        pytest.param(EVERY, {**ANY, "documents_tokens": 60}, ("one-shot", "hyde"), id="all"),
+        *(
+            pytest.param(names, fields, tuple(GRAPHS), marks=pytest.mark.long)
+            for names in ((), EVERY, *((name, "split") for name in EVERY))
+            for fields in ({}, ANY)
+        ),
+    ],
+)
+def test_an_answer_is_that_of_the_prompt_that_was_sent(
+    world: World,
+    artifact: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    names: tuple[str, ...],
+    fields: dict[str, Any],
+    kinds: tuple[str, ...],
+) -> None:
+    """Wherever transformations fit, before a restart and after it, with KV from a file."""
+    for name in names:
+        monkeypatch.setattr(REGISTRY[name], "gain", lambda self, costs: 1.0)
+    settings = replace(WHEREVER, transformations=frozenset(names))
+    flows, answers = FlowSettings(wavefront=settings), list[list[Any]]()
+    graphs = [changed(GRAPHS[kind], **fields) for kind in kinds]
+    options: dict[str, Any] = {"kv_file": str(tmp_path / "kv"), "deterministic": True}
+    for _ in range(2):
+        with load(artifact, workflows=flows, **options) as app:
+            app.add_index(world.folder, nprobe=NPROBE, embed=world.encoder.embed)
+            cases = [(graph, {"input": q.question}) for graph in graphs for q in world.questions]
+            jobs = [app.submit_workflow(*case) for case in cases]
+            for (workflow, _), job in zip(cases, jobs, strict=True):
+                result = job.result()
+                last = {ran.node: ran.prompt for ran in result.timeline if ran.prompt}
+                for node, prompt in last.items():  # of loops the last round
+                    made = workflow.nodes[node]
+                    assert isinstance(made, Generation)
+                    (alone,) = world.app.generate(prompt, **made.options)
+                    assert alone.text == result.outputs[made.output], (workflow.name, node)
+            answers.append([job.result().outputs["answer"] for job in jobs])
+    if not fields and "stop" not in names:  # which may find others
+        assert answers[0] == answers[1]
 
 
 def test_text_streams_as_it_is_written(world: World) -> None:

@@ -164,6 +164,8 @@ def test_a_choice_without_targets_may_lead_anywhere() -> None:
         (lambda g: g.add_generation(5, prompt="{input:>9}"), "must hold a plain name"),
         (lambda g: g.add_retrieval(5, query="input", output="d", topk=0), "node 5: topk"),
         (lambda g: g.add_retrieval(5, query="input", output="d", topk="5"), "node 5: topk .* '5'"),
+        (lambda g: g.add_generation(5, prompt="", documents_tokens=0), "5: documents_tokens .* 0"),
+        (lambda g: g.add_generation(5, prompt="", documents_tokens=True), "whole .* not True"),
         (lambda g: g.add_retrieval(5, query="input", output=7), "node 5: output 7"),
         (lambda g: g.add_function(5, "no code", "d"), "node 5: 'no code' is no function"),
         (lambda g: RAGraph(inputs="input"), "inputs is a list of names"),

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
 
+from dovetail.ir.live_graph import Left
 from dovetail.ir.workflow import Name
 from dovetail.runtime.retrieval.budget import ScanCost, best_budget
 
@@ -95,14 +96,18 @@ UNTRIED = Needed(alone=1.0, plain=1.0, ordered=0.0)
 class Learned:
     """Running figures. stage: mean seconds of a whole search (t_R), None before the first.
 
-    replies: mean seconds of each node's. needed: means of each node's searches after others. kept:
-    of each node's searches, how often what was nearest after a part of it stayed so, and how often
-    that was looked at.
+    came: when the last search came; apart: mean seconds between two, None before the second.
+    embedding: seconds until a query is a vector. replies: mean seconds of each node's. needed:
+    means of each node's searches after others. kept: of each node's searches, how often what was
+    nearest after a part of it stayed so, and how often that was looked at.
     """
 
     costs: StageCosts
     overhead: float = field(init=False)
     stage: float | None = None
+    came: float | None = None
+    apart: float | None = None
+    embedding: float = 0.0
     speed: float = 1.0  # seconds that scans took, over those predicted
     replies: dict[Name, float] = field(default_factory=dict)
     needed: dict[Name, Needed] = field(default_factory=dict)
@@ -119,10 +124,21 @@ class Learned:
         """
         return best_budget(self.overhead, max(self.stage or 0.0, backlog))
 
-    def split_gain(self, backlog: float = 0.0) -> float:
-        """Predict the seconds that searches save where sub-stages take mb (HedraRAG, Eq. 1)."""
-        stage, part = max(self.stage or 0.0, backlog), max(self.budget(backlog), TINY)
-        return (stage - part) / 2 - (stage / part - 1) * self.overhead
+    def split_gain(self, work: float, part: float, waiting: float) -> float:
+        """Predict the seconds saved where searches of `work` seconds are cut after `part` of them.
+
+        waiting: how many wait for the part: other searches, those that come meanwhile, and whoever
+        looks at what is found. On average each waits for half as much less (HedraRAG, Eq. 1), and
+        pays, as does the search itself, for more sub-stages.
+        """
+        more = max(1.0, work / max(self.budget(work), TINY) - 1)
+        return waiting * (work - part) / 2 - (1 + waiting) * more * self.overhead
+
+    def coming(self, seconds: float, now: float) -> float:
+        """Predict how many searches come in so many seconds; fewer the longer none has come."""
+        if self.apart is None or self.came is None:
+            return 0.0
+        return seconds / max(self.apart, now - self.came, TINY)
 
     @property
     def device_weight(self) -> float:
@@ -182,30 +198,34 @@ class Learned:
         lost = load * (prompt / free + overlap * slower) + max(0.0, prompt - overlap)
         return gained - (1 - chance) * lost
 
-    def why_no_guess(self, guess: Guessed, load: int) -> str:
+    def why_no_guess(self, guess: Guessed, load: int) -> Left:
         """Say why `guess_gain` is nothing."""
         if (part := self._prompts(guess, load)) >= 0.5:
-            return f"prompts take {min(1.0, part):.0%} of the engine's time; from half on none pays"
+            said = f"prompts take {min(1.0, part):.0%} of the engine's time; from half on none pays"
+            return Left("prompts", said)
         chance, left = self.chance(guess.search, guess.scanned), 1e3 * guess.left
-        return (
+        said = (
             f"{left:.1f} ms of the search are left to overlap, and {chance:.0%} of such guesses "
             f"hold: its request and {load} generations under way would lose more"
         )
+        return Left("loss", said)
 
     def _prompts(self, guess: Guessed, load: int) -> float:
         """Return the part of the engine's time that prompts take, by Little's law."""
         prompt = self.costs.step.prefill * guess.characters
         return load * prompt / max(self.reply(guess.node), TINY)
 
-    def scout_gain(self, search: Name) -> float:
+    def scout_gain(self, search: Name, load: int) -> float:
         """Predict the seconds by which a history shows a node's search what is nearest sooner.
 
         Less what looking costs others: who comes while a scout is scanned for waits for half a
-        sub-stage. Of nothing known, all may be saved.
+        sub-stage, and the `load` replies under way for the CPU, which turns what is written into
+        vectors, two at least, unless the engine has a device. Of nothing known, all may be saved.
         """
         alone, plain, ordered = self.needed.get(search, UNTRIED)
-        sooner = alone - min(plain, ordered)
-        return sooner * (self.stage or inf) - self.budget() / 2
+        sooner = (alone - min(plain, ordered)) * (self.stage or inf)
+        reading = 2 * self.embedding * load if self.costs.device is None else 0.0
+        return sooner - self.budget() / 2 - reading
 
     def order_gain(self, search: Name) -> float:
         """Predict the seconds by which history's order finds what is nearest sooner."""
@@ -218,6 +238,17 @@ class Learned:
         return kept / tried
 
     # ---- what reports teach ----
+
+    def begun(self, now: float) -> None:
+        """Take that a search has come which a call waits for."""
+        if self.came is not None:
+            gap = now - self.came
+            self.apart = gap if self.apart is None else _mean(self.apart, gap)
+        self.came = now
+
+    def embedded(self, seconds: float) -> None:
+        """Take the seconds until a query was a vector."""
+        self.embedding = _mean(self.embedding, seconds) if self.embedding else seconds
 
     def sought(self, search: Name, needed: Needed | None) -> None:
         """Take what a node's search after another needed, whichever order was followed.

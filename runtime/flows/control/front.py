@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from dovetail.ir.errors import DovetailError
 from dovetail.ir.graph import ExecutionGraph
-from dovetail.ir.live_graph import LiveGraph, LiveNode, Ready
+from dovetail.ir.live_graph import Left, LiveGraph, LiveNode, Ready
 from dovetail.ir.workflow import Function, Generation, Name, Retrieval, label
 from dovetail.runtime.flows.control import messages
 from dovetail.runtime.flows.control.costs import Learned, StageCosts
@@ -96,14 +96,14 @@ class Ticket:
 class Statistics:
     """Guesses begun, those that held, those that did not, and scouts sent.
 
-    left: by transformation, why it was not applied where it fitted last.
+    left: by transformation, why it was not applied where it fitted last, in any request.
     """
 
     attempted: int = 0
     accepted: int = 0
     rejected: int = 0
     scouts: int = 0
-    left: dict[str, str] = field(default_factory=dict)
+    left: dict[str, Left] = field(default_factory=dict)
 
     @property
     def accuracy(self) -> float:
@@ -266,6 +266,19 @@ class Front:
             for search, count in ((search, len(search.node.clusters)) for search in stage.searches)
         ]
 
+    def waiting(self, stage: NextStage) -> float:
+        """Return how many would wait for less of a stage, were it cut.
+
+        All its searches but one, and those that come while it is scanned; and who looks at what is
+        found so far: it may end a search, begin a generation, or be what a scout was sent for.
+        """
+        looks = self.new(stage.searches) or any(
+            search.call is None
+            or (search.patience is not None and search.patience < len(search.steps.clusters))
+            for search in stage.searches
+        )
+        return len(stage.searches) - 1 + self.costs.coming(self.backlog, self.now) + bool(looks)
+
     def new(self, searches: Iterable[Search]) -> set[Search]:
         """Return those that have found nothing that a generation can be begun on, if one may be."""
         if not self.guessing or not self.pays or self.load >= self.room:
@@ -279,6 +292,10 @@ class Front:
             found[search] = self.costs.scan_seconds([(ahead + search.left) // threads])
             ahead += search.left if search.call is not None else 0
         return found
+
+    def leave(self, name: str, graph: LiveGraph, why: Left) -> None:
+        """Take why a transformation is not applied to the graph of a request."""
+        self.statistics.left[name] = graph.left[name] = why
 
     # ---- jobs and orders ----
 

@@ -47,15 +47,21 @@ class Searches:
         """Begin a search that a call waits for; its query is embedded first, where it is a text."""
         if search.job:
             return
-        source, query, index = search.source, search.query, search.spec.index
-        self._front.order(messages.Started(source))
+        front, source, query = self._front, search.source, search.query
+        index, began = search.spec.index, front.now
+        front.order(messages.Started(source))
         if isinstance(query, bytes):
             self._come(search, query)
             return
-        search.job = self._front.post(
+
+        def embedded(report: messages.Finished) -> None:
+            front.costs.embedded(front.now - began)
+            self._come(search, pack_vector(report.value))
+
+        search.job = front.post(
             lambda job: messages.Embed(job, source, query, query=True, index=index),
             source.request,
-            lambda report: self._come(search, pack_vector(report.value)),
+            embedded,
             partial(self._failed, search),
         )
 
@@ -75,8 +81,10 @@ class Searches:
         known = tuple(id_ for _, id_ in used.hits) if used else ()
         source, query = search.source, search.query
         assert isinstance(query, bytes), "a text is embedded first"
-        if not search.earlier and search.call is not None:
-            self._newest = search.began
+        if search.call is not None:
+            front.costs.begun(front.now)
+            if not search.earlier:
+                self._newest = search.began
         insort(front.searches, search, key=lambda each: (each.source.request, each.began))
         search.job = front.post(
             lambda job: messages.FindClusters(job, source, search.spec, query, known),

@@ -26,7 +26,7 @@ class Transformation(ABC):
     graph: of a request. node: of it, which is rewritten. guesses: whether it begins generations
     before what they read is known. wakes: the field of `Changes` without which it fits nowhere, and
     is not asked; "" = it is asked in each cycle. One with a method `why_not(costs)` says why it is
-    left where `gain` is nothing.
+    left where `gain` is nothing, as a `Left`.
     """
 
     name: ClassVar[str]

@@ -14,7 +14,7 @@ from typing import ClassVar, Self
 from dovetail.ir import transform
 from dovetail.ir.errors import DovetailError
 from dovetail.ir.graph import EMBEDDING, FUNCTION, GPU, SPECULATIVE
-from dovetail.ir.live_graph import COPY, READ, LiveGraph, LiveNode
+from dovetail.ir.live_graph import COPY, READ, Left, LiveGraph, LiveNode
 from dovetail.runtime.flows.control.costs import TINY, Guessed, Learned
 from dovetail.runtime.flows.control.front import REORDER, SPLIT, Front, Ticket
 from dovetail.runtime.flows.control.prefixes import Opening
@@ -89,21 +89,25 @@ class Stop(Transformation):
 @register_transformation
 @dataclass(frozen=True, slots=True)
 class SpeculateRetrieval(Transformation):
-    """Search with what is written of a reply, so that the search behind it has a history (§4.3)."""
+    """Search with what is written of a reply, so that the search behind it has a history (§4.3).
+
+    load: generations under way.
+    """
 
     name: ClassVar[str] = "speculate_retrieval"
+    load: int
 
     @classmethod
     def fits(cls, front: Front) -> Iterator[SpeculateRetrieval]:
         """Of replies: those that got further are read, those whose meaning changes least sent."""
         for reply in front.news.told:
             if not reply.over and reply.read is None and cls._helps(front, reply):
-                yield _Read(reply.graph, reply.written)
+                yield _Read(reply.graph, reply.written, front.load)
         steady = [reply for reply in front.replies if reply.drift is not None]
         for reply in sorted(steady, key=lambda reply: reply.drift or 0.0):
             left = front.costs.reply(reply.spec.name) - (front.now - reply.began)
             if left > front.costs.budget() and cls._helps(front, reply):
-                yield cls(reply.graph, reply.written)
+                yield cls(reply.graph, reply.written, front.load)
 
     @staticmethod
     def _helps(front: Front, reply: Reply) -> bool:
@@ -124,7 +128,7 @@ class SpeculateRetrieval(Transformation):
     def gain(self, costs: Learned) -> float:
         """By how much sooner a history shows what is nearest, less what others lose."""
         ahead = self.node.work.ahead
-        return costs.scout_gain(ahead.name)
+        return costs.scout_gain(ahead.name, self.load)
 
     def apply(self, graph: LiveGraph) -> None:
         """See `speculate_retrieval`."""
@@ -239,30 +243,35 @@ class Put(Transformation):
 class Split(Transformation):
     """Cut a search after some clusters: who comes meanwhile waits for less (HedraRAG §4.2).
 
-    count: clusters of the next sub-stage; 0 = it waits for a later one. backlog: seconds of all
-    that is left of searches. asked: whether a user says how many clusters there are to be.
+    count: clusters of the next sub-stage; 0 = it waits for a later one. seconds: of all that is
+    left of searches, and of what is planned of it. waiting: how many wait for that. asked: whether
+    a user says how many clusters there are to be.
     """
 
     name: ClassVar[str] = SPLIT
     stage: NextStage
     count: int
-    backlog: float
+    seconds: tuple[float, float]
+    waiting: float
     asked: bool
 
     @classmethod
     def fits(cls, front: Front) -> Iterator[Split]:
         """Of searches of the next sub-stage that have more left than fits in its time."""
-        stage, backlog = front.stage, front.backlog
+        stage = front.stage
         if not stage or stage.settled:
             return
-        asked = front.settings.fixed_clusters is not None
-        for search, count in front.plan(stage, stage.sizes):
+        plan = front.plan(stage, stage.sizes)
+        taken = (count_vectors(s.node.clusters[:count], stage.sizes) for s, count in plan)
+        seconds = front.backlog, front.costs.shared_seconds(sum(taken))
+        asked, waiting = front.settings.fixed_clusters is not None, front.waiting(stage)
+        for search, count in plan:
             if count < len(search.node.clusters):
-                yield cls(search.graph, search.node, stage, count, backlog, asked)
+                yield cls(search.graph, search.node, stage, count, seconds, waiting, asked)
 
     def gain(self, costs: Learned) -> float:
         """By how much less who comes at any time waits, less what more sub-stages cost."""
-        gain = costs.split_gain(self.backlog)
+        gain = costs.split_gain(*self.seconds, self.waiting)
         return max(gain, TINY) if self.asked else gain
 
     def apply(self, graph: LiveGraph) -> None:
@@ -293,7 +302,8 @@ class SpeculateGeneration(Transformation):
         """Of searches that have found enough, the one with the nearest k-th document first."""
         if front.load >= front.room:
             busy = f"{front.load} generations leave the engine no room: it has some below"
-            front.statistics.left[cls.name] = f"{busy} {front.room:.0f}"
+            for search in front.known:
+                front.leave(cls.name, search.graph, Left("load", f"{busy} {front.room:.0f}"))
             return
         open_ = [search for search in front.known if cls.may_begin(front, search)]
         left, weighed = front.seconds_left() if open_ else {}, False
@@ -335,7 +345,7 @@ class SpeculateGeneration(Transformation):
         """What overlaps if it holds, less what it costs others."""
         return costs.guess_gain(self.guessed, self.load)
 
-    def why_not(self, costs: Learned) -> str:
+    def why_not(self, costs: Learned) -> Left:
         """Tell what outweighs it."""
         return costs.why_no_guess(self.guessed, self.load)
 
@@ -387,7 +397,10 @@ class Arrange(Transformation):
 @register_transformation
 @dataclass(frozen=True, slots=True)
 class SplitReply(Transformation):
-    """Have a generation tell how far it has got after so many steps, for a search behind it."""
+    """Have a generation tell how far it has got after so many steps, for a search behind it.
+
+    batch: generations under way with it.
+    """
 
     name: ClassVar[str] = "split_reply"
     wakes: ClassVar[str] = "begins"
@@ -403,9 +416,14 @@ class SplitReply(Transformation):
                 yield cls(reply.graph, reply.node, steps, batch)
 
     def gain(self, costs: Learned) -> float:
-        """What is left of the reply after its first sub-stage, in which the index may be used."""
-        step = costs.costs.step.seconds(self.batch)
-        return costs.reply(self.node.work.spec.name) - self.steps * step
+        """What is left of the reply after its first sub-stage, in which the index may be used.
+
+        No more than a scout gains: else nobody would look.
+        """
+        reply: Reply = self.node.work
+        assert reply.ahead is not None, "no search will read it"
+        left = costs.reply(reply.spec.name) - self.steps * costs.costs.step.seconds(self.batch)
+        return min(left, costs.scout_gain(reply.ahead.name, self.batch))
 
     def apply(self, graph: LiveGraph) -> None:
         """Cut it wherever it tells; see `split_reply`."""

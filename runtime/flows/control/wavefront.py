@@ -20,6 +20,7 @@ from dovetail.ir.live_graph import (
     GUESS,
     READ,
     SCOUT,
+    Left,
     LiveGraph,
     LiveNode,
     Rewrite,
@@ -40,7 +41,8 @@ from dovetail.runtime.retrieval.hot import HotSet
 
 Go: TypeAlias = Callable[[Sequence[Place] | None], None]
 """Has a run go on to what was chosen; None: to where its edges lead, which is known at once."""
-NO_GAIN = "it is predicted to gain nothing"
+NO_GAIN = Left("gain", "it is predicted to gain nothing")
+WHOLE = Left("whole", "the search was too short to be cut, so nothing was known before its end")
 
 
 class Wavefront:
@@ -113,7 +115,7 @@ class Wavefront:
             for found in kind.fits(front) if front.wakes(kind) else ():
                 if (seconds := found.gain(front.costs)) <= 0:
                     why = getattr(found, "why_not", None)
-                    front.statistics.left[kind.name] = why(front.costs) if why else NO_GAIN
+                    front.leave(kind.name, found.graph, why(front.costs) if why else NO_GAIN)
                 else:
                     rewrite = Rewrite(kind.name, found.node.name, seconds)
                     found.apply(found.graph)
@@ -315,10 +317,20 @@ class Wavefront:
         ticket.nodes[search.source.node, search.source.round] = search.node
         ticket.ended[search.spec.index] = search
         ticket.searched += 1
+        self._explain(ticket, search)
         self._finish(ticket, search.call, documents)
         if not ticket.over:
             for guess in self._guesses(search):
                 self._reject(guess)
+
+    def _explain(self, ticket: Ticket, search: Search) -> None:
+        """Say why nothing was begun on a search before its end, where there was no part of it."""
+        nodes = ticket.run.workflow.nodes.values()
+        follows = any(isinstance(n, Generation) and search.spec.output in n.reads for n in nodes)
+        if follows and len(search.seen) < 2:
+            for kind in self.front.asked.values():
+                if kind.guesses and kind.name not in ticket.graph.left:
+                    self.front.leave(kind.name, ticket.graph, WHOLE)
 
     def _search_failed(self, search: Search, error: DovetailError) -> None:
         ticket = self.front.ticket(search)

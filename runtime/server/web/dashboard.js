@@ -109,6 +109,10 @@ export class Dashboard {
       tiles.push(tile("Guesses that held", percent(part),
         { name: "speculation_accept_ratio", labels: {}, value: part }, part));
     }
+    const name = "transformations_left_total", guesses = { transformation: "speculate_generation" };
+    for (const { labels, value } of now.all(name, guesses)) {
+      tiles.push(tile(`Nothing guessed: ${labels.reason}`, show(value), { name, labels, value }));
+    }
     if (now.has("spec_decode_num_draft_tokens_total")) {
       const of = (name) => now.sum(`spec_decode_num_${name}_total`);
       const part = of("accepted_tokens") / Math.max(1, of("draft_tokens"));

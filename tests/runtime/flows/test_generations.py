@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 from queue import SimpleQueue
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,7 @@ from dovetail.runtime.flows.control.messages import (
 )
 from dovetail.runtime.flows.generations import Generations
 from dovetail.runtime.flows.job import WorkflowJob
+from dovetail.runtime.hosting.wire import Ask
 from dovetail.runtime.schedule.plan import SchedulerSettings
 from tests.runtime.throttle import Throttle
 
@@ -51,7 +53,7 @@ class Desk:
             app.generator,
             self.told.append,
             lambda source, chunk: self.shown.append(chunk.text),
-            lambda source, note: self.notes.append(note),
+            lambda source, note, sent: self.notes.append(note),
             lambda _: watched,
             self._later.put,
         )
@@ -158,3 +160,39 @@ def test_a_prompt_that_cannot_be_read_is_told_of(app: App) -> None:
     desk.order(1, prompt="w1 " * 400)
     failed = desk.wait()
     assert isinstance(failed, Failed) and "256" in str(failed.error)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("drafts", [False, True])
+def test_documents_that_a_prompt_does_not_show_are_looked_up_where_tokens_are_drafted(
+    open_app: Callable[..., App], monkeypatch: pytest.MonkeyPatch, drafts: bool, apart: bool
+) -> None:
+    """Of a search before, and those that its own budget has cut."""
+    config = {"speculative_config": {"method": "suffix"}} if drafts else {}
+    app = open_app(apart=apart, **config)
+    asked: list[Ask] = []
+    begin = type(app.generator.host).begin
+
+    def keep(host: Any, ask: Ask, jobs: Any) -> None:
+        asked.append(ask)
+        begin(host, ask, jobs)
+
+    graph = RAGraph("quote")
+    graph.add_retrieval("first", query="input", output="old", topk=2)
+    graph.add_retrieval("second", query="input", output="docs", topk=5)
+    prompt = "{docs} w1"
+    graph.add_generation("say", prompt=prompt, documents_tokens=4, max_tokens=6, ignore_eos=True)
+    for source, target in pairwise((START, "first", "second", "say", END)):
+        graph.add_edge(source, target)
+    app.run(graph, {"input": "w5"})  # it measures first what steps cost
+    monkeypatch.setattr(type(app.generator.host), "begin", keep)
+    result = app.run(graph, {"input": "w1 w2"})
+    (ask,) = (one for one in asked if one.params.max_tokens == 6)
+    assert app.tokenizer is not None
+    beside = app.tokenizer.decode(ask.beside).split()
+    shown = app.tokenizer.decode(ask.prompts[0]).split()
+    found = [*result.outputs["old"], *result.outputs["docs"]]
+    every = {word for document in found for word in document.text.split()}
+    assert every <= {*beside, *shown} if drafts else not beside
+    (alone,) = app.generate([ask.prompts[0]], max_tokens=6, ignore_eos=True)
+    assert alone.text == result.outputs["answer"]

@@ -30,7 +30,7 @@ def test_the_nearest_documents_stay_as_far_as_there_is_room(
 ) -> None:
     prompt = made(lengths)
     room = context - min(32, context // 4)
-    ids, note = fit(prompt, TOKENIZER, context, max_tokens=32)
+    ids, note, *_ = fit(prompt, TOKENIZER, context, max_tokens=32)
     text = TOKENIZER.decode(ids)
     if len(TOKENIZER.encode(prompt)) <= room or not lengths:
         assert ids == TOKENIZER.encode(prompt) and note is None
@@ -79,5 +79,29 @@ def test_what_was_not_retrieved_is_never_cut() -> None:
 def test_all_documents_go_where_the_rest_leaves_no_room() -> None:
     prompt = made([30, 30], QUESTION * 12)
     rest = len(TOKENIZER.encode(made([], QUESTION * 12)))
-    ids, note = fit(prompt, TOKENIZER, rest + 1, max_tokens=64)
+    ids, note, *_ = fit(prompt, TOKENIZER, rest + 1, max_tokens=64)
     assert len(ids) <= rest and note is not None and "2 left out" in note
+
+
+@given(lengths=st.lists(st.integers(0, 60), min_size=1, max_size=6), most=st.integers(1, 200))
+def test_documents_are_cut_to_a_number_of_tokens(lengths: list[int], most: int) -> None:
+    prompt = made(lengths)
+    documents = [text for text, retrieved in prompt.pieces if retrieved]
+    every = "".join(documents)
+    found = fit(prompt, TOKENIZER, 4096, 32, documents_tokens=most)
+    if len(TOKENIZER.encode(every, special=False)) <= most:
+        assert found == (TOKENIZER.encode(prompt), None, None, ())
+        return
+    assert found.note is not None and f"documents_tokens is {most}" in found.note
+    assert found.prompt is not None and found.ids == TOKENIZER.encode(found.prompt)
+    kept = found.prompt.removeprefix("Documents:\n").partition("\nQuestion")[0]
+    assert every.startswith(kept), "whole ones first, the last one cut"
+    assert most - 12 <= len(TOKENIZER.encode(kept, special=False)) <= most
+    assert "".join(found.cut).strip() == every[len(kept) :].strip() or not kept.strip(" -")
+
+
+def test_the_context_is_the_bound_where_more_documents_are_asked_for() -> None:
+    found = fit(made([60, 60]), TOKENIZER, 128, 32, documents_tokens=120)
+    assert found == fit(made([60, 60]), TOKENIZER, 128, 32)
+    few = fit(made([60, 60]), TOKENIZER, 128, 32, documents_tokens=20)
+    assert len(few.ids) < len(found.ids) and "documents_tokens is 20" in str(few.note)

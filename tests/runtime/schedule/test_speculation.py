@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -30,9 +31,9 @@ class Replies:
             limits, KvPool(blocks), Predictor(), lambda: self.now, settings=settings
         )
 
-    def ask(self, answer: int = 40, **options: Any) -> Request:
+    def ask(self, answer: int = 40, prompt: Sequence[int] = TURN * 4, **options: Any) -> Request:
         params = SamplingParams(max_tokens=answer, **options)
-        return self.scheduler.submit(TURN * 4, params)[0]
+        return self.scheduler.submit(list(prompt), params)[0]
 
     def step(self, say: Any = lambda place: TURN[place % len(TURN)]) -> int:
         """Run a step; return how many tokens were drafted."""
@@ -62,6 +63,17 @@ def test_a_text_that_repeats_takes_few_steps() -> None:
     speculation = replies.scheduler.speculation
     assert speculation is not None
     assert speculation.counts["accepted_tokens"] == 40 - len(replies.rows)
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_an_answer_that_quotes_what_is_beside_its_prompt_takes_few_steps(beside: bool) -> None:
+    replies, text = Replies(lambda rows: 1.0), list(range(200, 240))
+    request = replies.ask(prompt=[1, 2, 3])
+    request.beside = tuple(text) if beside else ()
+    while not request.finished:
+        replies.step(lambda place: text[place - 3])
+    assert request.output == text
+    assert len(replies.rows) < 15 if beside else len(replies.rows) == 40
 
 
 @pytest.mark.parametrize("seconds", [lambda rows: 1.0 * rows, lambda rows: rows**1.5])

@@ -60,6 +60,18 @@ edges:
   - {{from: answer, to: END}}
 """
 """Shows what it found so often that no prompt holds it."""
+SHORT = """
+name: short
+inputs: [input]
+nodes:
+  - {kind: retrieval, name: search, query: input, output: docs, topk: 3}
+  - {kind: generation, name: answer, prompt: "Documents:\n{docs}\nQuestion: {input}",
+     output: answer, documents_tokens: 16, options: {max_tokens: 8}}
+edges:
+  - {from: START, to: search}
+  - {from: search, to: answer}
+  - {from: answer, to: END}
+"""
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +92,8 @@ def flows(
     (folder / "pair.yaml").write_text(PAIR)
     (folder / "wide.yaml").write_text(WIDE)
     (folder / "twice.yaml").write_text(TWICE)
-    files = (folder / f"{name}.yaml" for name in ("pair", "wide", "twice"))
+    (folder / "short.yaml").write_text(SHORT)
+    files = (folder / f"{name}.yaml" for name in ("pair", "wide", "twice", "short"))
     names = ("one-shot", "hyde", "multistep", *files)
     graphs = [part for name in names for part in ("--workflow", name)]
     with serving(*artifacts.values(), *graphs, "--index", index, log=folder / "log") as server:
@@ -108,6 +121,9 @@ def test_a_run_gives_what_was_written_and_when(flows: Live, expected: WorkflowRe
     url = f"{flows.v1}/workflows/one-shot/runs"
     found = http.post(url, json={"inputs": {"input": QUESTION}}).json()
     assert found["object"] == "workflow.run" and found["workflow"] == "one-shot"
+    assert "too short to be cut" in found["left"]["speculate_generation"]
+    counted = 'transformations_left_total{reason="whole",transformation="speculate_generation"}'
+    assert counted in http.get(f"{flows.url}/metrics").text
     assert found["outputs"]["answer"] == expected.outputs["answer"]
     assert found["outputs"]["docs"][0]["text"] == TEXTS[0]
     assert [ran["node"] for ran in found["timeline"]] == ["search", "answer"]
@@ -231,6 +247,20 @@ def test_documents_are_cut_to_what_a_prompt_holds(flows: Live) -> None:
     assert streamed[-1]["outputs"]["answer"] == found["outputs"]["answer"]
     plain = http.post(f"{flows.v1}/workflows/one-shot/runs", json={"inputs": {"input": QUESTION}})
     assert plain.json()["notes"] == []
+
+
+def test_documents_are_cut_to_the_tokens_that_a_node_asks_for(flows: Live) -> None:
+    url = f"{flows.v1}/workflows/short/runs"
+    found = http.post(url, json={"inputs": {"input": QUESTION}}).json()
+    (note,) = found["notes"]
+    assert "of 3 retrieved documents" in note and note.endswith("documents_tokens is 16")
+    (prompt,) = (node["prompt"] for node in found["timeline"] if node["node"] == "answer")
+    first = found["outputs"]["docs"][0]["text"]
+    assert first in prompt and prompt.endswith(QUESTION)
+    assert not any(document["text"] in prompt for document in found["outputs"]["docs"][1:])
+    body = {"model": "llama", "prompt": prompt, "max_tokens": 8, "temperature": 0}
+    alone = http.post(f"{flows.v1}/completions", json=body).json()
+    assert alone["choices"][0]["text"] == found["outputs"]["answer"], "this prompt was sent"
 
 
 @pytest.mark.parametrize("name", ["hyde", "multistep"])

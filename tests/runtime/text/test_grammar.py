@@ -15,6 +15,7 @@ from dovetail.runtime.schedule.structured import StructuredOutputs, read_structu
 from dovetail.runtime.text.call_grammar import call_grammar, frame
 from dovetail.runtime.text.forms import KEPT, Forms
 from dovetail.runtime.text.grammar import MAX_OPTIONAL, json_rule, quote, try_grammar
+from dovetail.runtime.text.masks import READER, Grammars
 from dovetail.runtime.text.tools import (
     THOUGHTS,
     ChatStyle,
@@ -283,3 +284,16 @@ def test_nothing_is_asked_of_calls_that_are_free() -> None:
     offer = read_offer(TOOLS[1:])
     assert offer is not None
     assert call_grammar(offer, ChatStyle.of("tools <tool_call>"), quote, begun=False) is None
+
+
+def test_what_is_warm_has_read_the_vocabulary_and_tried_a_form_before_one_is_asked_for() -> None:
+    grammars, forms = Grammars(LLAMA / "tokenizer.json", 768, [1]), Forms()
+    grammars.warm()
+    grammars._thread(READER).submit(lambda: None).result()  # behind it
+    assert "_words" in vars(grammars)
+    Grammars(None, 768, [1]).warm()  # nothing to read
+    forms.warm()
+    forms.write(form(json_object=True))
+    assert forms.find(form(json_object=True)) is not None
+    forms.close()
+    grammars.close()

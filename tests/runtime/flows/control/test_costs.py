@@ -96,13 +96,13 @@ def test_replies_are_as_long_as_those_of_their_node_were() -> None:
 
 def test_scouts_are_sent_where_the_beginning_of_a_search_says_little() -> None:
     learned = made()
-    assert learned.scout_gain("search") > 0, "nothing is known"
+    assert learned.scout_gain("search", 1) > 0, "nothing is known"
     learned.searched(1.0)
     learned.overhead = 1e-2
     for _ in range(50):
         learned.sought("search", Needed(0.05, 0.02, 0.01))
         learned.sought("other", Needed(0.5, 0.1, 0.3))
-    assert learned.scout_gain("search") < 0 < learned.scout_gain("other")
+    assert learned.scout_gain("search", 1) < 0 < learned.scout_gain("other", 1)
 
 
 def test_scouts_are_given_up_after_several_that_were_of_no_use_and_tried_again_now_and_then() -> (
@@ -113,9 +113,38 @@ def test_scouts_are_given_up_after_several_that_were_of_no_use_and_tried_again_n
     learned.overhead = 1e-2
     useless, sent = Needed(0.05, 0.05, 0.05), []
     for _ in range(2000):  # a workflow of one search: only its scouts leave it a history
-        sent.append(learned.scout_gain("search") > 0)
+        sent.append(learned.scout_gain("search", 1) > 0)
         learned.sought("search", useless if sent[-1] else None)
     assert all(sent[:10]) and 0 < sum(sent[1000:]) < 0.2 * 1000
+
+
+def test_no_scout_is_sent_where_turning_replies_into_vectors_holds_them_up_for_longer() -> None:
+    learned, beside = made(), made(device=ScanCost(1e-4, 1e-8))
+    for each in (learned, beside):
+        each.searched(0.1)
+        each.embedded(5e-3)
+    assert learned.scout_gain("search", 1) > 0
+    assert learned.scout_gain("search", 32) < 0, "a search of 0.1 s beside 32 replies"
+    assert beside.scout_gain("search", 32) > 0, "the engine has a device"
+
+
+def test_a_search_is_cut_where_others_wait_for_less() -> None:
+    learned = made()
+    learned.overhead = 1e-3
+    assert learned.split_gain(0.5, 0.03, waiting=8) > 0
+    assert learned.split_gain(0.5, 0.03, waiting=0) < 0, "nobody waits for the part"
+    assert learned.split_gain(5e-4, 1e-4, waiting=8) < 0, "shorter than what a sub-stage costs"
+    assert learned.split_gain(8e-3, 4e-3, waiting=1) == pytest.approx(0.0)
+
+
+def test_searches_come_as_often_as_they_did_and_less_often_once_none_has_come_for_long() -> None:
+    learned = made()
+    learned.begun(1.0)
+    assert learned.coming(1.0, 1.0) == 0.0, "one says nothing"
+    for second in range(2, 200):
+        learned.begun(float(second))
+    assert learned.coming(3.0, 199.0) == pytest.approx(3.0)
+    assert learned.coming(3.0, 209.0) == pytest.approx(0.3)
 
 
 def test_a_device_counts_by_its_speed_beside_all_threads() -> None:

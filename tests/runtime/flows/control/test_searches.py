@@ -123,7 +123,7 @@ def test_a6_2_sub_stages_keep_to_their_budget_and_vary_less_than_those_of_fixed_
 
     budgeted, _ = scans(world, search_only(5), 8, transformations=only_split)
     for scan, budget in budgeted:
-        alone = sum(len(part.clusters) for part in scan.parts) == 1
+        alone = len({source.request for source in scan.sources}) == 1
         undealt = COSTS.scan.fixed  # a search is dealt to threads where that saves more
         assert seconds(scan) <= budget + undealt or alone
     assert all(2 * spread() < spread(fixed_clusters=count) for count in (2, 12))
@@ -316,6 +316,7 @@ def test_what_is_new_has_no_taste_where_no_guess_pays(pays: bool) -> None:
 @pytest.mark.parametrize("load", [1, 2])
 def test_what_is_new_has_no_taste_where_the_engine_has_no_room_for_a_guess(load: int) -> None:
     hand = Hand(fixed_clusters=None, generation_load=load)
+    come_often(hand)
     hand.submit(workflows.hyde(topk=2))
     old = hand.begin_search(*range(32))
     new = hand.begin_search(*range(8, 40))
@@ -357,11 +358,28 @@ def test_who_has_searched_least_goes_first_where_no_more_come(more_come: bool) -
 def test_one_search_has_all_threads() -> None:
     hand = Hand(fixed_clusters=None, costs=replace(COSTS, overhead=1.4e-3))
     hand.begin_search(*range(6), graph=search_only(3))
-    assert [part.clusters for part in hand.last(ScanClusters).parts] == [(0,), (1,)], "its taste"
-    hand.scanned([], [])
-    assert [part.clusters for part in hand.last(ScanClusters).parts] == [(2, 4), (3, 5)]
+    parts = [part.clusters for part in hand.last(ScanClusters).parts]
+    assert parts == [(0, 2, 4), (1, 3, 5)], "too short to be cut"
     hand.scanned([(3.0, 1)], [(1.0, 2), (2.0, 3), (4.0, 4)])
     assert [d.id for d in hand.last(Deliver).state["docs"]] == [2, 3, 1]  # type: ignore[index]
+    hand.begin_search(*range(32))
+    assert [part.clusters for part in hand.last(ScanClusters).parts] == [(0,), (1,)], "its taste"
+
+
+def test_a_search_that_nobody_waits_for_is_scanned_at_once() -> None:
+    hand = Hand(fixed_clusters=None, generation_load=0)
+    hand.begin_search(*range(32))
+    assert len(hand.last(ScanClusters).parts[0].clusters) == 32
+    hand.scanned([])
+    come_often(hand)
+    hand.begin_search(*range(32))
+    assert len(hand.last(ScanClusters).parts[0].clusters) < 32
+
+
+def come_often(hand: Hand) -> None:
+    """Have it known that searches come all the time."""
+    for ago in (1e-6, 0.0):
+        hand.front.front.costs.begun(hand.now - ago)
 
 
 def test_a_scan_that_fails_ends_its_requests_with_an_error_that_names_the_node() -> None:

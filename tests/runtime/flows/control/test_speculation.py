@@ -54,6 +54,27 @@ def test_a6_6_a_guess_that_holds_is_committed_and_nothing_is_generated_twice() -
     assert len(hand.all(Generate)) == 1 and hand.front.statistics.accuracy == 1.0
 
 
+@pytest.mark.parametrize(
+    ("settings", "found", "reason"),
+    [
+        ({"generation_load": 0}, NEAR, "load"),
+        ({"costs": replace(ALONE, step=StepCost(fixed=0.0, prefill=1.0))}, NEAR, "loss"),
+        ({"fixed_clusters": 3}, [], "whole"),
+        ({}, NEAR, None),
+    ],
+)
+def test_a_run_says_why_nothing_was_guessed(
+    settings: dict[str, Any], found: list[tuple[float, int]], reason: str | None
+) -> None:
+    hand = Hand(**settings)
+    number = hand.begin_search(0, 1, 2)
+    graph = hand.front.front.tickets[number].graph
+    hand.scanned(*found)
+    left = graph.left.get("speculate_generation")
+    assert (left and left.reason) == reason
+    assert left is hand.front.statistics.left.get("speculate_generation")
+
+
 def test_a6_6_a_guess_that_cannot_hold_any_more_is_aborted_once_and_begun_anew() -> None:
     hand = Hand(generation_load=1)
     hand.begin_search(0, 1, 2)

@@ -62,9 +62,9 @@ CORE = ("native", "schedule", "engine", "accel", "child", "group")
 LINES = {
     "dovetail": 7_550,
     "compiler": 21_590,
-    "codegen": 18_810,
+    "codegen": 19_230,
     "topology": 4_030,
-    "ir": 10_680,
+    "ir": 10_690,
     "runtime": 40_920,
     "runtime/machine": 1_230,
     "runtime/schedule": 4_070,

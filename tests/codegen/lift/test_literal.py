@@ -221,6 +221,39 @@ def test_powers_of_two_are_scaled_as_a_whole():
     assert np.array_equal(y[:16], np.ldexp(x[:16], np.floor(x[16:32] * 60).astype(int)))
 
 
+def test_exponents_are_those_of_the_instruction():
+    text = """void f(const float *x, const unsigned char *u, float *y, int *z) {
+        _mm512_storeu_ps(y, _mm512_getexp_ps(_mm512_loadu_ps(x)));
+    }"""
+    edges = [0, -0.0, 1, -1.9999999, 1e-45, 2**-126, 3.4e38, np.inf, np.nan, 0.99999994, 8388607.5]
+    x, y = np.array([*edges, *np.full(5, 0.3)], np.float32), np.zeros(16, np.float32)
+    places = (ctypes.c_void_p(v.ctypes.data) for v in (x, x, y, y))
+    lifted_library(text, "generic").f(*places)
+    with np.errstate(divide="ignore"):
+        wanted = np.floor(np.log2(np.abs(x.astype(np.float64))))
+    np.testing.assert_array_equal(y, wanted)
+
+
+SWITCHES = """void f(const float *x, const unsigned char *b, float *y, int *z) {
+    for (int i = 0; i < 32; i++) {
+        switch (b[i] & 7) {
+            case 3: y[i] = x[i];
+            case 2: { z[i] += 2; break; }
+            case 4: case 5: z[i] = i; if (i > 9) continue; y[i] = 1.0f; break;
+            default: z[i] = 9;
+            case 1: y[i] += 4.0f;
+        }
+    }
+}"""
+
+
+@pytest.mark.parametrize("target", ["generic", "x86-64-avx2"])
+def test_arms_of_a_switch_fall_through(target):
+    wanted = called(compile_c(HEAD + SWITCHES, TARGETS[target], FLAGS), 0)
+    for got, want in zip(called(lifted_library(SWITCHES, target), 0), wanted, strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
 def on_integers(kind, operations, a, b):
     """Return, as Python's integers, what intrinsics of NEON make of two registers, in generic C."""
     lane = f"{'u' if kind[0] == 'u' else ''}int{kind[1:]}_t"

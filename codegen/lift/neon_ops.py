@@ -103,6 +103,11 @@ def _mask(sign: str, side: Lane, shape: Shape, *operands: Any) -> Made:
     return vec(kind, shape.count), shape.lanes.map(ELEMENTS[kind], shape.count, lane, *sides)
 
 
+def _test(shape: Shape, *operands: Any) -> Made:
+    """Return where two operands have a bit in common."""
+    return _mask("!=", lambda x: x, shape, _bitwise(BINARY["and"], shape, *operands))
+
+
 def _bitwise(make: Lane, shape: Shape, *operands: Address) -> Address:
     held = [a.read_as("u32") for a in operands]
     return shape.lanes.map("u32", shape.bits // 32, make, *held).read_as(shape.elem)
@@ -290,6 +295,7 @@ def _shift_and_add(shape: Shape, acc: Address, a: Address, by: Any) -> Address:
 
 _ADD, _SUB, _MUL, _MAX, _MIN = (BINARY[n] for n in ("add", "sub", "mul", "max", "min"))
 HANDLERS: dict[str, Handler] = MOVES | {
+    "tst": _test,
     "add": _each(lambda s, a, b: _ADD(a, b), "vadd"),
     "sub": _each(lambda s, a, b: _SUB(a, b), "vsub"),
     "mul": _each(lambda s, a, b: _MUL(a, b), "vmul"),

@@ -321,6 +321,31 @@ def test_sums_and_differences_of_neon_do_not_overflow(kind):
         assert on_integers(kind, names, a, b) == expected
 
 
+def test_lanes_of_several_registers_tables_and_tests_of_neon():
+    text = """void f(const float *x, const unsigned char *b, float *y, int *z) {
+        if (x == 0) __builtin_unreachable();
+        uint32x4x2_t two = vld2q_u32((const uint32_t *)b);
+        two = vld2q_lane_u32((const uint32_t *)(b + 32), two, 1);
+        vst2q_lane_u32((uint32_t *)z, two, 1);
+        vst1q_u32((uint32_t *)z + 4, two.val[1]);
+        uint8x16x4_t table = vld1q_u8_x4(b);
+        uint8x16_t kept = vld1q_u8(b + 16), at = vld1q_u8(b + 64);
+        vst1q_u8((uint8_t *)(z + 8), vqtbx4q_u8(kept, table, at));
+        vst1q_u32((uint32_t *)z + 12, vtstq_u32(two.val[0], vdupq_n_u32(2)));
+    }"""
+    b = np.random.default_rng(5).integers(0, 100, 96, dtype=np.uint8)
+    x, z = np.ones(4, np.float32), np.zeros(16, np.int32)
+    lifted_library(text, "generic").f(*(ctypes.c_void_p(v.ctypes.data) for v in (x, b, x, z)))
+    words = b.view(np.uint32)
+    pairs = words[:8].reshape(4, 2).T.copy()
+    pairs[:, 1] = words[8:10]
+    at = b[64:80]
+    looked = np.where(at < 64, b[np.minimum(at, 63)], b[16:32])
+    tested = np.where(pairs[0] & 2, -1, 0)
+    expected = [*pairs[:, 1], 0, 0, *pairs[1], *looked.view(np.int32), *tested]
+    assert z.view(np.uint32).tolist() == [int(v) & 0xFFFFFFFF for v in expected]
+
+
 @pytest.mark.parametrize("kind", ["s16", "s32"])
 def test_the_high_half_of_a_doubled_product_saturates(kind):
     bits = int(kind[1:])

@@ -29,10 +29,10 @@ class Label:
 @dataclass(slots=True)
 class _Arm:
     labels: list[ex.Expr | None] = field(default_factory=list)
-    body: list[Node] = field(default_factory=list)
+    body: list[low.Stmt] = field(default_factory=list)
 
 
-def chain_arms(value: ex.Expr, items: Sequence[Label | Node], reporter: Reporter) -> low.Block:
+def chain_arms(value: ex.Expr, items: Sequence[Label | low.Stmt], reporter: Reporter) -> low.Block:
     """Return the block that does what the switch does; faults go to the reporter."""
     if any(isinstance(n, ex.Call | low.Assign | low.Step) for n in value.walk()):
         hint = "keep it in a variable"
@@ -62,7 +62,7 @@ def chain_arms(value: ex.Expr, items: Sequence[Label | Node], reporter: Reporter
     return chain or low.Block(body=())
 
 
-def _until_end(arms: Sequence[_Arm]) -> Iterator[Node]:
+def _until_end(arms: Sequence[_Arm]) -> Iterator[low.Stmt]:
     """Yield what runs from the first arm on, up to its end."""
     for arm in arms:
         for item in _opened(arm.body):
@@ -72,7 +72,7 @@ def _until_end(arms: Sequence[_Arm]) -> Iterator[Node]:
                 return
 
 
-def _opened(body: Sequence[Node]) -> Sequence[Node]:
+def _opened(body: Sequence[low.Stmt]) -> Sequence[low.Stmt]:
     """Return what an arm does; braces around it are left out where they hold its end."""
     first = body[0] if body else None
     if isinstance(first, low.Block) and first.body and isinstance(first.body[-1], _ENDS):

@@ -323,7 +323,7 @@ def test_sums_and_differences_of_neon_do_not_overflow(kind):
 
 def test_lanes_of_several_registers_tables_and_tests_of_neon():
     text = """void f(const float *x, const unsigned char *b, float *y, int *z) {
-        if (x == 0) __builtin_unreachable();
+        if (x == 0 || *z == INT_MIN) __builtin_unreachable();
         uint32x4x2_t two = vld2q_u32((const uint32_t *)b);
         two = vld2q_lane_u32((const uint32_t *)(b + 32), two, 1);
         vst2q_lane_u32((uint32_t *)z, two, 1);

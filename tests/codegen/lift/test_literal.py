@@ -332,6 +332,8 @@ def test_lanes_of_several_registers_tables_and_tests_of_neon():
         uint8x16_t kept = vld1q_u8(b + 16), at = vld1q_u8(b + 64);
         vst1q_u8((uint8_t *)(z + 8), vqtbx4q_u8(kept, table, at));
         vst1q_u32((uint32_t *)z + 12, vtstq_u32(two.val[0], vdupq_n_u32(2)));
+        const uint32x2_t braces = {b[0], 7};
+        vst1_u32((uint32_t *)z + 2, braces);
     }"""
     b = np.random.default_rng(5).integers(0, 100, 96, dtype=np.uint8)
     x, z = np.ones(4, np.float32), np.zeros(16, np.int32)
@@ -342,7 +344,7 @@ def test_lanes_of_several_registers_tables_and_tests_of_neon():
     at = b[64:80]
     looked = np.where(at < 64, b[np.minimum(at, 63)], b[16:32])
     tested = np.where(pairs[0] & 2, -1, 0)
-    expected = [*pairs[:, 1], 0, 0, *pairs[1], *looked.view(np.int32), *tested]
+    expected = [*pairs[:, 1], b[0], 7, *pairs[1], *looked.view(np.int32), *tested]
     assert z.view(np.uint32).tolist() == [int(v) & 0xFFFFFFFF for v in expected]
 
 

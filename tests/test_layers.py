@@ -61,12 +61,12 @@ ROOMS = (  # of the runtime, and its flat files: each imports only what stands b
 CORE = ("native", "schedule", "engine", "accel", "child", "group")
 """Rooms that are thin: who reads how a token is made reads these."""
 LINES = {
-    "dovetail": 7_560,
+    "dovetail": 7_570,
     "compiler": 21_620,
-    "codegen": 18_820,
+    "codegen": 19_270,
     "topology": 4_040,
-    "ir": 10_800,
-    "runtime": 40_990,
+    "ir": 10_940,
+    "runtime": 41_170,
     "runtime/machine": 1_230,
     "runtime/schedule": 4_070,
     "runtime/child": 890,
@@ -77,10 +77,10 @@ LINES = {
     "runtime/index": 1_570,
     "runtime/embed": 2_890,
     "runtime/accel": 4_930,
-    "runtime/hosting": 1_800,
+    "runtime/hosting": 1_810,
     "runtime/retrieval": 1_650,
-    "runtime/flows": 5_400,
-    "runtime/server": 5_000,
+    "runtime/flows": 5_540,
+    "runtime/server": 5_010,
     "runtime/sim": 1_090,
 }
 """Most lines of source in each folder and room: what grows beyond has to say why, here."""

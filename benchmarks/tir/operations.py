@@ -168,6 +168,7 @@ OPERATIONS: dict[str, Callable[..., Tir]] = {
     "vneg": negated,
     "vsqrt": _unary("llvm.sqrt"),
     "vround": _unary("llvm.roundeven"),
+    **{f"v{name}": _unary(f"llvm.{name}") for name in ("floor", "ceil", "trunc")},
     "vreduce_add": lambda lanes, a: reduced(lanes, a, lambda x, y: x + y),
     "vreduce_max": lambda lanes, a: reduced(lanes, a, greater),
     "vreduce_min": lambda lanes, a: reduced(lanes, a, lesser),

@@ -16,7 +16,7 @@ OPS = {
     "vstore_i32": "_mm256_storeu_si256((__m256i*)({0}), {1})",
     "vabs": "_mm256_andnot_ps(_mm256_set1_ps(-0.0f), {0})",
     "vneg": "_mm256_xor_ps(_mm256_set1_ps(-0.0f), {0})",
-    "vround": "_mm256_round_ps({0}, 8)",
+    **{f"v{name}": f"_mm256_round_ps({{0}}, {way})" for name, way in ops.ROUNDINGS.items()},
     **ops.CPU_OPS,
     "prefetch_l2": "_mm_prefetch((const char*)({0}), 2)",
     "vload_pairs": "_mm256_loadu_si256((const __m256i*)({0}))",

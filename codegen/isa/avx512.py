@@ -13,7 +13,7 @@ OPS = {
     "load.f16": avx2.OPS["load.f16"],
     "store.f16": avx2.OPS["store.f16"],
     "vneg": "_mm512_xor_ps(_mm512_set1_ps(-0.0f), {0})",
-    "vround": "_mm512_roundscale_ps({0}, 8)",
+    **{f"v{name}": f"_mm512_roundscale_ps({{0}}, {way})" for name, way in ops.ROUNDINGS.items()},
     "prefetch_l2": "_mm_prefetch((const char*)({0}), 2)",
     **ops.CPU_OPS,
     "vload_pairs": "_mm512_loadu_si512({0})",

@@ -49,7 +49,7 @@ _WARP_ROWS = tuple(
         {
             "vadd vsub vmul vdiv vmin vmax": f"{FLOATS}, {FLOATS} -> {FLOATS}",
             "vfma vfnma": f"{FLOATS}, {FLOATS}, {FLOATS} -> {FLOATS}",
-            "vabs vneg vsqrt vround": f"{FLOATS} -> {FLOATS}",
+            "vabs vneg vsqrt vround vfloor vceil vtrunc": f"{FLOATS} -> {FLOATS}",
             "vselect_gt": f"{FLOATS}, {FLOATS}, {FLOATS}, {FLOATS} -> {FLOATS}",
             "vtail": f"{FLOATS}, float, int64_t -> {FLOATS}",
             "vreduce_add vreduce_max vreduce_min": f"{FLOATS} -> float",

@@ -44,6 +44,7 @@ OPS = {
     "vneg": "-({0})",
     "vsqrt": "sqrtf({0})",
     "vround": "rintf({0})",
+    **{f"v{name}": f"{name}f({{0}})" for name in ("floor", "ceil", "trunc")},
     **dict.fromkeys(("vreduce_add", "vreduce_max", "vreduce_min"), "({0})"),
     "vselect_gt": "({0}) > ({1}) ? ({2}) : ({3})",
     "vtail": "({2}) > 0 ? ({0}) : ({1})",

@@ -78,6 +78,10 @@ def _half_rows(kind: str) -> Iterator[Intrinsic]:
         yield intrinsic(name, signature, meaning if kind == "f32" else None)
 
 
+ROUNDINGS = {"n": "round", "m": "floor", "p": "ceil", "": "trunc"}
+"""How a name ends to the way it rounds."""
+
+
 def _float_rows(q: str, bits: int) -> Iterator[Intrinsic]:
     """Yield float32 arithmetic at 64 or 128 bits."""
     vec, lanes = vector_name("f32", bits), bits // 32
@@ -90,7 +94,7 @@ def _float_rows(q: str, bits: int) -> Iterator[Intrinsic]:
         "mla": (three, "vadd({0}, vmul({1}, {2}))"),
         "mls": (three, "vsub({0}, vmul({1}, {2}))"),
         **{name: (one, f"v{name}({{0}})") for name in ("abs", "neg", "sqrt")},
-        "rndn": (one, "vround({0})"),
+        **{f"rnd{way}": (one, f"v{name}({{0}})") for way, name in ROUNDINGS.items()},
         **{f"{n}v": (f"{vec} -> float", f"vreduce_{n}({{0}})") for n in ("add", "max", "min")},
     }
     i = partial(intrinsic, lanes=lanes)
@@ -108,11 +112,9 @@ def _float_rows(q: str, bits: int) -> Iterator[Intrinsic]:
     yield i(f"vcvtn{q}_s32_f32", f"{vec} -> {integers}", op="vcvt_i32({0})")
     yield i(f"vcvt{q}_f32_s32", f"{integers} -> {vec}", _values, op="vcvt_f32({0})")
     yield i(f"vcvt{q}_f32_u32", f"{mask} -> {vec}", _values)
-    rounded = " ".join(f"v{name}{q}_f32" for name in ("rndm", "rndp", "rnd"))
     compared = " ".join(f"v{name}{q}_f32" for name in ("cgt", "cge", "clt", "cle", "ceq"))
     yield from signatures(
         {
-            rounded: one,
             compared: f"{vec}, {vec} -> {mask}",
             f"vpmax{q}_f32 vpmin{q}_f32": two,
             f"vcvt{q}_s32_f32": f"{vec} -> {integers}",

@@ -93,6 +93,9 @@ def ops_of(intrinsics: Mapping[str, Intrinsic], lanes: int) -> dict[str, str]:
     return found
 
 
+ROUNDINGS = {"round": 8, "floor": 9, "ceil": 10, "trunc": 11}
+"""Ways to round as x86 instructions number them, without exceptions."""
+
 COMMON_CFLAGS: tuple[str, ...] = (
     "-O3",
     "-std=gnu11",

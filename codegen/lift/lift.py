@@ -21,13 +21,22 @@ from dovetail.codegen.lift.pinned import Pinned
 from dovetail.codegen.lift.scalar import Scalars
 from dovetail.codegen.lift.statements import Statements
 from dovetail.codegen.lift.strips import Strips
-from dovetail.codegen.lift.types import TAGGED, VOID, Names, reason_of, refuse, value_type
+from dovetail.codegen.lift.types import (
+    TAGGED,
+    VECTOR_CALLS,
+    VOID,
+    Names,
+    reason_of,
+    refuse,
+    value_type,
+)
 from dovetail.codegen.lift.widen import widen
 from dovetail.codegen.targets import TARGETS
 from dovetail.ir import expr as ex
 from dovetail.ir.diagnostics import Source
 from dovetail.ir.errors import SpecError, SyntaxDiagnostic
 from dovetail.ir.high import nodes as high
+from dovetail.ir.high.ops import OPS
 from dovetail.ir.high.verify import verify_high
 from dovetail.ir.low import nodes as low
 from dovetail.ir.low.parse import Pieces
@@ -36,8 +45,9 @@ from dovetail.ir.low.types import constant, is_integer, vector
 from dovetail.ir.low.verify import verify_low
 from dovetail.ir.node import rewrite_node
 
-MATH_MODULE = "math_f32"
-MATH_FUNCTIONS = ("vexp", "vsigmoid", "vsilu")
+MATH_MODULES = dict.fromkeys(VECTOR_CALLS.values(), "math_h") | dict.fromkeys(OPS)
+MATH_MODULES |= dict.fromkeys(("vexp", "vsigmoid", "vsilu"), "math_f32")
+"""Function of vectors to the module that has it; None for a builtin."""
 
 
 def lift(unit: low.Unit, function: str, *, faults: SyntaxDiagnostic | None = None) -> high.Unit:
@@ -151,7 +161,7 @@ class _Lifter:
         helpers = [self.inline(helper) for helper in called if not _takes_vectors(helper)]
         functions = (*helpers, self.kernel(function))
         calls = {n.name for f in functions for n in f.walk() if isinstance(n, ex.Call)}
-        imports = () if calls.isdisjoint(MATH_FUNCTIONS) else (MATH_MODULE,)
+        imports = tuple(sorted({m for m in map(MATH_MODULES.get, calls) if m is not None}))
         return finish(high.Unit(functions=functions, imports=imports, notes=tuple(self.notes)))
 
     def called(self, function: low.Function) -> list[str]:

@@ -219,7 +219,9 @@ class _Literal:
         if scalar(type_) or isinstance(type_, ex.PointerType):
             self.fill(at, type_, init.items[0] if init.items else ex.Int(value=0))
             return
-        size = self.layout.size(type_)
+        size, shape = self.layout.size(type_), vector(type_)
+        if shape is not None and shape.lane:
+            type_ = ex.ArrayType(of=ex.NamedType(name=shape.lane), size=ex.Int(value=shape.lanes))
         if isinstance(type_, ex.ArrayType):
             each = self.layout.size(type_.of)
             parts = [(start, type_.of) for start in range(0, size, each)]

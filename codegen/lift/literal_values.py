@@ -67,6 +67,7 @@ HELPER: Any = "helper"
 _INTEGERS = {
     **CONSTANTS,
     "_MM_ROUND_NEAREST": 0,
+    **{"CHAR_BIT": 8, "INT_MAX": (1 << 31) - 1, "INT_MIN": -(1 << 31)},
     **{f"INT{bits}_MAX": (1 << bits - 1) - 1 for bits in (8, 16, 32)},
     **{f"INT{bits}_MIN": -(1 << bits - 1) for bits in (8, 16, 32)},
     **{f"UINT{bits}_MAX": (1 << bits) - 1 for bits in (8, 16)},

@@ -13,7 +13,7 @@ from typing import Any
 
 from dovetail.codegen.lift.emit import Address, cast, num, pick
 from dovetail.codegen.lift.lanes import Handler, Lanes, Made, Register, integer_at, less, read_all
-from dovetail.codegen.lift.types import SIZES, WORKS_IN, refuse
+from dovetail.codegen.lift.types import SIZES, WORKS_IN
 from dovetail.ir.expr import Expr, NamedType
 
 Picks = Callable[[int, int], list[int]]
@@ -38,12 +38,21 @@ def _load(shape: Shape, at: Address, *kept: Any) -> Made | Address:
 def _load_apart(ways: int, shape: Shape, at: Address, *kept: Any) -> Made:
     """Return registers to which elements are dealt out: vld2, vld4."""
     if shape.form == "_lane":
-        raise refuse("a load of one lane into several vectors")
+        return shape.grouped(ways), _load_lanes(ways, shape, at.read_as(shape.elem), *kept)
     source, step = at.read_as(shape.elem), 0 if shape.form == "_dup" else ways
     out = shape.lanes.new(shape.elem, shape.count * ways)
     for k in range(ways):
         shape.lanes.deal(out.moved(k * shape.count), source.moved(k), shape.count, step)
     return shape.grouped(ways), out
+
+
+def _load_lanes(ways: int, shape: Shape, source: Address, given: Address, lane: Any) -> Address:
+    """Return registers with one lane of each from memory."""
+    out, held = shape.lanes.new(shape.elem, shape.count * ways), given.read_as(shape.elem)
+    shape.lanes.move(out, held, shape.count * ways)
+    for k in range(ways):
+        shape.lanes.put(out, num(k * shape.count + integer_at(lane)), source.item(k))
+    return out
 
 
 def _store(shape: Shape, at: Address, given: Address, lane: Any = None) -> None:
@@ -56,11 +65,12 @@ def _store(shape: Shape, at: Address, given: Address, lane: Any = None) -> None:
 
 
 def _store_apart(ways: int, shape: Shape, at: Address, given: Address, lane: Any = None) -> None:
-    """Write registers whose lanes are dealt out in turns: vst2, vst4."""
-    if shape.form == "_lane":
-        raise refuse("a store of one lane of several vectors")
+    """Write registers whose lanes are dealt out in turns, or one lane of each: vst2, vst4."""
     to, source = at.read_as(shape.elem), given.read_as(shape.elem)
     for k in range(ways):
+        if shape.form == "_lane":
+            shape.lanes.move(to.moved(k), source.moved(k * shape.count + integer_at(lane)), 1)
+            continue
         shape.lanes.deal(to.moved(k), source.moved(k * shape.count), shape.count, 1, ways)
 
 
@@ -121,14 +131,22 @@ def _reverse(block: int, shape: Shape, a: Address) -> Address:
 
 
 def _table(size: int, shape: Shape, table: Address, at: Address) -> Address:
+    """Return the bytes of a table at some places, 0 for places beyond it."""
+    return _table_over(size, shape, shape.spread(cast("i32", num(0))), table, at)
+
+
+def _table_over(size: int, shape: Shape, kept: Address, table: Address, at: Address) -> Address:
+    """Return the bytes of a table at some places, for places beyond it what is kept."""
     a = table.read_as(shape.elem)
 
-    def lane(j: Expr) -> Expr:
-        return pick(less(j, size), a.item(cast("i64", j)), cast("i32", num(0)))
+    def lane(j: Expr, other: Expr) -> Expr:
+        return pick(less(j, size), a.item(cast("i64", j)), other)
 
-    return shape.map(lane, at.read_as("u8"))
+    return shape.map(lane, at.read_as("u8"), kept.read_as(shape.elem))
 
 
+TABLES = ("", 8), ("q", 16)
+"""How names of look-ups begin to the bytes of a register of their tables."""
 MOVES: dict[str, Handler] = {
     "ld1": _load,
     **{f"ld{ways}": partial(_load_apart, ways) for ways in (2, 3, 4)},
@@ -150,7 +168,8 @@ MOVES: dict[str, Handler] = {
         for part in (0, 1)
     },
     **{f"rev{block}": partial(_reverse, block) for block in (16, 32, 64)},
-    **{f"{q}tbl{n}": partial(_table, n * b) for n in range(1, 5) for q, b in (("", 8), ("q", 16))},
+    **{f"{q}tbl{n}": partial(_table, n * b) for n in range(1, 5) for q, b in TABLES},
+    **{f"{q}tbx{n}": partial(_table_over, n * b) for n in range(1, 5) for q, b in TABLES},
 }
 """Operations by their names."""
 

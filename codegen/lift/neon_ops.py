@@ -103,6 +103,11 @@ def _mask(sign: str, side: Lane, shape: Shape, *operands: Any) -> Made:
     return vec(kind, shape.count), shape.lanes.map(ELEMENTS[kind], shape.count, lane, *sides)
 
 
+def _test(shape: Shape, *operands: Any) -> Made:
+    """Return where two operands have a bit in common."""
+    return _mask("!=", lambda x: x, shape, _bitwise(BINARY["and"], shape, *operands))
+
+
 def _bitwise(make: Lane, shape: Shape, *operands: Address) -> Address:
     held = [a.read_as("u32") for a in operands]
     return shape.lanes.map("u32", shape.bits // 32, make, *held).read_as(shape.elem)
@@ -290,6 +295,7 @@ def _shift_and_add(shape: Shape, acc: Address, a: Address, by: Any) -> Address:
 
 _ADD, _SUB, _MUL, _MAX, _MIN = (BINARY[n] for n in ("add", "sub", "mul", "max", "min"))
 HANDLERS: dict[str, Handler] = MOVES | {
+    "tst": _test,
     "add": _each(lambda s, a, b: _ADD(a, b), "vadd"),
     "sub": _each(lambda s, a, b: _SUB(a, b), "vsub"),
     "mul": _each(lambda s, a, b: _MUL(a, b), "vmul"),
@@ -304,8 +310,8 @@ HANDLERS: dict[str, Handler] = MOVES | {
     "neg": _each(lambda s, a: minus(a), "vneg"),
     "sqrt": _each(lambda s, a: call("sqrt", a), "vsqrt"),
     "rndn": _each(lambda s, a: a, "vround"),
-    "rndm": _each(lambda s, a: call("floor", a)),
-    "rndp": _each(lambda s, a: minus(call("floor", minus(a)))),
+    "rndm": _each(lambda s, a: call("floor", a), "vfloor"),
+    "rndp": _each(lambda s, a: call("ceil", a), "vceil"),
     # estimates: the exact value is what the steps after them move towards
     "recpe": _each(lambda s, a: op("/", Float(value=1.0), a)),
     "rsqrte": _each(lambda s, a: op("/", Float(value=1.0), call("sqrt", a))),
@@ -316,7 +322,7 @@ HANDLERS: dict[str, Handler] = MOVES | {
     "abd": _each_widened(lambda s, a, b: call("abs", op("-", a, b))),
     "qadd": _each_widened(lambda s, a, b: saturate(_ADD(a, b), s.elem)),
     "qsub": _each_widened(lambda s, a, b: saturate(_SUB(a, b), s.elem)),
-    "rnd": _each(lambda s, a: call("trunc", a)),
+    "rnd": _each(lambda s, a: call("trunc", a), "vtrunc"),
     "hsub": _each_widened(lambda s, a, b: op(">>", op("-", a, b), num(1))),
     "hadd": _each_widened(lambda s, a, b: op(">>", _ADD(a, b), num(1))),
     "rhadd": _each_widened(lambda s, a, b: op(">>", op("+", _ADD(a, b), 1), num(1))),

@@ -156,7 +156,9 @@ class Table:
 
 # ---- intrinsics ----
 
-POINTWISE = frozenset("vadd vsub vmul vdiv vmin vmax vfma vfnma vabs vneg vsqrt vround".split())
+POINTWISE = frozenset(
+    "vadd vsub vmul vdiv vmin vmax vfma vfnma vabs vneg vsqrt vround vfloor vceil vtrunc".split()
+)
 
 REDUCTIONS = {"vreduce_add": "vadd", "vreduce_max": "vmax", "vreduce_min": "vmin"}
 

@@ -46,7 +46,11 @@ VOID, INT, LONG, FLOAT, DOUBLE = (
 )
 VECTOR_OPS = {"+": "vadd", "-": "vsub", "*": "vmul", "/": "vdiv"}
 """Operator on floats to builtin of vectors."""
-VECTOR_CALLS = {"sqrtf": "vsqrt", "fabsf": "vabs", "fmaxf": "vmax", "fminf": "vmin", "expf": "vexp"}
+VECTOR_CALLS = {
+    **{f"{name}f": f"v{name}" for name in (*REAL_FUNCTIONS, "copysign", "hypot")},
+    **dict.fromkeys((f for f, op in MATH.items() if op == "rint" and f[-1] == "f"), "vround"),
+    **{"roundf": "vround_away", "fabsf": "vabs", "fmaxf": "vmax", "fminf": "vmin"},
+}
 """C math function to function of vectors."""
 NAMES = {"NULL": "null", "INFINITY": "inf", "HUGE_VALF": "inf"}
 RESERVED = {*keyword.kwlist, *OPS, *CONSTANTS, *ELEMENTS, "cast", "regs", "local", "param"}

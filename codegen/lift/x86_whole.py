@@ -27,19 +27,8 @@ from dovetail.codegen.lift.x86_lanes import Lane, Shape, bits_of, compared, shif
 from dovetail.ir.expr import Expr, Float, NamedType
 
 DOWN = num(1)
-_down: Lane = partial(call, "floor")
-
-
-def _up(x: Expr) -> Expr:
-    return minus(_down(minus(x)))
-
-
-ROUNDED: dict[int, Lane] = {
-    1: _down,
-    2: _up,
-    3: lambda x: pick(less(x, Float(value=0.0)), _up(x), _down(x)),
-}
-"""Ways to round a lane by their number in an instruction; the others are to the nearest."""
+ROUNDED = {1: "vfloor", 2: "vceil", 3: "vtrunc"}
+"""Ways to round a vector by their number in an instruction; the others are to the nearest."""
 
 
 def _round(shape: Shape, operand: Address, way: Any = DOWN) -> Address:
@@ -48,7 +37,7 @@ def _round(shape: Shape, operand: Address, way: Any = DOWN) -> Address:
         raise refuse("rounding to other than whole numbers")
     if mode & 4 or not mode & 3:  # by the state of the CPU, or to the nearest
         return shape.lanes.calls("vround", shape.count, a)
-    return shape.lanes.map("f32", shape.count, ROUNDED[mode & 3], a)
+    return shape.lanes.calls(ROUNDED[mode & 3], shape.count, a)
 
 
 def _compare(sign: str, shape: Shape, *operands: Any) -> Address:
@@ -86,6 +75,15 @@ def _scalef(shape: Shape, a: Address, power: Address) -> Address:
         times = shape.lanes.each("i32", shape.count, bits)
         made = shape.lanes.calls("vmul", shape.count, made, times)
     return made
+
+
+def _getexp(shape: Shape, a: Address) -> Address:
+    """Return floor(log2(|a|)), in double: of no float it is rounded to a whole number."""
+
+    def lane(x: Expr) -> Expr:
+        return cast("f32", call("floor", call("log2", cast("f64", call("abs", x)))))
+
+    return shape.lanes.map("f32", shape.count, lane, a.read_as("f32"))
 
 
 def _blendv(shape: Shape, *operands: Address) -> Address:
@@ -215,6 +213,7 @@ WHOLE: dict[str, Handler] = {
     **{f"cmp{n}_{s}": partial(_compare, sign) for n, sign in COMPARED.items() for s in FLOATS},
     "abs_ps": lambda shape, a: shape.lanes.calls("vabs", shape.count, a),
     "scalef_ps": _scalef,
+    "getexp_ps": _getexp,
     # estimates: the exact value is what the steps after them move towards
     **dict.fromkeys(("rcp", "rcp14"), partial(_inverse, lambda x: x)),
     **dict.fromkeys(("rsqrt", "rsqrt14"), partial(_inverse, lambda x: call("sqrt", x))),

@@ -132,6 +132,9 @@ static DT_DEVICE dt_f32x32 dt_vabs(dt_f32x32 v) { return fabsf(v); }
 static DT_DEVICE dt_f32x32 dt_vneg(dt_f32x32 v) { return -v; }
 static DT_DEVICE dt_f32x32 dt_vsqrt(dt_f32x32 v) { return sqrtf(v); }
 static DT_DEVICE dt_f32x32 dt_vround(dt_f32x32 v) { return rintf(v); }
+static DT_DEVICE dt_f32x32 dt_vfloor(dt_f32x32 v) { return floorf(v); }
+static DT_DEVICE dt_f32x32 dt_vceil(dt_f32x32 v) { return ceilf(v); }
+static DT_DEVICE dt_f32x32 dt_vtrunc(dt_f32x32 v) { return truncf(v); }
 static DT_DEVICE dt_f32x32 dt_vselect_gt(dt_f32x32 a, dt_f32x32 b, dt_f32x32 x, dt_f32x32 y) { return a > b ? x : y; }
 static DT_DEVICE dt_f32x32 dt_vtail(dt_f32x32 v, float fill, int64_t n) { return dt_lane() < n ? v : fill; }
 static DT_DEVICE dt_i32x32 dt_vcvt_i32(dt_f32x32 v) { return __float2int_rn(v); }

@@ -32,10 +32,11 @@ class Op:
 F, I = "vec[f32]", "vec[i32]"  # noqa: E741
 REAL_FUNCTIONS = (
     *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "cbrt", "erf"),
-    *("cos", "sin", "tan", "acos", "asin", "atan", "cosh", "sinh", "tanh"),
+    *("cos", "sin", "tan", "acos", "asin", "atan"),
+    *("cosh", "sinh", "tanh", "acosh", "asinh", "atanh"),
     *("floor", "ceil", "trunc", "round", "rint"),
 )
-REAL_PAIRS = ("pow", "fmod", "atan2", "copysign")
+REAL_PAIRS = ("pow", "fmod", "atan2", "copysign", "hypot")
 """Functions of the C library on one number, and on two."""
 
 _SCALAR = (
@@ -71,7 +72,8 @@ _VECTOR = (
     Op("vbroadcast", ("f32",), F),
     *(Op(name, (F, F), F) for name in ("vadd", "vsub", "vmul", "vdiv", "vmin", "vmax")),
     *(Op(name, (F, F, F), F) for name in ("vfma", "vfnma")),
-    *(Op(name, (F,), F) for name in ("vabs", "vneg", "vsqrt", "vround")),
+    *(Op(name, (F,), F) for name in ("vabs", "vneg", "vsqrt")),
+    *(Op(name, (F,), F) for name in ("vround", "vfloor", "vceil", "vtrunc")),
     *(Op(name, (F,), "f32") for name in ("vreduce_add", "vreduce_max", "vreduce_min")),
     Op("vreduce_add16", ("ptr.f32", "int", *(F,) * 16), "void"),
     Op("vreduce_add4", ("ptr.f32", F, F, F, F), "void"),

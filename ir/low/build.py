@@ -19,6 +19,7 @@ from dovetail.ir.diagnostics import NO_SPAN, Span
 from dovetail.ir.low import declarators as decl
 from dovetail.ir.low import nodes as low
 from dovetail.ir.low.lex import Reporter, join_spans, token_span
+from dovetail.ir.low.switch import Label, chain_arms
 from dovetail.ir.low.types import ARITHMETIC
 from dovetail.ir.node import Node
 
@@ -209,6 +210,9 @@ class Builder(Transformer[Token, Any]):
         init = _nodes(c[2:3])
         return low.For(init=init, cond=cond, step=step, body=as_block(c[-1]), span=span_of(c))
 
+    def switch_statement(self, c: list[Any]) -> low.Block:
+        return chain_arms(c[2], _nodes(c[5:]), self.reporter)
+
     # ---- expressions ----
 
     def call(self, c: list[Any]) -> ex.Call:
@@ -271,6 +275,7 @@ _PLAIN: dict[str, Callable[[list[Any], Span], Any]] = {
     "continue_statement": lambda c, span: low.Continue(span=span),
     "do_statement": lambda c, span: low.While(cond=c[4], body=as_block(c[1]), do=True, span=span),
     "while_statement": lambda c, span: low.While(cond=c[2], body=as_block(c[4]), span=span),
+    "label": lambda c, span: Label(c[1] if len(c) > 2 else None, span),
     "for_step": lambda c, span: decl.Items(_nodes(c), span),
     "comma": lambda c, span: low.Comma(items=_nodes(c), span=span),
     "assign": lambda c, span: low.Assign(op=str(c[1]), target=c[0], value=c[2], span=span),

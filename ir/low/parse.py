@@ -26,9 +26,6 @@ from dovetail.ir.node import MOST_NESTING, NESTING_HINT, Node
 ASSEMBLY = ("inline assembly", "use intrinsics")
 UNSUPPORTED: dict[str, tuple[str, str]] = {
     "goto": ("goto", "use a loop with break, or a condition"),
-    "switch": ("switch", "use if and else"),
-    "case": ("case", "use if and else"),
-    "default": ("default", "use if and else"),
     "enum": ("enum", "use static const int"),
     "extern": ("extern", "define the function here, or call one the target's tables know"),
     "volatile": ("volatile", "kernels work on plain memory; leave it out"),

@@ -46,6 +46,7 @@ _BUILT_IN = (
     ("__builtin_expect", ("x", "y"), "(x)"),
     ("__builtin_expect_with_probability", ("x", "y", "p"), "(x)"),
     ("__builtin_assume_aligned", ("x", "y"), "(x)"),
+    ("__builtin_unreachable", (), "((void)0)"),
     ("_MM_SHUFFLE", ("z", "y", "x", "w"), "(((z) << 6) | ((y) << 4) | ((x) << 2) | (w))"),
     *(
         (f"{u}INT{bits}_C", ("x",), f"(({u.lower()}int{bits}_t)(x))")

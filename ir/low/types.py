@@ -237,7 +237,7 @@ _VOID_POINTER = ex.PointerType(of=ex.NamedType(name="void"))
 
 _MATH = {
     1: "exp exp2 expm1 log log2 log10 log1p sqrt cbrt fabs floor ceil round rint trunc "
-    "nearbyint sin cos tan asin acos atan sinh cosh tanh erf erfc",
+    "nearbyint roundeven sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc",
     2: "pow fmod fmin fmax atan2 hypot copysign fdim",
     3: "fma",
 }

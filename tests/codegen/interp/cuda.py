@@ -118,6 +118,9 @@ _LANEWISE: dict[str, Meaning] = {
     "vneg": np.negative,
     "vsqrt": np.sqrt,
     "vround": np.rint,
+    "vfloor": np.floor,
+    "vceil": np.ceil,
+    "vtrunc": np.trunc,
     "vselect_gt": lambda a, b, x, y: np.where(a > b, x, y),
 }
 _INTEGERS: dict[str, Meaning] = {

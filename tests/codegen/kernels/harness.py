@@ -48,53 +48,33 @@ from tests.codegen.gpu_kernels import GpuKernels
 from tests.codegen.interpret import interpret
 from tests.codegen.warp_host import WarpLibrary, warp_library
 
-PROBES = """
-import gelu
-import math_f32
-
-
-@kernel
-def vexp_probe(n: i64, x: ptr[f32], out: ptr[f32], tid: thread, nth: thread):
-    for c in vrange(0, n):
-        vstore(out + c, vexp(vload(x + c)))
-
+MATH_H = (
+    *("vacos", "vacosh", "vasin", "vasinh", "vatan", "vatanh", "vcbrt", "vcos", "vcosh", "verf"),
+    *("vexp2", "vexpm1", "vlog", "vlog10", "vlog1p", "vlog2", "vround_away", "vsin", "vsinh"),
+    *("vtan", "vtanh"),
+)
+"""Functions of one vector that math_h has for those of C."""
+ACTIVATING = ("vexp", "vexp2_neg", "vsigmoid", "vsilu", "vgelu", "vgelu_tanh")
+PROBE = """
 
 @kernel
-def vexp2_neg_probe(n: i64, x: ptr[f32], out: ptr[f32], tid: thread, nth: thread):
+def {name}_probe(n: i64, x: ptr[f32], out: ptr[f32], tid: thread, nth: thread):
     for c in vrange(0, n):
-        vstore(out + c, vexp2_neg(vload(x + c)))
-
-
-@kernel
-def vsigmoid_probe(n: i64, x: ptr[f32], out: ptr[f32], tid: thread, nth: thread):
-    for c in vrange(0, n):
-        vstore(out + c, vsigmoid(vload(x + c)))
-
-
-@kernel
-def vsilu_probe(n: i64, x: ptr[f32], out: ptr[f32], tid: thread, nth: thread):
-    for c in vrange(0, n):
-        vstore(out + c, vsilu(vload(x + c)))
-
-
-@kernel
-def vgelu_probe(n: i64, x: ptr[f32], out: ptr[f32], tid: thread, nth: thread):
-    for c in vrange(0, n):
-        vstore(out + c, vgelu(vload(x + c)))
-
-
-@kernel
-def vgelu_tanh_probe(n: i64, x: ptr[f32], out: ptr[f32], tid: thread, nth: thread):
-    for c in vrange(0, n):
-        vstore(out + c, vgelu_tanh(vload(x + c)))
-
-
-@kernel
-def vtanh_probe(n: i64, x: ptr[f32], out: ptr[f32], tid: thread, nth: thread):
-    for c in vrange(0, n):
-        vstore(out + c, vtanh(vload(x + c)))
+        vstore(out + c, {name}(vload(x + c)))
 """
-"""Kernels that show the @inline functions of math_f32 and gelu one by one."""
+PAIR_PROBE = """
+
+@kernel
+def {name}_probe(n: i64, x: ptr[f32], y: ptr[f32], out: ptr[f32], tid: thread, nth: thread):
+    for c in vrange(0, n):
+        vstore(out + c, {name}(vload(x + c), vload(y + c)))
+"""
+PROBES = (
+    "import gelu\nimport math_f32\nimport math_h\n"
+    + "".join(PROBE.format(name=name) for name in (*ACTIVATING, *MATH_H))
+    + "".join(PAIR_PROBE.format(name=name) for name in ("vhypot", "vcopysign"))
+)
+"""Kernels that show the @inline functions of these modules one by one."""
 DTYPES = {"W": ("f32", "bf16"), "KV": ("f32", "bf16", "f16"), "METRIC": ("l2", "ip")}
 ACTIVATIONS = {
     "activate_rows": ("tanh", "gelu", "gelu_tanh"),

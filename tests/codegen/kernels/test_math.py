@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import ndtr
+import pytest
+from scipy.special import erf, ndtr
 
-from tests.codegen.kernels.harness import Runner
+from tests.codegen.kernels.harness import MATH_H, Runner
 
 
 def apply(run: Runner, function: str, x: npt.NDArray) -> npt.NDArray[np.float32]:
@@ -42,7 +43,7 @@ def test_sigmoid_and_silu_over_the_whole_range(any_runner: Runner) -> None:
     np.testing.assert_allclose(apply(any_runner, "vsilu", x), x * sigmoid, rtol=5e-7, atol=1e-33)
 
 
-def test_gelu_and_tanh_over_the_whole_range(any_runner: Runner) -> None:
+def test_gelu_over_the_whole_range(any_runner: Runner) -> None:
     x = np.concatenate([np.linspace(-30, 30, 997), [-1e4, 1e4, 0.0, 1e-20]]).astype(np.float32)
     wide = x.astype(np.float64)
     gelu = apply(any_runner, "vgelu", x)
@@ -50,4 +51,91 @@ def test_gelu_and_tanh_over_the_whole_range(any_runner: Runner) -> None:
     tanh = wide / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (wide + 0.044715 * wide**3)))
     got = apply(any_runner, "vgelu_tanh", x)
     assert (np.abs(got - tanh) <= 5e-7 * (np.abs(wide) + 1e-20)).all()
-    np.testing.assert_allclose(apply(any_runner, "vtanh", x), np.tanh(wide), atol=2e-7)
+
+
+WANTED = {
+    **{f"v{name}": getattr(np, name) for name in "cbrt cos cosh exp2 expm1 log log10".split()},
+    **{f"v{name}": getattr(np, name) for name in "log1p log2 sin sinh tan tanh".split()},
+    **{f"va{name}": getattr(np, f"arc{name}") for name in "cos cosh sin sinh tan tanh".split()},
+    "verf": erf,
+    "vround_away": lambda x: np.trunc(x + np.copysign(0.5, x)),
+}
+WITHIN = {"verf": 8.0}
+"""Units in the last place, where it is not 4."""
+LEAST = 1.1754944e-38
+MARKS = [0.0, -0.0, np.inf, -np.inf, np.nan, 1, -1, 0.5, -0.5, 1.5, 2.5, -2.5, 1e-30, -1e-30]
+MARKS += [
+    3.4e38,
+    1e-45,
+    127.99,
+    128,
+    -126,
+    -149,
+    -151,
+    88.72,
+    88.73,
+    89.41,
+    89.5,
+    -104,
+    1e6,
+    -3e9,
+    8388609,
+    1e-38,
+]
+QUARTERS = np.arange(0, 5215, dtype=np.float64) * (np.pi / 2)
+
+
+def arguments(count: int) -> npt.NDArray[np.float32]:
+    """Marks, the neighbours of multiples of pi / 2, even steps, and floats of all exponents."""
+    bits = np.random.default_rng(0).integers(0, 1 << 32, count, dtype=np.uint32)
+    every = np.sort(bits.view(np.float32))
+    near = QUARTERS[:: max(1, len(QUARTERS) // count)].astype(np.float32)
+    steps = [np.linspace(-b, b, count) for b in (1.5, 12.0, 105.0, 8192.0)]
+    return np.concatenate([MARKS, near, *steps, every]).astype(np.float32)
+
+
+def check_as_c(function: str, got: npt.NDArray, want: npt.NDArray) -> None:
+    """Results are within so many ulp; zeros, infinities and NaN those of C."""
+    with np.errstate(over="ignore"):
+        rounded = want.astype(np.float32)
+    normal = np.isfinite(rounded) & (np.abs(rounded) >= LEAST)
+    assert worst_ulp(got[normal], want[normal]) <= WITHIN.get(function, 4.0)
+    small = np.abs(rounded) < LEAST
+    assert (np.abs(got[small] - want[small]) <= 5e-45).all()
+    zero = want == 0
+    np.testing.assert_array_equal(np.signbit(got[zero]), np.signbit(want[zero]))
+    rest = ~(normal | small)
+    np.testing.assert_array_equal(got[rest], rounded[rest])
+
+
+@pytest.mark.parametrize("function", MATH_H)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_functions_of_c_are_within_four_ulp_everywhere(native: Runner, function: str) -> None:
+    x = arguments(20_001)
+    check_as_c(function, apply(native, function, x), WANTED[function](x.astype(np.float64)))
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_functions_of_c_hold_on_every_target_and_in_its_tails(interpreted: Runner) -> None:
+    x = arguments(5)
+    for function in MATH_H:
+        want = WANTED[function](x.astype(np.float64))
+        check_as_c(function, apply(interpreted, function, x), want)
+    for n in (1, interpreted.lanes - 1, interpreted.lanes + 1):
+        out = np.full(n + 1, 7, np.float32)
+        interpreted("vtanh_probe", n, x[:n].copy(), out)
+        assert out[n] == 7
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_functions_of_two_numbers(native: Runner) -> None:
+    x = arguments(999)
+    y = np.roll(x, 1234)
+    x, y = np.append(x, [0, 0, 3e38, 1e-40]), np.append(y, [0, -0.0, 3e38, 1e-40])
+    x, y = x.astype(np.float32), y.astype(np.float32)
+    for name in ("hypot", "copysign"):
+        out = np.zeros_like(x)
+        native(f"v{name}_probe", len(x), x, y, out)
+        want = getattr(np, name)(x.astype(np.float64), y.astype(np.float64))
+        known = ~(np.isnan(x) | np.isnan(y))
+        check_as_c(name, out[known], want[known])

@@ -221,6 +221,39 @@ def test_powers_of_two_are_scaled_as_a_whole():
     assert np.array_equal(y[:16], np.ldexp(x[:16], np.floor(x[16:32] * 60).astype(int)))
 
 
+def test_exponents_are_those_of_the_instruction():
+    text = """void f(const float *x, const unsigned char *u, float *y, int *z) {
+        _mm512_storeu_ps(y, _mm512_getexp_ps(_mm512_loadu_ps(x)));
+    }"""
+    edges = [0, -0.0, 1, -1.9999999, 1e-45, 2**-126, 3.4e38, np.inf, np.nan, 0.99999994, 8388607.5]
+    x, y = np.array([*edges, *np.full(5, 0.3)], np.float32), np.zeros(16, np.float32)
+    places = (ctypes.c_void_p(v.ctypes.data) for v in (x, x, y, y))
+    lifted_library(text, "generic").f(*places)
+    with np.errstate(divide="ignore"):
+        wanted = np.floor(np.log2(np.abs(x.astype(np.float64))))
+    np.testing.assert_array_equal(y, wanted)
+
+
+SWITCHES = """void f(const float *x, const unsigned char *b, float *y, int *z) {
+    for (int i = 0; i < 32; i++) {
+        switch (b[i] & 7) {
+            case 3: y[i] = x[i];
+            case 2: { z[i] += 2; break; }
+            case 4: case 5: z[i] = i; if (i > 9) continue; y[i] = 1.0f; break;
+            default: z[i] = 9;
+            case 1: y[i] += 4.0f;
+        }
+    }
+}"""
+
+
+@pytest.mark.parametrize("target", ["generic", "x86-64-avx2"])
+def test_arms_of_a_switch_fall_through(target):
+    wanted = called(compile_c(HEAD + SWITCHES, TARGETS[target], FLAGS), 0)
+    for got, want in zip(called(lifted_library(SWITCHES, target), 0), wanted, strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
 def on_integers(kind, operations, a, b):
     """Return, as Python's integers, what intrinsics of NEON make of two registers, in generic C."""
     lane = f"{'u' if kind[0] == 'u' else ''}int{kind[1:]}_t"
@@ -286,6 +319,33 @@ def test_sums_and_differences_of_neon_do_not_overflow(kind):
         expected = [[(v - info.min) % 2 ** int(kind[1:]) + info.min for v in w] for w in made]
         names = ("hsub", "hadd", "rhadd", "qadd", "qsub", "abd")
         assert on_integers(kind, names, a, b) == expected
+
+
+def test_lanes_of_several_registers_tables_and_tests_of_neon():
+    text = """void f(const float *x, const unsigned char *b, float *y, int *z) {
+        if (x == 0 || *z == INT_MIN) __builtin_unreachable();
+        uint32x4x2_t two = vld2q_u32((const uint32_t *)b);
+        two = vld2q_lane_u32((const uint32_t *)(b + 32), two, 1);
+        vst2q_lane_u32((uint32_t *)z, two, 1);
+        vst1q_u32((uint32_t *)z + 4, two.val[1]);
+        uint8x16x4_t table = vld1q_u8_x4(b);
+        uint8x16_t kept = vld1q_u8(b + 16), at = vld1q_u8(b + 64);
+        vst1q_u8((uint8_t *)(z + 8), vqtbx4q_u8(kept, table, at));
+        vst1q_u32((uint32_t *)z + 12, vtstq_u32(two.val[0], vdupq_n_u32(2)));
+        const uint32x2_t braces = {b[0], 7};
+        vst1_u32((uint32_t *)z + 2, braces);
+    }"""
+    b = np.random.default_rng(5).integers(0, 100, 96, dtype=np.uint8)
+    x, z = np.ones(4, np.float32), np.zeros(16, np.int32)
+    lifted_library(text, "generic").f(*(ctypes.c_void_p(v.ctypes.data) for v in (x, b, x, z)))
+    words = b.view(np.uint32)
+    pairs = words[:8].reshape(4, 2).T.copy()
+    pairs[:, 1] = words[8:10]
+    at = b[64:80]
+    looked = np.where(at < 64, b[np.minimum(at, 63)], b[16:32])
+    tested = np.where(pairs[0] & 2, -1, 0)
+    expected = [*pairs[:, 1], b[0], 7, *pairs[1], *looked.view(np.int32), *tested]
+    assert z.view(np.uint32).tolist() == [int(v) & 0xFFFFFFFF for v in expected]
 
 
 @pytest.mark.parametrize("kind", ["s16", "s32"])

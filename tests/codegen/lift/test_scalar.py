@@ -4,11 +4,13 @@ import numpy as np
 import pytest
 
 from dovetail.codegen.lift import lift
+from dovetail.codegen.lift.types import VECTOR_CALLS
 from dovetail.ir.diagnostics import Source
 from dovetail.ir.errors import SpecError
 from dovetail.ir.high import nodes as high
 from dovetail.ir.high.print import print_high
 from dovetail.ir.low.parse import parse_low
+from dovetail.ir.low.types import LIBRARY
 from tests.codegen.lift.native import EACH, both, kernel_of, lifted, parsed
 from tests.shares import in_turns, share
 
@@ -40,7 +42,9 @@ def arguments(function, n):
             return [draw(n) * 4, n]
         case "product":
             return [np.zeros(5, np.float32), draw(n), draw(5, n, seed=1), n, 5]
-        case "gated" | "gated_by_call":
+        case "whole_numbers":
+            return [out, draw(n), n]
+        case "gated" | "gated_by_call" | "curves":
             return [out, draw(n) * 5, draw(n, seed=1), n]
         case "extremes":
             return [np.zeros(4, np.float32), draw(n), n]
@@ -64,6 +68,8 @@ VECTORISED = {
     "scaled_rows": ["range", "range"],
     "positive_then_all": ["vrange"],
     "extremes": ["vrange"],
+    "curves": ["vrange"],
+    "whole_numbers": ["vrange"],
 }
 
 
@@ -78,6 +84,14 @@ def test_lifted_kernels_give_the_numbers_of_the_original(function, target):
         for want, got in both("plain.c", function, "generic", target, arguments(function, n)):
             scale = np.maximum(np.abs(want), np.abs(want).max() * 0.1)
             assert np.all(np.abs(got - want) <= 4e-6 * scale + 1e-30), (function, n)
+
+
+@pytest.mark.parametrize("name", VECTOR_CALLS)
+def test_functions_of_math_h_have_vector_forms(name):
+    args = ", ".join(["x[i]"] * len(LIBRARY[name].params))
+    loop = f"for (long i = 0; i < n; i++) y[i] = {name}({args});"
+    text = f"void f(float *y, float *x, long n) {{ {loop} }}"
+    assert loops(lift(parse_low(Source("k.c", text)), "f").function("f")) == ["vrange"]
 
 
 def test_notes_say_what_is_assumed_and_what_stays():

@@ -40,7 +40,12 @@ SYNTAX = {
     "no type": ("low-type", "void f(int x) {\n  «unsigned float» y = x;\n}"),
     "nameless parameter": ("low-parameter", "void f(«float*») {\n}"),
     "goto": ("low-unsupported", "void f(int x) {\n  «goto» end;\n}"),
-    "switch": ("low-unsupported", "void f(int x) {\n  «switch» (x) { case 1: break; }\n}"),
+    "break of a switch": (
+        "low-switch",
+        "void f(int x) {\n  switch (x) { case 1: if (x) «break;» x = 2; }\n}",
+    ),
+    "call in a switch": ("low-switch", "void f(int x) {\n  switch («abs(x)») { case 1: ; }\n}"),
+    "no case": ("low-switch", "void f(int x) {\n  switch (x) { «x = 2;» }\n}"),
     "enum": ("low-unsupported", "«enum» kind { A, B };\n"),
     "volatile": ("low-unsupported", "void f(«volatile» int *x) {\n}"),
     "assembly": ("low-unsupported", 'void f(int x) {\n  «asm»(0);\n}'),

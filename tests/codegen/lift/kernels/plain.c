@@ -119,3 +119,16 @@ void extremes(float *out, const float *x, int n) {
   out[2] = above;
   out[3] = below;
 }
+
+void curves(float* out, const float* a, const float* b, long n) {
+    for (long i = 0; i < n; i++) {
+        out[i] = tanhf(a[i]) + erff(b[i]) * hypotf(a[i], b[i]) + log1pf(fabsf(b[i]));
+    }
+}
+
+void whole_numbers(float* out, const float* a, long n) {
+    for (long i = 0; i < n; i++) {
+        float v = a[i] * 8.0f;
+        out[i] = roundf(v) + 100.0f * floorf(v) + 1e4f * ceilf(v) + 3.0f * truncf(v) + rintf(v + 0.25f);
+    }
+}

@@ -124,7 +124,7 @@ class DeviceExecutor:
         on_cpu = replace(
             options,
             plan=service,
-            threads=None,
+            threads=None if options.device == CPU else options.threads,
             kv_blocks=kv_blocks,  # 1: nobody will live there
             max_num_seqs=None,
             max_num_batched_tokens=None,
@@ -335,14 +335,11 @@ def share_cpus(
 
     There torch has half of the CPUs, or what `threads` of our kernels leave; both at least one.
     alone: these never attend, so that without `threads` torch has all CPUs.
-    Beside another device the CPU's kernels have `threads`, or what was planned.
+    Beside another device the CPU's kernels have what was planned.
     """
     if service.prefill_processes:  # a device has its KV to itself
         service = changed(service, prefill=service.decode, prefill_processes=0)
     if name != CPU:
-        if threads is not None:
-            phase = PhasePlan(threads=threads, cpus=())
-            service = changed(service, prefill=phase, decode=phase)
         return fit_service(service, hardware), 1
     allowed = hardware.allowed_pus
     count = min(len(allowed), int(hardware.cpu_quota or len(allowed))) or 1

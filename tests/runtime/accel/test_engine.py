@@ -34,8 +34,10 @@ from dovetail.runtime.accel.recorder import Recorder
 from dovetail.runtime.accel.sub_batch import DeviceModel, SubBatch, attention_tape
 from dovetail.runtime.accel.tape import TorchTape
 from dovetail.runtime.app import App, load
+from dovetail.runtime.artifact import open_artifact
 from dovetail.runtime.engine import executor as cpu_executor
 from dovetail.runtime.engine.engine import Engine
+from dovetail.runtime.engine.options import EngineOptions
 from dovetail.runtime.machine.seat import ENGINE_SLOT, SEARCH_SLOT, Board, Seat
 from dovetail.runtime.native import kv_parts
 from dovetail.runtime.schedule import neo, speculation
@@ -46,6 +48,7 @@ from dovetail.runtime.schedule.predictor import Predictor
 from dovetail.runtime.schedule.request import Home, Request, SamplingParams
 from dovetail.runtime.schedule.scheduler import Draft
 from dovetail.topology.division import DECODE, PREFILL, SEARCHES
+from dovetail.topology.hardware import read_hardware
 from tests.runtime.accel import engines
 from tests.runtime.accel.engines import ASKED, HOMES, LIMITS, PROMPTS, TwoPools, make_artifact
 
@@ -384,6 +387,24 @@ def test_threads_share_long_keys_with_all_heads(
         threads = app.engine.executor.model.decode.plan.threads
         app.generate([PROMPTS[6]], max_tokens=2)
     assert max(found) == threads
+
+
+def test_the_cpu_has_the_threads_that_are_asked_for_beside_a_gpu(
+    artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Seen(Exception):
+        pass
+
+    def stop(*given: Any, **_: object) -> None:
+        raise Seen(given[-1].threads)
+
+    monkeypatch.setattr(executor, "TorchDevice", lambda *_: TorchDevice("torch:cpu"))
+    monkeypatch.setattr(executor, "CpuExecutor", stop)
+    hardware = read_hardware()
+    opened = open_artifact(artifact, hardware)
+    (part,) = opened.models.values()
+    with pytest.raises(Seen, match="3"):
+        DeviceExecutor(opened, part, hardware, EngineOptions(device="cuda:0", threads=3))
 
 
 def test_mixed_loads_give_the_tokens_of_the_cpu(artifact: Path, two_pools: TwoPools) -> None:

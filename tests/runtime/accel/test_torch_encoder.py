@@ -218,6 +218,19 @@ def test_the_kernel_for_any_lengths_is_given_what_groups_have(reach: int, causal
     assert find_varlen(torch.device("cpu"), torch.bfloat16, heads) is None
 
 
+def test_a_kernel_for_any_lengths_that_knows_no_windows_is_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """That of torch 2.10, which would refuse every pass."""
+    varlen = pytest.importorskip("torch.nn.attention.varlen")
+    given = torch.device("cuda"), torch.bfloat16, Heads(2, 2, 8, 0.3, 0, False, None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(varlen, "varlen_attn", varlen_as_documented)
+    assert find_varlen(*given) is varlen_as_documented
+    monkeypatch.setattr(varlen, "varlen_attn", lambda q, k, v, *, is_causal=False: q)
+    assert find_varlen(*given) is None
+
+
 def test_a_batch_without_memory_fails_alone(
     bert: TorchEncoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

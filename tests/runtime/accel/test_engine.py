@@ -50,7 +50,10 @@ from dovetail.runtime.schedule.scheduler import Draft
 from dovetail.topology.division import DECODE, PREFILL, SEARCHES
 from dovetail.topology.hardware import read_hardware
 from tests.runtime.accel import engines
+from tests.runtime.accel.apart import ApartDevice
 from tests.runtime.accel.engines import ASKED, HOMES, LIMITS, PROMPTS, TwoPools, make_artifact
+
+DRAWN = {"temperature": 0.8, "top_k": 7, "top_p": 0.9, "logprobs": 2, "frequency_penalty": 0.4}
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +111,27 @@ def test_the_tokens_are_those_of_one_device(
         assert decoded == {"gpu_decode": offload == "off", "cpu_decode": offload == "full"}
     if max(gpu, cpu) < 13:
         assert any(plan.preempt or plan.moves for plan in plans)
+
+
+@pytest.mark.parametrize(("offload", "gpu", "cpu"), [("off", 9, 1), ("auto", 12, 60)])
+def test_all_that_a_device_of_its_own_memory_needs_is_copied(
+    artifact: Path,
+    alone: list[tuple[int, ...]],
+    monkeypatch: pytest.MonkeyPatch,
+    offload: str,
+    gpu: int,
+    cpu: int,
+) -> None:
+    monkeypatch.setattr(executor, "TorchDevice", ApartDevice)
+    with load(artifact, kv_blocks=200) as app:
+        wanted = app.score(PROMPTS[:4])
+        drawn = [job.token_ids for job in app.generate(PROMPTS[:4], seed=3, **ASKED | DRAWN)]
+    with engines.two_pools(artifact, gpu, cpu, offload=offload, min_gain=0.0) as (app, _):
+        assert [done.token_ids for done in app.generate(PROMPTS, **ASKED)] == alone
+        found = [job.token_ids for job in app.generate(PROMPTS[:4], seed=3, **ASKED | DRAWN)]
+        scores = app.score(PROMPTS[:4])
+    assert found == drawn
+    assert [s.sum for s in scores] == pytest.approx([s.sum for s in wanted], abs=1e-3)
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["attention too", "without attention"])

@@ -17,16 +17,19 @@ from dovetail.codegen.isa.target import Target
 from dovetail.ir.artifact import KernelEntry, KernelParam
 from dovetail.ir.expr import Binary, Name
 from dovetail.ir.low.nodes import Declare, Function, Unit
-from dovetail.ir.low.print import print_low
 from dovetail.ir.schedule import SCHEDULE_VALUES
 
 
 @dataclass(frozen=True, slots=True)
 class KernelSpec:
-    """One kernel to emit: its index entry, and its lowered unit (the function and its helpers)."""
+    """One kernel to emit: its index entry, its lowered unit (the function and its helpers), texts.
+
+    texts: of the unit's items, which are printed once.
+    """
 
     entry: KernelEntry
     unit: Unit
+    texts: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,17 +166,19 @@ def _size(text: KernelText) -> int:
 def kernel_text(kernel: KernelSpec, target: Target) -> KernelText:
     """Return the pieces of one kernel."""
     entry = kernel.entry
-    own = [i for i in kernel.unit.items if not (isinstance(i, Function) and i.static)]
+    printed = list(zip(kernel.unit.items, kernel.texts, strict=True))
+    functions = {item.name: text for item, text in printed if isinstance(item, Function)}
+    own = [text for item, text in printed if not (isinstance(item, Function) and item.static)]
     params = entry.params
     positions = {p.name: i for i, p in enumerate(q for q in params if q.kind == "slot")}
     nullable = nullable_names(kernel.unit.function(entry.name))
     return KernelText(
         name=entry.name,
         family=entry.family,
-        helpers=tuple((f.name, print_low(f)) for f in shared_helpers([kernel])),
+        helpers=tuple((f.name, functions[f.name]) for f in shared_helpers([kernel])),
         binding=tuple(entry.binding.items()),
-        prototype=print_low(kernel.unit.function(entry.name)).partition(" {")[0] + ";",
-        items=tuple(print_low(item).rstrip() + "\n" for item in own),
+        prototype=functions[entry.name].partition(" {")[0] + ";",
+        items=tuple(text.rstrip() + "\n" for text in own),
         entry_arguments=tuple(_entry_argument(p, positions, target) for p in params),
         ffi_arguments=tuple(_from_slot(p, i, target) for i, p in enumerate(params)),
         checks=tuple(_check(p, i, p.name in nullable) for i, p in enumerate(params)),
@@ -215,13 +220,13 @@ def nullable_names(function: Function) -> set[str]:
 
     A pointer parameter among them may be null: the kernel asks.
     """
-    compares = [n for n in function.walk() if isinstance(n, Binary) and n.op in ("==", "!=")]
-    found = {side.id for n in compares for side in (n.left, n.right) if isinstance(side, Name)}
-    copies = {
-        (node.name, node.init.id)
-        for node in function.walk()
-        if isinstance(node, Declare) and isinstance(node.init, Name)
-    }
+    found: set[str] = set()
+    copies: set[tuple[str, str]] = set()
+    for node in function.walk():
+        if isinstance(node, Binary) and node.op in ("==", "!="):
+            found |= {side.id for side in (node.left, node.right) if isinstance(side, Name)}
+        elif isinstance(node, Declare) and isinstance(node.init, Name):
+            copies.add((node.name, node.init.id))
     while more := {source for name, source in copies if name in found} - found:
         found |= more
     return found

@@ -291,6 +291,7 @@ def lower_request(
     unit = load_kernel_module(request.module) if unit is None else unit
     function = find_kernel(unit, request.kernel)
     lowered = lower(unit, request.kernel, request.binding, target, name=request.name)
+    texts = tuple(map(print_low, lowered.items))
     values = bind_tunables(function, request.binding, target)
     binding = {t.name: request.binding.get(t.name, t.default) for t in function.tunables}
     entry = KernelEntry(
@@ -298,10 +299,10 @@ def lower_request(
         family=family,
         params=tuple(_kernel_param(p, values) for p in function.params),
         binding=binding,
-        digest=hashlib.sha256(print_low(lowered).encode()).hexdigest(),
+        digest=hashlib.sha256("".join(texts).encode()).hexdigest(),
         warps=block_warps(lowered.function(request.name)) if target.device else 0,
     )
-    return KernelSpec(entry, lowered)
+    return KernelSpec(entry, lowered, texts)
 
 
 def _kernel_param(param: high.Param, values: Mapping[str, Expr]) -> KernelParam:

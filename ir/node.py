@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
+from operator import attrgetter
 from typing import Any, Self, TypeAlias
 
 from dovetail.ir.diagnostics import NO_SPAN, Span
@@ -24,9 +25,11 @@ class Node:
 
     def children(self) -> list[Node]:
         """Return the direct child nodes in field order."""
+        kind = self.__class__
+        read = _READERS[kind] if kind in _READERS else _reader(kind)
         found: list[Node] = []
-        for name in _field_names(type(self)):
-            _add_nodes(getattr(self, name), found)
+        if read is not None:
+            _add_nodes(read(self), found)
         return found
 
     def walk(self) -> Iterator[Node]:
@@ -60,17 +63,32 @@ def _field_names(kind: type[Any]) -> tuple[str, ...]:
     return names
 
 
-_PLAIN = ("Span", "str", "int", "float", "bool")
+_PLAIN = ("Span", "str", "int", "float", "bool", "frozenset[str] | None")
 """Annotations, as written, of fields that never hold nodes."""
 _FIELD_NAMES: dict[type[Any], tuple[str, ...]] = {}
 
 
-def _add_nodes(value: object, found: list[Node]) -> None:
-    if isinstance(value, Node):
-        found.append(value)
-    elif isinstance(value, tuple):
-        for item in value:
-            _add_nodes(item, found)
+def _reader(kind: type[Any]) -> _Reader | None:
+    """Return what reads all these fields of a node at once, in a tuple; None where it has none."""
+    names = _field_names(kind)
+    read = attrgetter(*names) if names else None
+    if len(names) == 1 and read is not None:
+        only = read
+        read = lambda node: (only(node),)  # noqa: E731
+    _READERS[kind] = read
+    return read
+
+
+_Reader: TypeAlias = Callable[[Any], tuple[Any, ...]]
+_READERS: dict[type[Any], _Reader | None] = {}
+
+
+def _add_nodes(values: tuple[Any, ...], found: list[Node]) -> None:
+    for value in values:
+        if value.__class__ is tuple:
+            _add_nodes(value, found)
+        elif isinstance(value, Node):
+            found.append(value)
 
 
 def _map_value(value: Any, change: Callable[[Node], Any]) -> Any:

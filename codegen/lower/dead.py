@@ -37,11 +37,11 @@ def _sweep(body: Body, live: set[str]) -> Body:
 
 def _shrink(stmt: Stmt, live: set[str]) -> Stmt | None:
     """Return what is left of `stmt`, None if nothing is."""
-    if isinstance(stmt, Assign | Local):
+    if isinstance(stmt, (Assign, Local)):
         name = defined_name(stmt)
         return stmt if name is None or name in live else None
     swept = map_bodies(stmt, lambda body: _sweep(body, live))
-    return None if isinstance(stmt, If | For) and not any(child_bodies(swept)) else swept
+    return None if isinstance(stmt, (If, For)) and not any(child_bodies(swept)) else swept
 
 
 def _drop_overwritten(body: Body) -> tuple[Body, set[str]]:

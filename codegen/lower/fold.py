@@ -65,7 +65,7 @@ def literal(value: float) -> ex.Int | ex.Float:
 
 def is_literal(expr: ex.Expr) -> bool:
     """Tell whether `expr` is a number or compile-time string."""
-    return isinstance(expr, ex.Int | ex.Float | Text)
+    return isinstance(expr, (ex.Int, ex.Float, Text))
 
 
 def _name(expr: ex.Name, env: Env) -> ex.Expr:
@@ -95,7 +95,7 @@ def _binary(expr: ex.Binary, env: Env) -> ex.Expr:
 
 def combine(op: str, left: ex.Expr, right: ex.Expr, was: ex.Binary | None = None) -> ex.Expr:
     """Return `left op right` computed or simplified; `was` is given back if it is just that."""
-    if isinstance(left, ex.Int | ex.Float) and isinstance(right, ex.Int | ex.Float):
+    if isinstance(left, (ex.Int, ex.Float)) and isinstance(right, (ex.Int, ex.Float)):
         value = _compute(op, left.value, right.value)
         if value is not None:
             return literal(value)
@@ -166,7 +166,7 @@ def _ternary(expr: ex.Ternary, env: Env) -> ex.Expr:
 
 def _call(expr: ex.Call, env: Env) -> ex.Expr:
     args = _fold_all(expr.args, env)
-    numbers = [arg.value for arg in args if isinstance(arg, ex.Int | ex.Float)]
+    numbers = [arg.value for arg in args if isinstance(arg, (ex.Int, ex.Float))]
     if len(numbers) == len(args) and numbers:
         value = _compute_call(expr.name, numbers)
         if value is not None:
@@ -197,7 +197,7 @@ def _index(expr: ex.Index, env: Env) -> ex.Expr:
 
 def _cast(expr: ex.Cast, env: Env) -> ex.Expr:
     type_, operand = fold_type(expr.type, env), fold(expr.operand, env)
-    if isinstance(operand, ex.Int | ex.Float) and isinstance(type_, ex.NamedType):
+    if isinstance(operand, (ex.Int, ex.Float)) and isinstance(type_, ex.NamedType):
         if type_.name == "f32":
             return ex.Float(value=float(operand.value))
         if type_.name == "i64" and math.isfinite(operand.value):

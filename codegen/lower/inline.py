@@ -89,7 +89,7 @@ class _Expander:
 
     def expr(self, expr: ex.Expr, before: list[high.Stmt]) -> Any:
         """Return `expr` without inline calls; what they compute first is appended to `before`."""
-        if isinstance(expr, ex.Name | ex.Int):
+        if isinstance(expr, (ex.Name, ex.Int)):
             return expr
         if isinstance(expr, ex.Binary):
             if expr.op in ("&&", "||"):
@@ -149,7 +149,9 @@ class _Expander:
             (*side, high.Assign(target=chosen, value=value))
             for side, value in zip(sides, (then, other), strict=True)
         ]
-        if isinstance(then, ex.Int | ex.Float):  # the arm written first gives the variable its type
+        if isinstance(
+            then, (ex.Int, ex.Float)
+        ):  # the arm written first gives the variable its type
             cond, arms = ex.Unary(op="!", operand=cond), arms[::-1]
         before.append(high.If(cond=cond, then=arms[0], other=arms[1]))
         return chosen
@@ -195,7 +197,7 @@ class _Expander:
 
     def stands(self, type_: ex.Type, arg: ex.Expr) -> bool:
         """Tell whether `arg` can stand for a parameter of `type_` wherever it is used."""
-        if isinstance(arg, ex.Int | ex.Float | high.Text):
+        if isinstance(arg, (ex.Int, ex.Float, high.Text)):
             return True
         if not isinstance(arg, ex.Name):
             return False
@@ -215,7 +217,7 @@ def _writes(stmt: high.Stmt) -> bool:
 
 
 def _reads_memory(expr: ex.Expr) -> bool:
-    return any(isinstance(node, ex.Index | ex.Call) for node in expr.walk())
+    return any(isinstance(node, (ex.Index, ex.Call)) for node in expr.walk())
 
 
 def _by_name(type_: ex.Type) -> bool:

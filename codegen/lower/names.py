@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from dovetail.codegen.lower.fold import fold, fold_dtype, fold_type
 from dovetail.ir.expr import Expr, Index, Name
-from dovetail.ir.high.nodes import Assign, For, Local, Regs, Stmt
+from dovetail.ir.high.nodes import Assign, For, If, Local, Regs, Stmt
 from dovetail.ir.high.ops import REAL_FUNCTIONS, REAL_PAIRS
 from dovetail.ir.high.scopes import Body, map_bodies
 
@@ -60,11 +60,18 @@ def rebuild(stmt: Stmt, env: Env, inner: Inner) -> Stmt:
         type_ = fold_type(stmt.type, env) if stmt.type else None
         target, value = _target(stmt.target, env), fold(stmt.value, env)
         return Assign(target=target, value=value, op=stmt.op, type=type_, span=stmt.span)
+    if isinstance(stmt, If):
+        cond, then, other = fold(stmt.cond, env), inner(stmt.then), inner(stmt.other)
+        return If(cond=cond, then=then, other=other, span=stmt.span)
+    if isinstance(stmt, For):
+        start, stop, step = (fold(bound, env) for bound in (stmt.start, stmt.stop, stmt.step))
+        var, body = new_name(stmt.var, env), inner(stmt.body)
+        return For(
+            kind=stmt.kind, var=var, start=start, stop=stop, step=step, body=body, span=stmt.span
+        )
     new = stmt.map_children(lambda node: fold(node, env) if isinstance(node, Expr) else node)
-    if isinstance(new, Regs | Local):
+    if isinstance(new, (Regs, Local)):
         return replace(new, name=new_name(new.name, env), elem=fold_dtype(new.elem, env))
-    if isinstance(new, For):
-        new = replace(new, var=new_name(new.var, env))
     return map_bodies(new, inner)
 
 

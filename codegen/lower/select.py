@@ -78,7 +78,7 @@ class _Selector:
 
     def declare_ahead(self, stmt: high.Stmt, waiting: set[str], out: list[low.Stmt]) -> set[str]:
         """Declare variables of this block whose first assignment lies deeper, inside `stmt`."""
-        if not (waiting and isinstance(stmt, high.If | high.For | high.While)):
+        if not (waiting and isinstance(stmt, (high.If, high.For, high.While))):
             return set()
         inner = sorted(waiting & defined_names((stmt,)))
         for name in inner:
@@ -203,7 +203,7 @@ def _advance(var: Name, step: Expr) -> Expr:
 def _steady(stop: Expr, assigned: set[str]) -> bool:
     """Tell whether a loop's bound stays: no loads, calls or names assigned in the body."""
     return not any(
-        isinstance(node, ex.Index | ex.Call) or (isinstance(node, Name) and node.id in assigned)
+        isinstance(node, (ex.Index, ex.Call)) or (isinstance(node, Name) and node.id in assigned)
         for node in stop.walk()
     )
 
@@ -258,7 +258,7 @@ def _roots(expr: Expr) -> set[str]:
     """Return the names that may be the base of an address; indices of loads are no part of it."""
     if isinstance(expr, Name):
         return {expr.id}
-    if isinstance(expr, Call | Index):
+    if isinstance(expr, (Call, Index)):
         return set()
     if isinstance(expr, Ternary):
         return _roots(expr.then) | _roots(expr.other)

@@ -152,7 +152,7 @@ class ExprSelector:
         """Fill a template; an argument it uses twice is computed once, before the statement."""
         kept = list(args)
         for i, uses in enumerate(template.uses):
-            if uses > 1 and not self.guarded and not isinstance(args[i], Name | Int | Float):
+            if uses > 1 and not self.guarded and not isinstance(args[i], (Name, Int, Float)):
                 kept[i] = self._once(args[i], expr.args[i])
         return template.fill(tuple(kept))
 
@@ -234,7 +234,7 @@ def _literal_value(made: Expr) -> float | None:
         return None if inner is None else -inner
     if isinstance(made, Name) and made.id == "INFINITY":
         return math.inf
-    return made.value if isinstance(made, Int | Float) else None
+    return made.value if isinstance(made, (Int, Float)) else None
 
 
 def _signed(value: float, spell: Callable[[float], Expr]) -> Expr:

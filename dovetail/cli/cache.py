@@ -30,7 +30,7 @@ from dovetail.ir.files import lock_unheld, remove_folder
 
 MODELS, KERNELS, ALL = "models", "kernels", "all"
 REST = {
-    "builds": ("[0-9a-f][0-9a-f]", "text", "zig"),
+    "builds": ("[0-9a-f][0-9a-f]", "text", "grammar", "zig"),
     "profiles": ("answers", "calibration", "profiles"),
     "tuning": ("tuning", "tuning.jsonl*"),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dovetail.ir.expr import Expr, Index, Name, Type
 from dovetail.ir.node import Node
@@ -22,7 +22,9 @@ class Text(Expr):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stmt(Node):
-    """A statement."""
+    """A statement. `reads`: what `scopes.read_names` found once, as passes ask many times."""
+
+    reads: frozenset[str] | None = field(default=None, init=False, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

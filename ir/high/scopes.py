@@ -24,7 +24,7 @@ def child_bodies(stmt: Stmt) -> tuple[Body, ...]:
     """Return the statement lists inside `stmt`."""
     if isinstance(stmt, If):
         return (stmt.then, stmt.other)
-    if isinstance(stmt, For | While):
+    if isinstance(stmt, (For, While)):
         return (stmt.body,)
     return ()
 
@@ -32,8 +32,13 @@ def child_bodies(stmt: Stmt) -> tuple[Body, ...]:
 def map_bodies(stmt: Stmt, change: Callable[[Body], Body]) -> Stmt:
     """Return `stmt` with every statement list inside it changed."""
     if isinstance(stmt, If):
-        return replace(stmt, then=change(stmt.then), other=change(stmt.other))
-    return replace(stmt, body=change(stmt.body)) if isinstance(stmt, For | While) else stmt
+        then, other = change(stmt.then), change(stmt.other)
+        same = then is stmt.then and other is stmt.other
+        return stmt if same else replace(stmt, then=then, other=other)
+    if not isinstance(stmt, (For, While)):
+        return stmt
+    body = change(stmt.body)
+    return stmt if body is stmt.body else replace(stmt, body=body)
 
 
 def all_statements(body: Body) -> list[Stmt]:
@@ -50,7 +55,7 @@ def defined_name(stmt: Stmt) -> str | None:
     """Return the variable that `stmt` itself gives a value, if any (loop variables apart)."""
     if isinstance(stmt, Assign) and isinstance(stmt.target, Name):
         return stmt.target.id
-    return stmt.name if isinstance(stmt, Regs | Local) else None
+    return stmt.name if isinstance(stmt, (Regs, Local)) else None
 
 
 def defined_names(body: Body) -> set[str]:
@@ -69,8 +74,15 @@ def expressions(stmt: Stmt) -> Iterator[Expr]:
             yield child
 
 
-def read_names(stmt: Stmt) -> set[str]:
+def read_names(stmt: Stmt) -> frozenset[str]:
     """Return the names read by `stmt` itself."""
+    if stmt.reads is None:
+        object.__setattr__(stmt, "reads", frozenset(_read_names(stmt)))
+    assert stmt.reads is not None
+    return stmt.reads
+
+
+def _read_names(stmt: Stmt) -> set[str]:
     names: set[str] = set()
     waiting: list[Node] = [*expressions(stmt)]
     if isinstance(stmt, Assign) and stmt.op == "=" and isinstance(stmt.target, Name):

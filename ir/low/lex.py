@@ -6,14 +6,16 @@ Everything that reads tokens (preprocessor, parser) takes them from here.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
 from lark import Lark, Token
 
+from dovetail.ir.cache import cache_directory
 from dovetail.ir.diagnostics import Diagnostic, Source, Span
-from dovetail.ir.errors import SyntaxDiagnostic
+from dovetail.ir.errors import SpecError, SyntaxDiagnostic
 from dovetail.ir.low.types import SCALARS, VECTOR_GROUPS, VECTORS
 
 GRAMMAR = Path(__file__).with_name("grammar.lark")
@@ -65,9 +67,18 @@ class Reporter:
 
 @cache
 def grammar() -> Lark:
-    """Return the parser generated from grammar.lark; start rules are `unit` and `expression`."""
+    """Return the parser generated from grammar.lark; start rules are `unit` and `expression`.
+
+    Its tables take a third of a second: the build cache keeps them, where there is one.
+    """
+    kept: str | bool = False
+    with suppress(OSError, SpecError):
+        folder = cache_directory() / "grammar"
+        folder.mkdir(parents=True, exist_ok=True)
+        kept = str(folder / "low")
     return Lark(
         GRAMMAR.read_text(encoding="utf-8"),
+        cache=kept,
         parser="lalr",
         lexer="basic",
         strict=True,

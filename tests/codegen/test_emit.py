@@ -22,6 +22,7 @@ from dovetail.ir.artifact import KernelEntry, KernelParam
 from dovetail.ir.diagnostics import Source
 from dovetail.ir.low.nodes import Unit
 from dovetail.ir.low.parse import parse_low
+from dovetail.ir.low.print import print_low
 from dovetail.runtime.machine import abi
 
 SCALE = """
@@ -55,7 +56,8 @@ def param(name: str, kind: str, role: str = "slot") -> KernelParam:
 def kernel(name: str, text: str, *params: KernelParam) -> KernelSpec:
     function = parse_low(Source(name, text)).function(name)
     unit = Unit(items=(*collect_helpers(function, TARGETS["generic"]), function))
-    return KernelSpec(KernelEntry(name=name, family=name, params=params, binding={"VL": 1}), unit)
+    entry = KernelEntry(name=name, family=name, params=params, binding={"VL": 1})
+    return KernelSpec(entry, unit, tuple(map(print_low, unit.items)))
 
 
 def scale() -> KernelSpec:

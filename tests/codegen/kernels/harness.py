@@ -46,7 +46,7 @@ from dovetail.runtime.machine import abi
 from tests.codegen.float_targets import FLOAT_TARGETS
 from tests.codegen.gpu_kernels import GpuKernels
 from tests.codegen.interpret import interpret
-from tests.codegen.warp_host import warp_library
+from tests.codegen.warp_host import WarpLibrary, warp_library
 
 PROBES = """
 import gelu
@@ -164,14 +164,23 @@ def probe_unit() -> Unit:
     return resolve_imports(parse_high(Source("probes", PROBES)))
 
 
+SOME_FORMATS = ("q8_32", "q4_32", "q4_32m", "q4_32km", "q6_16k")
+"""Formats of blocks whose text for devices is compiled every day; that of all is interpreted."""
+
+
 @cache
 def warp_runner() -> Runner:
     """Return the runner of the target cuda on this CPU, as plain C++: a warp is 32 floats."""
     target = DEVICE_TARGETS["cuda"]
-    library = warp_library(requests(target))
+    some, every = device_kernels(SOME_FORMATS), requests(target)
+    names = {request.name for request in some}
+
+    @cache
+    def library(daily: bool) -> WarpLibrary:
+        return warp_library(some if daily else [r for r in every if r.name not in names])
 
     def call(kernel: str, slots: tuple[Any, ...], tid: int, nth: int) -> None:
-        library.call(kernel, slots, tid, nth)
+        library(kernel in names).call(kernel, slots, tid, nth)
 
     return Runner("cuda", target.lanes, call)
 

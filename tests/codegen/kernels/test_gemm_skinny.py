@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,13 +22,19 @@ from dovetail.runtime.native.polymerize import (
     plan_skinny,
 )
 from tests.blocks import random_blocks
-from tests.codegen.kernels.harness import QUANTISED, Runner, interpreted_runner
+from tests.codegen.kernels.harness import QUANTISED, SOME_FORMATS, Runner, interpreted_runner
 from tests.codegen.kernels.reference import stored, widened
 
 GPU = GpuSpec(132, 1.75e9, 3.35e12)
 H100, PANELS = assumed_costs(GPU, 4), assumed_panel_costs(GPU, 0.5625)
 ROUNDING = {"f32": 1e-6, "bf16": 2**-8, "f16": 2**-10}
 """Of the result, of each type, as a share of it."""
+OTHERS = [name for name in QUANTISED if name not in SOME_FORMATS]
+
+
+def seldom(value: str) -> Any:
+    """Return a parameter of long tests."""
+    return pytest.param(value, marks=pytest.mark.long)
 
 
 @dataclass
@@ -126,7 +133,7 @@ def test_a_large_product_on_many_warps(cuda: Runner) -> None:
     check(cuda, plan_skinny(*shape, H100), 64, row_major(333, 257, "bf16"), nth=50)
 
 
-@pytest.mark.parametrize("name", QUANTISED)
+@pytest.mark.parametrize("name", [*SOME_FORMATS, *map(seldom, OTHERS)])
 @pytest.mark.parametrize("n", [1, 16, 17, 32, 33, 48, 70])
 def test_blocks_at_edges_of_panels(cuda: Runner, name: str, n: int) -> None:
     """One panel or two in a vector, whole or in part, in one stretch of K and in two."""

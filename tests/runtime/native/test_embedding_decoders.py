@@ -18,7 +18,6 @@ from tests.encoders import (
     random_texts,
     save_decoder,
 )
-from tests.hosts import host_targets
 
 LENGTHS = (1, 2, 3, 15, 16, 17, 33, 75, 95, 96, 97, 200, 511, 512)
 LLAMA3 = {
@@ -80,7 +79,7 @@ def test_rows_see_the_whole_text_where_config_json_says_so(tmp_path: Path) -> No
     found.close()
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gemma3"])
+@pytest.mark.parametrize("family", ["qwen3", pytest.param("gemma3", marks=pytest.mark.long)])
 @pytest.mark.parametrize(("dtype", "least"), [("bf16", 0.999), ("int8", 0.995)])
 def test_narrow_weights_stay_near(tmp_path: Path, family: str, dtype: str, least: float) -> None:
     model, texts = save_decoder(tmp_path / "m", family), random_texts(LENGTHS)
@@ -104,11 +103,8 @@ def test_a_text_longer_than_a_pass_has_one_of_its_own(tmp_path: Path) -> None:
     found.close()
 
 
-@pytest.mark.parametrize("target", [target.name for target in host_targets()])
-def test_every_target_of_this_machine(
-    tmp_path: Path, target: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DOVETAIL_TARGET", target)
+@pytest.mark.usefixtures("each_target")
+def test_every_target_of_this_machine(tmp_path: Path) -> None:
     how = {"pooling": "mean_tokens", "dense": [Dense(48, 64)], **GEMMA}
     for family, options in (("qwen3", {}), ("gemma3", how)):
         where = tmp_path / family

@@ -117,7 +117,10 @@ def test_rows_go_through_dense_layers(folder: Path) -> None:
             found.close()
 
 
-@pytest.mark.parametrize(("family", "options"), [("bert", {}), ("mpnet", PADDED), ("nomic", {})])
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [("bert", {}), ("mpnet", PADDED), pytest.param("nomic", {}, marks=pytest.mark.long)],
+)
 def test_bfloat16_weights_stay_near(folder: Path, family: str, options: dict) -> None:
     where, texts = folder / f"{family}-bf16", random_texts(LENGTHS)
     model = save_encoder(where, family, dtype="bfloat16", **options)

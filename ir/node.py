@@ -71,7 +71,7 @@ _FIELD_NAMES: dict[type[Any], tuple[str, ...]] = {}
 def _reader(kind: type[Any]) -> _Reader | None:
     """Return what reads all these fields of a node at once, in a tuple; None where it has none."""
     names = _field_names(kind)
-    read = attrgetter(*names) if names else None
+    read: _Reader | None = attrgetter(*names) if names else None
     if len(names) == 1 and read is not None:
         only = read
         read = lambda node: (only(node),)  # noqa: E731

@@ -12,12 +12,14 @@ import os
 import platform
 import resource
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -196,6 +198,15 @@ def machine_facts() -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": {name: v for name in _PACKAGES if (v := _version(name))},
     }
+
+
+@cache
+def commit() -> str:
+    """Return the version measured, marked `-dirty` where files differ from it."""
+    command = ["git", "describe", "--always", "--dirty"]
+    folder = Path(__file__).parent
+    found = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return found.stdout.strip()
 
 
 def earlier_rows(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +19,16 @@ from dovetail.codegen.library import BuiltLibrary
 from dovetail.codegen.targets import get_target
 from dovetail.compiler.kernel_call import KernelCall
 from dovetail.compiler.measure import CACHE_FACTOR, Candidate, Meter
+from dovetail.compiler.quantise import quantise_rows
 from dovetail.compiler.recorder import Identity, Recorder
 from dovetail.compiler.schedules import GemmOp, default_gemm_rows
 from dovetail.compiler.search.policy import SearchTask
 from dovetail.compiler.search.rows import make_rows
 from dovetail.compiler.search.tables import EFFORTS
+from dovetail.compiler.weight_dtype import CHOICES
 from dovetail.ir.artifact import PhasePlan
-from dovetail.ir.formats import FORMATS
+from dovetail.ir.block_format import BlockFormat
+from dovetail.ir.formats import FORMATS, WeightFormat
 from dovetail.ir.model import SPLIT_K_ELEMENTS
 from dovetail.ir.schedule import Row
 from dovetail.runtime.machine.library import KernelLibrary
@@ -51,28 +55,39 @@ class Setting:
     patience: Patience
 
 
-def aligned_copy(values: Array) -> Array:
+def aligned_copy(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return a page-aligned copy, as weights lie in an artifact; numpy's own start 16 bytes off."""
     raw = np.empty(values.nbytes + PAGE, np.uint8)
     start = -raw.ctypes.data % PAGE
-    copy = raw[start : start + values.nbytes].view(np.float32).reshape(values.shape)
+    copy = raw[start : start + values.nbytes].view(values.dtype).reshape(values.shape)
     copy[...] = values
     return copy
 
 
+def pack_weight(form: WeightFormat, weight: Array) -> npt.NDArray[Any]:
+    """Return a weight's panels, rounded as a compile does."""
+    if isinstance(form, BlockFormat):
+        return form.pack(quantise_rows(weight, form))
+    return form.pack(form.dtype.narrow(weight))
+
+
 class Operands:
-    """One weight in both layouts, in as many copies as outgrow the cache, and activations.
+    """One weight as float32 and as we pack it, in as many copies as outgrow the cache; activations.
 
     All are page-aligned, the peers' too: no vector of theirs or ours straddles two cache lines.
+    `plain` is in copies for those who multiply by float32; others make their own of each.
     """
 
-    def __init__(self, n: int, k: int, m: int, cache_bytes: int) -> None:
+    def __init__(self, n: int, k: int, m: int, cache_bytes: int, dtype: str = "f32") -> None:
         self.n, self.k = n, k
-        count = max(1, math.ceil(CACHE_FACTOR * cache_bytes / (4 * n * k)))
+        self.form = FORMATS[CHOICES[dtype]]
+        count = max(1, math.ceil(CACHE_FACTOR * cache_bytes / (self.form.value_bytes * n * k)))
         random = np.random.default_rng(0)
         weight = random.standard_normal((n, k), np.float32) * np.float32(k**-0.5)
-        packed = FORMATS["f32"].pack(weight)
-        self.plain = [aligned_copy(weight) for _ in range(count)]
+        packed = pack_weight(self.form, weight)
+        first = aligned_copy(weight)
+        copies = [aligned_copy(weight) for _ in range(count - 1)] if dtype == "f32" else []
+        self.plain = [first, *(copies or [first] * (count - 1))]
         self.packed = [aligned_copy(packed) for _ in range(count)]
         self.a = aligned_copy(np.zeros((m, k + PADDING), np.float32))
         self.a[:, :k] = random.standard_normal((m, k), np.float32)
@@ -91,7 +106,7 @@ class OurGemm:
 
     def _bind(self, setting: Setting, row: Row, weight: Array, m: int) -> KernelCall:
         n, k, a, c = self._operands.n, self._operands.k, self._operands.a, self._operands.c
-        stride = FORMATS["f32"].panel_elements(k)
+        stride = self._operands.form.panel_elements(k)
         values = [m, n, k, a.ctypes.data, a.shape[1], weight.ctypes.data, stride, 0, 0, 0]
         values += [c.ctypes.data, c.shape[1], self._partial.ctypes.data, self._partial.size]
         candidate = Candidate(row.kernel, row.schedule)

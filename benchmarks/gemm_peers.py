@@ -1,12 +1,14 @@
-"""The libraries that our GEMM is compared with: torch/MKL, oneDNN, OpenVINO and numpy/OpenBLAS.
+"""The libraries that our GEMM is compared with: torch, oneDNN, OpenVINO and numpy/OpenBLAS.
 
-In: the plain weight copies of `Operands` and a thread count. Out: per library and M a function that
-runs products on the copies in turn. Libraries that pack weights do so before any clock starts.
+In: the plain weights of `Operands` and a thread count. Out: per type of weights, library and M a
+function that runs products on copies in turn. Weights are rounded, quantised and packed, where a
+library does that ahead of time, before any clock starts; activations are in the type that the
+library likes best, so that it converts nothing that it need not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any, ClassVar, Protocol
@@ -17,8 +19,13 @@ import torch
 
 from gemm_ours import Array, Operands
 
-Product = Callable[[int], Array]
-"""Runs that many products, one copy of the weight after the other; returns the last result."""
+Product = Callable[[int], Any]
+"""Runs that many products, one copy of the weight after the other; returns the last result: an
+array or torch's or OpenVINO's tensor, which `as_array` reads."""
+GROUP = 32
+"""Values of a row that share a scale, where a library lets one choose: as in our formats."""
+TORCH_BLOCK = 2
+"""`innerKTiles` of torch's packing of 4 bits, which it ignores on CPUs."""
 
 
 class Peer(Protocol):
@@ -38,13 +45,13 @@ class Peer(Protocol):
         """Return the product with the first `m` rows of the activations."""
 
 
-def in_turn(once: Iterable[Callable[[], Array]]) -> Product:
+def in_turn(once: Iterable[Callable[[], Any]]) -> Product:
     """Return a product that goes round through `once`, one function per copy of the weight."""
     functions, turn = list(once), 0
 
-    def run(calls: int) -> Array:
+    def run(calls: int) -> Any:
         nonlocal turn
-        out: Array = np.empty(0, np.float32)
+        out = None
         for _ in range(calls):
             out = functions[turn % len(functions)]()
             turn += 1
@@ -53,99 +60,287 @@ def in_turn(once: Iterable[Callable[[], Array]]) -> Product:
     return run
 
 
+def as_array(found: Any) -> Array:
+    """Return a product's result as float32."""
+    if isinstance(found, torch.Tensor):
+        array: Array = found.float().numpy()
+        return array
+    if isinstance(found, np.ndarray):
+        return found
+    if str(found.element_type) == "<Type: 'bfloat16'>":
+        bits = torch.from_numpy(np.frombuffer(found.data, np.int16).copy())
+        return as_array(bits.view(torch.bfloat16).reshape(tuple(found.shape)))
+    array = found.data
+    return array
+
+
+# ---- torch ----
+
+
 class Torch:
-    """torch.nn.functional.linear: MKL, which packs the weight on every call."""
+    """torch.nn.functional.linear: MKL for float32, oneDNN for bfloat16; packs on every call."""
 
     needs = ("torch",)
     setting = "torch.nn.functional.linear, torch.set_num_threads"
     held_by = "MKL_ENABLE_INSTRUCTIONS"
+    kind = torch.float32
 
     def __init__(self, operands: Operands, threads: int) -> None:
         torch.set_num_threads(threads)
-        self._weights = [torch.from_numpy(weight) for weight in operands.plain]
-        self._a = torch.from_numpy(operands.dense)
+        self._weights = [self._prepare(torch.from_numpy(w)) for w in operands.plain]
+        self._a = torch.from_numpy(operands.dense).to(self.kind)
+
+    def _prepare(self, weight: torch.Tensor) -> Any:
+        return weight.to(self.kind)
 
     def bind(self, m: int) -> Product:
         """Return the product with the first `m` rows of the activations."""
         rows = self._a[:m]
+        return in_turn(self._once(rows, weight) for weight in self._weights)
 
-        def once(weight: torch.Tensor) -> Callable[[], Array]:
-            return lambda: torch.nn.functional.linear(rows, weight).numpy()
-
-        return in_turn(once(weight) for weight in self._weights)
+    def _once(self, rows: torch.Tensor, weight: Any) -> Callable[[], torch.Tensor]:
+        return lambda: torch.nn.functional.linear(rows, weight)
 
 
-class OneDnn:
+class TorchBf16(Torch):
+    """As above, rows and results too."""
+
+    held_by = "ONEDNN_MAX_CPU_ISA"
+    kind = torch.bfloat16
+
+
+class OneDnn(Torch):
     """oneDNN through torch, as torch.compile freezes a linear layer: packed for this very M."""
 
-    needs = ("torch",)
     setting = "torch.ops.mkldnn._linear_pointwise on _reorder_linear_weight(weight, M)"
     held_by = "ONEDNN_MAX_CPU_ISA"
 
-    def __init__(self, operands: Operands, threads: int) -> None:
-        torch.set_num_threads(threads)
-        self._weights = [torch.from_numpy(weight) for weight in operands.plain]
-        self._a = torch.from_numpy(operands.dense)
+    def _once(self, rows: torch.Tensor, weight: Any) -> Callable[[], torch.Tensor]:
+        ops = torch.ops.mkldnn
+        packed = ops._reorder_linear_weight(weight, len(rows))
+        return lambda: ops._linear_pointwise(rows, packed, None, "none", [], "")
 
-    def bind(self, m: int) -> Product:
-        """Return the product with the first `m` rows of the activations."""
-        rows, ops = self._a[:m], torch.ops.mkldnn
 
-        def once(packed: Any) -> Callable[[], Array]:
-            return lambda: ops._linear_pointwise(rows, packed, None, "none", [], "").numpy()
+class OneDnnBf16(OneDnn):
+    """As above, rows and results too."""
 
-        return in_turn(once(ops._reorder_linear_weight(weight, m)) for weight in self._weights)
+    kind = torch.bfloat16
+
+
+class TorchInt8(Torch):
+    """Torch's dynamic quantised linear: int8 by column, rows to uint8 in the call, float32 out."""
+
+    setting = "torch.ops.quantized.linear_dynamic, engine x86 (FBGEMM)"
+    held_by = ""
+    engine = "x86"
+
+    def _prepare(self, weight: torch.Tensor) -> Any:
+        torch.backends.quantized.engine = self.engine
+        codes = torch.quantize_per_channel(
+            weight, column_scales(weight).double(), torch.zeros(len(weight)).long(), 0, torch.qint8
+        )
+        return torch.ops.quantized.linear_prepack(codes, None)
+
+    def _once(self, rows: torch.Tensor, weight: Any) -> Callable[[], torch.Tensor]:
+        return lambda: torch.ops.quantized.linear_dynamic(rows, weight)
+
+
+class OneDnnInt8(TorchInt8):
+    """The same by oneDNN."""
+
+    setting = "torch.ops.quantized.linear_dynamic, engine onednn"
+    held_by = "ONEDNN_MAX_CPU_ISA"
+    engine = "onednn"
+
+
+class TorchWeights8(Torch):
+    """Torch's product of bfloat16 rows with int8 by column, as torchao's weight-only linear."""
+
+    setting = "torch._weight_int8pack_mm, bfloat16"
+    held_by = ""
+    kind = torch.bfloat16
+
+    def _prepare(self, weight: torch.Tensor) -> Any:
+        scales = column_scales(weight)
+        return (weight / scales[:, None]).round().to(torch.int8), scales.to(self.kind)
+
+    def _once(self, rows: torch.Tensor, weight: Any) -> Callable[[], torch.Tensor]:
+        return lambda: torch._weight_int8pack_mm(rows, *weight)
+
+
+class TorchWeights4(Torch):
+    """Torch's product of bfloat16 rows with 4 bits in groups, as torchao's weight-only linear."""
+
+    setting = f"torch.ops.aten._weight_int4pack_mm_for_cpu, groups of {GROUP}, bfloat16"
+    held_by = ""
+    kind = torch.bfloat16
+
+    def _prepare(self, weight: torch.Tensor) -> Any:
+        groups = weight.view(len(weight), -1, GROUP)
+        low = groups.amin(2, keepdim=True)
+        step = (groups.amax(2, keepdim=True) - low) / 15
+        codes = ((groups - low) / step).round().clamp(0, 15).int().view(weight.shape)
+        packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, TORCH_BLOCK)
+        scales = torch.cat([step, low + 8 * step], 2).transpose(0, 1)
+        return packed, scales.contiguous().to(self.kind)
+
+    def _once(self, rows: torch.Tensor, weight: Any) -> Callable[[], torch.Tensor]:
+        packed, scales = weight
+        return lambda: torch.ops.aten._weight_int4pack_mm_for_cpu(rows, packed, GROUP, scales)
+
+
+def column_scales(weight: torch.Tensor) -> torch.Tensor:
+    """Return the scale of each column of a product, of int8."""
+    return weight.abs().amax(1) / 127
+
+
+# ---- OpenVINO ----
 
 
 class OpenVino:
     """OpenVINO's CPU plug-in: a matrix product with a constant weight, M left open, one stream.
 
-    It multiplies by MLAS here (`gemm_mlas_f32` in its runtime model), which goes by CPUID alone.
+    Of float32 it multiplies by MLAS here (`gemm_mlas_f32` in its runtime model), which goes by
+    CPUID alone.
     """
 
     needs = ("openvino",)
     setting = "MatMul with constant weight, NUM_STREAMS 1, INFERENCE_PRECISION_HINT f32"
     held_by = ""
+    more: ClassVar[dict[str, Any]] = {"INFERENCE_PRECISION_HINT": "f32"}
 
     def __init__(self, operands: Operands, threads: int) -> None:
         import openvino
 
-        self._tensor, self._a = openvino.Tensor, operands.dense
-        core = openvino.Core()
-        options = {
-            "INFERENCE_NUM_THREADS": threads,
-            "INFERENCE_PRECISION_HINT": "f32",
-            "NUM_STREAMS": 1,
-        }
+        self._a, core = operands.dense, openvino.Core()
+        self._held: list[Any] = []
+        options = {"INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": 1, **self.more}
         self._requests = [
-            core.compile_model(_matmul_model(weight), "CPU", options).create_infer_request()
+            core.compile_model(self._model(weight), "CPU", options).create_infer_request()
             for weight in operands.plain
         ]
 
+    def _model(self, weight: Array) -> Any:
+        from openvino import opset13 as op
+
+        return self._product(op.constant(weight, shared_memory=True), weight.shape[1])
+
+    def _product(self, weight: Any, k: int, kind: Any = np.float32) -> Any:
+        """Return the product of rows of `kind` with a weight that is part of the model."""
+        import openvino
+        from openvino import opset13 as op
+
+        a = op.parameter([-1, k], kind)
+        return openvino.Model([op.matmul(self._rows(a), weight, False, True)], [a])
+
+    def _rows(self, a: Any) -> Any:
+        return a
+
+    def _tensor(self, m: int) -> Any:
+        import openvino
+
+        return openvino.Tensor(self._a[:m], shared_memory=True)
+
+    def _named(self, bits: npt.NDArray[Any], shape: tuple[int, ...], kind: Any) -> Any:
+        """Return a tensor of a type that numpy has not; the memory is kept, which it is over."""
+        import openvino
+
+        self._held.append(bits)
+        return openvino.Tensor(bits, openvino.Shape(shape), kind)
+
     def bind(self, m: int) -> Product:
         """Return the product with the first `m` rows of the activations."""
-        rows = self._tensor(self._a[:m], shared_memory=True)
+        rows = self._tensor(m)
 
-        def once(request: Any) -> Callable[[], Array]:
+        def once(request: Any) -> Callable[[], Any]:
             request.set_input_tensor(rows)
 
-            def run() -> Array:
+            def run() -> Any:
                 request.infer()
-                out: Array = request.get_output_tensor().data
-                return out
+                return request.get_output_tensor()
 
             return run
 
         return in_turn(once(request) for request in self._requests)
 
 
-def _matmul_model(weight: Array) -> Any:
-    import openvino
+class OpenVinoBf16(OpenVino):
+    """Rows, weight and result of bfloat16."""
+
+    setting = "MatMul of bfloat16, NUM_STREAMS 1, INFERENCE_PRECISION_HINT bf16"
+    more: ClassVar[dict[str, Any]] = {"INFERENCE_PRECISION_HINT": "bf16"}
+
+    def _model(self, weight: Array) -> Any:
+        from openvino import Type
+        from openvino import opset13 as op
+
+        return self._product(op.constant(self._bf16(weight)), weight.shape[1], Type.bf16)
+
+    def _tensor(self, m: int) -> Any:
+        return self._bf16(self._a[:m])
+
+    def _bf16(self, values: Array) -> Any:
+        from openvino import Type
+
+        bits = torch.from_numpy(values).bfloat16().view(torch.int16).numpy().view(np.uint16)
+        return self._named(bits, values.shape, Type.bf16)
+
+
+class OpenVinoInt8(OpenVino):
+    """A weight of int8 by column, rows quantised in groups in the call: how it runs LLMs."""
+
+    setting = f"MatMul with a compressed weight, DYNAMIC_QUANTIZATION_GROUP_SIZE {GROUP}"
+    more: ClassVar[dict[str, Any]] = {
+        "INFERENCE_PRECISION_HINT": "f32",
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": GROUP,
+    }
+
+    def _model(self, weight: Array) -> Any:
+        from openvino import opset13 as op
+
+        scales = np.abs(weight).max(1, keepdims=True) / np.float32(127)
+        codes = op.constant(np.rint(weight / scales).astype(np.int8))
+        return self._product(_scaled(codes, scales), weight.shape[1])
+
+
+class OpenVinoStatic8(OpenVinoInt8):
+    """Rows quantised by one scale that is known before: how it runs models of int8."""
+
+    setting = "MatMul of FakeQuantize rows with int8 by column"
+    more: ClassVar[dict[str, Any]] = {"INFERENCE_PRECISION_HINT": "f32"}
+
+    def _rows(self, a: Any) -> Any:
+        from openvino import opset13 as op
+
+        low = -np.abs(self._a).max()
+        ends = low, np.float32(-low * 127 / 128)
+        return op.fake_quantize(a, *ends, *ends, 256)
+
+
+class OpenVinoInt4(OpenVinoInt8):
+    """A weight of 4 bits in groups, rows quantised in groups in the call."""
+
+    def _model(self, weight: Array) -> Any:
+        from openvino import Type
+        from openvino import opset13 as op
+
+        n, k = weight.shape
+        groups = weight.reshape(n, -1, GROUP)
+        scales = np.abs(groups).max(2, keepdims=True) / np.float32(7)
+        pairs = np.rint(groups / scales).astype(np.int8).reshape(-1, 2) & 15
+        packed = (pairs[:, 0] | pairs[:, 1] << 4).astype(np.uint8)
+        codes = op.constant(self._named(packed, groups.shape, Type.i4))
+        whole = op.reshape(_scaled(codes, scales), op.constant([n, k]), False)
+        return self._product(whole, k)
+
+
+def _scaled(codes: Any, scales: Array) -> Any:
     from openvino import opset13 as op
 
-    a = op.parameter([-1, weight.shape[1]], np.float32)
-    product = op.matmul(a, op.constant(weight, shared_memory=True), False, True)
-    return openvino.Model([product], [a])
+    return op.multiply(op.convert(codes, np.float32), op.constant(scales))
+
+
+# ---- numpy ----
 
 
 class OpenBlas:
@@ -172,39 +367,50 @@ class OpenBlas:
         return in_turn(once(weight) for weight in self._weights)
 
 
-PEERS: dict[str, type[Peer]] = {
-    "torch": Torch,
-    "onednn": OneDnn,
-    "openvino": OpenVino,
-    "openblas": OpenBlas,
+PEERS: dict[str, dict[str, type[Peer]]] = {
+    "f32": {
+        "torch": Torch,
+        "onednn": OneDnn,
+        "openvino": OpenVino,
+        "openblas": OpenBlas,
+    },
+    "bf16": {"torch": TorchBf16, "onednn": OneDnnBf16, "openvino": OpenVinoBf16},
+    "int8": {
+        "torch": TorchInt8,
+        "torch_weights": TorchWeights8,
+        "onednn": OneDnnInt8,
+        "openvino": OpenVinoInt8,
+        "openvino_static": OpenVinoStatic8,
+    },
+    "int4": {"torch": TorchWeights4, "openvino": OpenVinoInt4},
 }
+"""By type of weights."""
 
 
-def present_peers() -> dict[str, type[Peer]]:
+def present_peers(dtype: str) -> dict[str, type[Peer]]:
     """Return the peers whose packages are installed."""
     return {
         name: peer
-        for name, peer in PEERS.items()
+        for name, peer in PEERS[dtype].items()
         if all(find_spec(package) for package in peer.needs)
     }
 
 
-def describe_peers(peers: Iterable[str]) -> list[dict[str, Any]]:
+def describe_peers(peers: Mapping[str, type[Peer]]) -> list[dict[str, Any]]:
     """Return version, settings and thread rule of each peer, for the report."""
     versions = {
-        "torch": torch.__version__,
         "onednn": f"torch {torch.__version__}",
         "openblas": f"numpy {np.__version__}: {_openblas()}",
     }
     return [
         {
             "name": name,
-            "version": str(versions[name] if name in versions else version(name)),
-            "setting": PEERS[name].setting,
+            "version": versions.get(name) or version(peer.needs[0]),
+            "setting": peer.setting,
             "threads": "as the row says",
             **({"build": torch.__config__.show().splitlines()[1:8]} if name == "torch" else {}),
         }
-        for name in peers
+        for name, peer in peers.items()
     ]
 
 

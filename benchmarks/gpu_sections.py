@@ -7,6 +7,7 @@ device cannot have ends with the status LEFT_OUT and says why in one line.
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import time
@@ -23,6 +24,8 @@ import numpy as np
 
 from generate_models import SHAPES, write_checkpoint
 
+WORKERS = 8
+"""Processes that run tests, each with a context of its own on the device: 0.5 GiB on NVIDIA's."""
 LEFT_OUT = 3
 """Exit status of a section that has nothing to measure here."""
 Row = dict[str, Any]
@@ -63,12 +66,18 @@ class Nothing(Exception):
 # ---- tests ----
 
 
+def cpus() -> int:
+    """Return how many CPUs this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
 def run_tests(setting: Setting) -> list[Row]:
     """Run the tests that need an accelerator; one row, and one for each that failed."""
     file = setting.work / "tests.xml"
     where = ["tests/codegen/kernels/test_gemm_skinny.py"] if setting.tiny else ["tests"]
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", f"--junitxml={file}", *where]
-    done = subprocess.run([*command, "-p", "no:cacheprovider"], cwd=HERE.parent, check=False)
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu and not long", *where]
+    command += [f"--junitxml={file}", "-p", "no:cacheprovider", "-n", str(min(WORKERS, cpus()))]
+    done = subprocess.run(command, cwd=HERE.parent, check=False)
     if done.returncode not in (0, 1) or not file.exists():
         raise SystemExit(f"pytest ended with status {done.returncode}")
     cases = list(ET.parse(file).getroot().iter("testcase"))
@@ -274,21 +283,21 @@ def measure_encoders(setting: Setting) -> list[Row]:
 
 
 SECTIONS = {
-    "tests": Section(run_tests, 110, "The suite's part for accelerators."),
+    "tests": Section(run_tests, 140, "The suite's part for accelerators."),
     "speed-1b": Section(
-        partial(measure_speed, "llama-1b"), 110, "Llama 3.2 1B's shape, bfloat16, random weights."
+        partial(measure_speed, "llama-1b"), 100, "Llama 3.2 1B's shape, bfloat16, random weights."
     ),
     "speed-8b": Section(
         partial(measure_speed, "llama-8b"),
         150,
         "Llama 3.1 8B's shape, 8 of its 32 layers, bfloat16, random weights.",
     ),
-    "neo": Section(measure_neo, 80, "The device's pool holds a quarter of the requests' KV."),
+    "neo": Section(measure_neo, 70, "The device's pool holds a quarter of the requests' KV."),
     "products": Section(
         measure_products, 60, "Times of generated products as a share of torch's own, by rows."
     ),
     "clusters": Section(measure_clusters, 30, "Scans of hot clusters, device and CPU."),
-    "encoders": Section(measure_encoders, 60, "BGE large's shape, bfloat16, random weights."),
+    "encoders": Section(measure_encoders, 50, "BGE large's shape, bfloat16, random weights."),
 }
 """In the order in which they run; ten minutes together."""
 

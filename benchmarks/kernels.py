@@ -1,9 +1,12 @@
 """Generated GEMM kernels against torch/MKL, oneDNN, OpenVINO and OpenBLAS, interleaved.
 
 Run `python benchmarks/kernels.py --json F`; `--quick` takes a minute, all cells about 30 on two
-cores, and `--resume` goes on where a run that wrote F was stopped. Each cell cycles through copies
-of the weight that together are at least 4x the last-level cache. A time is that of a batch of
-calls, divided by their number; a batch during which other processes were busy is run again.
+cores, and `--resume` goes on where a run that wrote F was stopped. `--dtype bf16|int8|int4` takes
+weights of that type, with the peers that have products of it; ours gets float32 rows and rounds
+them in the call. Results are compared with float64 of the weight before it was rounded. Each cell
+cycles through copies of the weight that together are at least 4x the last-level cache. A time is
+that of a batch of calls, divided by their number; a batch during which other processes were busy is
+run again.
 `roofline_fraction` is the time that the multiply-add rate and read bandwidth allow at least, over
 ours; both are measured beside every cell, and the run's median counts. `..._under_load` takes the
 rate right after batches of ours instead: a register loop after a pause runs at a higher clock.
@@ -28,6 +31,7 @@ from common import (
     Report,
     Sample,
     add_report_options,
+    commit,
     geometric_mean,
     interleave,
     open_report,
@@ -38,9 +42,11 @@ from common import (
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.library import LibrarySpec, build_library
 from dovetail.codegen.targets import get_target, host_target
+from dovetail.compiler.expected import rows_to_check
 from dovetail.compiler.measure import CACHE_FACTOR, Meter
 from dovetail.compiler.roofline import measure_fma_rate, measure_read_bandwidth
 from dovetail.compiler.schedules import LINEAR, GemmOp, gemm_requests
+from dovetail.compiler.weight_dtype import CHOICES
 from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.schedule import Row
 from dovetail.runtime.machine.library import KernelLibrary
@@ -48,7 +54,7 @@ from dovetail.runtime.native.tape import Team
 from dovetail.topology.binding import choose_pus
 from dovetail.topology.hardware import read_hardware
 from gemm_ours import Operands, OurGemm, Setting, pick_rows, row_for
-from gemm_peers import PEERS, Peer, Product, describe_peers, present_peers
+from gemm_peers import PEERS, Peer, Product, as_array, describe_peers, present_peers
 
 SHAPES = (
     *((6144, 2048), (2048, 2048), (11008, 2048), (2048, 5504)),
@@ -70,19 +76,32 @@ UNDER_LOAD = 3
 """Batches after which the multiply-add rate is measured at the clock they leave, and its passes:
 the first one begins slowly (vectors were idle for a while), the clock stays for milliseconds."""
 SPIN = 2000
-RELATIVE_ERROR = 1e-5
-SHOWN = (
-    *("threads", "n", "k", "m", "ours_gflops"),
-    *(f"{name}_gflops" for name in PEERS),
-    *("ratio", "vs_best_peer", "roofline_fraction", "noisy"),
+ERRORS = {"f32": 1e-5, "bf16": 1e-2, "int8": 3e-2, "int4": 0.2}
+"""How large errors may be, all together, beside a right result: rounding weights and rows to 8 bits
+makes 0.01 of it, weights to 4 bits 0.1."""
+CHECKED_COLUMNS = 2048
+"""Columns whose weights are widened to float64 at once."""
+ISA_VARIABLES = (
+    "ATEN_CPU_CAPABILITY",
+    *sorted({p.held_by for peers in PEERS.values() for p in peers.values() if p.held_by}),
 )
-"""Columns of the printed table; the JSON file has more."""
-ISA_VARIABLES = ("ATEN_CPU_CAPABILITY", *(peer.held_by for peer in PEERS.values() if peer.held_by))
 """What holds peers to an older instruction set, for comparisons with `--target`. Those for which
 there is nothing are left out of `vs_best_held_peer`."""
-SAME = ("target", "search_seconds", "peers")
+SPEEDS = {f"{name}_gflops" for peers in PEERS.values() for name in peers if name != "torch"}
+ROOFLINES = {
+    "roofline_geomean": "roofline_fraction",
+    "roofline_under_load_geomean": "roofline_fraction_under_load",
+}
+"""Keys of the summary: means of columns that only float32 has."""
+SAME = ("dtype", "target", "search_seconds", "peers")
 """Settings in which a report must agree with the run that goes on with it."""
-PROGRESS = tuple(column for column in SHOWN if column != "roofline_fraction")
+
+
+def shown_columns(dtype: str) -> tuple[str, ...]:
+    """Return the columns of the printed table; the JSON file has more."""
+    speeds = (f"{name}_gflops" for name in ("ours", *PEERS[dtype]))
+    fraction = ("roofline_fraction",) if dtype == "f32" else ()
+    return ("threads", "n", "k", "m", *speeds, "ratio", "vs_best_peer", *fraction, "noisy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +119,9 @@ class Roofline:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One (N, K) and thread count with everybody's weights in place."""
+    """One (N, K) and thread count with everybody's weights, of one type, in place."""
 
+    dtype: str
     setting: Setting
     operands: Operands
     team: Team
@@ -131,13 +151,17 @@ def batch_size(run: Product, copies: int) -> int:
 
 
 def check(shape: Shape, sides: Mapping[str, Product], m: int) -> None:
-    """Stop unless all sides give torch's product."""
-    shape.operands.c[:] = np.nan
-    wanted = sides["torch"](1).copy()
+    """Stop unless all sides give numbers, and some rows are those of float64."""
+    operands, rows = shape.operands, rows_to_check(m, 0)
+    operands.c[:] = np.nan
+    weight, a = operands.plain[0], operands.dense[rows].astype(np.float64)
+    parts = (weight[i : i + CHECKED_COLUMNS] for i in range(0, operands.n, CHECKED_COLUMNS))
+    wanted = np.concatenate([a @ part.T.astype(np.float64) for part in parts], axis=1)
     for name, run in sides.items():
-        error = float(np.abs(run(1) - wanted).max() / np.abs(wanted).max())
-        if not error < RELATIVE_ERROR:
-            n, k = shape.operands.n, shape.operands.k
+        found = as_array(run(1))
+        error = float(np.linalg.norm(found[rows] - wanted) / np.linalg.norm(wanted))
+        if not (error < ERRORS[shape.dtype] and np.isfinite(found).all()):
+            n, k = operands.n, operands.k
             raise SystemExit(f"{name}: wrong result at M={m}, N={n}, K={k}: {error:.2e}")
 
 
@@ -179,8 +203,14 @@ def measure_cell(shape: Shape, m: int) -> dict[str, Any]:
         timed, again = max(timed, time_sides(shape, sides), key=lambda t: t.ratio), again + 1
     flop = 2 * shape.operands.n * shape.operands.k * m
     best = min(shape.peers, key=timed.seconds.__getitem__)
-    held = [timed.seconds[n] for n in shape.peers if PEERS[n].held_by in os.environ]
+    held = [timed.seconds[n] for n, peer in shape.peers.items() if peer.held_by in os.environ]
+    roofline = {}
+    if shape.dtype == "f32":
+        target = get_target(shape.setting.built.index.target)
+        roofline = measure_roofline(ours, shape.team.threads, target)
     return {
+        "machine": shape.setting.hardware.cpu_model,
+        "commit": commit(),
         "n": shape.operands.n,
         "k": shape.operands.k,
         "m": m,
@@ -192,7 +222,7 @@ def measure_cell(shape: Shape, m: int) -> dict[str, Any]:
         **({"vs_best_held_peer": min(held) / timed.seconds["ours"]} if held else {}),
         "measured_again": again,
         "ours_seconds": timed.seconds["ours"],
-        **measure_roofline(ours, shape.team.threads, get_target(shape.setting.built.index.target)),
+        **roofline,
         **{f"{name}_spread": found.spread for name, found in timed.samples.items()},
         "noisy": sum(found.noisy for found in timed.samples.values()),
         "kernel": row.kernel,
@@ -218,7 +248,11 @@ def measure_roofline(ours: OurGemm, threads: int, target: Target) -> dict[str, f
 
 
 def add_roofline(rows: Sequence[dict[str, Any]]) -> None:
-    """Set each row's share of the roofline: the median of what stood beside its thread count's."""
+    """Set each row's share of the roofline: the median of what stood beside its thread count's.
+
+    Rows of float32; what this machine multiplies of others at most is not measured.
+    """
+    rows = [row for row in rows if "peak_gflops" in row]
     for threads in {row["threads"] for row in rows}:
         same = [row for row in rows if row["threads"] == threads]
         flops, bandwidth = (
@@ -234,17 +268,17 @@ def add_roofline(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def measure_shape(
-    setting: Setting, size: tuple[int, int], threads: int, points: Sequence[int]
+    setting: Setting, size: tuple[int, int], dtype: str, threads: int, points: Sequence[int]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the rows of one (N, K) and thread count."""
+    """Yield the rows of one (N, K), type of weights and thread count."""
     n, k = size
     phase = PhasePlan(threads=threads, cpus=choose_pus(setting.hardware, threads))
-    rows = pick_rows(setting, GemmOp("linear", LINEAR, n, k, "f32"), phase, points)
-    operands = Operands(n, k, max(points), setting.hardware.l3_bytes)
-    peers = {name: peer(operands, threads) for name, peer in present_peers().items()}
+    rows = pick_rows(setting, GemmOp("linear", LINEAR, n, k, CHOICES[dtype]), phase, points)
+    operands = Operands(n, k, max(points), setting.hardware.l3_bytes, dtype)
+    peers = {name: peer(operands, threads) for name, peer in present_peers(dtype).items()}
     team = Team(setting.library, threads, SPIN)
     team.set_active(phase)
-    shape = Shape(setting, operands, team, rows, peers)
+    shape = Shape(dtype, setting, operands, team, rows, peers)
     for m in points:
         yield measure_cell(shape, m)
     team.close()
@@ -264,15 +298,22 @@ def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
             f"geomean_vs_{name}": geometric_mean(
                 row["ours_gflops"] / row[f"{name}_gflops"] for row in rows
             )
-            for name in PEERS
-            if name != "torch" and f"{name}_gflops" in rows[0]
+            for name in (key.removesuffix("_gflops") for key in rows[0] if key in SPEEDS)
         },
-        "roofline_geomean": geometric_mean(row["roofline_fraction"] for row in rows),
-        "roofline_under_load_geomean": geometric_mean(
-            row["roofline_fraction_under_load"]
-            for row in rows
-            if "roofline_fraction_under_load" in row
+        "least_vs_best_peer_small_m": min(
+            (row["vs_best_peer"] for row in rows if row["m"] in SMALL_M), default=None
         ),
+        "cells_small_m_below_1": sum(
+            row["vs_best_peer"] < 1 for row in rows if row["m"] in SMALL_M
+        ),
+        "least_vs_best_peer_elsewhere": min(
+            (row["vs_best_peer"] for row in rows if row["m"] not in SMALL_M), default=None
+        ),
+        **{
+            name: geometric_mean(row[column] for row in rows if column in row)
+            for name, column in ROOFLINES.items()
+            if column in rows[0]
+        },
         "cells": len(rows),
         "cells_measured_again": sum(row["measured_again"] > 0 for row in rows),
         "noisy_batches": sum(row["noisy"] for row in rows),
@@ -294,6 +335,7 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     add_report_options(parser)
     parser.add_argument("--quick", action="store_true", help="one shape, three M, fewer rounds")
+    parser.add_argument("--dtype", choices=sorted(ERRORS), default="f32", help="of the weights")
     parser.add_argument("--threads", type=parse_numbers, default=(1, 2), help="default 1,2")
     parser.add_argument("--shapes", type=parse_shapes, metavar="NxK,...", help="default all eight")
     parser.add_argument("--m", type=parse_numbers, help="rows, default 1,2,3,...,512")
@@ -317,7 +359,7 @@ def parse_options() -> argparse.Namespace:
 def describe(options: argparse.Namespace, setting: Setting) -> dict[str, Any]:
     """Return how the run was made."""
     return {
-        "dtype": "f32",
+        "dtype": options.dtype,
         "target": setting.built.index.target,
         "compiler": setting.built.index.compiler,
         "search_seconds": setting.search_seconds,
@@ -327,10 +369,11 @@ def describe(options: argparse.Namespace, setting: Setting) -> dict[str, Any]:
         "patience_seconds": setting.patience.seconds,
         "weight_pool_bytes": CACHE_FACTOR * setting.hardware.l3_bytes,
         "memory": "page-aligned arrays on all sides; our activation rows padded, the peers' dense",
+        "activations": "ours float32, rounded in the call; the peers' as their settings say",
         "threads": list(options.threads),
         "peers_held_to": {n: os.environ[n] for n in ISA_VARIABLES if n in os.environ},
-        "peers": describe_peers(present_peers()),
-        "absent_peers": sorted(set(PEERS) - set(present_peers())),
+        "peers": describe_peers(present_peers(options.dtype)),
+        "absent_peers": sorted(PEERS[options.dtype].keys() - present_peers(options.dtype)),
     }
 
 
@@ -338,14 +381,18 @@ def measure_all(report: Report, setting: Setting, options: argparse.Namespace) -
     """Measure the cells that `report` lacks; write it after each."""
     points = options.m or (QUICK_ROWS if options.quick else ROWS)
     done = {(row["threads"], row["n"], row["k"], row["m"]) for row in report.rows}
+    absent = {f"{name}_gflops" for name in report.config["absent_peers"]}
+    progress = [
+        c for c in shown_columns(options.dtype) if c != "roofline_fraction" and c not in absent
+    ]
     for threads in options.threads:
         for size in options.shapes or (QUICK_SHAPES if options.quick else SHAPES):
             missing = [m for m in points if (threads, *size, m) not in done]
             if not missing:
                 continue
-            for row in measure_shape(setting, size, threads, missing):
+            for row in measure_shape(setting, size, options.dtype, threads, missing):
                 report.rows.append(row)
-                print(*(show(row.get(column, "")) for column in PROGRESS), flush=True)
+                print(*(show(row[column]) for column in progress), flush=True)
                 add_roofline(report.rows)
                 report.summary = summarize(report.rows)
                 report.write(options.json)
@@ -356,7 +403,8 @@ def main() -> None:
     options = parse_options()
     hardware = read_hardware()
     target = get_target(options.target) if options.target else host_target()
-    requests = gemm_requests(("f32",), target)  # the library that the search of a model builds too
+    # the library that the search of a model builds too
+    requests = gemm_requests((CHOICES[options.dtype],), target)
     built = build_library(LibrarySpec(target, requests, name="tuning", tvm_ffi=False))
     pool = CACHE_FACTOR * hardware.l3_bytes
     meter = Meter(built.path, built.index, pool_bytes=pool) if options.search_seconds else None
@@ -371,7 +419,7 @@ def main() -> None:
     report.summary["minutes"] = (time.perf_counter() - start) / 60
     if meter is not None:
         meter.close()
-    report.print(SHOWN)
+    report.print(shown_columns(options.dtype))
     report.write(options.json)
 
 

@@ -46,8 +46,9 @@ POLICIES = ("off", "auto", "full")
 TRACE = "mooncake_conversation_trace.jsonl.gz"
 PROMPT_SHARE, LONGEST_ANSWER = 16, 512
 """Prompts of the trace are so many times as long as ours; answers are cut."""
-IN_FLIGHT, KV_PART = 32, 4
-"""Requests at once, and of their KV one part in so many fits the device's pool."""
+IN_FLIGHT, KV_PART, HALF = 32, 4, 2
+"""Requests at once; of their KV one part in so many fits the device's pool, and in the ways called
+`half`: with so much there neither side alone is the best one, and `auto` has to mix."""
 STEP_TOKENS, SEQUENCES = 512, 64
 DTYPES = {"bfloat16": "bf16", "float32": "f32"}
 SIMPLER = tuple(name for name in PIPELININGS if name != "asymmetric")
@@ -70,11 +71,10 @@ class Load:
         mean = statistics.fmean(prompt + answer for prompt, answer in self.lengths)
         return round(mean * self.in_flight / KV_BLOCK)
 
-    @property
-    def gpu_blocks(self) -> int:
-        """Blocks of the device's pool; the longest request fits."""
+    def gpu_blocks(self, part: int = KV_PART) -> int:
+        """Return the blocks of a pool for one part in so many; the longest request fits."""
         longest = max(prompt + answer for prompt, answer in self.lengths)
-        return max(self.blocks // KV_PART, longest // KV_BLOCK + 2)
+        return max(self.blocks // part, longest // KV_BLOCK + 2)
 
     def arrivals(self) -> list[Arrival]:
         """Return the requests for the simulator."""
@@ -105,11 +105,16 @@ def add_device_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--requests", type=int, default=IN_FLIGHT, help="to measure with")
     parser.add_argument("--in-flight", type=int, default=IN_FLIGHT, help="requests at once")
     parser.add_argument("--dtype", default="bfloat16", choices=DTYPES, help="of all values")
-    parser.add_argument("--ways", nargs="*", help="of off auto full cpu whole; default all")
+    parser.add_argument(
+        "--ways",
+        nargs="*",
+        help="of off auto full cpu whole, with their halves and pipelines; default all",
+    )
     parser.add_argument(
         "--pipelines", nargs="*", default=(), choices=SIMPLER, help="also `full` in these ways"
     )
-    parser.add_argument("--timeline", type=Path, help="record some steps of `auto` there")
+    parser.add_argument("--timeline", type=Path, help="record some steps there")
+    parser.add_argument("--record", default="auto", help="what is recorded, such as 'full, none'")
     add_work_option(parser)
 
 
@@ -125,14 +130,17 @@ class Way:
 
 
 def list_ways(device: str, load: Load, pipelines: Sequence[Pipelining] = ()) -> list[Way]:
-    """Return the three policies, `full` in simpler pipelines, then ways that take no turns.
+    """Return the policies, `full` in simpler pipelines, then two ways that take no turns.
 
     These are this CPU alone, and torch on all cores with room for all.
     """
-    pools = {"gpu_blocks": load.gpu_blocks, "kv_blocks": 2 * load.blocks}
+    pools = {"gpu_blocks": load.gpu_blocks(), "kv_blocks": 2 * load.blocks}
     limits = {"max_num_batched_tokens": STEP_TOKENS, "max_num_seqs": SEQUENCES}
     beside = {"device": device, "threads": 1, **limits}
     ways = [Way(name, {**beside, **pools, "offload": name}) for name in POLICIES]
+    for way in ways[:2]:
+        half = {"gpu_blocks": load.gpu_blocks(HALF)}
+        ways.append(Way(f"{way.name}, half", {**way.options, **half}))
     for name in pipelines:
         settings = SchedulerSettings(pipelining=name)
         ways.append(Way(f"full, {name}", {**ways[2].options, "settings": settings}))
@@ -163,10 +171,10 @@ def measure_device(
         ways = list_ways(options.device, asked, options.pipelines)
         *turns, cpu, whole = ways
         for way in [*turns * options.rounds, cpu, whole]:
-            if options.ways and way.name not in options.ways:
+            if options.ways and way.name.split(",")[0] not in options.ways:
                 continue
             row, seen = run_way(path, way, asked)
-            told = seen or told
+            told = seen if seen and way.name in POLICIES else told
             runs.setdefault(way.name, []).append(row)
             print(describe(row), flush=True)
             rows = [join_rounds(found) for found in runs.values()]
@@ -174,7 +182,8 @@ def measure_device(
             rows += [simulate_way(row, told, asked) for row in simulated]
             note(rows, describe_setting(options, asked, told))
         if options.timeline is not None:
-            record_steps(path, ways[1], asked, options.timeline)
+            (way,) = (way for way in ways if way.name == options.record)
+            record_steps(path, way, asked, options.timeline)
 
 
 def describe_setting(options: argparse.Namespace, asked: Load, told: Told | None) -> dict[str, Any]:
@@ -186,7 +195,8 @@ def describe_setting(options: argparse.Namespace, asked: Load, told: Told | None
         "requests": len(asked.lengths),
         "in_flight": asked.in_flight,
         "seed": asked.seed,
-        "gpu_blocks": asked.gpu_blocks,
+        "gpu_blocks": asked.gpu_blocks(),
+        "gpu_blocks_half": asked.gpu_blocks(HALF),
         "prompt_mean": statistics.fmean(prompt for prompt, _ in asked.lengths),
         "answer_mean": statistics.fmean(answer for _, answer in asked.lengths),
         "profile": {n: [[*row.at, row.seconds] for row in found] for n, found in tables.items()},
@@ -326,7 +336,9 @@ def record_steps(path: Path, way: Way, asked: Load, timeline: Path) -> None:
             tokens = [draw.randrange(3, engine.spec.vocab_size) for _ in range(prompt)]
             engine.submit(tokens, SamplingParams(max_tokens=answer, ignore_eos=True))
         plans = follow_plans(engine)
-        while engine.scheduler.busy and not (plans and _full_swing(plans[-1])):
+        settings = way.options.get("settings", SchedulerSettings())
+        batches = 1 if settings.pipelining == "none" else 2
+        while engine.scheduler.busy and not (plans and _full_swing(plans[-1], batches)):
             engine.step()
         found = Timeline()
         engine.start_recording(StepRecorder(found, engine.scheduler.pools))
@@ -338,8 +350,8 @@ def record_steps(path: Path, way: Way, asked: Load, timeline: Path) -> None:
             engine.finish(request, "abort")
 
 
-def _full_swing(plan: StepPlan) -> bool:
-    return len(plan.batches) > 1 and not plan.batches[0].prefill
+def _full_swing(plan: StepPlan, batches: int) -> bool:
+    return len(plan.batches) == batches and not plan.batches[0].prefill
 
 
 def join_rounds(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -399,6 +411,10 @@ def summarize_device(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     if rates.keys() >= set(POLICIES):
         ratios["auto_vs_off"] = rates["auto"] / rates["off"]
         ratios["auto_vs_better"] = rates["auto"] / max(rates["off"], rates["full"])
+    if rates.keys() >= {"off, half", "auto, half", "full"}:  # which uses nothing of that pool
+        auto, off = rates["auto, half"], rates["off, half"]
+        ratios["auto_vs_off_half"] = auto / off
+        ratios["auto_vs_better_half"] = auto / max(off, rates["full"])
     return ratios
 
 

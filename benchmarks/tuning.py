@@ -14,12 +14,10 @@ MetaSchedule.
 from __future__ import annotations
 
 import argparse
-import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +27,7 @@ from common import (
     Patience,
     Report,
     add_report_options,
+    commit,
     geometric_mean,
     machine_facts,
     open_report,
@@ -124,15 +123,6 @@ class Run:
             seconds=self.options.seconds,
             rounds=EFFORTS[self.options.effort].rounds,
         )
-
-
-@cache
-def commit() -> str:
-    """Return the version measured, marked `-dirty` where files differ from it."""
-    command = ["git", "describe", "--always", "--dirty"]
-    folder = Path(__file__).parent
-    found = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    return found.stdout.strip()
 
 
 def sandwich(options: argparse.Namespace) -> Sandwich:

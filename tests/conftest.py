@@ -14,6 +14,7 @@ import pytest
 from dovetail.codegen.targets import host_target
 from dovetail.ir.cpu import FORCED_TARGET
 from tests.codegen.float_targets import FLOATS_OF
+from tests.gpus import count_devices
 from tests.hosts import host_targets
 
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -41,6 +42,13 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_finish() -> None:
     """Look for garbage again."""
     gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs a GPU where there is none, before anything is made for it."""
+    if item.get_closest_marker("gpu") and not count_devices():
+        pytest.skip("torch sees no GPU here")
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""The NVIDIA GPUs of the machine that tests run on."""
+"""The GPUs of the machine that tests run on."""
 
 from __future__ import annotations
 

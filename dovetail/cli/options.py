@@ -95,6 +95,10 @@ class EngineFlags:
     gpu_memory_utilization: Annotated[
         float, "Fraction of the accelerator's free memory to use."
     ] = 0.9
+    gpu_blocks: Annotated[
+        int | None,
+        "Size of the accelerator's KV pool, in blocks of 16 tokens; default by memory.",
+    ] = None
     max_num_seqs: Annotated[int | None, "Maximum sequences per step; default by memory."] = None
     max_num_batched_tokens: Annotated[int | None, "Maximum tokens per step; default by memory."] = (
         None

@@ -124,7 +124,7 @@ class DeviceExecutor:
         on_cpu = replace(
             options,
             plan=service,
-            threads=None,
+            threads=None if options.device == CPU else options.threads,
             kv_blocks=kv_blocks,  # 1: nobody will live there
             max_num_seqs=None,
             max_num_batched_tokens=None,

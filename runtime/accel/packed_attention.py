@@ -7,6 +7,7 @@ any lengths (`torch.nn.attention.varlen`, NVIDIA), that takes them all at once.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -173,7 +174,8 @@ def find_varlen(device: torch.device, dtype: torch.dtype, heads: Heads) -> Varle
     except ImportError:
         return None
     found: Varlen | None = getattr(varlen, "varlen_attn", None)
-    return found
+    knows = found is not None and "window_size" in inspect.signature(found).parameters
+    return found if knows else None  # the first version had no windows and no scale
 
 
 def attend_varlen(

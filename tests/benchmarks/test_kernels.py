@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
 from pathlib import Path
 from statistics import median
+from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
@@ -58,3 +61,46 @@ def test_a_run_compares_all_peers_and_resumes(tmp_path):
     again = run(file, "--threads", "1", "--resume")
     figures = [[row["ours_seconds"] for row in report["rows"]] for report in (first, again)]
     assert figures[0] == figures[1]
+
+
+def bench(name: str) -> Any:
+    return importlib.import_module(name)
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    return bench("kernels")
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "int8", "int4"])
+def test_all_sides_give_the_product_of_float64_in_every_type(kernels: Any, dtype: str) -> None:
+    """Each with its own weights; whoever computes another product is told by name."""
+    operands = bench("gemm_ours").Operands(96, 128, 5, 1000, dtype)
+    made = bench("gemm_peers").present_peers(dtype)
+    peers = {name: peer(operands, 1) for name, peer in made.items()}
+    shape = kernels.Shape(dtype, None, operands, None, (), peers)
+    assert peers.keys() >= {"torch"}
+    for m in (1, 5):
+        sides = {name: peer.bind(m) for name, peer in peers.items()}
+        kernels.check(shape, sides, m)
+        wrong = {"wrong": lambda _, m=m: operands.dense[:m] @ operands.plain[0].T * 1.5}
+        with pytest.raises(SystemExit, match=f"wrong: wrong result at M={m}"):
+            kernels.check(shape, wrong, m)
+    packed = operands.form.unpack(operands.packed[0], 96, 128)
+    stored = packed if dtype != "bf16" else operands.form.dtype.widen(packed)
+    error = np.linalg.norm(stored - operands.plain[0]) / np.linalg.norm(operands.plain[0])
+    assert error < kernels.ERRORS[dtype]
+
+
+def test_keys_tell_small_batches_from_others(kernels: Any) -> None:
+    rows = [
+        {"m": m, "ratio": best, "vs_best_peer": best, "measured_again": 0, "noisy": 0}
+        | {"ours_gflops": best, "torch_gflops": 1.0, "onednn_gflops": 0.5}
+        for m, best in ((1, 0.96), (2, 1.2), (32, 0.9), (64, 1.1))
+    ]
+    found = kernels.summarize(rows)
+    assert found["least_vs_best_peer_small_m"] == 0.9 and found["cells_small_m_below_1"] == 1
+    assert found["least_vs_best_peer_elsewhere"] == 0.96
+    assert found["geomean_vs_onednn"] == pytest.approx(2 * found["geomean_vs_torch"])
+    assert "roofline_geomean" not in found and "geomean_vs_openvino" not in found

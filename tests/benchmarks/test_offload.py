@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from dovetail.runtime.schedule.plan import Batch, Move, StepPlan
+from tests.runtime.accel.engines import make_artifact
+from tests.timelines import check_timeline
 
 TRACE = "input_tokens,output_tokens\n" + "330,20\n" * 40
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
@@ -151,6 +153,14 @@ def test_a_device_is_measured_and_foretold(offload: Any) -> None:
     assert keys["auto_vs_off"] == 2.0
     assert keys["auto_vs_better"] == 1.2
     assert keys["simulated_vs_measured_auto"] == 1.1
+    assert "auto_vs_off_half" not in keys
+    rows += [
+        {**joined, "policy": f"{name}, half", "rate": 8.0 + i}
+        for i, name in enumerate(("off", "auto"))
+    ]
+    keys = device.summarize_device(rows)
+    assert (keys["auto_vs_off_half"], keys["auto_vs_off"]) == (9.0 / 8.0, 2.0)
+    assert keys["auto_vs_better_half"] == 9.0 / 8.0
 
 
 def test_lengths_are_those_of_the_trace_made_smaller(offload: Any, tmp_path: Path) -> None:
@@ -170,9 +180,44 @@ def test_lengths_are_those_of_the_trace_made_smaller(offload: Any, tmp_path: Pat
     assert ways["auto"]["gpu_blocks"] == max(load.blocks // device.KV_PART, longest // 16 + 2)
     assert ways["whole"]["gpu_blocks"] > load.blocks
     assert "threads" not in ways["whole"]  # torch has all cores
-    more = device.list_ways("torch:cpu", load, device.SIMPLER)
-    assert [way.name for way in more[3:5]] == ["full, symmetric", "full, none"]
-    assert [way.options["settings"].pipelining for way in more[3:5]] == ["symmetric", "none"]
-    assert more[4].options.items() >= ways["full"].items()
+    half = max(load.blocks // device.HALF, longest // 16 + 2)
+    for name in ("off", "auto"):
+        assert ways[f"{name}, half"] == {**ways[name], "gpu_blocks": half}
+    more = {w.name: w.options for w in device.list_ways("torch:cpu", load, device.SIMPLER)}
+    for name in device.SIMPLER:
+        way = more[f"full, {name}"]
+        assert way["settings"].pipelining == name and way.items() >= ways["full"].items()
     with pytest.raises(SystemExit, match="--traces"):
         device.read_load(tmp_path / "none", 8, 4, 700, seed=3)
+
+
+def test_a_device_is_measured_in_every_way_and_recorded(
+    offload: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a tiny model: its figures mean nothing; `auto` mixes only where the clock says so."""
+    pytest.importorskip("torch")
+    device = importlib.import_module("offload_device")
+    artifact = make_artifact(tmp_path)
+    monkeypatch.setattr(device, "compile_model", lambda *_: artifact)
+    monkeypatch.setattr(device, "STEP_TOKENS", 64)
+    monkeypatch.setattr(importlib.import_module("dovetail.runtime.accel.profile"), "BUDGET", 0.2)
+    lines = [{"input_length": 16 * n, "output_length": 30} for n in range(20, 60)]
+    with gzip.open(tmp_path / device.TRACE, "wt") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+    out, timeline = tmp_path / "out.json", tmp_path / "timeline.json"
+    asked = ["--device", "torch:cpu", "--traces", str(tmp_path), "--json", str(out)]
+    asked += ["--rounds", "1", "--requests", "8", "--in-flight", "8", "--ways", "off", "auto"]
+    asked += ["full", "--pipelines", "none", "--timeline", str(timeline), "--record", "full, none"]
+    offload.main(asked)
+    body = json.loads(out.read_text())
+    measured = {row["policy"]: row for row in body["rows"] if row["group"] == "device"}
+    assert [*measured] == ["off", "auto", "full", "off, half", "auto, half", "full, none"]
+    for name, row in measured.items():
+        assert row["rate"] > 0 and (row["cpu_decodes"] > 0 or "off" in name or "auto" in name)
+    assert measured["full, none"]["two_batch"] == 0 == measured["off, half"]["cpu_decodes"]
+    assert {row["policy"] for row in body["rows"] if row["group"] == "simulated"} == {
+        *device.POLICIES
+    }
+    assert body["config"]["gpu_blocks_half"] > body["config"]["gpu_blocks"]
+    assert body["summary"].keys() >= {"auto_vs_off", "auto_vs_better_half"}
+    assert check_timeline(timeline).spans

@@ -139,6 +139,12 @@ def test_weights_are_fetched_for_one_pass_then_far_ahead() -> None:
             assert told(op, "x86-64-avx2", m)["prefetch"] == kept
     quantised = GemmOp("x", LINEAR, 256, 2048, "q4_32")
     assert told(quantised, "x86-64-avx2", 5)["prefetch"] == SPREAD_PREFETCH
+    bytes_, wide = GemmOp("x", LINEAR, 2048, 2048, "q8_32"), "x86-64-avx512bf16"
+    rows = rule_tiles(bytes_, TARGETS[wide])[0].rows
+    for m in range(rows + 1, 3 * rows):
+        kept = FAR_PREFETCH if m < 2 * rows else SPREAD_PREFETCH
+        assert told(bytes_, wide, m)["prefetch"] == kept
+    assert told(quantised, wide, rows + 1)["prefetch"] == SPREAD_PREFETCH
 
 
 def test_rounded_rows_in_tile_registers_come_in_blocks() -> None:

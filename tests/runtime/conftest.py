@@ -28,9 +28,17 @@ from dovetail.ir.tape import FORWARD_ARGS, SAMPLE_ARGS, ArgRef, Entry, IntConst,
 from dovetail.runtime.machine.abi import ABI
 
 ROOT = Path(__file__).parents[2]
+GPU = pytest.param("cuda", marks=pytest.mark.gpu)
 VOCAB, HEAD_DIM, MAX_CONTEXT = 97, 2, 256
 EOS = 5
 MODEL = "models/llm"
+
+
+@pytest.fixture(params=["torch:cpu", GPU])
+def accelerator(request: pytest.FixtureRequest) -> str:
+    """A device of torch: cores of this machine, and a GPU where there is one."""
+    name: str = request.param
+    return name
 
 
 def write_json(path: Path, value: object) -> None:

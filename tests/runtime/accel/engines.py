@@ -1,20 +1,23 @@
-"""A tiny Llama on the CPU and torch's CPU device; costs are assumed, so that nothing is timed."""
+"""A tiny Llama on the CPU and a torch device; costs are assumed, so that nothing is timed.
+
+On any device activations are float32, of which products are float32, too (torch's own setting; no
+TF32): tokens are those of the CPU but for ties. Attention is plain torch's: others compile kernels
+for minutes, and have tests of their own.
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from unittest.mock import patch
-
-import torch
 
 from dovetail.compiler.pipeline import compile_model
 from dovetail.ir.plans import Figure
-from dovetail.runtime.accel import executor
+from dovetail.runtime.accel import attention_choice, executor
 from dovetail.runtime.accel.executor import DeviceExecutor
 from dovetail.runtime.app import App, load
 from dovetail.runtime.schedule.cost_tables import TablePredictor
@@ -32,6 +35,7 @@ HOMES = ("gpu_decode", "cpu_decode")
 ASKED: dict[str, Any] = {"max_tokens": 24, "ignore_eos": True}
 SLOW = Figure(6e7, "of this test: products and attention of a layer take milliseconds")
 LIMITS = {"max_num_batched_tokens": 64, "max_num_seqs": 64}
+TwoPools: TypeAlias = Callable[..., AbstractContextManager[tuple[App, list[StepPlan]]]]
 
 
 def make_artifact(folder: Path, family: str = "llama", **heads: int) -> Path:
@@ -52,6 +56,7 @@ def two_pools(
     gpu: int,
     cpu: int,
     *,
+    device: str = "torch:cpu",
     slow: bool = False,
     offload: str = "auto",
     given: dict[str, Any] | None = None,
@@ -63,25 +68,32 @@ def two_pools(
         machine = replace(machine.with_cpu(SLOW.value / 4 / 60e9), bandwidth=SLOW)
     threads = options.pop("threads", 1)
     chosen = SchedulerSettings(**options)  # type: ignore[arg-type]
-    more: dict[str, Any] = {"threads": threads, "settings": chosen, **LIMITS, **(given or {})}
+    more: dict[str, Any] = {"threads": threads, "settings": chosen, **LIMITS}
+    more |= {"dtype": "f32", "device": device, **(given or {})}
 
     def assume(_: object, device: DeviceExecutor, *__: object) -> TablePredictor:
         return TablePredictor(assumed_profile(machine, device.spec))
 
-    more |= {"kv_blocks": cpu, "gpu_blocks": gpu, "offload": offload, "device": "torch:cpu"}
-    with patch.object(executor, "predict", assume), load(path, **more) as app:
+    more |= {"kv_blocks": cpu, "gpu_blocks": gpu, "offload": offload}
+    with (
+        patch.object(executor, "predict", assume),
+        patch.object(attention_choice, "BACKENDS", ()),
+        load(path, **more) as app,
+    ):
         engine = app.engine
         assert isinstance(engine.executor, DeviceExecutor)
         plans: list[StepPlan] = []
-        execute, pools = engine._execute, engine.executor.pair.model.pools
+        execute, accelerator = engine._execute, engine.executor.accelerator
+        pools = engine.executor.pair.model.pools
 
         def follow(plan: StepPlan) -> object:
             plans.append(plan)
             touched = execute(plan)
             check_integrity(engine.scheduler)
-            with torch.inference_mode():
+            with accelerator.working():
                 for layer in (*pools.k, *pools.v):
                     layer[gpu:-1] = float("nan")  # the next step may not count on what has landed
+            accelerator.finish()
             return touched
 
         engine._execute = follow  # type: ignore[method-assign, assignment]

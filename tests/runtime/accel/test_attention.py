@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("torch")
@@ -22,7 +22,7 @@ from dovetail.runtime.accel.attention import MASK_BYTES, MASK_PART, PlainAttenti
 from dovetail.runtime.accel.attention_choice import TOLERANCE, choose_attention, try_attention
 from dovetail.runtime.accel.attention_flashinfer import FlashInferAttention, list_pages
 from dovetail.runtime.accel.attention_flex import FlexAttention
-from dovetail.runtime.accel.device import TorchDevice
+from dovetail.runtime.accel.device import TYPES, TorchDevice
 from dovetail.runtime.accel.executor import DeviceExecutor
 from dovetail.runtime.accel.step import Attended, PagedAttention, Step
 from dovetail.runtime.app import load
@@ -64,11 +64,12 @@ def attend(
     host = {"block_tables": tables, "seq_lengths": lengths, "seq_starts": starts}
     numbers = {"n_prefill": prompts, "n_decode": len(ordered) - prompts}
     numbers |= {"decode_row": int(starts[prompts])}
-    step = Step(host, {n: torch.from_numpy(a) for n, a in host.items()}, numbers)
-    over = Attended(n_q, n_kv, 0.3, window, *map(torch.from_numpy, pools))
+    there = {n: torch.from_numpy(a).to(made.device) for n, a in host.items()}
+    step = Step(host, there, numbers)
+    over = Attended(n_q, n_kv, 0.3, window, *torch.from_numpy(pools).to(made.device))
     made.add(over)
     made.begin(step)
-    rows = torch.from_numpy(q.reshape(len(q), -1))
+    rows = torch.from_numpy(q.reshape(len(q), -1)).to(made.device)
     out = torch.zeros_like(rows)
     if prompts:
         made.prompts(step, rows, out, over)
@@ -86,19 +87,24 @@ def attend(
                 scores = k[head // 3, seen].astype(np.float64) @ q[row, head] * 0.3
                 weights = np.exp(scores - scores.max())
                 wanted[row, head] = weights @ v[head // 3, seen] / weights.sum()
-    return out.numpy().reshape(q.shape), wanted
+    return out.cpu().numpy().reshape(q.shape), wanted
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(SEQUENCES, st.sampled_from([0, 5, 16, 40]), st.sampled_from([1 << 10, 1 << 26]))
 def test_plain_attention_is_that_of_float64(
-    sequences: list[tuple[int, int]], window: int, bound: int
+    accelerator: str, sequences: list[tuple[int, int]], window: int, bound: int
 ) -> None:
-    """However little may be gathered or masked at once."""
+    """However little may be gathered or masked at once.
+
+    A GPU's kernels may make a product of float32 of three of TF32, which round a little more.
+    """
+    device = TorchDevice(accelerator).device
     with pytest.MonkeyPatch.context() as bounds:
-        bounds.setitem(step_module.MOMENT, "cpu", bound)
-        found, wanted = attend(PlainAttention(CPU), sequences, window)
-    np.testing.assert_allclose(found, wanted, atol=2e-5)
+        bounds.setitem(step_module.MOMENT, device.type, bound)
+        found, wanted = attend(PlainAttention(device), sequences, window)
+    atol = 2e-5 if device == CPU else TOLERANCE[torch.float32]
+    np.testing.assert_allclose(found, wanted, atol=atol)
 
 
 @given(st.integers(1, 300), st.integers(0, 300), st.sampled_from([0, 9]))
@@ -266,6 +272,19 @@ def test_the_first_backend_that_is_there_and_right_is_used(
 def test_backends_pass_the_check_in_every_type(dtype: torch.dtype) -> None:
     for backend in (PlainAttention, FlexAttention):
         assert try_attention(backend(CPU), DEVICE, make_spec(), dtype) <= TOLERANCE[dtype]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("backend", attention_choice.BACKENDS)
+def test_backends_that_fit_a_gpu_pass_the_check(backend: Any, dtype: str) -> None:
+    """With windows and without, recorded or not; a bf16 value keeps 8 bits: see TOLERANCE."""
+    device, kind, size = TorchDevice("cuda"), TYPES[dtype], 64
+    if not backend.fits(device.device, kind, kind, size):
+        pytest.skip(f"{backend.name} is not there for {dtype} on this GPU")
+    windows = {"sliding_window": 20, "window_layers": (True, False)}
+    spec = make_spec(head_dim=size, kv_dtype=dtype, **windows)
+    assert try_attention(backend(device.device), device, spec, kind) <= TOLERANCE[kind]
 
 
 def test_backends_are_for_devices_that_have_them() -> None:

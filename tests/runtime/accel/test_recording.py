@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("torch")
 
 from dovetail.runtime.accel.sub_batch import ATTENTION, DEVICE, LINK
-from tests.runtime.accel.engines import ASKED, PROMPTS, make_artifact, two_pools
+from tests.runtime.accel.engines import ASKED, PROMPTS, TwoPools, make_artifact
 from tests.timelines import check_timeline
 
 Spans = dict[str, list[dict[str, Any]]]
@@ -35,7 +35,7 @@ def read_tracks(path: Path) -> Spans:
 
 
 def test_attention_of_one_batch_lies_beside_the_other_ones_products(
-    artifact: Path, tmp_path: Path
+    artifact: Path, tmp_path: Path, two_pools: TwoPools
 ) -> None:
     path = tmp_path / "timeline.json"
     # products cost so much that the planner splits what the CPU decodes

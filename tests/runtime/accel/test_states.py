@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("torch")
 
 from dovetail.ir.errors import CapacityError
-from dovetail.runtime.accel import executor
+from dovetail.runtime.accel import attention_choice, executor
 from dovetail.runtime.accel.executor import DeviceExecutor
 from dovetail.runtime.app import load
 from dovetail.runtime.engine.engine import Engine
@@ -110,17 +110,19 @@ def drive(
     offload: Offload,
     steps: int,
     seed: int,
+    device: str = "torch:cpu",
 ) -> None:
     gpu, cpu = pools
     profile = replace(find_machine("t4"), gpu_blocks=gpu)
     settings = SchedulerSettings(min_gain=0.0, patience=4)
-    more = {"device": "torch:cpu", "threads": 1, "settings": settings, **LIMITS}
+    more = {"device": device, "dtype": "f32", "threads": 1, "settings": settings, **LIMITS}
 
     def assume(_: object, cpu: CpuExecutor, *__: object) -> object:
         return assumed_profile(profile, cpu.spec)
 
     with (
         patch.object(executor, "find_profile", assume),
+        patch.object(attention_choice, "BACKENDS", ()),
         load(path, gpu_blocks=gpu, kv_blocks=cpu, offload=offload, **more) as app,
     ):
         engine = app.engine
@@ -143,10 +145,14 @@ def drive(
 
 @pytest.mark.parametrize("offload", ["auto", "full", "off"])
 def test_random_steps_keep_pools_sound_and_tokens_right(
-    artifact: Path, prompts: list[tuple[list[int], tuple[int, ...]]], offload: Offload
+    artifact: Path,
+    prompts: list[tuple[list[int], tuple[int, ...]]],
+    offload: Offload,
+    accelerator: str,
 ) -> None:
     pools = (12, 1) if offload == "off" else POOLS[0]
-    drive(artifact, prompts, pools=pools, offload=offload, steps=SHORT, seed=1)
+    given = {"offload": offload, "steps": SHORT, "seed": 1, "device": accelerator}
+    drive(artifact, prompts, pools=pools, **given)
 
 
 @pytest.mark.long

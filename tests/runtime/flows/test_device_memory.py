@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+pytest.importorskip("torch")
+
 from dovetail.compiler.pipeline import compile_model
+from dovetail.runtime.accel.device import TorchDevice
+from dovetail.runtime.accel.profile import describe_device
 from dovetail.runtime.app import load
 from dovetail.runtime.artifact import open_artifact
 from dovetail.runtime.engine.options import EngineOptions
@@ -23,7 +28,6 @@ from tests.models import save_model
 from tests.runtime.flows.conftest import COUNT, DIM, NPROBE, embed
 
 VECTOR = 4 * DIM
-TORCH = EngineOptions(device="torch:cpu", gpu_memory_utilization=0.05, max_num_batched_tokens=64)
 
 
 @pytest.fixture(scope="module")
@@ -38,17 +42,20 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_device_is_asked_once_and_its_tables_are_kept(
-    path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, accelerator: str
 ) -> None:
     """Its room less the encoder's: KV and clusters have it, and the app's pools are as planned."""
     artifact = open_artifact(path, read_hardware())
     share = GpuShare(index=folder, rate=1e6, nprobe=NPROBE, prompt=32, reply=32)
-    found = ask_device(artifact, TORCH)
-    assert found.gpu == "torch:cpu" and found.origin == "measured on torch:cpu"
+    small: dict[str, Any] = {"gpu_memory_utilization": 0.05, "max_num_batched_tokens": 64}
+    options = EngineOptions(device=accelerator, **small)
+    found = ask_device(artifact, options)
+    assert found.gpu == options.device
+    assert found.origin == f"measured on {describe_device(TorchDevice(accelerator))}"
     rows = found.tables.profile.tables["gpu_decode"]
     assert {row.origin for row in rows} == {"measured"}
     (part,) = artifact.encoders.values()
-    bare = ask_device(replace(artifact, encoders={}), TORCH)
+    bare = ask_device(replace(artifact, encoders={}), options)
     assert bare.tables.profile == found.tables.profile, "it was kept"
     more = bare.budget - found.budget
     held = sum(device_bytes(part.file, find_tape(part, "encode")))
@@ -58,7 +65,7 @@ def test_a_device_is_asked_once_and_its_tables_are_kept(
         gpu_memory, "ask_device", lambda *_: replace(found, budget=64 * found.block_bytes)
     )
     workflows = FlowSettings(share=share)
-    with load(path, workflows=workflows, device="torch:cpu", embedding=None) as app:
+    with load(path, workflows=workflows, device=accelerator, embedding=None) as app:
         plan = app.gpu_memory
         assert plan is not None
         assert plan.kv_bytes + plan.cluster_bytes == 64 * found.block_bytes

@@ -52,9 +52,9 @@ TORCH = "torch:cpu"
 
 @pytest.fixture
 def open_hot(
-    open_app: Callable[..., App], monkeypatch: pytest.MonkeyPatch
+    open_app: Callable[..., App], monkeypatch: pytest.MonkeyPatch, accelerator: str
 ) -> Callable[[FlowSettings], App]:
-    """Return what opens an app whose clusters may lie on torch's CPU device, as if scans were free.
+    """Return what opens an app whose clusters may lie on a device, as if scans were free.
 
     The toy model runs on no device: the app is loaded for the CPU. What else is predicted is given,
     too: measured of so few vectors and tokens, it would say what else the machine does.
@@ -62,7 +62,7 @@ def open_hot(
 
     def open_(workflows: FlowSettings) -> App:
         with monkeypatch.context() as here:
-            here.setattr(app_module, "_gpu_of", lambda options: TORCH)
+            here.setattr(app_module, "_gpu_of", lambda options: accelerator)
             app = open_app(workflows)
         monkeypatch.setattr(service_module, "measure_step", lambda generator: StepCost(fixed=1.0))
         costs = replace(app.flows._costs, scan=UNKNOWN_SCAN, device=ScanCost(0.0, 0.0))

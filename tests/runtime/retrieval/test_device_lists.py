@@ -38,8 +38,8 @@ def indexes(one_thread: None) -> dict[str, IvfIndex]:
     return {metric: build_index(VECTORS, clusters=LISTS, metric=metric) for metric in METRICS}
 
 
-def open_lists(index: IvfIndex, room: int = 1 << 20) -> TorchLists:
-    return TorchLists(TorchDevice("torch:cpu", 1), index, room)
+def open_lists(index: IvfIndex, room: int = 1 << 20, device: str = "torch:cpu") -> TorchLists:
+    return TorchLists(TorchDevice(device, 1), index, room)
 
 
 def beside(lists: TorchLists, host: Scanner | None = None) -> DeviceScanner:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("torch")
@@ -42,19 +42,19 @@ def indexes(one_thread: None) -> dict[str, IvfIndex]:
     return {metric: build_index(VECTORS, clusters=LISTS, metric=metric) for metric in METRICS}
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
 @given(
     seed=st.integers(0, 10**6),
     metric=st.sampled_from(sorted(METRICS)),
     depth=st.sampled_from([1, 5, 20, 100, COUNT]),
 )
 def test_a6_9_device_and_cpu_find_what_the_cpu_finds(
-    indexes: dict[str, IvfIndex], seed: int, metric: str, depth: int
+    indexes: dict[str, IvfIndex], seed: int, metric: str, depth: int, accelerator: str
 ) -> None:
     """Ids and distances, among vectors many of which are equal; a later change is seen, too."""
     rng, index = random.Random(seed), indexes[metric]
     there = rng.sample(range(LISTS), rng.randint(0, LISTS))
-    lists = open_lists(index)
+    lists = open_lists(index, device=accelerator)
     hybrid = beside(lists, OnlyElsewhere(set(there)))
     assert hybrid.swap(index, there, (), ROOM) == set()
     assert lists.used == sum(index.sizes[c] for c in there) * index.code_bytes
@@ -73,22 +73,26 @@ def test_a6_9_device_and_cpu_find_what_the_cpu_finds(
 
 
 @pytest.mark.parametrize("metric", sorted(METRICS))
-def test_long_vectors_far_from_zero_are_told_apart(one_thread: None, metric: str) -> None:
+def test_long_vectors_far_from_zero_are_told_apart(
+    one_thread: None, metric: str, accelerator: str
+) -> None:
     """Squares are a million times the differences: products alone would find others."""
     rng = np.random.default_rng(3)
     vectors = (100 + 0.1 * rng.standard_normal((500, 768))).astype(np.float32)
     queries = (100 + 0.1 * rng.standard_normal((5, 768))).astype(np.float32)
     index = build_index(vectors, clusters=4, metric=metric)
     scans = index.probe(queries, 4)
-    lists = open_lists(index, 1 << 24)
+    lists = open_lists(index, 1 << 24, device=accelerator)
     lists.load(index, range(4))
     found = lists.scan(index, scans, 10, None)
     assert found == index.scan(scans, 10)
 
 
-def test_the_device_chooses_by_what_lies_in_its_own_memory(indexes: dict[str, IvfIndex]) -> None:
+def test_the_device_chooses_by_what_lies_in_its_own_memory(
+    indexes: dict[str, IvfIndex], accelerator: str
+) -> None:
     index = build_index(VECTORS[:100], clusters=2)
-    lists = open_lists(index)
+    lists = open_lists(index, device=accelerator)
     lists.load(index, [0])
     ids, codes = index.lists(0)
     vectors = codes.view(np.float32).reshape(len(ids), -1)
@@ -105,7 +109,7 @@ def lost(lists: TorchLists, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Have all that is asked of the device fail."""
 
     def fail() -> None:
-        raise DeviceError("torch has failed on torch:cpu: the device is lost")
+        raise DeviceError("torch has failed: the device is lost")
 
     with monkeypatch.context() as here:
         here.setattr(lists._device, "working", fail)
@@ -113,11 +117,11 @@ def lost(lists: TorchLists, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_a_lost_device_is_done_without(
-    indexes: dict[str, IvfIndex], monkeypatch: pytest.MonkeyPatch
+    indexes: dict[str, IvfIndex], monkeypatch: pytest.MonkeyPatch, accelerator: str
 ) -> None:
     """What was there when it was lost is there when it is found again."""
     index = indexes["l2"]
-    lists = open_lists(index)
+    lists = open_lists(index, device=accelerator)
     hybrid, scan = beside(lists), part_of(QUERIES[0], range(6))
     assert hybrid.swap(index, [0, 1, 2], [], ROOM) == set()
     wanted = index.scan([scan], 5)
@@ -133,10 +137,10 @@ def test_a_lost_device_is_done_without(
 
 
 def test_a_copy_without_memory_leaves_nothing_there(
-    indexes: dict[str, IvfIndex], monkeypatch: pytest.MonkeyPatch
+    indexes: dict[str, IvfIndex], monkeypatch: pytest.MonkeyPatch, accelerator: str
 ) -> None:
     index = indexes["l2"]
-    lists = open_lists(index)
+    lists = open_lists(index, device=accelerator)
 
     def fail(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
@@ -153,22 +157,22 @@ def test_a_copy_without_memory_leaves_nothing_there(
 
 @pytest.mark.parametrize("room", [ROOM, 4000])
 def test_scans_are_measured_and_leave_the_device_empty(
-    indexes: dict[str, IvfIndex], room: int
+    indexes: dict[str, IvfIndex], room: int, accelerator: str
 ) -> None:
     index = indexes["ip"]
-    lists = open_lists(index, room)
+    lists = open_lists(index, room, device=accelerator)
     hybrid = beside(lists)
     cost = hybrid.measure(index, room)
     assert cost is not None and cost.fixed > 0 and lists.used == 0
     assert hybrid.measure(index, 1) is None
 
 
-def test_what_cannot_be_is_refused(indexes: dict[str, IvfIndex]) -> None:
+def test_what_cannot_be_is_refused(indexes: dict[str, IvfIndex], accelerator: str) -> None:
     index = indexes["l2"]
-    lists = open_lists(index, index.sizes[0] * index.code_bytes)
+    lists = open_lists(index, index.sizes[0] * index.code_bytes, device=accelerator)
     lists.load(index, [0])
     with pytest.raises(CapacityError, match="does not fit"):
         lists.load(index, [1])
     lists.close()
     with pytest.raises(SpecError, match="sq8"):
-        open_lists(build_index(VECTORS, clusters=4, codes="sq8"))
+        open_lists(build_index(VECTORS, clusters=4, codes="sq8"), device=accelerator)

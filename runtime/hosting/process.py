@@ -55,6 +55,7 @@ class EngineProcess(Supervisor[Told]):
         self._setup = Setup(
             path=str(path.resolve()), options=options, log_level=log.getEffectiveLevel()
         )
+        self.drafts = options.scheduling.num_speculative_tokens > 0
         self._numbers = count()
         self._jobs: dict[int, Listener] = {}
         self._waiting: list[tuple[tuple[int, ...], bytes]] = []  # for a process
@@ -87,11 +88,6 @@ class EngineProcess(Supervisor[Told]):
     def load(self) -> EngineLoad:
         """As the process last told."""
         return self._load
-
-    @property
-    def drafts(self) -> bool:
-        """Whether tokens are drafted."""
-        return self._setup.options.scheduling.num_speculative_tokens > 0
 
     def now(self) -> float:
         """Return seconds on the machine's monotonic clock."""

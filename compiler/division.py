@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import inf, prod
+from math import prod
 from statistics import fmean
 
 from dovetail.compiler.service import within_quota
@@ -68,15 +68,19 @@ class Mix:
         return replace(self, scanned=fmean(map(bytes_scanned, indexes))) if indexes else self
 
 
+MOST_REQUESTS = 1e9
+"""Of a kind in a mix: prices of more would be no numbers."""
+
+
 def read_mix(text: str | None) -> Mix:
     """Return the mix that is written CHAT:RAG:EMBED; None = an even one. Raises SpecError."""
     if text is None:
         return EVEN
     try:
-        chat, rag, embeddings = map(float, text.split(":"))
+        chat, rag, embeddings = map(float, str(text).split(":"))
     except ValueError:
         chat = rag = embeddings = -1.0
-    if not 0 <= min(chat, rag, embeddings) <= max(chat, rag, embeddings) < inf:
+    if not all(0 <= count <= MOST_REQUESTS for count in (chat, rag, embeddings)):
         raise SpecError(f"--mix {text}: write CHAT:RAG:EMBED, how many requests of each, as 16:4:1")
     if not chat + rag + embeddings:
         raise SpecError(f"--mix {text}: no request at all; give at least one kind more than 0")

@@ -185,7 +185,8 @@ once, which yields events as nodes begin and end, as text is written and as sear
 `app.index("idx")` adds and removes documents while workflows run. Documents that a prompt has no
 room for are cut, the farthest first, and `notes` of the result say so; with
 `add_generation(..., documents_tokens=512)`, or `documents_tokens: 512` in a file, they are cut to
-so many tokens of the model in all. The prompt in the timeline is the one that was sent.
+so many tokens of the model in all. The timeline shows a text prompt as it was
+sent; messages it shows before they are cut.
 
 ## Keep it in the artifact
 

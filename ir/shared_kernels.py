@@ -53,7 +53,7 @@ def read_libraries(
         for description in sorted((store / target).glob("*.json")):
             path, packed = description.with_suffix(".so"), description.with_suffix(PACKED)
             try:
-                library = _described(description, *_version(description))
+                library = msgspec.json.decode(description.read_bytes(), type=SharedLibrary)
                 if not wanted(library):
                     continue
                 if packed.exists():
@@ -89,12 +89,7 @@ def _version(path: Path) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=4096)
-def _described(path: Path, *_version: int) -> SharedLibrary:
-    return msgspec.json.decode(path.read_bytes(), type=SharedLibrary)
-
-
-@lru_cache(maxsize=4096)
-def _hash(path: Path, *_version: int) -> str:
+def _hash(path: Path, *_changed: int) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 

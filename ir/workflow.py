@@ -246,6 +246,12 @@ class Workflow:
         return frozenset(node.output for node in searches if node.order == ANY_ORDER)
 
     @cached_property
+    def told(self) -> frozenset[str]:
+        """Outputs that prompts of generations have."""
+        generations = (node for node in self.nodes.values() if isinstance(node, Generation))
+        return frozenset(name for node in generations for name in node.reads)
+
+    @cached_property
     def straight(self) -> Mapping[Place, tuple[Place, ...]]:
         """What follows each place behind which nothing is chosen."""
         found = {place: tuple(e.target for e in edges) for place, edges in self.edges.items()}

@@ -5,17 +5,22 @@ Everything that reads tokens (preprocessor, parser) takes them from here.
 
 from __future__ import annotations
 
+import hashlib
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
+from io import BytesIO
 from pathlib import Path
 
+import lark
 from lark import Lark, Token
 
 from dovetail.ir.cache import cache_directory
 from dovetail.ir.diagnostics import Diagnostic, Source, Span
 from dovetail.ir.errors import SpecError, SyntaxDiagnostic
+from dovetail.ir.files import write_whole
 from dovetail.ir.low.types import SCALARS, VECTOR_GROUPS, VECTORS
 
 GRAMMAR = Path(__file__).with_name("grammar.lark")
@@ -71,14 +76,23 @@ def grammar() -> Lark:
 
     Its tables take a third of a second: the build cache keeps them, where there is one.
     """
-    kept: str | bool = False
+    text = GRAMMAR.read_bytes()
+    made_by = f"{lark.__version__} {sys.version}".encode()
+    name = f"{hashlib.sha256(text + made_by).hexdigest()}.tables"
+    with suppress(Exception):  # what cannot be read, or was damaged, is made again
+        return Lark.load(BytesIO((cache_directory() / "grammar" / name).read_bytes()))
+    made = _make_grammar(text.decode())
     with suppress(OSError, SpecError):
-        folder = cache_directory() / "grammar"
+        folder, tables = cache_directory() / "grammar", BytesIO()
         folder.mkdir(parents=True, exist_ok=True)
-        kept = str(folder / "low")
+        made.save(tables)
+        write_whole(folder / name, tables.getvalue())
+    return made
+
+
+def _make_grammar(text: str) -> Lark:
     return Lark(
-        GRAMMAR.read_text(encoding="utf-8"),
-        cache=kept,
+        text,
         parser="lalr",
         lexer="basic",
         strict=True,

@@ -72,7 +72,10 @@ class EngineOptions(Wishes):
         """
         wanted = CPU if self.deterministic and self.device == AUTO else self.device
         found = choose_device(wanted, hardware.accelerators, torch=find_torch())
-        return replace(self, device=found.name, spare_cpu=self.device == AUTO)
+        spare, blocks = self.device == AUTO, self.gpu_blocks
+        if spare and not parse_device(found.name).beside_cpu:
+            blocks = None  # nobody asked for the CPU, which has no such blocks
+        return replace(self, device=found.name, spare_cpu=spare, gpu_blocks=blocks)
 
     @property
     def beside_cpu(self) -> bool:

@@ -205,8 +205,9 @@ def fit(
         return Fitted(tokenizer.encode(prompt, special=special, most=context))
     room = context - min(max_tokens, max(context // 4, 1))
     kept, every = documents, "".join(documents)
+    most = room if documents_tokens is None else min(documents_tokens, room)
     if documents_tokens is not None:
-        letters = len(tokenizer.cut(every, documents_tokens))
+        letters = len(tokenizer.cut(every, most))
         kept = documents if letters == len(every) else _keep(documents, letters)
     text = _join(pieces, kept)
     try:
@@ -220,7 +221,7 @@ def fit(
     full = f"the prompt has outgrown {context} tokens of context"
     rest = "".join(text for text, retrieved in pieces if not retrieved)
     budget = room - len(tokenizer.encode(rest, special=special, most=context))
-    budget = min(budget, budget if documents_tokens is None else documents_tokens)
+    budget = min(budget, most)
     for _ in range(TRIES):
         if budget <= 0:
             break

@@ -122,6 +122,8 @@ class FlowSettings:
         """
         if self.share is None or not artifact.models or not options.beside_cpu:
             return self, None, options
+        if options.gpu_blocks is not None:
+            raise SpecError("give gpu_blocks or a share of the GPU's memory, not both")
         share = gpu_memory.name_index(self.share, artifact)
         device = gpu_memory.ask_device(artifact, options)
         found = gpu_memory.divide_memory(share, device, self.plan_searches(artifact).threads)

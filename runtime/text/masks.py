@@ -358,7 +358,8 @@ class Grammars:
     def warm(self) -> None:
         """Have the vocabulary read soon, which takes as long as many grammars do."""
         if self._path is not None:
-            self._thread(READER).submit(lambda: self._words)
+            with self._lock:
+                self._thread(READER).submit(lambda: self._words)
 
     def _begin_read(self, grammar: str) -> Future[LLMatcher]:
         return self._thread(READER).submit(self._compile, grammar)

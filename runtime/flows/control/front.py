@@ -293,8 +293,9 @@ class Front:
             ahead += search.left if search.call is not None else 0
         return found
 
-    def leave(self, name: str, graph: LiveGraph, why: Left) -> None:
+    def leave(self, name: str, graph: LiveGraph, why: Left | str) -> None:
         """Take why a transformation is not applied to the graph of a request."""
+        why = why if isinstance(why, Left) else Left("gain", str(why))  # of a user's own
         self.statistics.left[name] = graph.left[name] = why
 
     # ---- jobs and orders ----

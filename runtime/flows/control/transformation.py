@@ -26,7 +26,7 @@ class Transformation(ABC):
     graph: of a request. node: of it, which is rewritten. guesses: whether it begins generations
     before what they read is known. wakes: the field of `Changes` without which it fits nowhere, and
     is not asked; "" = it is asked in each cycle. One with a method `why_not(costs)` says why it is
-    left where `gain` is nothing, as a `Left`.
+    left where `gain` is nothing, as a text or a `Left`.
     """
 
     name: ClassVar[str]
@@ -52,6 +52,8 @@ class Transformation(ABC):
         """Rewrite the graph."""
 
 
+NEWS = ("found", "scanned", "told", "room", "begins")
+"""The fields of `Changes`: what a cycle may have news of."""
 REGISTRY: dict[str, type[Transformation]] = {}
 """Transformations by name, in the order in which they are asked."""
 
@@ -62,8 +64,11 @@ def register_transformation(kind: Kind) -> Kind:
     """Have a transformation asked from now on, after those that are there; a class decorator.
 
     All requests of this process are served with it, unless `WavefrontSettings.transformations`
-    names others. Raises SpecError where one of its name is there already.
+    names others. Raises SpecError where one of its name is there already, or what it wakes on is
+    nothing that is told.
     """
+    if kind.wakes and kind.wakes not in NEWS:
+        raise SpecError(f"{kind.name}: wakes is one of {', '.join(NEWS)}, not {kind.wakes!r}")
     if REGISTRY.setdefault(kind.name, kind) is not kind:
         raise SpecError(f"there is a transformation {kind.name!r}; unregister it or choose a name")
     return kind

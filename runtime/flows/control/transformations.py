@@ -301,9 +301,10 @@ class SpeculateGeneration(Transformation):
     def fits(cls, front: Front) -> Iterator[Self]:
         """Of searches that have found enough, the one with the nearest k-th document first."""
         if front.load >= front.room:
-            busy = f"{front.load} generations leave the engine no room: it has some below"
+            said = f"{front.load} generations are under way; guesses begin below {front.room:.0f}"
             for search in front.known:
-                front.leave(cls.name, search.graph, Left("load", f"{busy} {front.room:.0f}"))
+                if search.call and search.spec.output in front.ticket(search).run.workflow.told:
+                    front.leave(cls.name, search.graph, Left("load", said))
             return
         open_ = [search for search in front.known if cls.may_begin(front, search)]
         left, weighed = front.seconds_left() if open_ else {}, False

@@ -53,7 +53,7 @@ class Search:
     version: int = 0  # of the documents, since its clusters are known
     patience: int | None = None  # clusters without change after which it may end
     told: list[Part] = field(default_factory=list)  # what all scans of it found
-    shown: tuple[Sequence[Hit], list[Document]] = ((), [])  # documents that were looked up last
+    shown: list[Document] | None = None  # that were looked up last
     ended: LiveNode | None = None
     taken: tuple[int, ...] = ()
     left: int = 0
@@ -156,11 +156,14 @@ class Search:
         return homes
 
     def documents(self, catalog: Catalog) -> list[Document]:
-        """Return what is nearest now; raises as `catalog`."""
-        nearest = self.steps.partial
-        if self.shown[0] != nearest:
-            self.shown = nearest, catalog.documents(self.spec, nearest)
-        return self.shown[1]
+        """Return what is nearest now, the same list where nothing changed; raises as `catalog`.
+
+        It is looked up each time: a document may be removed meanwhile.
+        """
+        found = catalog.documents(self.spec, self.steps.partial)
+        if self.shown != found:
+            self.shown = found
+        return self.shown
 
     def look(self) -> None:
         """Take what is nearest now."""

@@ -8,6 +8,8 @@ import { TimelineView } from "./timeline.js";
 const PERIOD = 2000; // milliseconds: a reading takes 7 of the server
 const SPAN = 120; // seconds that are kept
 const RECENT = 5; // seconds over which rates in figures are taken
+const LEFT = { prompts: "engine busy with prompts", loss: "others would lose more", load: "too many generations",
+  whole: "searches too short", gain: "nothing to gain" }; // reasons of transformations_left_total
 const percent = (part) => `${(100 * part).toFixed(part && part < 0.1 ? 1 : 0)} %`;
 const ms = (seconds) => (seconds == null ? "–" : seconds < 1
   ? `${show(seconds * 1000)} ms` : `${show(seconds)} s`);
@@ -111,7 +113,8 @@ export class Dashboard {
     }
     const name = "transformations_left_total", guesses = { transformation: "speculate_generation" };
     for (const { labels, value } of now.all(name, guesses)) {
-      tiles.push(tile(`Nothing guessed: ${labels.reason}`, show(value), { name, labels, value }));
+      const why = LEFT[labels.reason] ?? labels.reason;
+      tiles.push(tile(`Nothing guessed: ${why}`, show(value), { name, labels, value }));
     }
     if (now.has("spec_decode_num_draft_tokens_total")) {
       const of = (name) => now.sum(`spec_decode_num_${name}_total`);

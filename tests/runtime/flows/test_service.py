@@ -157,6 +157,15 @@ def test_events_tell_of_nodes_text_and_sub_stages(app: App, name: str) -> None:
     asyncio.run(listen())
 
 
+def test_a_search_that_finds_nothing_gives_a_list_of_its_own(app: App) -> None:
+    graph = RAGraph("nothing")
+    graph.add_retrieval("search", query="input", output="docs", filters={"parity": 7})
+    graph.add_edge(START, "search")
+    graph.add_edge("search", END)
+    app.run(graph, question(1)).outputs["docs"].append("what another caller put there")
+    assert app.run(graph, question(2)).outputs["docs"] == []
+
+
 def branching() -> RAGraph:
     """Two searches side by side, one by a vector and with a filter, and a join."""
     g = RAGraph("branching")

@@ -62,6 +62,8 @@ def test_what_is_deterministic_is_not_taken_from_the_cpu_by_auto() -> None:
         assert EngineOptions(device="auto", deterministic=True).settle(found).device == "cpu"
     bare = msgspec.structs.replace(machine, accelerators=())
     assert EngineOptions(device="auto").settle(bare) == EngineOptions(spare_cpu=True)
+    blocks = EngineOptions(device="auto", gpu_blocks=9).settle(bare)
+    assert blocks.gpu_blocks is None, "nobody asked for the CPU"
     with pytest.raises(DeviceError, match="no device npu:3"):
         EngineOptions(device="npu:3").settle(bare)
 

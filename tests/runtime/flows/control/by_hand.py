@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -40,11 +40,14 @@ ALONE = replace(COSTS, scan=ScanCost(1e-4, 1e-4))
 class Titles:
     """An index of 40 clusters with ten vectors each, whose documents are their numbers."""
 
+    removed: Collection[int] = ()
+
     def sizes(self, index: str | None) -> Sequence[int]:
         return [10] * 40
 
     def documents(self, node: Retrieval, hits: Sequence[Hit]) -> list[Document]:
-        return [Document(id=i, text=f"document {i}") for _, i in hits]
+        here = (i for _, i in hits if i not in self.removed)
+        return [Document(id=i, text=f"document {i}") for i in here]
 
 
 class Hand:
@@ -59,7 +62,8 @@ class Hand:
     ) -> None:
         settings = {"fixed_clusters": 1, **settings}
         self.hot_sets: dict[str | None, HotSet] = {} if hot is None else {None: hot}
-        self.front = Wavefront(WavefrontSettings(**settings), costs, Titles(), self.hot_sets)
+        self.titles = Titles()
+        self.front = Wavefront(WavefrontSettings(**settings), costs, self.titles, self.hot_sets)
         self.now = 0.0
         self.orders: list[Order] = []
 

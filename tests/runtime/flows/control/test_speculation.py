@@ -54,6 +54,18 @@ def test_a6_6_a_guess_that_holds_is_committed_and_nothing_is_generated_twice() -
     assert len(hand.all(Generate)) == 1 and hand.front.statistics.accuracy == 1.0
 
 
+def test_a_document_that_is_removed_meanwhile_is_neither_given_nor_guessed_with() -> None:
+    hand = Hand()
+    hand.begin_search(0, 1, 2)
+    (guess,) = guesses(hand.scanned(*NEAR))
+    hand.titles.removed = {1}
+    hand.scanned((3.0, 3))
+    hand.scanned((4.0, 4))
+    real = hand.last(Generate)
+    assert real.job != guess.job and "document 1" not in real.prompt
+    assert started(hand) == [real.job]
+
+
 @pytest.mark.parametrize(
     ("settings", "found", "reason"),
     [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 
 import pytest
@@ -17,7 +17,7 @@ from dovetail.ir.errors import DeviceError, SpecError
 from dovetail.ir.live_graph import LiveGraph
 from dovetail.ir.transform import split_search
 from dovetail.runtime.flows.control.costs import Learned
-from dovetail.runtime.flows.control.front import Front
+from dovetail.runtime.flows.control.front import Changes, Front
 from dovetail.runtime.flows.control.messages import (
     Deliver,
     Failed,
@@ -29,7 +29,7 @@ from dovetail.runtime.flows.control.messages import (
     Written,
 )
 from dovetail.runtime.flows.control.settings import WavefrontSettings
-from dovetail.runtime.flows.control.transformation import REGISTRY
+from dovetail.runtime.flows.control.transformation import NEWS, REGISTRY
 from dovetail.runtime.flows.control.wavefront import Wavefront
 from tests.runtime.flows.control.integrity import check_dispatched, check_wavefront, is_idle
 from tests.runtime.flows.control.test_wavefront import (
@@ -130,6 +130,38 @@ def test_one_of_a_user_that_gains_nothing_is_left(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Halve, "gain", lambda self, costs: 0.0)
     dovetail.register_transformation(Halve)
     assert not applied()["halve"]
+
+
+def test_one_of_a_user_says_why_it_is_left_in_its_own_words() -> None:
+    class Wary(Halve):
+        __slots__ = ()
+        name = "wary"
+
+        def gain(self, costs: Learned) -> float:
+            return 0.0
+
+        def why_not(self, costs: Learned) -> str:
+            return "not today"
+
+    dovetail.register_transformation(Wary)
+    try:
+        world = HashWorld(0)
+        front = Wavefront(WavefrontSettings(refresh=3), COSTS, world)
+        simulate(front, world, machine(0), 0).run(runs(0, 4, 500.0), lambda now, orders: None)
+    finally:
+        dovetail.unregister_transformation("wary")
+    assert front.front.statistics.left["wary"] == ("gain", "not today")
+
+
+def test_one_that_wakes_on_what_is_never_told_is_refused() -> None:
+    assert {f.name for f in fields(Changes)} == set(NEWS)
+
+    class Asleep(Halve):
+        __slots__ = ()
+        name, wakes = "asleep", "scaned"
+
+    with pytest.raises(SpecError, match=r"wakes is one of found, scanned, .* not 'scaned'"):
+        dovetail.register_transformation(Asleep)
 
 
 def test_names_are_taken_once_and_those_of_settings_must_be_there() -> None:

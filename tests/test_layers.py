@@ -66,7 +66,7 @@ LINES = {
     "codegen": 19_270,
     "topology": 4_040,
     "ir": 10_960,
-    "runtime": 41_180,
+    "runtime": 41_190,
     "runtime/machine": 1_230,
     "runtime/schedule": 4_070,
     "runtime/child": 890,
@@ -79,7 +79,7 @@ LINES = {
     "runtime/accel": 4_930,
     "runtime/hosting": 1_800,
     "runtime/retrieval": 1_650,
-    "runtime/flows": 5_550,
+    "runtime/flows": 5_560,
     "runtime/server": 5_010,
     "runtime/sim": 1_090,
 }

@@ -25,6 +25,8 @@ POINT = 0.5
 class Once(SpeculateGeneration):
     """Guesses once a search, in order of arrival, whatever the load."""
 
+    wakes = ""  # of no news of ours: each looks when it is its time
+
     @classmethod
     def fits(cls, front: Front) -> Iterator[Self]:
         """See Transformation."""
@@ -57,6 +59,7 @@ class FixedPoint(Once):
     """RAGCache- and PipeRAG-like: what is found at a fixed point of the search."""
 
     name = "fixed_point"
+    looks = True
 
     @classmethod
     def due(cls, search: Search) -> bool:

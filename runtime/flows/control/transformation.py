@@ -25,13 +25,15 @@ class Transformation(ABC):
 
     graph: of a request. node: of it, which is rewritten. guesses: whether it begins generations
     before what they read is known. wakes: the field of `Changes` without which it fits nowhere, and
-    is not asked; "" = it is asked in each cycle. One with a method `why_not(costs)` says why it is
+    is not asked; "" = it is asked in each cycle. looks: whether it reads what a search has found so
+    far, which then is cut for it. One with a method `why_not(costs)` says why it is
     left where `gain` is nothing, as a text or a `Left`.
     """
 
     name: ClassVar[str]
     guesses: ClassVar[bool] = False
     wakes: ClassVar[str] = ""
+    looks: ClassVar[bool] = False
     graph: LiveGraph
     node: LiveNode
 

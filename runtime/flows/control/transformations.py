@@ -245,7 +245,7 @@ class Split(Transformation):
 
     count: clusters of the next sub-stage; 0 = it waits for a later one. seconds: of all that is
     left of searches, and of what is planned of it. waiting: how many wait for that. asked: whether
-    a user says how many clusters there are to be.
+    a user says how many clusters there are to be, or has a transformation that looks at parts.
     """
 
     name: ClassVar[str] = SPLIT
@@ -264,7 +264,8 @@ class Split(Transformation):
         plan = front.plan(stage, stage.sizes)
         taken = (count_vectors(s.node.clusters[:count], stage.sizes) for s, count in plan)
         seconds = front.backlog, front.costs.shared_seconds(sum(taken))
-        asked, waiting = front.settings.fixed_clusters is not None, front.waiting(stage)
+        looks = any(kind.looks for kind in front.asked.values())
+        asked, waiting = looks or front.settings.fixed_clusters is not None, front.waiting(stage)
         for search, count in plan:
             if count < len(search.node.clusters):
                 yield cls(search.graph, search.node, stage, count, seconds, waiting, asked)

@@ -14,7 +14,7 @@ from dovetail.ir.diagnostics import NO_SPAN, Span
 
 MOST_NESTING = 150
 """Levels of a tree, or of macros; Python's own stack bounds what can be walked."""
-NESTING_HINT = "each operand of a sum and each `elif` is a level; give parts names of their own"
+NESTING_HINT = "each operand of a sum, `elif` and `case` is a level; give parts names of their own"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

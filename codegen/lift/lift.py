@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
-from dovetail.codegen.catalog import resolve_imports
+from dovetail.codegen.catalog import load_kernel_module, resolve_imports
 from dovetail.codegen.isa.intrinsics import Intrinsic
 from dovetail.codegen.isa.signatures import known_constants, known_functions
 from dovetail.codegen.lift.emit import type_of
@@ -28,6 +28,7 @@ from dovetail.codegen.lift.types import (
     Names,
     reason_of,
     refuse,
+    spellings,
     value_type,
 )
 from dovetail.codegen.lift.widen import widen
@@ -101,13 +102,19 @@ def finish(unit: high.Unit) -> high.Unit:
     """
     made = rewrite_node(unit, [(ex.Int, spell_number), (ex.Float, spell_number)])
     assert isinstance(made, high.Unit)
-    own = {function.name for function in made.functions}
-    imported = [f for f in resolve_imports(made).functions if f.name not in own]
+    imported = resolve_imports(replace(made, functions=())).functions
     try:
         verify_high(made, Source("lifted", ""), imported=imported)
     except SyntaxDiagnostic as error:
         raise refuse(error.diagnostics[0].message) from None
     return made
+
+
+@cache
+def _imported_names() -> frozenset[str]:
+    """Return the names that a module which was lifted may import."""
+    modules = {module for module in MATH_MODULES.values() if module is not None}
+    return frozenset(f.name for module in modules for f in load_kernel_module(module).functions)
 
 
 @cache
@@ -141,7 +148,7 @@ class _Lifter:
     unit: low.Unit
     functions: dict[str, low.Function]
     notes: list[str] = field(default_factory=list)
-    inlines: dict[str, tuple[tuple[str, ...], str]] = field(default_factory=dict)
+    inlines: dict[str, tuple[str, tuple[str, ...], str]] = field(default_factory=dict)
 
     def as_it_stands(self, function: low.Function, why: str) -> high.Unit:
         """Return the kernel written out literally; `why` tells what stood against more."""
@@ -181,12 +188,14 @@ class _Lifter:
         return order
 
     def inline(self, function: low.Function) -> high.Function:
-        """Return a helper as an @inline function."""
+        """Return a helper as an @inline function, by a name that no import has."""
         result = None if function.returns == VOID else value_type(function.returns)
+        taken = _imported_names() | (self.functions.keys() - {function.name})
+        name = next(made for made in spellings(function.name) if made not in taken)
         made = self.translate(function, "inline", result)
         params = tuple(value_type(p.type) for p in function.params)
-        self.inlines[function.name] = (params, result or "void")
-        return made
+        self.inlines[function.name] = (name, params, result or "void")
+        return replace(made, name=name)
 
     def kernel(self, function: low.Function) -> high.Function:
         """Return the function as a @kernel."""

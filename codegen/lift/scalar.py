@@ -27,7 +27,7 @@ class Scalars:
     names: Names
     layout: Layout
     tunables: set[str]
-    inlines: dict[str, tuple[tuple[str, ...], str]]  # helper -> parameter types, result
+    inlines: dict[str, tuple[str, tuple[str, ...], str]]  # helper -> name, parameter types, result
     structs: dict[str, ex.NamedType] = field(default_factory=dict)  # parameter -> what it points to
     notes: list[str] = field(default_factory=list)
 
@@ -174,9 +174,9 @@ def _ternary(self: Scalars, expr: ex.Ternary) -> Typed:
 
 def _call(self: Scalars, expr: ex.Call) -> Typed:
     if expr.name in self.inlines:
-        params, result = self.inlines[expr.name]
+        name, params, result = self.inlines[expr.name]
         args = tuple(self.value(a, t) for a, t in zip(expr.args, params, strict=True))
-        return ex.Call(name=expr.name, args=args), result
+        return ex.Call(name=name, args=args), result
     builtin = MATH.get(expr.name)
     if builtin is None or expr.name == "erf":
         raise refuse(f"a call of {expr.name}")

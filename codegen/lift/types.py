@@ -135,7 +135,7 @@ class Names:
             alike = self.used.get(made) == type_ and loop == (made in self.loops)
             return made not in self.used or (alike and not shadows)
 
-        made = next(filter(serves, _spellings(name)))
+        made = next(filter(serves, spellings(name)))
         self.used[made] = type_
         if loop:
             self.loops.add(made)
@@ -144,7 +144,7 @@ class Names:
 
     def fresh(self, name: str, type_: str) -> str:
         """Return an unused high name for a value that no C variable holds."""
-        made = next(made for made in _spellings(name) if made not in self.used)
+        made = next(made for made in spellings(name) if made not in self.used)
         self.used[made] = type_
         return made
 
@@ -153,7 +153,7 @@ class Names:
         return self.scopes.get(name)
 
 
-def _spellings(name: str) -> Iterator[str]:
+def spellings(name: str) -> Iterator[str]:
     """Yield names like `name` that mean nothing else in the high IR: itself, then with a number."""
     spelled = chain((name,), (f"{name}_{n}" for n in count(2)))
     return (made for made in spelled if made not in RESERVED)

@@ -279,10 +279,12 @@ class _Run:
 
 
 def _first_too_deep(tree: Tree[Token]) -> Token | None:
+    """Return a token at which nesting goes too far; each case of a switch becomes an else-if."""
     waiting: list[tuple[Tree[Token] | Token, int]] = [(tree, 0)]
     while waiting:
         node, depth = waiting.pop()
         if isinstance(node, Tree):
+            depth += 2 * sum(isinstance(n, Tree) and n.data == "label" for n in node.children)
             waiting += [(child, depth + 1) for child in reversed(node.children)]
         elif depth > MOST_NESTING:
             return node

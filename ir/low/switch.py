@@ -16,6 +16,8 @@ from dovetail.ir.low.lex import Reporter
 from dovetail.ir.node import Node
 
 _ENDS = (low.Break, low.Return, low.Continue)
+MOST_STATEMENTS = 10_000
+"""Statements of all arms, those that are repeated counted each time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +49,19 @@ def chain_arms(value: ex.Expr, items: Sequence[Label | low.Stmt], reporter: Repo
             arms[-1].body.append(item)
         else:
             reporter.add("low-switch", "this stands before the first case", item.span)
+    for declared in (n for arm in arms[:-1] for n in arm.body if isinstance(n, low.Declare)):
+        message = f"the arms after this one would see `{declared.name}`"
+        hint = "put the arm in braces, or declare it before the switch"
+        reporter.add("low-switch", message, declared.span, hint)
     bodies = [
         (arm.labels, low.Block(body=tuple(_until_end(arms[i:])))) for i, arm in enumerate(arms)
     ]
+    made = sum(isinstance(n, low.Stmt) for _, body in bodies for n in body.walk())
+    if made > MOST_STATEMENTS:
+        message = f"the arms of this switch would become {made} statements"
+        hint = "an arm that falls through repeats what follows: use functions"
+        reporter.add("low-nesting", message, value.span, hint)
+        return low.Block(body=())
     for jump in (jump for _, body in bodies for jump in _left(body)):
         hint = "use if and else"
         reporter.add("low-switch", "a break amid an arm of a switch", jump.span, hint)
@@ -64,20 +76,14 @@ def chain_arms(value: ex.Expr, items: Sequence[Label | low.Stmt], reporter: Repo
 
 def _until_end(arms: Sequence[_Arm]) -> Iterator[low.Stmt]:
     """Yield what runs from the first arm on, up to its end."""
-    for arm in arms:
-        for item in _opened(arm.body):
-            if not isinstance(item, low.Break):
-                yield item
-            if isinstance(item, _ENDS):
-                return
-
-
-def _opened(body: Sequence[low.Stmt]) -> Sequence[low.Stmt]:
-    """Return what an arm does; braces around it are left out where they hold its end."""
-    first = body[0] if body else None
-    if isinstance(first, low.Block) and first.body and isinstance(first.body[-1], _ENDS):
-        return first.body
-    return body
+    for item in (item for arm in arms for item in arm.body):
+        inner = item.body if isinstance(item, low.Block) and item.body else (item,)
+        if not isinstance(inner[-1], low.Break):
+            yield item
+        elif inner[-1] is not item:
+            yield low.Block(body=inner[:-1], span=item.span)
+        if isinstance(inner[-1], _ENDS):
+            return
 
 
 def _left(node: Node) -> Iterator[low.Break]:

@@ -12,6 +12,7 @@ from dovetail.codegen.lower import lower
 from dovetail.codegen.targets import TARGETS
 from dovetail.ir.diagnostics import Source
 from dovetail.ir.errors import SpecError, SyntaxDiagnostic
+from dovetail.ir.high.print import print_high
 from dovetail.ir.low.parse import Pieces, parse_low
 from dovetail.ir.low.print import print_low
 from tests.codegen.lift.native import compile_c
@@ -252,6 +253,13 @@ def test_arms_of_a_switch_fall_through(target):
     wanted = called(compile_c(HEAD + SWITCHES, TARGETS[target], FLAGS), 0)
     for got, want in zip(called(lifted_library(SWITCHES, target), 0), wanted, strict=True):
         np.testing.assert_array_equal(got, want)
+
+
+def test_a_switch_is_lifted_with_all_cases_that_may_be_read():
+    arms = "".join(f"case {i}: z[{i}] += x; break;" for i in range(68))
+    unit = parse_low(Source("k.c", f"void f(int x, int *z) {{ switch (x & 255) {{ {arms} }} }}"))
+    text = print_high(lift(unit, "f"))
+    assert all(f"z[{i}]" in text for i in range(68))
 
 
 def on_integers(kind, operations, a, b):

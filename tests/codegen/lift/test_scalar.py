@@ -3,14 +3,18 @@
 import numpy as np
 import pytest
 
+from dovetail.codegen.catalog import resolve_imports
 from dovetail.codegen.lift import lift
 from dovetail.codegen.lift.types import VECTOR_CALLS
+from dovetail.codegen.lower import lower
+from dovetail.codegen.targets import TARGETS
 from dovetail.ir.diagnostics import Source
 from dovetail.ir.errors import SpecError
 from dovetail.ir.high import nodes as high
 from dovetail.ir.high.print import print_high
 from dovetail.ir.low.parse import parse_low
 from dovetail.ir.low.types import LIBRARY
+from tests.codegen.interpret import interpret
 from tests.codegen.lift.native import EACH, both, kernel_of, lifted, parsed
 from tests.shares import in_turns, share
 
@@ -92,6 +96,41 @@ def test_functions_of_math_h_have_vector_forms(name):
     loop = f"for (long i = 0; i < n; i++) y[i] = {name}({args});"
     text = f"void f(float *y, float *x, long n) {{ {loop} }}"
     assert loops(lift(parse_low(Source("k.c", text)), "f").function("f")) == ["vrange"]
+
+
+@pytest.mark.parametrize(
+    ("helper", "function", "imports"),
+    [
+        ("vodd", "sin", ("math_h",)),
+        ("vcos_near", "cos", ("math_h",)),
+        ("vlog", "log", ("math_h",)),
+        ("vlog", "sqrt", ()),
+        ("vadd", "sqrt", ()),
+    ],
+)
+def test_helpers_may_be_named_as_functions_of_vectors(helper, function, imports):
+    helpers = (
+        f"float {helper}(float x) {{ return x * 2; }} float {helper}_2(float x) {{ return 3; }}"
+    )
+    loop = f"for (int i = 0; i < n; i++) y[i] = {function}f(x[i]);"
+    kernel = (
+        f"void f(float *x, float *y, int n) {{ {loop} y[0] = {helper}(x[0]) + {helper}_2(0); }}"
+    )
+    unit = lift(parse_low(Source("k.c", helpers + kernel)), "f")
+    assert unit.imports == imports
+    assert loops(unit.function("f")) == ["vrange"]
+    lowered = lower(resolve_imports(unit), "f", {}, TARGETS["generic"], name="f")
+    x, y = np.full(2, 0.5, np.float32), np.zeros(2, np.float32)
+    interpret(lowered, "f", [x, y, 2], TARGETS["generic"])
+    np.testing.assert_allclose(y, [4, getattr(np, function)(0.5)], rtol=1e-6)
+
+
+def test_a_kernel_named_as_what_it_would_import_is_written_out():
+    loop = "for (int i = 0; i < n; i++) y[i] = logf(x[i]);"
+    unit = lift(
+        parse_low(Source("k.c", f"void vlog(float *x, float *y, int n) {{ {loop} }}")), "vlog"
+    )
+    assert unit.notes[0].endswith("because there are two functions `vlog`")
 
 
 def test_notes_say_what_is_assumed_and_what_stays():

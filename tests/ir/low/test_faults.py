@@ -46,6 +46,15 @@ SYNTAX = {
     ),
     "call in a switch": ("low-switch", "void f(int x) {\n  switch («abs(x)») { case 1: ; }\n}"),
     "no case": ("low-switch", "void f(int x) {\n  switch (x) { «x = 2;» }\n}"),
+    "declaration in an arm": (
+        "low-switch",
+        "void f(int x) {\n  switch (x) { case 0: ; int «t»; t = 1; break; case 1: t = 2; }\n}",
+    ),
+    "name of a later arm": (
+        "low-switch",
+        "void f(int x) {\n  switch (x) { case 0: ; int «a» = 1; case 1: { int a = 2; break; } }\n}",
+    ),
+    "cases": ("low-nesting", "void f(int x) {\n  «switch» (x) {" + " case 1: ;" * 100 + " }\n}"),
     "enum": ("low-unsupported", "«enum» kind { A, B };\n"),
     "volatile": ("low-unsupported", "void f(«volatile» int *x) {\n}"),
     "assembly": ("low-unsupported", 'void f(int x) {\n  «asm»(0);\n}'),
@@ -175,6 +184,14 @@ def test_all_faults_of_a_text_come_at_once_in_order():
 def test_nesting_beyond_reason_is_a_fault_too(text):
     (found,) = faults(text)
     assert found.code == "low-nesting"
+
+
+def test_arms_that_repeat_too_much_are_a_fault():
+    body = ";"
+    for _ in range(5):
+        body = f"switch (x) {{ {'case 1: x = 1; ' * 12}{body} }}"
+    found = faults(f"void f(int x) {{ {body} }}")
+    assert {d.code for d in found} == {"low-nesting"}
 
 
 def test_unsupported_words_say_what_to_do():

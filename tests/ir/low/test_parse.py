@@ -177,3 +177,28 @@ def test_constants_have_64_bits():
         ("7 / -2", -3),
     ):
         assert constant(parse_low_expr(text), {}) == value
+
+
+def test_braces_of_an_arm_stay_a_scope():
+    (chain,) = body("switch (x) { case 0: x = 1; case 1: { int t = 2; x = t; break; } }")
+    (arm,) = chain.body
+    assert print_low(arm).splitlines() == [
+        *("if (x == 0) {", "  x = 1;", "  {", "    int t = 2;", "    x = t;", "  }"),
+        *("} else {", "  if (x == 1) {", "    {", "      int t = 2;", "      x = t;", "    }"),
+        *("  }", "}"),
+    ]
+
+
+def test_the_most_cases_a_switch_may_have_print_and_parse_back():
+    def text(count):
+        arms = "".join(f"case {i}: p[{i}] = 1.0f;" for i in range(count))
+        return f"void f(int x, float *p) {{ switch (x & 255) {{ {arms} }} }}"
+
+    def parses(count):
+        try:
+            return parse(text(count))
+        except SyntaxDiagnostic:
+            return None
+
+    most = next(unit for unit in map(parses, range(75, 0, -1)) if unit is not None)
+    assert parse(print_low(most)) == most

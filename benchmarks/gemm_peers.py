@@ -439,11 +439,12 @@ PEERS: dict[str, dict[str, type[Peer]]] = {
 
 
 def present_peers(dtype: str) -> dict[str, type[Peer]]:
-    """Return the peers whose packages are installed."""
+    """Return the peers whose packages are installed, and have their engine on this machine."""
     return {
         name: peer
         for name, peer in PEERS[dtype].items()
         if all(find_spec(package) for package in peer.needs)
+        and (not issubclass(peer, TorchInt8) or peer.engine in ENGINES)
     }
 
 

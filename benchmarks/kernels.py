@@ -79,7 +79,7 @@ SPIN = 2000
 ERRORS = {"f32": 1e-5, "bf16": 1e-2, "int8": 3e-2, "int4": 0.2}
 """How large errors may be, all together, beside a right result: rounding weights and rows to 8 bits
 makes 0.01 of it, weights to 4 bits 0.1."""
-LINE = 3
+LINE = 4
 """How many times as large the error of one row or column may be, beside what is usual in one: else
 a wrong one among thousands would be lost in the sum."""
 LAST_ROWS = 16

@@ -122,6 +122,15 @@ def test_one_wrong_row_or_column_is_not_lost_among_many(
             kernels.check(shape, {"wrong": lambda _, wrong=wrong: wrong}, 40)
 
 
+def test_only_engines_that_torch_has_are_compared(
+    monkeypatch: pytest.MonkeyPatch, kernels: Any
+) -> None:
+    peers = bench("gemm_peers")
+    monkeypatch.setattr(peers, "ENGINES", [peers.TorchInt8.engine])
+    found = peers.present_peers("int8")
+    assert "torch" in found and "onednn" not in found
+
+
 def test_a_peer_is_taken_in_the_way_that_is_fastest(
     monkeypatch: pytest.MonkeyPatch, kernels: Any
 ) -> None:

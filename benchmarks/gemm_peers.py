@@ -8,7 +8,8 @@ library likes best, so that it converts nothing that it need not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any, ClassVar, Protocol
@@ -22,8 +23,15 @@ from gemm_ours import Array, Operands
 Product = Callable[[int], Any]
 """Runs that many products, one copy of the weight after the other; returns the last result: an
 array or torch's or OpenVINO's tensor, which `as_array` reads."""
-GROUP = 32
-"""Values of a row that share a scale, where a library lets one choose: as in our formats."""
+GROUP, WIDE_GROUP = 32, 128
+"""Values of a row that share a scale, where a library lets one choose: as in our formats, and more
+where it may be faster."""
+TRIALS = 3
+"""Timed passes over all copies by which a peer's setting is chosen for an M, after one that is not
+timed: it packs."""
+ENGINES = torch.backends.quantized.supported_engines
+SATURATES = "x86" in ENGINES and not torch.cpu._is_vnni_supported()
+"""Whether sums of two products of 8 bits have but 16 bits; rows of 7 bits keep them exact."""
 TORCH_BLOCK = 2
 """`innerKTiles` of torch's packing of 4 bits, which it ignores on CPUs."""
 
@@ -32,11 +40,13 @@ class Peer(Protocol):
     """A library bound to one weight and thread count.
 
     held_by: the environment variable that holds it to an older instruction set, empty for none.
+    chosen: the setting of the M that is bound, empty where there is but one.
     """
 
     needs: ClassVar[tuple[str, ...]]
     setting: ClassVar[str]
     held_by: ClassVar[str]
+    chosen: str
 
     def __init__(self, operands: Operands, threads: int) -> None:
         """Prepare the weight copies as the library likes them."""
@@ -58,6 +68,18 @@ def in_turn(once: Iterable[Callable[[], Any]]) -> Product:
         return out
 
     return run
+
+
+def fastest(products: Sequence[Product], calls: int) -> int:
+    """Return which product takes least for so many calls, the best of TRIALS."""
+
+    def seconds(product: Product) -> float:
+        start = time.perf_counter()
+        product(calls)
+        return time.perf_counter() - start
+
+    times = [[seconds(product) for product in products] for _ in range(1 + TRIALS)]
+    return int(np.min(times[1:], axis=0).argmin())
 
 
 def as_array(found: Any) -> Array:
@@ -83,6 +105,7 @@ class Torch:
     needs = ("torch",)
     setting = "torch.nn.functional.linear, torch.set_num_threads"
     held_by = "MKL_ENABLE_INSTRUCTIONS"
+    chosen = ""
     kind = torch.float32
 
     def __init__(self, operands: Operands, threads: int) -> None:
@@ -130,9 +153,9 @@ class OneDnnBf16(OneDnn):
 class TorchInt8(Torch):
     """Torch's dynamic quantised linear: int8 by column, rows to uint8 in the call, float32 out."""
 
-    setting = "torch.ops.quantized.linear_dynamic, engine x86 (FBGEMM)"
+    engine = "x86" if "x86" in ENGINES else "qnnpack"
+    setting = f"torch.ops.quantized.linear_dynamic, engine {engine}, reduce_range {SATURATES}"
     held_by = ""
-    engine = "x86"
 
     def _prepare(self, weight: torch.Tensor) -> Any:
         torch.backends.quantized.engine = self.engine
@@ -142,15 +165,15 @@ class TorchInt8(Torch):
         return torch.ops.quantized.linear_prepack(codes, None)
 
     def _once(self, rows: torch.Tensor, weight: Any) -> Callable[[], torch.Tensor]:
-        return lambda: torch.ops.quantized.linear_dynamic(rows, weight)
+        return lambda: torch.ops.quantized.linear_dynamic(rows, weight, SATURATES)
 
 
 class OneDnnInt8(TorchInt8):
     """The same by oneDNN."""
 
-    setting = "torch.ops.quantized.linear_dynamic, engine onednn"
-    held_by = "ONEDNN_MAX_CPU_ISA"
     engine = "onednn"
+    setting = f"torch.ops.quantized.linear_dynamic, engine {engine}, reduce_range {SATURATES}"
+    held_by = "ONEDNN_MAX_CPU_ISA"
 
 
 class TorchWeights8(Torch):
@@ -202,23 +225,37 @@ class OpenVino:
 
     Of float32 it multiplies by MLAS here (`gemm_mlas_f32` in its runtime model), which goes by
     CPUID alone.
+
+    hints: precisions to try where the CPU has bfloat16, the first one elsewhere.
     """
 
     needs = ("openvino",)
     setting = "MatMul with constant weight, NUM_STREAMS 1, INFERENCE_PRECISION_HINT f32"
     held_by = ""
-    more: ClassVar[dict[str, Any]] = {"INFERENCE_PRECISION_HINT": "f32"}
+    hints: ClassVar[tuple[str, ...]] = ("f32",)
 
     def __init__(self, operands: Operands, threads: int) -> None:
         import openvino
 
         self._a, core = operands.dense, openvino.Core()
         self._held: list[Any] = []
-        options = {"INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": 1, **self.more}
-        self._requests = [
-            core.compile_model(self._model(weight), "CPU", options).create_infer_request()
-            for weight in operands.plain
+        self.chosen = ""
+        native = "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+        self.ways: list[dict[str, Any]] = [
+            {"INFERENCE_PRECISION_HINT": hint, **groups}
+            for hint in (self.hints if native else self.hints[:1])
+            for groups in self._groups(operands.k)
         ]
+        models = [self._model(weight) for weight in operands.plain]
+        shared = {"INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": 1}
+        self._requests = [
+            [core.compile_model(m, "CPU", shared | way).create_infer_request() for m in models]
+            for way in self.ways
+        ]
+
+    def _groups(self, _k: int) -> Sequence[dict[str, Any]]:
+        """Return options of how rows are quantised, to try each; of products that quantise none."""
+        return ({},)
 
     def _model(self, weight: Array) -> Any:
         from openvino import opset13 as op
@@ -249,7 +286,7 @@ class OpenVino:
         return openvino.Tensor(bits, openvino.Shape(shape), kind)
 
     def bind(self, m: int) -> Product:
-        """Return the product with the first `m` rows of the activations."""
+        """Return the product with the first `m` rows, in the way that is fastest for them."""
         rows = self._tensor(m)
 
         def once(request: Any) -> Callable[[], Any]:
@@ -261,14 +298,19 @@ class OpenVino:
 
             return run
 
-        return in_turn(once(request) for request in self._requests)
+        products = [in_turn(map(once, requests)) for requests in self._requests]
+        if len(products) == 1:
+            return products[0]
+        best = fastest(products, len(self._requests[0]))
+        self.chosen = ", ".join(f"{option} {value}" for option, value in self.ways[best].items())
+        return products[best]
 
 
 class OpenVinoBf16(OpenVino):
     """Rows, weight and result of bfloat16."""
 
     setting = "MatMul of bfloat16, NUM_STREAMS 1, INFERENCE_PRECISION_HINT bf16"
-    more: ClassVar[dict[str, Any]] = {"INFERENCE_PRECISION_HINT": "bf16"}
+    hints = ("bf16",)
 
     def _model(self, weight: Array) -> Any:
         from openvino import Type
@@ -289,11 +331,14 @@ class OpenVinoBf16(OpenVino):
 class OpenVinoInt8(OpenVino):
     """A weight of int8 by column, rows quantised in groups in the call: how it runs LLMs."""
 
-    setting = f"MatMul with a compressed weight, DYNAMIC_QUANTIZATION_GROUP_SIZE {GROUP}"
-    more: ClassVar[dict[str, Any]] = {
-        "INFERENCE_PRECISION_HINT": "f32",
-        "DYNAMIC_QUANTIZATION_GROUP_SIZE": GROUP,
-    }
+    setting = (
+        "MatMul with a compressed weight, NUM_STREAMS 1, the fastest of INFERENCE_PRECISION_HINT "
+        f"f32 and bf16 and DYNAMIC_QUANTIZATION_GROUP_SIZE {GROUP}, {WIDE_GROUP} and K"
+    )
+    hints = ("f32", "bf16")
+
+    def _groups(self, k: int) -> Sequence[dict[str, Any]]:
+        return [{"DYNAMIC_QUANTIZATION_GROUP_SIZE": size} for size in (GROUP, WIDE_GROUP, k)]
 
     def _model(self, weight: Array) -> Any:
         from openvino import opset13 as op
@@ -306,8 +351,13 @@ class OpenVinoInt8(OpenVino):
 class OpenVinoStatic8(OpenVinoInt8):
     """Rows quantised by one scale that is known before: how it runs models of int8."""
 
-    setting = "MatMul of FakeQuantize rows with int8 by column"
-    more: ClassVar[dict[str, Any]] = {"INFERENCE_PRECISION_HINT": "f32"}
+    setting = (
+        "MatMul of FakeQuantize rows with int8 by column, NUM_STREAMS 1, the fastest of "
+        "INFERENCE_PRECISION_HINT f32 and bf16"
+    )
+
+    def _groups(self, _k: int) -> Sequence[dict[str, Any]]:
+        return ({},)
 
     def _rows(self, a: Any) -> Any:
         from openvino import opset13 as op
@@ -349,6 +399,7 @@ class OpenBlas:
     needs = ("threadpoolctl",)
     setting = "numpy.matmul into a kept result, threadpoolctl limits"
     held_by = "OPENBLAS_CORETYPE"
+    chosen = ""
 
     def __init__(self, operands: Operands, threads: int) -> None:
         import threadpoolctl
@@ -388,11 +439,12 @@ PEERS: dict[str, dict[str, type[Peer]]] = {
 
 
 def present_peers(dtype: str) -> dict[str, type[Peer]]:
-    """Return the peers whose packages are installed."""
+    """Return the peers whose packages are installed, and have their engine on this machine."""
     return {
         name: peer
         for name, peer in PEERS[dtype].items()
         if all(find_spec(package) for package in peer.needs)
+        and (not issubclass(peer, TorchInt8) or peer.engine in ENGINES)
     }
 
 

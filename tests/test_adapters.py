@@ -221,7 +221,7 @@ def save_floats(folder: Path, base: Path, file: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0"])
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", pytest.param("Q5_1", marks=pytest.mark.long)])
 def test_bases_of_few_bits_keep_theirs(kind: str, tmp_path: Path) -> None:
     """The reference has the base's own rounded weights, and sums of floats."""
     shape = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "vocab_size": 300}

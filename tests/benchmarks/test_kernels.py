@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -104,3 +105,63 @@ def test_keys_tell_small_batches_from_others(kernels: Any) -> None:
     assert found["least_vs_best_peer_elsewhere"] == 0.96
     assert found["geomean_vs_onednn"] == pytest.approx(2 * found["geomean_vs_torch"])
     assert "roofline_geomean" not in found and "geomean_vs_openvino" not in found
+
+
+@pytest.mark.parametrize(("row", "column"), [(-1, -1), (30, 4), (0, 0)])
+def test_one_wrong_row_or_column_is_not_lost_among_many(
+    kernels: Any, row: int, column: int
+) -> None:
+    operands = bench("gemm_ours").Operands(4096, 64, 40, 1000, "int8")
+    shape = kernels.Shape("int8", None, operands, None, (), {})
+    right = operands.dense @ operands.plain[0].T
+    kernels.check(shape, {"right": lambda _: right}, 40)
+    for part in (np.s_[row], np.s_[:, column]):
+        wrong = right.copy()
+        wrong[part] = 0
+        with pytest.raises(SystemExit, match="wrong: wrong result"):
+            kernels.check(shape, {"wrong": lambda _, wrong=wrong: wrong}, 40)
+
+
+def test_only_engines_that_torch_has_are_compared(
+    monkeypatch: pytest.MonkeyPatch, kernels: Any
+) -> None:
+    peers = bench("gemm_peers")
+    monkeypatch.setattr(peers, "ENGINES", [peers.TorchInt8.engine])
+    found = peers.present_peers("int8")
+    assert "torch" in found and "onednn" not in found
+
+
+def test_a_peer_is_taken_in_the_way_that_is_fastest(
+    monkeypatch: pytest.MonkeyPatch, kernels: Any
+) -> None:
+    """By the best of some passes, the first one left out."""
+    peers, now = bench("gemm_peers"), 0.0
+
+    def product(*costs: float) -> Any:
+        left = iter(costs)
+
+        def run(calls: int) -> None:
+            nonlocal now
+            now += calls * next(left)
+
+        return run
+
+    monkeypatch.setattr(peers, "time", SimpleNamespace(perf_counter=lambda: now))
+    ways = [product(1, 3, 3, 3), product(9, 5, 2, 5), product(9, 4, 4, 4)]
+    assert peers.fastest(ways, 7) == 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["OpenVinoInt8", "OpenVinoInt4", "OpenVinoStatic8"])
+def test_every_way_of_openvino_gives_the_product(
+    monkeypatch: pytest.MonkeyPatch, kernels: Any, name: str
+) -> None:
+    pytest.importorskip("openvino")
+    peers, dtype = bench("gemm_peers"), "int4" if "4" in name else "int8"
+    operands = bench("gemm_ours").Operands(96, 256, 5, 1000, dtype)
+    peer = getattr(peers, name)(operands, 1)
+    shape = kernels.Shape(dtype, None, operands, None, (), {name: peer})
+    for number, way in enumerate(peer.ways):
+        monkeypatch.setattr(peers, "fastest", lambda *_, number=number: number)
+        kernels.check(shape, {name: peer.bind(5)}, 5)
+        assert peer.chosen == ", ".join(f"{option} {value}" for option, value in way.items())

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from dovetail.runtime.schedule.plan import Batch, Move, StepPlan
-from tests.runtime.accel.engines import make_artifact
 from tests.timelines import check_timeline
 
 TRACE = "input_tokens,output_tokens\n" + "330,20\n" * 40
@@ -196,6 +195,8 @@ def test_a_device_is_measured_in_every_way_and_recorded(
 ) -> None:
     """On a tiny model: its figures mean nothing; `auto` mixes only where the clock says so."""
     pytest.importorskip("torch")
+    from tests.runtime.accel.engines import make_artifact
+
     device = importlib.import_module("offload_device")
     artifact = make_artifact(tmp_path)
     monkeypatch.setattr(device, "compile_model", lambda *_: artifact)

@@ -33,6 +33,7 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
+@pytest.mark.timeout(1800)  # a GPU's attention may be compiled for minutes
 @pytest.mark.parametrize("offload", ["off", "full"])
 def test_tokens_are_as_likely_as_on_the_cpu_in_float32(
     artifacts: dict[str, Path], offload: str, accelerator: str, monkeypatch: pytest.MonkeyPatch

@@ -87,7 +87,8 @@ def test_who_keeps_which_cores_and_works_on_them_is_shown(
             assert kept == {stage: len(shares.get(stage, ())) for stage in STAGES}
             assert server.figure("cpu_divisions_total", model_name="toy") == changes
         seat = Seat(board, SEARCH_SLOT)
-        with patch("time.perf_counter", side_effect=[10.0, 12.5]):
+        clock = {"perf_counter.side_effect": [10.0, 12.5]}  # other threads keep theirs
+        with patch("dovetail.runtime.machine.seat.time", **clock):
             seat.take(SEARCHES)
             seat.leave()
         assert server.figure("cpu_busy_seconds_total", stage=SEARCHES) == 3 * 2.5, "alone, on all"

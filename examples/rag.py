@@ -262,8 +262,9 @@ Reading the documents of a prompt costs more than finding them. The engine keeps
 prompts began with; with `add_retrieval(..., order="any")` a prompt shows its documents in the order
 in which it shares most with those before it (`arrange` in `result.rewrites`). The prompt that was
 sent stands in the timeline: `result.timeline[i].prompt`. `load(kv_file="FILE")`, or `dovetail serve
---kv-file FILE`, keeps KV in a bounded file, beyond the memory of the pool and beyond restarts: 48 questions over real passages,
-asked again after a restart, are answered 5.9 times as fast with it ([figures](figures.md#retrieval-and-workflows)).
+--kv-file FILE`, keeps KV in a bounded file, beyond the memory of the pool and beyond restarts: 48
+questions over real passages, asked again after a restart, are answered 5.9 times as fast with it
+([figures](figures.md#retrieval-and-workflows)).
 
 An answer may differ with what else is computed in the same step (a last bit, and so a word), unless
 the app is loaded with `deterministic=True`: then it is that of the prompt alone.

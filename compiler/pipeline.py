@@ -45,7 +45,7 @@ from dovetail.compiler.memory import Memory
 from dovetail.compiler.model_source import TOKENIZER, ModelSource
 from dovetail.compiler.payload import Payload
 from dovetail.compiler.quantising import Advance, Calibration
-from dovetail.compiler.reopen import is_artifact, link_weights, read_artifact, take_over
+from dovetail.compiler.reopen import is_artifact, kept_mix, link_weights, read_artifact, take_over
 from dovetail.compiler.replay import measure_choice
 from dovetail.compiler.report import CompileReport, EncoderReport, Progress, Steps, our_version
 from dovetail.compiler.request import (
@@ -139,7 +139,9 @@ def _compile(request: CompileRequest, steps: Steps) -> CompileReport:
         generates = any(isinstance(member, Inputs) for member in members)
         workflows = read_workflows(request.workflows, names, generates=generates)
         indexes = read_indexes(request.indexes)
-        mix = read_mix(request.mix)
+        again = Path(request.model) if is_artifact(request.model) else None
+        wanted = request.mix or (kept_mix(again) if again else None)
+        mix = read_mix(wanted)
     with write_artifact(request.output) as artifact:
         with steps.run("schedules"):
             tuned = [_make_schedules(member, steps) for member in members]
@@ -155,8 +157,8 @@ def _compile(request: CompileRequest, steps: Steps) -> CompileReport:
             write_indexes(artifact, indexes)
             flows = tuple(stored.workflow.name for stored in workflows)
             stored = {"workflows": flows, "indexes": tuple(indexes)}
-            if is_artifact(request.model):
-                stored = take_over(artifact, Path(request.model))
+            if again is not None:
+                stored = take_over(artifact, again, wanted)
             artifact.write_json(MACHINE, members[0].hardware)
             records = [record for chosen in tuned for record in chosen.records]
             artifact.write_bytes("tuning.jsonl", b"".join(map(encode_record, records)))

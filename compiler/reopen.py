@@ -35,6 +35,7 @@ SETTLED = (
 _LEFT_OPEN: tuple[object, ...] = (None, AUTO, (), [], {})
 TAKEN = ("graph/", "indexes/")
 """Folders of what does not depend on kernels."""
+MIX = "--mix="
 QUANTISATION = "/quantisation.json"
 """Of a model: how far off its weights are, which are linked."""
 
@@ -89,15 +90,25 @@ def link_weights(
     return part.file.weights, part.chunks
 
 
-def take_over(artifact: ArtifactWriter, path: Path) -> dict[str, tuple[str, ...]]:
-    """Link workflows and indexes of the artifact at `path`; return their names, and its command."""
+def kept_mix(path: Path) -> str | None:
+    """Return the mix of requests that an artifact was compiled for, None where none was given."""
+    words = ArtifactReader(path).manifest.command
+    return next((word.removeprefix(MIX) for word in words if word.startswith(MIX)), None)
+
+
+def take_over(artifact: ArtifactWriter, path: Path, mix: str | None) -> dict[str, tuple[str, ...]]:
+    """Link workflows and indexes of the artifact at `path`; return their names, and its command.
+
+    mix: that this one is compiled for, which the command tells.
+    """
     manifest = ArtifactReader(path).manifest
+    words = tuple(word for word in manifest.command if not word.startswith(MIX))
     for name, entry in manifest.files.items():
         taken = name.startswith(TAKEN) or name.endswith(QUANTISATION)
         if taken and name != SERVE:
             artifact.link(name, path / name, entry)
     names = {"workflows": manifest.workflows, "indexes": manifest.indexes}
-    return names | {"command": manifest.command}
+    return names | {"command": (*words, f"{MIX}{mix}") if mix else words}
 
 
 def _kept_plan(artifact: Artifact, hardware: HardwareSpec) -> ServicePlan | None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
@@ -24,6 +25,8 @@ SLOTS, MOST_CPUS, BANK = 1024, 4096, 8
 a worker, and a large machine may have an instance on each of its cores."""
 ENGINE_SLOT, SEARCH_SLOT, ENCODER_SLOT = 0, 1, 2
 """Encoders have all slots from theirs on."""
+Loans: TypeAlias = dict[tuple[str, ...], Mapping[str, tuple[int, ...]]]
+"""By the stages at which somebody works: the CPUs of each, by stage."""
 _SHARES = MOST_CPUS // 8 * len(STAGES)
 _BYTES = SLOTS + 2 * BANK + SLOTS * len(STAGES) * BANK + 2 * _SHARES
 
@@ -39,9 +42,8 @@ class Board:
         self._busy, self._version = busy, version.view(np.uint64)  # of shares; 1: nothing is lent
         self._used = used.view(np.float64).reshape(SLOTS, len(STAGES))
         self._shares = shares.reshape(2, len(STAGES), -1)
-        self._read: tuple[int, Shares] = (0, {})
+        self._read: tuple[int, Shares, Loans] = (0, {}, {})
         self.slots = count(ENCODER_SLOT)  # for the app to give away
-        self._lent: dict[tuple[str, ...], Mapping[str, tuple[int, ...]]] = {}  # by busy stages
 
     @classmethod
     def join(cls, fd: int) -> Board | None:
@@ -82,13 +84,17 @@ class Board:
     @property
     def shares(self) -> Shares:
         """Those that hold now."""
-        version = int(self._version[0])
-        if version != self._read[0]:
+        return self._now()[0]
+
+    def _now(self) -> tuple[Shares, Loans]:
+        """Return the shares that hold now, and what was lent of them; for any thread."""
+        version, (seen, shares, lent) = int(self._version[0]), self._read
+        if version != seen:
             bits = np.unpackbits(self._shares[version % 2], axis=1)
             found = zip(STAGES, (tuple(np.flatnonzero(row).tolist()) for row in bits), strict=True)
-            self._read = version, {stage: cpus for stage, cpus in found if cpus}
-            self._lent.clear()
-        return self._read[1]
+            shares, lent = {stage: cpus for stage, cpus in found if cpus}, {}
+            self._read = version, shares, lent
+        return shares, lent
 
     @property
     def cpus(self) -> int:
@@ -98,13 +104,13 @@ class Board:
     def begin(self, slot: int, stage: str) -> tuple[int, ...] | None:
         """Note that a worker is at a stage; return the CPUs that it has now, None = all, alone."""
         self._busy[slot] = STAGES.index(stage) + 1
-        shares, seen = self.shares, self._busy.tobytes()
+        (shares, lent), seen = self._now(), self._busy.tobytes()
         if self._version[1]:
             return shares.get(stage)
         busy = tuple(name for code, name in enumerate(STAGES, 1) if code in seen)
-        if busy not in self._lent:
-            self._lent[busy] = lend(shares, busy) if len(busy) > 1 else {}
-        return self._lent[busy].get(stage)
+        if busy not in lent:
+            lent[busy] = lend(shares, busy) if len(busy) > 1 else {}
+        return lent[busy].get(stage)
 
     def end(self, slot: int, stage: str, seconds: float) -> None:
         """Note that it has nothing to do, and how many core-seconds it had worked at a stage."""

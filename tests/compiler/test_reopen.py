@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from dovetail.compiler.pipeline import compile_model
@@ -72,6 +73,22 @@ def test_schedules_are_measured_for_the_plan_that_was_asked_for(
     report = compile_model(given, output=output, budget=1.0, database=tmp_path / "db")
     assert report.rows["measured"] > 0 and report.encoders
     assert opened(output).service == opened(given).service
+
+
+def test_the_mix_of_requests_is_kept_until_another_is_given(given: Path, tmp_path: Path) -> None:
+    def again(source: Path, name: str, mix: str | None) -> list[str]:
+        compile_model(source, output=tmp_path / name, effort="none", mix=mix)
+        command = opened(tmp_path / name).manifest.command
+        return [word for word in command if word.startswith("--mix=")]
+
+    assert again(given, "even.dove", None) == []
+    assert again(given, "chats.dove", "16:1:1") == ["--mix=16:1:1"]
+    assert again(tmp_path / "chats.dove", "kept.dove", None) == ["--mix=16:1:1"]
+    assert again(tmp_path / "chats.dove", "rag.dove", "1:16:1") == ["--mix=1:16:1"]
+    read = [
+        (tmp_path / name / "plans/choice.json").read_bytes() for name in ("chats.dove", "kept.dove")
+    ]
+    assert msgspec.json.decode(read[0])["divisions"] == msgspec.json.decode(read[1])["divisions"]
 
 
 def test_what_is_settled_cannot_be_asked_for(given: Path, tmp_path: Path) -> None:

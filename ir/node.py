@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
-from operator import attrgetter
 from typing import Any, Self, TypeAlias
 
 from dovetail.ir.diagnostics import NO_SPAN, Span
 
 MOST_NESTING = 150
 """Levels of a tree, or of macros; Python's own stack bounds what can be walked."""
-NESTING_HINT = "each operand of a sum, `elif` and `case` is a level; give parts names of their own"
+NESTING_HINT = "each operand of a sum and each `elif` is a level; give parts names of their own"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,11 +24,9 @@ class Node:
 
     def children(self) -> list[Node]:
         """Return the direct child nodes in field order."""
-        kind = self.__class__
-        read = _READERS[kind] if kind in _READERS else _reader(kind)
         found: list[Node] = []
-        if read is not None:
-            _add_nodes(read(self), found)
+        for name in _field_names(type(self)):
+            _add_nodes(getattr(self, name), found)
         return found
 
     def walk(self) -> Iterator[Node]:
@@ -68,31 +65,12 @@ _PLAIN = ("Span", "str", "int", "float", "bool", "frozenset[str] | None")
 _FIELD_NAMES: dict[type[Any], tuple[str, ...]] = {}
 
 
-def _reader(kind: type[Any]) -> _Reader | None:
-    """Return what reads all these fields of a node at once, in a tuple; None where it has none."""
-    names = _field_names(kind)
-    if len(names) < 2:
-        _READERS[kind] = _in_a_tuple(names[0]) if names else None
-    else:
-        _READERS[kind] = attrgetter(*names)
-    return _READERS[kind]
-
-
-def _in_a_tuple(name: str) -> _Reader:
-    read = attrgetter(name)
-    return lambda node: (read(node),)
-
-
-_Reader: TypeAlias = Callable[[Any], tuple[Any, ...]]
-_READERS: dict[type[Any], _Reader | None] = {}
-
-
-def _add_nodes(values: tuple[Any, ...], found: list[Node]) -> None:
-    for value in values:
-        if value.__class__ is tuple:
-            _add_nodes(value, found)
-        elif isinstance(value, Node):
-            found.append(value)
+def _add_nodes(value: object, found: list[Node]) -> None:
+    if isinstance(value, Node):
+        found.append(value)
+    elif isinstance(value, tuple):
+        for item in value:
+            _add_nodes(item, found)
 
 
 def _map_value(value: Any, change: Callable[[Node], Any]) -> Any:

@@ -246,7 +246,7 @@ class Workflow:
         return frozenset(node.output for node in searches if node.order == ANY_ORDER)
 
     @cached_property
-    def told(self) -> frozenset[str]:
+    def in_prompts(self) -> frozenset[str]:
         """Outputs that prompts of generations have."""
         generations = (node for node in self.nodes.values() if isinstance(node, Generation))
         return frozenset(name for node in generations for name in node.reads)

@@ -65,7 +65,7 @@ LINES = {
     "compiler": 21_640,
     "codegen": 19_290,
     "topology": 4_040,
-    "ir": 10_970,
+    "ir": 10_950,
     "runtime": 41_190,
     "runtime/machine": 1_240,
     "runtime/schedule": 4_070,

@@ -149,9 +149,8 @@ class _Expander:
             (*side, high.Assign(target=chosen, value=value))
             for side, value in zip(sides, (then, other), strict=True)
         ]
-        if isinstance(
-            then, (ex.Int, ex.Float)
-        ):  # the arm written first gives the variable its type
+        # the arm written first gives the variable its type
+        if isinstance(then, (ex.Int, ex.Float)):
             cond, arms = ex.Unary(op="!", operand=cond), arms[::-1]
         before.append(high.If(cond=cond, then=arms[0], other=arms[1]))
         return chosen

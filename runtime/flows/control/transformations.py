@@ -304,7 +304,8 @@ class SpeculateGeneration(Transformation):
         if front.load >= front.room:
             said = f"{front.load} generations are under way; guesses begin below {front.room:.0f}"
             for search in front.known:
-                if search.call and search.spec.output in front.ticket(search).run.workflow.told:
+                ticket = front.ticket(search) if search.call else None
+                if ticket and search.spec.output in ticket.run.workflow.in_prompts:
                     front.leave(cls.name, search.graph, Left("load", said))
             return
         open_ = [search for search in front.known if cls.may_begin(front, search)]

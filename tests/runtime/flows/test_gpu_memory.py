@@ -120,4 +120,6 @@ def test_what_cannot_be_shared_is_refused(make_artifact: Callable[..., Path]) ->
     artifact = open_artifact(make_artifact(), read_hardware())
     with pytest.raises(SpecError, match=r"name the index .* has none"):
         settings.share_gpu(artifact, options)
+    with pytest.raises(SpecError, match="gpu_blocks or a share of the GPU's memory, not both"):
+        settings.share_gpu(artifact, replace(options, gpu_blocks=9))
     assert settings.share_gpu(artifact, EngineOptions()) == (settings, None, EngineOptions())

@@ -27,6 +27,7 @@ from dovetail.compiler.attention_search import (
     search_attention,
 )
 from dovetail.compiler.database import TuningDatabase
+from dovetail.compiler.gate_search import gate_tables
 from dovetail.compiler.jobs import allow
 from dovetail.compiler.measure import Meter, StoppableMeasurer, pool_bytes
 from dovetail.compiler.memory import Memory, spell_time
@@ -147,7 +148,8 @@ def choose_schedules(scope: SearchScope, request: ChoiceRequest, progress: Advan
     among it. Where most trials were disturbed, it is made again a few times on a quiet machine.
     """
     plans = (*scope.plans, *scope.others)
-    rules = default_tables(scope.spec, scope.target, plans, scope.hardware)
+    apart = any(kernel.gates for kernel in scope.kernels)
+    rules = default_tables(scope.spec, scope.target, plans, scope.hardware, apart=apart)
     if request.effort not in EFFORTS:
         return Chosen(rules, rules=rules)
     search = _Search.of(scope, request)
@@ -322,8 +324,9 @@ class _Search:
             notes.append(IMPROBABLE)
         if not self.request.measurable:
             notes.append(_describe_sources(scope, found, policies.model))
+        own = gate_tables(attention, scope.target)
         return Chosen(
-            tables=apply_choices(unique_tables((*found, *rules)), attention),
+            tables=(*apply_choices(unique_tables((*found, *rules)), attention), *own),
             records=tuple(record for recorder in recorders for record in recorder.trials),
             measured=sum(recorder.measured for recorder in recorders),
             notes=tuple(note for note in notes if note),

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.errors import SpecError
 from dovetail.ir.formats import FORMATS, cut_unit, inner_unit
-from dovetail.ir.model import MAX_KV_SPLITS, PANEL, ROWS, ModelSpec, WeightEntry
+from dovetail.ir.model import APART, MAX_KV_SPLITS, OWN_GATE, PANEL, ROWS, ModelSpec, WeightEntry
 from dovetail.ir.tape import ArgRef, BufferRef, Entry, IntConst, KvRef, Slot, Tape, WeightRef
 from dovetail.runtime.machine.abi import ALL_GATHER, ALL_REDUCE, COLLECTIVES
 
@@ -381,6 +381,15 @@ def _cut_gate_up(place: _Place, **more: Slot) -> Iterator[Entry]:
     yield place.edit(N=len(inner), B=columns, bias=bias, **more)
 
 
+def _cut_apart(place: _Place) -> Iterator[Entry]:
+    """Yield gates and ups of the inner columns of a rank, whose N counts both, in whole panels."""
+    columns = place.slot("N")
+    assert isinstance(columns, IntConst)
+    inner = place.shard.inner(columns.value // 2)
+    part, bias = place.columns(inner.start, planes=2), place.vector("bias", 2 * inner.start)
+    yield place.edit(N=2 * len(inner), B=part, bias=bias)
+
+
 def _cut_rows(place: _Place, rows: range) -> Iterator[Entry]:
     """Yield a product over part of K, then the sum over ranks; rank 0 adds bias and residual.
 
@@ -411,7 +420,10 @@ _EDITS: dict[str, Callable[[_Place], Iterator[Entry]]] = {
     "gate_up": _cut_gate_up,
     "down": lambda place: _cut_rows(place, place.inner("K")),
     "dense_gate_up": _cut_gate_up,
-    "gate_rows": lambda place: iter((place.edit(H=len(place.inner("H"))),)),
+    APART: _cut_apart,
+    **dict.fromkeys(
+        ("gate_rows", OWN_GATE), lambda place: iter((place.edit(H=len(place.inner("H"))),))
+    ),
     "dense_down": lambda place: _cut_rows(place, place.inner("K")),
     "combine_experts": _sum_experts,
     "head": _cut_head,

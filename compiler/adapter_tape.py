@@ -46,7 +46,7 @@ def build_adapted_tape(
 
 
 class _Adapted(ApartTape):
-    gate = "gate_pairs"
+    joint = "gate_pairs"
 
     def __init__(
         self, spec: ModelSpec, weights: Sequence[WeightEntry], tokens: int, sequences: int

@@ -23,6 +23,7 @@ from dovetail.compiler.measure import (
     AttentionCase,
     CallCase,
     Candidate,
+    GateCase,
     Measurement,
     Measurer,
     RowsCase,
@@ -72,7 +73,7 @@ class AttentionTask:
     one alone.
     """
 
-    case: AttentionCase | RowsCase | CallCase
+    case: AttentionCase | RowsCase | GateCase | CallCase
     rivals: tuple[KernelRequest, ...]
     schedules: tuple[Schedule, ...]
     user: str = ""
@@ -226,13 +227,19 @@ def _search_kernel(
 
 
 def refuse_wrong(tasks: Sequence[AttentionTask], found: Sequence[Sequence[Measurement]]) -> None:
-    """Raise SpecError unless the user's kernel, as it stands, is right in all cases."""
+    """Raise SpecError unless the user's kernel, as it stands, is right in all cases.
+
+    What serves one phase alone, and was not measured there, does not serve.
+    """
     for task, times in zip(tasks, found, strict=True):
         own = next(i for i, r in enumerate(task.rivals) if r.module.startswith(USER))
         status, what = times[own].status, f"{task.user} as {task.case.kind} of {task.case.shape}"
-        if status == SKIPPED:
-            raise SpecError(f"{what} was not measured: the budget is spent; give a larger --budget")
-        if status != OK:
+        if status == SKIPPED and not task.phase:
+            raise SpecError(
+                f"{what} was not measured: the budget is spent, or other work was in the way; "
+                "give a larger --budget, or try again on a quiet machine"
+            )
+        if status not in (OK, SKIPPED):
             raise SpecError(
                 f"{what} is refused: {REFUSED[status]}. `dovetail kernel lift` shows what it does"
             )

@@ -54,6 +54,7 @@ from dovetail.compiler.search.policy import (
 from dovetail.compiler.search.rules import Known, Recall, Rules, case_key, known_candidates
 from dovetail.compiler.search.tables import EFFORTS, Effort, search_tables
 from dovetail.compiler.tables import default_tables, unique_tables
+from dovetail.ir.model import APART
 from dovetail.ir.schedule import ScheduleTable
 from dovetail.ir.tuning import OK, TuningRecord, WorkKey, encode_record
 from dovetail.runtime.machine.cpu_time import QUIET_CORES, busy_cores
@@ -324,9 +325,11 @@ class _Search:
             notes.append(IMPROBABLE)
         if not self.request.measurable:
             notes.append(_describe_sources(scope, found, policies.model))
-        own = gate_tables(attention, scope.target)
+        own = tuple(gate_tables(attention, scope.target))
+        gated = own or not any(kernel.gates for kernel in scope.kernels)
+        tables = (t for t in unique_tables((*found, *rules)) if gated or t.op != APART)
         return Chosen(
-            tables=(*apply_choices(unique_tables((*found, *rules)), attention), *own),
+            tables=(*apply_choices(tables, attention), *own),
             records=tuple(record for recorder in recorders for record in recorder.trials),
             measured=sum(recorder.measured for recorder in recorders),
             notes=tuple(note for note in notes if note),

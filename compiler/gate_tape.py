@@ -23,9 +23,9 @@ def build_gated_tape(
 
 
 class ApartTape(ForwardTape):
-    """A forward tape that can take gated products apart; gate: the operator that joins them."""
+    """A forward tape that can take gated products apart; joint: the operator of the second step."""
 
-    gate: ClassVar[str]
+    joint: ClassVar[str]
 
     def __init__(
         self, spec: ModelSpec, weights: Sequence[WeightEntry], tokens: int, sequences: int
@@ -46,11 +46,11 @@ class ApartTape(ForwardTape):
         self, segment: str, m: ArgRef, weight: str, pairs: BufferRef, stride: int, *out: Value
     ) -> None:
         """Append what joins gates and ups of m rows."""
-        self.add(self.gate, segment, m, self.weights[weight].n // 2, pairs, stride, *out)
+        self.add(self.joint, segment, m, self.weights[weight].n // 2, pairs, stride, *out)
 
 
 class _Gated(ApartTape):
-    gate = OWN_GATE
+    joint = OWN_GATE
 
     def product(
         self, op: str, segment: str, m: ArgRef, weight: str, a: BufferRef, *rest: Value

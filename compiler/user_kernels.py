@@ -15,7 +15,7 @@ from pathlib import Path
 from dovetail.codegen.catalog import KernelRequest, kernel_request
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.library import LibrarySpec
-from dovetail.codegen.lift.unroll import unroll_kernel, unroll_unit
+from dovetail.codegen.lift.unroll import UNROLL, unroll_kernel, unroll_unit
 from dovetail.codegen.lower.select import written_pointers
 from dovetail.codegen.user_file import (
     Around,
@@ -142,6 +142,7 @@ def read_user_kernel(given: str, *, guess: bool = False) -> UserKernel:
     if op in GATE_OPS.values():
         unit = _with_pairs(unit, name, file)
         gates = _instances(unit, module, name + PAIRS)
+        gates = tuple(gate for gate in gates if UNROLL not in gate.binding)  # of one panel each
     return UserKernel(op, file, unit, _instances(unit, module, name), gates)
 
 

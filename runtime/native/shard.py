@@ -375,19 +375,13 @@ def _cut_heads(place: _Place, column: int = 0) -> Iterator[Entry]:
         yield replace(entry, barrier=entry.barrier and not number)
 
 
-def _cut_gate_up(place: _Place, **more: Slot) -> Iterator[Entry]:
-    inner = place.inner("N")
-    columns, bias = place.columns(inner.start, planes=2), place.vector("bias", 2 * inner.start)
-    yield place.edit(N=len(inner), B=columns, bias=bias, **more)
-
-
-def _cut_apart(place: _Place) -> Iterator[Entry]:
-    """Yield gates and ups of the inner columns of a rank, whose N counts both, in whole panels."""
+def _cut_gate_up(place: _Place, each: int = 1, **more: Slot) -> Iterator[Entry]:
+    """Yield gates and ups of the inner columns of a rank; each: how often N counts these."""
     columns = place.slot("N")
     assert isinstance(columns, IntConst)
-    inner = place.shard.inner(columns.value // 2)
+    inner = place.shard.inner(columns.value // each)
     part, bias = place.columns(inner.start, planes=2), place.vector("bias", 2 * inner.start)
-    yield place.edit(N=2 * len(inner), B=part, bias=bias)
+    yield place.edit(N=each * len(inner), B=part, bias=bias, **more)
 
 
 def _cut_rows(place: _Place, rows: range) -> Iterator[Entry]:
@@ -420,7 +414,7 @@ _EDITS: dict[str, Callable[[_Place], Iterator[Entry]]] = {
     "gate_up": _cut_gate_up,
     "down": lambda place: _cut_rows(place, place.inner("K")),
     "dense_gate_up": _cut_gate_up,
-    APART: _cut_apart,
+    APART: lambda place: _cut_gate_up(place, 2),
     **dict.fromkeys(
         ("gate_rows", OWN_GATE), lambda place: iter((place.edit(H=len(place.inner("H"))),))
     ),

@@ -13,7 +13,7 @@ import dovetail
 from dovetail.codegen.library import build_library
 from dovetail.codegen.targets import host_target
 from dovetail.compiler.gate_search import GateTask, gate_tasks
-from dovetail.compiler.measure import GateCase, Meter
+from dovetail.compiler.measure import Meter
 from dovetail.compiler.payload import GemmUse, Payload
 from dovetail.compiler.pipeline import compile_model
 from dovetail.compiler.schedules import GemmOp
@@ -23,6 +23,7 @@ from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.model import OWN_GATE
 from dovetail.ir.schedule import ScheduleFile
 from dovetail.ir.tape import GATED
+from dovetail.runtime.verify import verify_artifact
 from dovetail.topology.hardware import read_hardware
 from tests.compiler.test_user_kernels import KERNELS, write
 from tests.compiler.virtual import VirtualMeter, use_virtual_meters
@@ -177,10 +178,18 @@ def test_the_users_gate_is_what_runs(
     squared = reference(model, tokens, {"prefill", "decode"})
     assert np.allclose(chances, squared, atol=1e-4)
     assert not np.allclose(squared, reference(model, tokens, set()), atol=1e-2)
+    one = PhasePlan(threads=1, cpus=())
+    for plan in (
+        ServicePlan(processes=2, prefill=one, decode=one),
+        ServicePlan(processes=2, prefill_processes=1, prefill=one, decode=one),
+    ):
+        shared = answer(both, plan=plan)
+        assert shared[0] == tokens and np.allclose(shared[1], chances, atol=1e-4)
     assert answer(both, deterministic=True)[0] == wanted[0]  # ours: a phase may not change a bit
     favoured.setattr(Favouring, "least", 32)
     prompts = compiled(model, tmp_path, "prompts.c", SQUARED)
     assert own_phases(prompts) == {"prefill"}
+    assert verify_artifact(prompts).faults == ()
     tokens, chances = answer(prompts)
     assert np.allclose(chances, reference(model, tokens, {"prefill"}), atol=1e-4)
 

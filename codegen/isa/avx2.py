@@ -10,6 +10,20 @@ OPS = {
     **ops.SCALAR_OPS,
     **ops.HELPER_OPS,
     **ops.ops_of(INTRINSICS, 8),
+    **ops.half_moves(
+        "_mm_loadu_si128((const __m128i*)({0}))",
+        "dt_load_n_u16({0}, {1})",
+        "_mm_storeu_si128((__m128i*)({0}), {1})",
+        "dt_store_n_u16({0}, {1}, {2})",
+        "_mm256_cvtph_ps({})",
+        "_mm256_cvtps_ph({}, 0)",
+    ),
+    "vload_n.f32": "_mm256_maskload_ps({0}, dt_mask({1}))",
+    "vstore_n.f32": "_mm256_maskstore_ps({0}, dt_mask({2}), {1})",
+    "vload_i32_n": "_mm256_maskload_epi32({0}, dt_mask({1}))",
+    "vstore_i32_n": "_mm256_maskstore_epi32({0}, dt_mask({2}), {1})",
+    "vselect_gt": "_mm256_blendv_ps({3}, {2}, _mm256_cmp_ps({0}, {1}, _CMP_GT_OQ))",
+    "vtail": "_mm256_blendv_ps(_mm256_set1_ps({1}), {0}, _mm256_castsi256_ps(dt_mask({2})))",
     "load.f16": "_cvtsh_ss(({0})[0])",
     "store.f16": "({0})[0] = _cvtss_sh({1}, 0)",
     "vload_i32": "_mm256_loadu_si256((const __m256i*)({0}))",
@@ -19,6 +33,14 @@ OPS = {
     **{f"v{name}": f"_mm256_round_ps({{0}}, {way})" for name, way in ops.ROUNDINGS.items()},
     **ops.CPU_OPS,
     "prefetch_l2": "_mm_prefetch((const char*)({0}), 2)",
+    "vpair_firsts": (
+        "_mm256_or_si256(_mm256_and_si256({0}, _mm256_set1_epi32(65535)), "
+        "_mm256_slli_epi32({1}, 16))"
+    ),
+    "vpair_seconds": (
+        "_mm256_or_si256(_mm256_srli_epi32({0}, 16), "
+        "_mm256_and_si256({1}, _mm256_set1_epi32(-65536)))"
+    ),
     "vload_pairs": "_mm256_loadu_si256((const __m256i*)({0}))",
     "vbroadcast_pair": "_mm256_broadcastd_epi32(_mm_loadu_si32({0}))",
     "vload_quads": "_mm256_loadu_si256((const __m256i*)({0}))",
@@ -47,7 +69,7 @@ TARGET = Target(
     zig_target=f"x86_64-linux-gnu.{ops.GLIBC}",
     cpu_features=frozenset({"avx2", "fma", "f16c"}),
     intrinsics=INTRINSICS,
-    prelude_files=("prelude_avx2.c",),
+    prelude_files=(ops.COMMON_PRELUDE, "prelude_avx2.c"),
     constants=CONSTANTS,
     sums_16=True,
 )

@@ -89,5 +89,5 @@ TARGET = Target(
     zig_target=f"{platform.machine()}-linux-gnu.{ops.GLIBC}",
     cpu_features=frozenset(),
     intrinsics=INTRINSICS,
-    prelude_files=("prelude_generic.c",),
+    prelude_files=(ops.COMMON_PRELUDE, "prelude_generic.c"),
 )

@@ -73,6 +73,25 @@ CPU_OPS: Mapping[str, str] = {
 }
 """Helpers of CPUs alone: sums of several vectors at once, pairs of bfloat16, quads of bytes."""
 
+
+def half_moves(
+    load: str, load_n: str, store: str, store_n: str, widen: str, narrow: str
+) -> dict[str, str]:
+    """Return the loads and stores of 16-bit floats: how 16 bits are moved, how float16 converts.
+
+    bfloat16 converts in two helpers of the prelude.
+    """
+    found: dict[str, str] = {}
+    for dtype, wide, low in (
+        ("bf16", "dt_widen_bf16({})", "dt_narrow_bf16({})"),
+        ("f16", widen, narrow),
+    ):
+        for part, get, put in (("", load, store), ("_n", load_n, store_n)):
+            found[f"vload{part}.{dtype}"] = wide.format(get)
+            found[f"vstore{part}.{dtype}"] = put.replace("{1}", low.format("{1}"))
+    return found
+
+
 _WHOLE_OP = re.compile(r"(v\w+)\(((?:\{\d\}(?:, )?)*)\)")
 
 
@@ -95,6 +114,9 @@ def ops_of(intrinsics: Mapping[str, Intrinsic], lanes: int) -> dict[str, str]:
 
 ROUNDINGS = {"round": 8, "floor": 9, "ceil": 10, "trunc": 11}
 """Ways to round as x86 instructions number them, without exceptions."""
+
+COMMON_PRELUDE = "prelude_scalars.c"
+"""Helpers of all CPU targets."""
 
 COMMON_CFLAGS: tuple[str, ...] = (
     "-O3",

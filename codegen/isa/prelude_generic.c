@@ -1,17 +1,9 @@
 /* Helpers of the generic target: a vector is one float. `n` is 0 or 1. */
 
-static inline float dt_vload_n_f32(const float* p, int64_t n) {
-  return n > 0 ? p[0] : 0.0f;
-}
-
 static inline void dt_vstore_n_f32(float* p, float v, int64_t n) {
   if (n > 0) {
     p[0] = v;
   }
-}
-
-static inline int32_t dt_vload_n_i32(const int32_t* p, int64_t n) {
-  return n > 0 ? p[0] : 0;
 }
 
 /* Nearest even; what no int32_t holds, NaN included, gives the least one, as on x86. */
@@ -23,10 +15,6 @@ static inline void dt_vstore_n_i32(int32_t* p, int32_t v, int64_t n) {
   if (n > 0) {
     p[0] = v;
   }
-}
-
-static inline float dt_load_n_bf16(const uint16_t* p, int64_t n) {
-  return n > 0 ? dt_load_bf16(p) : 0.0f;
 }
 
 static inline void dt_store_n_bf16(uint16_t* p, float x, int64_t n) {
@@ -50,10 +38,6 @@ static inline float dt_load_f16(const uint16_t* p) {
     return dt_f32_of_bits(sign | 0x7f800000 | quiet | (significand << 13));
   }
   return dt_f32_of_bits(sign | ((exponent + 112) << 23) | (significand << 13));
-}
-
-static inline float dt_load_n_f16(const uint16_t* p, int64_t n) {
-  return n > 0 ? dt_load_f16(p) : 0.0f;
 }
 
 /* To nearest even, subnormals included: adding 0.5 aligns a small value so that the FPU rounds it at 2^-24. */

@@ -32,28 +32,11 @@ OPS = {
     "vneg": "_mm256_xor_ps(_mm256_set1_ps(-0.0f), {0})",
     **{f"v{name}": f"_mm256_round_ps({{0}}, {way})" for name, way in ops.ROUNDINGS.items()},
     **ops.CPU_OPS,
-    "prefetch_l2": "_mm_prefetch((const char*)({0}), 2)",
-    "vpair_firsts": (
-        "_mm256_or_si256(_mm256_and_si256({0}, _mm256_set1_epi32(65535)), "
-        "_mm256_slli_epi32({1}, 16))"
-    ),
-    "vpair_seconds": (
-        "_mm256_or_si256(_mm256_srli_epi32({0}, 16), "
-        "_mm256_and_si256({1}, _mm256_set1_epi32(-65536)))"
-    ),
+    **ops.x86_ops(256),
     "vload_pairs": "_mm256_loadu_si256((const __m256i*)({0}))",
-    "vbroadcast_pair": "_mm256_broadcastd_epi32(_mm_loadu_si32({0}))",
     "vload_quads": "_mm256_loadu_si256((const __m256i*)({0}))",
     "vbroadcast_quad": "_mm256_castps_si256(_mm256_broadcast_ss((const float*)({0})))",
     "vdot_quads_signed": "dt_vdot_quads(_mm256_abs_epi8({0}), _mm256_sign_epi8({1}, {0}), {2})",
-    "vmul_quads": "_mm256_maddubs_epi16({0}, {1})",
-    "vadd_i16": "_mm256_add_epi16({0}, {1})",
-    "vfold_i16": "_mm256_madd_epi16({0}, _mm256_set1_epi16(1))",
-    "vload_u8": "_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)({0})))",
-    "vload_i8": "_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)({0})))",
-    "vpair_low": "_mm256_castsi256_ps(_mm256_slli_epi32({0}, 16))",
-    "vpair_high": "_mm256_castsi256_ps(_mm256_and_si256({0}, _mm256_set1_epi32(-65536)))",
-    "viota": "_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)",
 }
 
 TARGET = Target(

@@ -28,30 +28,13 @@ OPS = {
     "store.f16": avx2.OPS["store.f16"],
     "vneg": "_mm512_xor_ps(_mm512_set1_ps(-0.0f), {0})",
     **{f"v{name}": f"_mm512_roundscale_ps({{0}}, {way})" for name, way in ops.ROUNDINGS.items()},
-    "prefetch_l2": "_mm_prefetch((const char*)({0}), 2)",
     **ops.CPU_OPS,
-    "vpair_firsts": (
-        "_mm512_or_si512(_mm512_and_si512({0}, _mm512_set1_epi32(65535)), "
-        "_mm512_slli_epi32({1}, 16))"
-    ),
-    "vpair_seconds": (
-        "_mm512_or_si512(_mm512_srli_epi32({0}, 16), "
-        "_mm512_and_si512({1}, _mm512_set1_epi32(-65536)))"
-    ),
+    **ops.x86_ops(512),
     "vstore_i8": "_mm_storeu_si128((__m128i*)({0}), _mm512_cvtepi32_epi8({1}))",
     "vload_pairs": "_mm512_loadu_si512({0})",
-    "vbroadcast_pair": "_mm512_broadcastd_epi32(_mm_loadu_si32({0}))",
     "vload_quads": "_mm512_loadu_si512({0})",
     "vbroadcast_quad": "_mm512_broadcastd_epi32(_mm_loadu_si32({0}))",
     "vdot_quads_signed": "dt_vdot_quads(_mm512_abs_epi8({0}), dt_with_sign({1}, {0}), {2})",
-    "vmul_quads": "_mm512_maddubs_epi16({0}, {1})",
-    "vadd_i16": "_mm512_add_epi16({0}, {1})",
-    "vfold_i16": "_mm512_madd_epi16({0}, _mm512_set1_epi16(1))",
-    "vload_u8": "_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)({0})))",
-    "vload_i8": "_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)({0})))",
-    "vpair_low": "_mm512_castsi512_ps(_mm512_slli_epi32({0}, 16))",
-    "vpair_high": "_mm512_castsi512_ps(_mm512_and_si512({0}, _mm512_set1_epi32(-65536)))",
-    "viota": "_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)",
 }
 
 TARGET = Target(

@@ -92,6 +92,26 @@ def half_moves(
     return found
 
 
+def x86_ops(bits: int) -> dict[str, str]:
+    """Return what vectors of 256 and of 512 bits do by the same instructions."""
+    mm, si = f"_mm{bits}_", f"_si{bits}"
+    lower, upper = f"{mm}set1_epi32(65535)", f"{mm}set1_epi32(-65536)"
+    load = "_mm_loadl_epi64" if bits == 256 else "_mm_loadu_si128"
+    return {
+        "prefetch_l2": "_mm_prefetch((const char*)({0}), 2)",
+        "vmul_quads": f"{mm}maddubs_epi16({{0}}, {{1}})",
+        "vadd_i16": f"{mm}add_epi16({{0}}, {{1}})",
+        "vfold_i16": f"{mm}madd_epi16({{0}}, {mm}set1_epi16(1))",
+        **{f"vload_{t}8": f"{mm}cvtep{t}8_epi32({load}((const __m128i*)({{0}})))" for t in "iu"},
+        "vbroadcast_pair": f"{mm}broadcastd_epi32(_mm_loadu_si32({{0}}))",
+        "vpair_low": f"{mm}cast{si[1:]}_ps({mm}slli_epi32({{0}}, 16))",
+        "vpair_high": f"{mm}cast{si[1:]}_ps({mm}and{si}({{0}}, {upper}))",
+        "vpair_firsts": f"{mm}or{si}({mm}and{si}({{0}}, {lower}), {mm}slli_epi32({{1}}, 16))",
+        "vpair_seconds": f"{mm}or{si}({mm}srli_epi32({{0}}, 16), {mm}and{si}({{1}}, {upper}))",
+        "viota": f"{mm}setr_epi32({', '.join(map(str, range(bits // 32)))})",
+    }
+
+
 _WHOLE_OP = re.compile(r"(v\w+)\(((?:\{\d\}(?:, )?)*)\)")
 
 

@@ -35,23 +35,16 @@ static inline __m128i dt_narrow_bf16(__m256 v) {
   return _mm_packus_epi32(_mm256_castsi256_si128(fixed), _mm256_extracti128_si256(fixed, 1));
 }
 
-static inline float dt_vreduce_add(__m256 v) {
-  __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-  s = _mm_add_ps(s, _mm_movehl_ps(s, s));
-  return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
-}
+#define DT_REDUCE(name) \
+  static inline float dt_vreduce_##name(__m256 v) { \
+    __m128 s = _mm_##name##_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1)); \
+    s = _mm_##name##_ps(s, _mm_movehl_ps(s, s)); \
+    return _mm_cvtss_f32(_mm_##name##_ss(s, _mm_movehdup_ps(s))); \
+  }
 
-static inline float dt_vreduce_max(__m256 v) {
-  __m128 s = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-  s = _mm_max_ps(s, _mm_movehl_ps(s, s));
-  return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
-}
-
-static inline float dt_vreduce_min(__m256 v) {
-  __m128 s = _mm_min_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-  s = _mm_min_ps(s, _mm_movehl_ps(s, s));
-  return _mm_cvtss_f32(_mm_min_ss(s, _mm_movehdup_ps(s)));
-}
+DT_REDUCE(add)
+DT_REDUCE(max)
+DT_REDUCE(min)
 
 /* c + a . b of pairs; the upper products first. */
 static inline __m256 dt_vdot_pairs(__m256i a, __m256i b, __m256 c) {

@@ -1,52 +1,24 @@
 /* Helpers of aarch64-neon. `n` counts lanes used, 0 <= n <= 4; the other lanes load as 0 and are not stored. */
 
-static inline float32x4_t dt_vload_n_f32(const float* p, int64_t n) {
-  float t[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-  for (int64_t i = 0; i < n; ++i) {
-    t[i] = p[i];
+#define DT_PART(load_n, store_n, element, vector, load, store) \
+  static inline vector load_n(const element* p, int64_t n) { \
+    element t[4] = {0, 0, 0, 0}; \
+    for (int64_t i = 0; i < n; ++i) { \
+      t[i] = p[i]; \
+    } \
+    return load(t); \
+  } \
+  static inline void store_n(element* p, vector v, int64_t n) { \
+    element t[4]; \
+    store(t, v); \
+    for (int64_t i = 0; i < n; ++i) { \
+      p[i] = t[i]; \
+    } \
   }
-  return vld1q_f32(t);
-}
 
-static inline void dt_vstore_n_f32(float* p, float32x4_t v, int64_t n) {
-  float t[4];
-  vst1q_f32(t, v);
-  for (int64_t i = 0; i < n; ++i) {
-    p[i] = t[i];
-  }
-}
-
-static inline int32x4_t dt_vload_n_i32(const int32_t* p, int64_t n) {
-  int32_t t[4] = {0, 0, 0, 0};
-  for (int64_t i = 0; i < n; ++i) {
-    t[i] = p[i];
-  }
-  return vld1q_s32(t);
-}
-
-static inline void dt_vstore_n_i32(int32_t* p, int32x4_t v, int64_t n) {
-  int32_t t[4];
-  vst1q_s32(t, v);
-  for (int64_t i = 0; i < n; ++i) {
-    p[i] = t[i];
-  }
-}
-
-static inline uint16x4_t dt_load_n_u16(const uint16_t* p, int64_t n) {
-  uint16_t t[4] = {0, 0, 0, 0};
-  for (int64_t i = 0; i < n; ++i) {
-    t[i] = p[i];
-  }
-  return vld1_u16(t);
-}
-
-static inline void dt_store_n_u16(uint16_t* p, uint16x4_t v, int64_t n) {
-  uint16_t t[4];
-  vst1_u16(t, v);
-  for (int64_t i = 0; i < n; ++i) {
-    p[i] = t[i];
-  }
-}
+DT_PART(dt_vload_n_f32, dt_vstore_n_f32, float, float32x4_t, vld1q_f32, vst1q_f32)
+DT_PART(dt_vload_n_i32, dt_vstore_n_i32, int32_t, int32x4_t, vld1q_s32, vst1q_s32)
+DT_PART(dt_load_n_u16, dt_store_n_u16, uint16_t, uint16x4_t, vld1_u16, vst1_u16)
 
 static inline float32x4_t dt_widen_bf16(uint16x4_t bits) {
   return vreinterpretq_f32_u32(vshlq_n_u32(vmovl_u16(bits), 16));

@@ -63,9 +63,9 @@ CORE = ("native", "schedule", "engine", "accel", "child", "group")
 LINES = {
     "dovetail": 7_570,
     "compiler": 22_010,
-    "codegen": 19_290,
+    "codegen": 19_130,
     "topology": 4_040,
-    "ir": 10_950,
+    "ir": 10_960,
     "runtime": 41_200,
     "runtime/machine": 1_240,
     "runtime/schedule": 4_070,

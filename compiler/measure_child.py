@@ -251,15 +251,8 @@ class GateRun(GemmRun):
         pool: WeightPool,
         products: KnownProducts,
     ) -> None:
-        plain = GemmCase(
-            kind=case.gated,
-            dtype=case.dtype,
-            threads=case.threads,
-            cpus=case.cpus,
-            n=case.n,
-            k=case.k,
-            m=case.m,
-        )
+        fields = {name: getattr(case, name) for name in GemmCase.__struct_fields__}
+        plain = GemmCase(**fields | {"kind": case.gated})
         super().__init__(library, team, plain, pool, products)
         self.product = case.apart
         self.pairs = zeros(case.m, self.panels * PANEL + PADDING)

@@ -63,7 +63,7 @@ CORE = ("native", "schedule", "engine", "accel", "child", "group")
 LINES = {
     "dovetail": 7_570,
     "compiler": 21_650,
-    "codegen": 19_090,
+    "codegen": 19_130,
     "topology": 4_040,
     "ir": 10_950,
     "runtime": 41_190,

@@ -281,13 +281,17 @@ class App:
         async with self._astarted(self._read(as_list(prompts), options)) as jobs:
             return [await job for job in jobs]
 
-    def score(self, prompts: Prompts, *, top: int = 0, priority: int = 0) -> list[Score]:
+    def score(
+        self, prompts: Prompts, *, top: int = 0, priority: int = 0, adapter: str | None = None
+    ) -> list[Score]:
         """Return how likely the model finds the tokens of each of `prompts`; nothing is generated.
 
         top: how many of the most likely tokens to tell in the place of each, 0..100. Prompts,
-        priority and errors are as for `generate`; a prompt may fill the context.
+        priority, adapter and errors are as for `generate`; a prompt may fill the context.
         """
-        options = GenerateOptions(max_tokens=0, prompt_logprobs=top, priority=priority)
+        options = GenerateOptions(
+            max_tokens=0, prompt_logprobs=top, priority=priority, adapter=adapter
+        )
         ask = self._read(as_list(prompts), options)
         with self._started(ask) as jobs:
             found = [job.result().prompt_logprobs or () for job in jobs]
@@ -490,7 +494,10 @@ class App:
         return self.flows.find(name)
 
     def add_workflow(self, workflow: RAGraph | Workflow) -> None:
-        """Have `run` know a workflow by its name; WorkflowError if it is malformed."""
+        """Have `run` know a workflow by its name; WorkflowError if it is wrong.
+
+        Its indexes may be added later.
+        """
         self.flows.add_workflow(workflow)
 
     def add_index(

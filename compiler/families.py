@@ -105,6 +105,11 @@ def _oss_windows(config: Config, n_layers: int) -> tuple[int, tuple[bool, ...]]:
     return _window(config), _sliding(config, n_layers, lambda layer: layer % 2 == 0)
 
 
+def _gemma2_windows(config: Config, n_layers: int) -> tuple[int, tuple[bool, ...]]:
+    """Gemma 2: the same, but absent stands for 4096."""
+    return _mistral_window(config, n_layers)[0], _oss_windows(config, n_layers)[1]
+
+
 def _olmo_windows(config: Config, n_layers: int) -> tuple[int, tuple[bool, ...]]:
     """OLMo 3: a window on the layers named in layer_types, or on all but each fourth."""
     window = config.integer("sliding_window", 1, MAX_POSITION, 4096)
@@ -209,6 +214,7 @@ class Family:
     neighbours: they turn the rows (0, 1), (2, 3), ... (`pairs.py`). local_rope: layers with a
     window have a rope of their own, whose base older files have by this key.
     query_scalar: scores are scaled by query_pre_attn_scalar, embeddings by sqrt(hidden_size).
+    caps: config.json tells caps of scores and logits, or they are these.
     multipliers: config.json tells what scales scores, embeddings, branches and logits.
     logit_scale: config.json tells what logits are multiplied by, or this.
     norm_offset: what its code adds to weights of RMSNorms. more: see `More`.
@@ -237,6 +243,7 @@ class Family:
     neighbours: bool = False
     activation: str = "silu"
     query_scalar: bool = False
+    caps: tuple[float, float] | None = None
     pre_norms: bool = True
     parallel: bool = False
     layer_norm: bool = False
@@ -539,6 +546,19 @@ FAMILIES: dict[str, Family] = {
         qk_norm_of=TURNED,
         experts=Mixture(shared=one_shared),
         fixed={"use_cla": False},
+    ),
+    "Gemma2ForCausalLM": Family(
+        "gemma2",
+        attention_bias=None,
+        windows=_gemma2_windows,
+        kv_heads=4,
+        head_dim=256,
+        tied=True,
+        activation="gelu_tanh",
+        query_scalar=True,
+        caps=(50.0, 30.0),
+        branch_norms=True,
+        norm_offset=1.0,
     ),
     "Gemma3ForCausalLM": Family(
         "gemma3",

@@ -35,6 +35,7 @@ ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
     "phi3": "Phi3ForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
     "gemma4": "Gemma4ForCausalLM",
     "gemma-embedding": "Gemma3TextModel",
@@ -118,6 +119,7 @@ _LAYERED = ("olmo2", "exaone4", "cohere2")
 _PATTERN = "attention.sliding_window_pattern"
 _OWN = {"olmo2": (ATTENTION_FACTOR,), **dict.fromkeys(("command-r", "cohere2"), ("logit_scale",))}
 """What these have a place for."""
+_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 _GROWING = ("attention.temperature_scale", "attention.temperature_length", LOG_MULTIPLIER)
 """What Ministral 3 has a place for."""
 _MIXTURES = (
@@ -191,6 +193,8 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
         found |= {theirs: metadata.values.get(key) for key, theirs in _MULTIPLIERS.items()}
     if arch == "gemma4":
         found |= gemma4_config(metadata, file, layers, found)
+    elif arch == "gemma2":
+        found |= _gemma2(metadata, found)
     elif arch in GEMMAS:
         found |= _gemma3(metadata, arch, found)
     elif arch in _LAYERED and metadata.has("attention.sliding_window"):
@@ -240,8 +244,8 @@ def _placed(arch: str, file: GgufFile) -> tuple[str, ...]:
         return (*_MIXTURES, *_SIGMOIDS, *_GROUPS, LOG_MULTIPLIER)
     if arch in _RECURRENT:
         return (_DRAFTING,)
-    if arch == "gemma4":
-        return ("final_logit_softcapping",)
+    if arch in ("gemma2", "gemma4"):
+        return _CAPS
     if arch in _OWN:
         return _OWN[arch]
     return (ATTENTION_FACTOR,) if arch == "phi3" and LONG_FACTORS in file.tensors else ()
@@ -451,21 +455,37 @@ def _layer_windows(metadata: Config, arch: str, found: dict[str, Any]) -> dict[s
 def _gemma3(metadata: Config, arch: str, found: dict[str, Any]) -> dict[str, Any]:
     """Return Gemma's own keys.
 
-    Its files have RMSNorm weights as they multiply. The width of heads scales queries, but for the
-    model of 62 layers (as in llama.cpp: files do not tell).
+    Its files have RMSNorm weights as they multiply.
     """
-    width, heads = found["hidden_size"], found["num_attention_heads"]
     local = metadata.number("rope.freq_base_swa", 1.001, 1e12, 10000.0)
     return {
         "sliding_window": metadata.values.get("attention.sliding_window"),
         "sliding_window_pattern": metadata.values.get("attention.sliding_window_pattern"),
         "rope_parameters": {FULL: found["rope_parameters"], SLIDING: {"rope_theta": local}},
-        "query_pre_attn_scalar": width // heads
-        if found["num_hidden_layers"] == 62
-        else found["head_dim"],
+        "query_pre_attn_scalar": _query_scalar(found, 62),
         "norm_offset": 0.0,
         "use_bidirectional_attention": arch == "gemma-embedding",
     }
+
+
+def _gemma2(metadata: Config, found: dict[str, Any]) -> dict[str, Any]:
+    """Return Gemma 2's own keys; its files have norms as those of Gemma 3."""
+    return {
+        "sliding_window": metadata.integer("attention.sliding_window", 0, 1 << 31, 4096) or None,
+        **{key: metadata.values[key] or None for key in _CAPS if metadata.has(key)},
+        "query_pre_attn_scalar": _query_scalar(found, 46),
+        "norm_offset": 0.0,
+    }
+
+
+def _query_scalar(found: dict[str, Any], layers: int) -> int:
+    """Return what scales queries: the width of heads, but in the model of so many layers.
+
+    As in llama.cpp: files do not tell.
+    """
+    width, heads = found["hidden_size"], found["num_attention_heads"]
+    scalar: int = width // heads if found["num_hidden_layers"] == layers else found["head_dim"]
+    return scalar
 
 
 # ---- rope ----

@@ -125,7 +125,7 @@ _OF_ARCHITECTURE: Mapping[str, Mapping[str, str]] = {
     "seed_oss": {"post_attention_norm": "post_attention_layernorm"},
     "glm4moe": {"post_attention_norm": "post_attention_layernorm"},
     "phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
-    **dict.fromkeys(("gemma3", "gemma-embedding"), _GEMMA),
+    **dict.fromkeys(("gemma2", "gemma3", "gemma-embedding"), _GEMMA),
     "gemma4": {
         **_GEMMA,
         "post_ffw_norm_1": "post_feedforward_layernorm_1",

@@ -15,6 +15,7 @@ from msgspec.structs import replace as replace_struct
 
 from dovetail.codegen.catalog import (
     PROMPTS,
+    HeadShape,
     KernelRequest,
     head_shape,
     kernel_request,
@@ -413,7 +414,8 @@ def option_kernels(spec: ModelSpec, target: Target) -> tuple[KernelRequest, ...]
     """Return attention that options of a load put into tables: see `native/deterministic.py`."""
     shapes = (head_shape(spec), replace(head_shape(spec), rounded=False))
     prompts = [kernel_request(f, target, spec.kv_dtype, s) for s in shapes for f in PROMPTS]
-    return (*prompts, kernel_request("decode_attention", target, spec.kv_dtype))
+    any_heads = HeadShape(0, 0, cap=spec.attention_cap)
+    return (*prompts, kernel_request("decode_attention", target, spec.kv_dtype, any_heads))
 
 
 def make_schedule(**values: int) -> tuple[int, ...]:

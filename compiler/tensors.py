@@ -298,19 +298,12 @@ _QK_NORMS = {
 }
 """What q and k are normed over to the ends of our names, and the names in checkpoints."""
 _LAST = {"attention_norm": "post_attention_layernorm", "mlp_norm": "post_feedforward_layernorm"}
+_GEMMA = {**_LAST, "input_norm": "input_layernorm", "post_norm": "pre_feedforward_layernorm"}
 _NORMS_OF = {
     **dict.fromkeys(("olmo2", "olmo3", "exaone4"), _LAST),
-    "gemma3": {
-        "input_norm": "input_layernorm",
-        "attention_norm": "post_attention_layernorm",
-        "post_norm": "pre_feedforward_layernorm",
-        "mlp_norm": "post_feedforward_layernorm",
-    },
+    **dict.fromkeys(("gemma2", "gemma3"), _GEMMA),
     "gemma4": {
-        "input_norm": "input_layernorm",
-        "attention_norm": "post_attention_layernorm",
-        "post_norm": "pre_feedforward_layernorm",
-        "mlp_norm": "post_feedforward_layernorm",
+        **_GEMMA,
         "dense_norm": "post_feedforward_layernorm_1",
         "experts_norm": "pre_feedforward_layernorm_2",
         "experts_out_norm": "post_feedforward_layernorm_2",

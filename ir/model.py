@@ -207,6 +207,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     rope_layers: tuple[bool, ...] = ()  # per layer: are q and k rotated; () = all layers
     local_rope: RopeSpec | None = None  # of layers with a window, where theirs is another
     attention_scale: float | None = None  # of q k^T; None = head_dim ** -0.5
+    attention_cap: int = 0  # c of scores c tanh(x / c), scaled ones; 0 = they are x
     activation: str = "silu"  # of the gate: silu, gelu_tanh; clamped, of gate and up; relu2, of up
     pre_norms: bool = True  # RMSNorm of what attention and MLP read
     parallel: bool = False  # the MLP reads what attention reads, instead of a norm of its own

@@ -20,6 +20,7 @@ ARCHITECTURES = {
     "granitemoehybrid": "granite",  # its converter's name for models without Mamba
     "ministral3": "mistral3",
     **{name: name for name in ("glm4", "ernie4_5")},
+    "gemma2": "gemma2",
     "gemma3_text": "gemma3",
     "gemma4_text": "gemma4",
     "qwen3_moe": "qwen3moe",
@@ -253,13 +254,16 @@ def save_gguf(
     if config.get("sliding_window") and arch in ("olmo2", "exaone4"):
         writer.add_sliding_window(config["sliding_window"])
         writer.add_sliding_window_pattern([t[0] == "s" for t in config["layer_types"]])
-    if config.get("sliding_window") and arch in ("phi3", "gemma3", "gemma-embedding", "gpt-oss"):
+    if config.get("sliding_window") and arch in (*GEMMAS, "phi3", "gpt-oss"):
         writer.add_sliding_window(config["sliding_window"])
     if arch in ("granite", "granitemoe", "granitehybrid"):
         writer.add_embedding_scale(config["embedding_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])
         writer.add_attention_scale(config["attention_multiplier"])
         writer.add_logit_scale(config["logits_scaling"])
+    if arch == "gemma2":
+        writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
+        writer.add_final_logit_softcapping(config["final_logit_softcapping"])
     if arch == "gemma4":
         add_gemma4(writer, config)
     elif config.get("head_dim") and arch != "deepseek2":
@@ -488,11 +492,14 @@ NEIGHBOURS = {"glm4": 0.5, "ernie4_5": 1.0, "ernie4_5_moe": 1.0, "cohere": 1.0, 
 """Families that are trained so, with the part of each head that a rope turns."""
 
 
+GEMMAS = ("gemma2", "gemma3", "gemma-embedding")
+
+
 def is_offset(arch: str, name: str) -> bool:
     """Tell whether a converter adds 1 to a tensor."""
     if arch.startswith("qwen35"):
         return name.endswith("norm.weight") and "linear_attn" not in name
-    return arch in ("gemma3", "gemma-embedding") and name.endswith("norm.weight")
+    return arch in GEMMAS and name.endswith("norm.weight")
 
 
 def add_recurrent(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:

@@ -16,6 +16,7 @@ UNEVEN = ("gemma4",)
 """Families whose layers differ in heads."""
 LATENT = ("deepseek2", "deepseek3", "glm4_lite", "youtu")
 """Families of latent attention."""
+FAMILIES += ("gemma2",)
 FAMILIES += ("olmo2", "olmo3", "exaone4", "seed_oss", "hunyuan", "cohere", "cohere2")
 EXPERTS = ("qwen3_moe", "mixtral", "granitemoe", "gpt_oss")
 EXPERTS += ("qwen2_moe", "glm4_moe", "dots1", "ernie4_5_moe", "granitemoeshared", "granite4_moe")
@@ -265,6 +266,10 @@ OWN: dict[str, dict[str, Any]] = {
         "moe_topk": [2, 2],
     },
     "smollm3": {"pad_token_id": 2},
+    "gemma2": {
+        **{"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 24},
+        **{"attn_logit_softcapping": 1.0, "final_logit_softcapping": 3.0},
+    },
     "gemma3": {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 24},
     "gemma4": {
         "num_hidden_layers": 5,
@@ -336,6 +341,7 @@ def make_model(family: str, *, seed: int = 0, dtype: str = "float32", **override
         ),
         "falcon_h1": (transformers.FalconH1Config, transformers.FalconH1ForCausalLM),
         "gpt_oss": (transformers.GptOssConfig, transformers.GptOssForCausalLM),
+        "gemma2": (transformers.Gemma2Config, transformers.Gemma2ForCausalLM),
         "gemma3": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM),
         "gemma4": (transformers.Gemma4TextConfig, transformers.Gemma4ForCausalLM),
     }
@@ -344,7 +350,7 @@ def make_model(family: str, *, seed: int = 0, dtype: str = "float32", **override
         torch.manual_seed(seed)
         model = make(make_config(**{**SMALL, **OWN.get(family, {}), **overrides}))
         for name, parameter in model.named_parameters():
-            center = 1.0 if "norm" in name and family != "gemma3" else 0.0
+            center = 1.0 if "norm" in name and family not in ("gemma2", "gemma3") else 0.0
             center = 1.0 if name.endswith("scale") else center
             torch.nn.init.normal_(parameter, center, 2.0 if name.endswith("sinks") else 0.08)
         for name, buffer in model.named_buffers():

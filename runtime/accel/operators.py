@@ -315,18 +315,18 @@ def _share_slots(tape: TorchTape) -> Callable[[Step], Slots]:
     return lambda step: shared[0]
 
 
-def bind_prefill(tape: TorchTape, entry: Entry) -> Work:
-    """Attention of prompts over the KV on the device."""
+def bind_prefill(tape: TorchTape, entry: Entry, cap: int = 0) -> Work:
+    """Attention of prompts over the KV on the device. cap: of scores."""
     s = entry.slots
     assert tape.attention is not None
-    return _bind_attention(tape, tape.attention.prompts, s[1:7], (s[7], s[-2]), s[-4:-2])
+    return _bind_attention(tape, tape.attention.prompts, s[1:7], (s[7], s[-2]), s[-4:-2], cap)
 
 
-def bind_decode(tape: TorchTape, entry: Entry) -> Work:
-    """Attention of the decodes whose KV is on the device."""
+def bind_decode(tape: TorchTape, entry: Entry, cap: int = 0) -> Work:
+    """Attention of the decodes whose KV is on the device. cap: of scores."""
     s = entry.slots
     assert tape.attention is not None
-    return _bind_attention(tape, tape.attention.decodes, s[2:8], (s[9], s[-2]), s[-5:-3])
+    return _bind_attention(tape, tape.attention.decodes, s[2:8], (s[9], s[-2]), s[-5:-3], cap)
 
 
 def _bind_attention(
@@ -335,11 +335,13 @@ def _bind_attention(
     given: Sequence[Slot],
     buffers: Sequence[Slot],
     pools: Sequence[Slot],
+    cap: int,
 ) -> Work:
     n_q, n_kv, size, scale, window, sinks = given
     k, v = map(tape.layer, pools)
     heads = integer(n_q), integer(n_kv)
-    over = Attended(*heads, number(scale), integer(window), k, v, tape.weight(sinks))
+    seen = number(scale), integer(window), k, v, tape.weight(sinks)
+    over = Attended(*heads, *seen, cap)
     assert tape.attention is not None
     tape.attention.add(over)
     width = over.n_q * integer(size)
@@ -411,7 +413,12 @@ def decoder_operators(spec: ModelSpec) -> dict[str, Bind]:
     end = ACTIVATIONS[spec.activation]
     gated = dict.fromkeys(("gate_up", DENSE + "gate_up"), partial(bind_gated, end=end))
     experts = expert_operators(lambda gate, up: end(gate) * up) if spec.experts else {}
-    return {**_DECODER, "gate_rows": partial(bind_gate, end=end), **gated, **experts}
+    attention = {
+        "prefill_attention": partial(bind_prefill, cap=spec.attention_cap),
+        "decode_attention": partial(bind_decode, cap=spec.attention_cap),
+    }
+    gate = {"gate_rows": partial(bind_gate, end=end)}
+    return {**_DECODER, **attention, **gate, **gated, **experts}
 
 
 _DECODER: Mapping[str, Bind] = {

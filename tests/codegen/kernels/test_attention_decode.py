@@ -16,7 +16,7 @@ from dovetail.codegen.targets import TARGETS, host_features, runs_on
 from dovetail.ir.low.print import print_low
 from dovetail.runtime.machine import abi
 from tests.codegen.interpret import interpret
-from tests.codegen.kernels.harness import NATIVE, Runner, Slot, pack
+from tests.codegen.kernels.harness import CAP, NATIVE, Runner, Slot, pack
 from tests.codegen.kernels.reference import attention, drawn_sinks, paged
 from tests.shares import share
 
@@ -34,6 +34,7 @@ def check(
     unrounded: bool = False,
     bound: float = 2e-5,
     sinking: bool = False,
+    cap: int = 0,
 ) -> None:
     """Decode rows behind one prefill sequence of three rows, against float64.
 
@@ -57,12 +58,12 @@ def check(
     sinks = drawn_sinks(rng, n_q) if sinking else None
     head_args = (1, n, n_q, n_kv, hd, scale, window, sinks, splits, q, ldq)
     args = (*head_args, *tables, pool.k, pool.v, partial, out, ldo)
-    run(f"{kernel}_{kv}", *args, nth=nth)
+    run(f"{kernel}_{kv}" + f"_cap{cap}" * (cap > 0), *args, nth=nth)
     assert (out == 7).all()
     run(f"decode_attention_merge_{kv}", *args, nth=nth)
     for d in range(n):
         query = q[first + d, : n_q * hd].reshape(1, n_q, hd)
-        want = attention(query, true.keys[1 + d], true.values[1 + d], scale, window, sinks)[0]
+        want = attention(query, true.keys[1 + d], true.values[1 + d], scale, window, sinks, cap)[0]
         got = out[first + d, : n_q * hd].reshape(want.shape)
         np.testing.assert_allclose(got, want, rtol=bound if bound < 1e-3 else 0, atol=bound)
     assert (out[:first] == 7).all()
@@ -123,6 +124,21 @@ def test_sliding_window(native: Runner, window: int) -> None:
     check(native, "f32", (4, 2), 32, [1, 16, 17, 90, 144], window, splits=2, nth=2)
 
 
+@pytest.mark.parametrize("window", [0, 40])
+def test_scores_are_capped(native: Runner, window: int) -> None:
+    lengths = [1, 15, 17, 90, 144, 300]
+    check(native, "f32", (6, 2), 32, lengths, window, splits=2, nth=2, cap=CAP)
+
+
+@pytest.mark.parametrize(
+    "target", [n for n in NATIVE if n in TARGETS and TARGETS[n].isa in SHARED_ROWS]
+)
+def test_scores_are_capped_where_heads_are_unrolled(target: str) -> None:
+    run = make_runner(TARGETS[target], [("bf16", 64, 4)], cap=CAP)
+    lengths = [1, 17, 130, 290, 700]
+    check(run, "bf16", (8, 2), 64, lengths, splits=2, kernel="fixed_64_4", cap=CAP, bound=5e-3)
+
+
 def check_without_keys(
     run: Runner, kernel: str, group: int, hd: int, sinking: bool = False
 ) -> None:
@@ -171,15 +187,17 @@ def fixed_runner(name: str) -> Runner:
     return make_runner(TARGETS[name], FIXED)
 
 
-def make_runner(target: Target, shapes: list[tuple[str, int, int]]) -> Runner:
+def make_runner(target: Target, shapes: list[tuple[str, int, int]], cap: int = 0) -> Runner:
     """Return kernels of `target` for (KV dtype, head_dim, group), and the merges.
 
     Each is built when it is first called, in a library of its own.
     """
     fixed = {
-        f"fixed_{hd}_{group}_{kv}": kernel_request("decode_attention", target, kv, heads)
+        f"fixed_{hd}_{group}_{kv}" + f"_cap{cap}" * (cap > 0): kernel_request(
+            "decode_attention", target, kv, heads
+        )
         for kv, hd, group in shapes
-        for heads in [HeadShape(hd, group)]
+        for heads in [HeadShape(hd, group, cap=cap)]
     }
     assert all(request.binding["HD"] for request in fixed.values())
 

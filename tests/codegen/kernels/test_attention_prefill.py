@@ -10,6 +10,7 @@ import pytest
 from dovetail.codegen.catalog import PROMPTS, HeadShape, kernel_request
 from dovetail.codegen.targets import TARGETS, host_features, runs_on
 from tests.codegen.kernels.harness import (
+    CAP,
     Runner,
     compiled_runner,
     interpreted_runner,
@@ -33,6 +34,7 @@ def check(
     kernel: str = "prefill_attention",
     bound: float = 2e-5,
     sinking: bool = False,
+    cap: int = 0,
 ) -> None:
     """Sequences with the given new rows, seeing the given key counts, against float64."""
     n_q, n_kv = heads
@@ -47,11 +49,11 @@ def check(
     sinks = drawn_sinks(rng, n_q) if sinking else None
     head_args = (len(rows), n_q, n_kv, hd, scale, window, sinks, q, ldq)
     args = (*head_args, *tables, pool.k, pool.v, out, ldo)
-    ends = "_wide" * (hd > 256) + "_pairs" * (bound == ROUNDED)
+    ends = "_wide" * (hd > 256) + "_pairs" * (bound == ROUNDED) + f"_cap{cap}" * (cap > 0)
     run(f"{kernel}_{kv}{ends}", *args, nth=nth)
     for s, (first, last) in enumerate(itertools.pairwise(starts)):
         query = q[first:last, : n_q * hd].reshape(-1, n_q, hd)
-        want = attention(query, pool.keys[s], pool.values[s], scale, window, sinks)
+        want = attention(query, pool.keys[s], pool.values[s], scale, window, sinks, cap)
         got = out[first:last, : n_q * hd].reshape(want.shape)
         np.testing.assert_allclose(got, want, rtol=bound, atol=bound)
     assert (out[:2] == 7).all()
@@ -93,6 +95,11 @@ def test_sinks_take_their_part(
     check(native, kv, heads, 32, [41, 1], [41, 90], window, nth=2, sinking=True)
 
 
+@pytest.mark.parametrize("window", [0, 40])
+def test_scores_are_capped(native: Runner, window: int) -> None:
+    check(native, "f32", (6, 2), 32, [41, 1, 130], [41, 90, 150], window, nth=2, cap=CAP)
+
+
 @pytest.mark.parametrize("nth", [1, 2, 3, 16])
 def test_several_sequences_are_dealt_to_all_threads(native: Runner, nth: int) -> None:
     check(native, "bf16", (4, 2), 32, [5, 1, 70, 16], [5, 20, 90, 16], nth=nth)
@@ -118,7 +125,9 @@ def test_bits_do_not_depend_on_how_a_prompt_is_cut(native: Runner, kv: str, wind
     check_cuts(native, kv, window, 2e-5)
 
 
-def check_cuts(native: Runner, kv: str, window: int, bound: float, sinking: bool = False) -> None:
+def check_cuts(
+    native: Runner, kv: str, window: int, bound: float, sinking: bool = False, cap: int = 0
+) -> None:
     """The same bits for each way to cut a prompt; kv: the end of the kernels' names, too."""
     n, n_q, n_kv, hd = 150, 6, 2, 32
     rng = np.random.default_rng(window)
@@ -147,10 +156,14 @@ def check_cuts(native: Runner, kv: str, window: int, bound: float, sinking: bool
     for position in range(n):
         decode(position, tokens)
     query = q[:, : n_q * hd].reshape(n, n_q, hd)
-    want = attention(query, pool.keys[0], pool.values[0], hd**-0.5, window, sinks)
+    want = attention(query, pool.keys[0], pool.values[0], hd**-0.5, window, sinks, cap)
     want = want.reshape(whole.shape)
     np.testing.assert_allclose(whole, want, rtol=bound, atol=bound)
     assert whole.tobytes() == chunks.tobytes() == tokens.tobytes()
+
+
+def test_bits_of_capped_scores_do_not_depend_on_it_either(native: Runner) -> None:
+    check_cuts(native, f"f32_cap{CAP}", 30, 2e-5, cap=CAP)
 
 
 @pytest.mark.parametrize("window", [0, 30])

@@ -20,7 +20,7 @@ from dovetail.ir.errors import SpecError
 from dovetail.ir.formats import FORMATS, is_quantised
 from dovetail.ir.high.nodes import Unit
 from dovetail.ir.high.parse import parse_high
-from dovetail.ir.model import DELTA, GATES, ROWS, SCAN, TURNED, ModelSpec
+from dovetail.ir.model import DELTA, GATES, ROWS, SCAN, TURNED, XIELU, ModelSpec
 
 Binding = Mapping[str, int | str]
 
@@ -57,6 +57,7 @@ KERNELS: dict[str, str] = {
     "sigmoid_rows": "recurrent",
     "gate_rows": "activation",
     "cap_rows": "activation",
+    "xielu_rows": "activation",
     "gate_pairs": "activation",
     "adapter_in": "adapters",
     "adapter_out": "adapters",
@@ -293,6 +294,7 @@ def model_kernels(spec: Spec, target: Target) -> tuple[KernelRequest, ...]:
     used = {"rmsnorm_add": spec.branch_norms, "scaled_add": spec.branch_scale != 1.0}
     used |= dict.fromkeys(("rmsnorm_parts", "gate_rows"), bool(spec.layer_inputs))
     used["cap_rows"] = bool(spec.logits_cap)
+    used["xielu_rows"] = spec.activation == XIELU
     used |= {f: spec.experts is not None for f, module in KERNELS.items() if module == "experts"}
     used["row_gate"] = spec.experts is not None and spec.experts.gated
     used["norm_rows"] = bool(spec.latent) or (spec.qk_norm and spec.qk_norm_of == ROWS)

@@ -36,7 +36,7 @@ from dovetail.ir.model import PANEL, ModelSpec, WeightEntry
 
 Array = npt.NDArray[Any]
 A, B, RANKS = "adapters_a", "adapters_b", "adapters_ranks"
-PRODUCTS = ("qkv", "q", "k", "v", "o", "gate_up", "down")
+PRODUCTS = ("qkv", "q", "k", "v", "o", "gate_up", "up", "down")
 """Products of layers that adapters may add to."""
 _PARTS = {"lora_A", "lora_B"}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./:-]{0,127}")

@@ -25,7 +25,7 @@ from dovetail.compiler.mixtures import (
 from dovetail.compiler.nemotron import NEMOTRON, nemotron_dense, read_alone
 from dovetail.compiler.recurrent import read_delta, read_granite, read_scans, read_short_conv
 from dovetail.compiler.rope import FULL, LOCAL_BASE, MAX_POSITION, SLIDING
-from dovetail.ir.model import RELU2, ROWS, TURNED, RecurrentSpec
+from dovetail.ir.model import RELU2, ROWS, TURNED, XIELU, RecurrentSpec
 
 PATTERN = 6
 """Gemma 3: of so many layers one has no window."""
@@ -503,6 +503,14 @@ FAMILIES: dict[str, Family] = {
         kv_heads=4,
         tied=True,
         theta=2e6,
+    ),
+    "ApertusForCausalLM": Family(
+        "apertus",
+        attention_bias=None,
+        qk_norm=True,
+        theta=12e6,
+        activation=XIELU,
+        fixed={"qk_norm": True, "post_norm": False, "mlp_bias": False},
     ),
     "Olmo2ForCausalLM": Family("olmo2", **_OLMO),
     "Olmo3ForCausalLM": Family(

@@ -56,6 +56,7 @@ ARCHITECTURES = {
     "glm4moe": "Glm4MoeForCausalLM",
     "dots1": "Dots1ForCausalLM",
     "ernie4_5-moe": "Ernie4_5_MoeForCausalLM",
+    "apertus": "ApertusForCausalLM",
     "olmo2": "Olmo2ForCausalLM",
     "olmoe": "OlmoeForCausalLM",
     "exaone4": "Exaone4ForCausalLM",

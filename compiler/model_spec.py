@@ -34,7 +34,7 @@ from dovetail.compiler.weight_dtype import AUTO, resolve_weight_dtype
 from dovetail.compiler.weight_formats import keep_formats, main_format, quantise_formats
 from dovetail.ir.errors import SpecError
 from dovetail.ir.formats import is_quantised
-from dovetail.ir.model import RELU2, ModelSpec
+from dovetail.ir.model import RELU2, XIELU, ModelSpec
 
 DEFAULT_MAX_CONTEXT = 131072
 HEAD_DIM_STEP, MAX_HEAD_DIM = 16, 576
@@ -224,7 +224,7 @@ _ACTIVATIONS = {
     "silu": ("hidden_act", "silu"),
     "gelu_tanh": ("hidden_activation", "gelu_pytorch_tanh"),
     "clamped": ("hidden_act", "silu"),
-    RELU2: ("hidden_act", RELU2),
+    **{name: ("hidden_act", name) for name in (RELU2, XIELU)},
 }
 """Activation of a family to its key in config.json, and its name there."""
 _CLAMPED = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}

@@ -30,6 +30,7 @@ from dovetail.ir.model import (
     HEAD_PRODUCTS,
     PANEL,
     RELU2,
+    XIELU,
     LatentSpec,
     MlpPart,
     ModelSpec,
@@ -46,9 +47,9 @@ ACTIVATED = ("gelu", "gelu_tanh", RELU2)
 """Products that are linear ones with an activation of the finished sums, by its name."""
 GATED = (SILU, GEGLU, GEGLU_TANH, CLAMPED)
 """Products of two weights in one: an activation of the first times the second."""
-GATES = {"silu": SILU, "gelu_tanh": GEGLU_TANH, "clamped": CLAMPED}
+GATES = {"silu": SILU, "gelu_tanh": GEGLU_TANH, "clamped": CLAMPED, XIELU: LINEAR}
 ENCODER_GATES = {"silu": SILU, "gelu": GEGLU}
-"""An activation to its gated product, of a decoder and of an encoder."""
+"""An activation to its gated product, of a decoder and of an encoder; or to one before it."""
 DECODER_KINDS = (LINEAR, SILU)
 DOT_ROWS, TILE_ROWS = 8, 16
 """Rows from which a product is bound by arithmetic, and rounding activations to bfloat16 pays: by

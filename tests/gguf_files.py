@@ -38,6 +38,7 @@ ARCHITECTURES = {
     "dots1": "dots1",
     "ernie4_5_moe": "ernie4_5-moe",
     "granitemoeshared": "granitemoe",
+    "apertus": "apertus",
     "olmo2": "olmo2",
     "olmo3": "olmo2",
     "olmoe": "olmoe",
@@ -270,6 +271,8 @@ def save_gguf(
         writer.add_key_length(config["head_dim"])
         writer.add_value_length(config["head_dim"])
     (tokenizer or add_no_tokens)(writer)
+    if arch == "apertus":
+        add_numbers(writer, state, layers)
     names = gguf.get_tensor_name_map(arch_of(arch), layers)
     for name, values in stack_experts(state).items():
         if config["tie_word_embeddings"] and name == "lm_head.weight":
@@ -450,6 +453,13 @@ def add_gemma4(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     factors = np.full(pairs, 1e30, np.float32)
     factors[: int(pairs * share)] = 1.0
     writer.add_tensor("rope_freqs.weight", factors)
+
+
+def add_numbers(writer: gguf.GGUFWriter, state: dict[str, np.ndarray], layers: int) -> None:
+    """Write the numbers of Apertus' activation as metadata; they are tensors no more."""
+    for part in ("alpha_p", "alpha_n", "beta", "eps"):
+        each = [state.pop(f"model.layers.{i}.mlp.act_fn.{part}") for i in range(layers)]
+        getattr(writer, f"add_xielu_{part}")([value.item() for value in each])
 
 
 def arch_of(name: str) -> gguf.MODEL_ARCH:

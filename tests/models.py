@@ -17,6 +17,8 @@ UNEVEN = ("gemma4",)
 LATENT = ("deepseek2", "deepseek3", "glm4_lite", "youtu")
 """Families of latent attention."""
 FAMILIES += ("gemma2",)
+UNGATED = ("apertus",)
+"""Families whose MLPs have no gates."""
 FAMILIES += ("olmo2", "olmo3", "exaone4", "seed_oss", "hunyuan", "cohere", "cohere2")
 EXPERTS = ("qwen3_moe", "mixtral", "granitemoe", "gpt_oss")
 EXPERTS += ("qwen2_moe", "glm4_moe", "dots1", "ernie4_5_moe", "granitemoeshared", "granite4_moe")
@@ -244,6 +246,10 @@ OWN: dict[str, dict[str, Any]] = {
         "position_embedding_type": "rope",
         "mamba_n_heads": 2,
     },
+    "apertus": {
+        **{"rms_norm_eps": 1e-6, "pad_token_id": 2},
+        "rope_parameters": {"rope_type": "default", "rope_theta": 12e6},
+    },
     "olmo2": {"rms_norm_eps": 1e-6, "pad_token_id": 2},
     "olmo3": {"rms_norm_eps": 1e-6, "pad_token_id": 2, "sliding_window": 24},
     "olmoe": {
@@ -314,6 +320,7 @@ def make_model(family: str, *, seed: int = 0, dtype: str = "float32", **override
         "qwen3_moe": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM),
         "mixtral": (transformers.MixtralConfig, transformers.MixtralForCausalLM),
         "granitemoe": (transformers.GraniteMoeConfig, transformers.GraniteMoeForCausalLM),
+        "apertus": (transformers.ApertusConfig, transformers.ApertusForCausalLM),
         "olmo2": (transformers.Olmo2Config, transformers.Olmo2ForCausalLM),
         "olmo3": (transformers.Olmo3Config, transformers.Olmo3ForCausalLM),
         "olmoe": (transformers.OlmoeConfig, transformers.OlmoeForCausalLM),

@@ -107,6 +107,19 @@ def bind_cap(tape: TorchTape, entry: Entry) -> Work:
     return lambda step: rows(step).div_(number(cap)).tanh_().mul_(number(cap))
 
 
+def bind_xielu(tape: TorchTape, entry: Entry) -> Work:
+    """Replace x by xIELU of it; see the kernel."""
+    _, columns, x, _, weight = entry.slots
+    rows, numbers = tape.rows(x, integer(columns), entry.m), tape.need(weight)
+
+    def run(step: Step) -> None:
+        at = rows(step)
+        y, (p, n), b = at.float(), F.softplus(numbers[:2]), numbers[2]
+        at.copy_(torch.where(y > 0, p * y * y, (n + b) * (y.expm1() - y)) + b * y)
+
+    return run
+
+
 def bind_norm_rows(tape: TorchTape, entry: Entry) -> Work:
     """Norm rows in place."""
     _, hidden, x, _, weight, eps = entry.slots
@@ -410,7 +423,7 @@ def decoder_operators(spec: ModelSpec) -> dict[str, Bind]:
     """Return what a decoder's forward tape is made of."""
     if spec.activation == "clamped":  # has no MLP without experts
         return {**_DECODER, **expert_operators(_clamp_pair)}
-    end = ACTIVATIONS[spec.activation]
+    end = ACTIVATIONS.get(spec.activation, F.silu)  # those of single ups are entries of their own
     gated = dict.fromkeys(("gate_up", DENSE + "gate_up"), partial(bind_gated, end=end))
     experts = expert_operators(lambda gate, up: end(gate) * up) if spec.experts else {}
     attention = {
@@ -432,6 +445,8 @@ _DECODER: Mapping[str, Bind] = {
     "input_gate": bind_linear,
     "input_out": bind_linear,
     "cap_rows": bind_cap,
+    "up": bind_linear,
+    "xielu_rows": bind_xielu,
     "qkv": bind_linear,
     "layernorm": bind_layernorm,
     "norm_rows": bind_norm_rows,

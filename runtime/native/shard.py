@@ -381,6 +381,17 @@ def _cut_gate_up(place: _Place, **more: Slot) -> Iterator[Entry]:
     yield place.edit(N=len(inner), B=columns, bias=bias, **more)
 
 
+def _cut_up(place: _Place, **more: Slot) -> Iterator[Entry]:
+    inner = place.inner("N")
+    bias = place.vector("bias", inner.start)
+    yield place.edit(N=len(inner), B=place.columns(inner.start), bias=bias, **more)
+
+
+def _cut_inner(place: _Place, **more: Slot) -> Iterator[Entry]:
+    """Yield what is done to inner columns, those of the rank."""
+    yield place.edit(H=len(place.inner("H")), **more)
+
+
 def _cut_rows(place: _Place, rows: range) -> Iterator[Entry]:
     """Yield a product over part of K, then the sum over ranks; rank 0 adds bias and residual.
 
@@ -409,9 +420,11 @@ _EDITS: dict[str, Callable[[_Place], Iterator[Entry]]] = {
     "decode_attention": _cut_heads,
     "o": lambda place: _cut_rows(place, head_columns(place.spec, place.shard)),
     "gate_up": _cut_gate_up,
+    "up": _cut_up,
+    "xielu_rows": _cut_inner,
     "down": lambda place: _cut_rows(place, place.inner("K")),
     "dense_gate_up": _cut_gate_up,
-    "gate_rows": lambda place: iter((place.edit(H=len(place.inner("H"))),)),
+    "gate_rows": _cut_inner,
     "dense_down": lambda place: _cut_rows(place, place.inner("K")),
     "combine_experts": _sum_experts,
     "head": _cut_head,
@@ -482,6 +495,8 @@ _WHOLE_EDITS = {
     "decode_attention": _place_heads,
     "o": _gather_heads,
     "gate_up": lambda p: _cut_gate_up(p, C=_shift(p.slot("C"), p.inner("N").start)),
+    "up": lambda p: _cut_up(p, C=_shift(p.slot("C"), p.inner("N").start)),
+    "xielu_rows": lambda p: _cut_inner(p, x=_shift(p.slot("x"), p.inner("H").start)),
     "down": _gather_inner,
 }
 

@@ -10,7 +10,7 @@ from dovetail.compiler.model_spec import read_dimensions, read_model_spec
 from dovetail.compiler.rope import inverse_frequencies, rope_tables
 from dovetail.ir.errors import SpecError
 from tests.gguf_files import save_gguf
-from tests.models import EXPERTS, FAMILIES, save_model
+from tests.models import EXPERTS, FAMILIES, UNGATED, save_model
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -36,7 +36,7 @@ SAME_AS = {"granite4": "granite", "granite4_moe": "granitemoe", "granitemoeshare
 """Families whose files name another that computes the same."""
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *EXPERTS])
+@pytest.mark.parametrize("family", [*FAMILIES, *UNGATED, *EXPERTS])
 @pytest.mark.parametrize("options", [{}, {"head_dim": 32, "rms_norm_eps": 1e-5}])
 def test_families(family, options, tmp_path):
     window = {"sliding_window": None} if family == "mistral" else {}

@@ -8,7 +8,7 @@ import pytest
 from dovetail.compiler.model_source import open_model
 from dovetail.compiler.model_spec import read_dimensions, read_generation_defaults, read_model_spec
 from dovetail.ir.errors import SpecError
-from tests.models import FAMILIES, OWN, SMALL, save_model
+from tests.models import FAMILIES, OWN, SMALL, UNGATED, save_model
 
 
 @pytest.fixture(scope="module")
@@ -28,11 +28,11 @@ def edited(source, target, drop=(), **values):
     return target
 
 
-NORMED = ("qwen3", "gemma3", "olmo2", "olmo3", "exaone4", "hunyuan")
+NORMED = ("apertus", "qwen3", "gemma3", "olmo2", "olmo3", "exaone4", "hunyuan")
 """Families that norm queries and keys."""
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *UNGATED])
 @pytest.mark.parametrize("tied", [False, True])
 def test_every_family(family, tied, tmp_path):
     path = save_model(tmp_path / "m", family, tie_word_embeddings=tied)
@@ -276,6 +276,8 @@ BAD_OF_FAMILIES = [
     ("gemma2", "attn_logit_softcapping", 2.5, "only whole numbers up to 1024"),
     ("gemma2", "attn_logit_softcapping", 2000, "only whole numbers up to 1024"),
     ("gemma3", "attn_logit_softcapping", 50.0, "only null"),
+    ("apertus", "hidden_act", "silu", "only xielu"),
+    ("apertus", "post_norm", True, "only False"),
     ("gemma3", "hidden_activation", "silu", "only gelu_pytorch_tanh"),
     ("gemma3", "layer_types", ["full_attention"], "layer_types"),
     ("gemma3", "rope_parameters", {"rope_type": "default"}, "full_attention|sliding_attention"),

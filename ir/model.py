@@ -323,7 +323,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def uneven(self) -> bool:
         """Whether layers differ in more than windows and ropes, or have parts of few families."""
-        parts = self.full_heads, self.shared_kv, self.layer_inputs, self.logits_cap, self.recurrent
+        parts = self.full_heads, self.shared_kv, self.layer_inputs, self.recurrent
         beside = self.dense_inner, self.mlp_alone, self.latent, self.adapters
         return any((*parts, *beside))
 

@@ -413,6 +413,11 @@ def _cut_head(place: _Place) -> Iterator[Entry]:
     yield place.edit(N=len(vocab), B=place.columns(vocab.start), C=logits)
 
 
+def _cap_head(place: _Place) -> Iterator[Entry]:
+    vocab = place.shard.vocab
+    yield place.edit(V=len(vocab), x=_shift(place.slot("x"), vocab.start))
+
+
 _EDITS: dict[str, Callable[[_Place], Iterator[Entry]]] = {
     "qkv": _split_qkv,
     **dict.fromkeys(("rope_rows", "rope_store"), _store_heads),
@@ -428,6 +433,7 @@ _EDITS: dict[str, Callable[[_Place], Iterator[Entry]]] = {
     "dense_down": lambda place: _cut_rows(place, place.inner("K")),
     "combine_experts": _sum_experts,
     "head": _cut_head,
+    "cap_rows": _cap_head,
 }
 _OF_HEADS = ("qkv", "rope_rows", "rope_store", "prefill_attention", "decode_attention")
 """What a rank that has all heads does unit by unit."""

@@ -18,7 +18,14 @@ from dovetail.compiler.falcon import FALCON
 from dovetail.compiler.families import FAMILIES, GRANITE_PARTED
 from dovetail.compiler.gguf_encoder import ENCODERS, NEUTRAL, encoder_config, pools, ranking_config
 from dovetail.compiler.gguf_file import GgufFile
-from dovetail.compiler.gguf_gemma4 import PER_LAYER, first_values, gemma4_config
+from dovetail.compiler.gguf_gemma import (
+    CAPS,
+    PER_LAYER,
+    WIDTHS_SCALE,
+    first_values,
+    gemma4_config,
+    gemma_config,
+)
 from dovetail.compiler.gguf_tensors import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from dovetail.compiler.latent import LOG_MULTIPLIER, gguf_latent
 from dovetail.compiler.mixtures import MAX_INNER
@@ -120,7 +127,6 @@ _LAYERED = ("olmo2", "exaone4", "cohere2")
 _PATTERN = "attention.sliding_window_pattern"
 _OWN = {"olmo2": (ATTENTION_FACTOR,), **dict.fromkeys(("command-r", "cohere2"), ("logit_scale",))}
 """What these have a place for."""
-_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 _GROWING = ("attention.temperature_scale", "attention.temperature_length", LOG_MULTIPLIER)
 """What Ministral 3 has a place for."""
 _MIXTURES = (
@@ -194,10 +200,8 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
         found |= {theirs: metadata.values.get(key) for key, theirs in _MULTIPLIERS.items()}
     if arch == "gemma4":
         found |= gemma4_config(metadata, file, layers, found)
-    elif arch == "gemma2":
-        found |= _gemma2(metadata, found)
-    elif arch in GEMMAS:
-        found |= _gemma3(metadata, arch, found)
+    elif arch in WIDTHS_SCALE:
+        found |= gemma_config(metadata, arch, found)
     elif arch in _LAYERED and metadata.has("attention.sliding_window"):
         found |= _layer_windows(metadata, arch, found)
     else:
@@ -246,7 +250,7 @@ def _placed(arch: str, file: GgufFile) -> tuple[str, ...]:
     if arch in _RECURRENT:
         return (_DRAFTING,)
     if arch in ("gemma2", "gemma4"):
-        return _CAPS
+        return CAPS
     if arch in _OWN:
         return _OWN[arch]
     return (ATTENTION_FACTOR,) if arch == "phi3" and LONG_FACTORS in file.tensors else ()
@@ -384,7 +388,6 @@ _SHARED_WIDTHS = (
 )
 _PARTIAL = ("phi3", "glm4", "glm4moe", "qwen35", "qwen35moe")
 """Architectures whose ropes may turn a part of each head."""
-GEMMAS = ("gemma3", "gemma-embedding")
 _SIGMOID = ("glm4moe", "dots1", "lfm2moe", "nemotron_h_moe")
 """Architectures of experts whose scores are sigmoids."""
 _MIXED = (
@@ -451,42 +454,6 @@ def _layer_windows(metadata: Config, arch: str, found: dict[str, Any]) -> dict[s
         keys["rope_parameters"] = {FULL: scaled, SLIDING: local}
         keys["architectures"] = ["Olmo3ForCausalLM"]
     return {"sliding_window": metadata.values["attention.sliding_window"], **keys}
-
-
-def _gemma3(metadata: Config, arch: str, found: dict[str, Any]) -> dict[str, Any]:
-    """Return Gemma's own keys.
-
-    Its files have RMSNorm weights as they multiply.
-    """
-    local = metadata.number("rope.freq_base_swa", 1.001, 1e12, 10000.0)
-    return {
-        "sliding_window": metadata.values.get("attention.sliding_window"),
-        "sliding_window_pattern": metadata.values.get("attention.sliding_window_pattern"),
-        "rope_parameters": {FULL: found["rope_parameters"], SLIDING: {"rope_theta": local}},
-        "query_pre_attn_scalar": _query_scalar(found, 62),
-        "norm_offset": 0.0,
-        "use_bidirectional_attention": arch == "gemma-embedding",
-    }
-
-
-def _gemma2(metadata: Config, found: dict[str, Any]) -> dict[str, Any]:
-    """Return Gemma 2's own keys; its files have norms as those of Gemma 3."""
-    return {
-        "sliding_window": metadata.integer("attention.sliding_window", 0, 1 << 31, 4096) or None,
-        **{key: metadata.values[key] or None for key in _CAPS if metadata.has(key)},
-        "query_pre_attn_scalar": _query_scalar(found, 46),
-        "norm_offset": 0.0,
-    }
-
-
-def _query_scalar(found: dict[str, Any], layers: int) -> int:
-    """Return what scales queries: the width of heads, but in the model of so many layers.
-
-    As in llama.cpp: files do not tell.
-    """
-    width, heads = found["hidden_size"], found["num_attention_heads"]
-    scalar: int = width // heads if found["num_hidden_layers"] == layers else found["head_dim"]
-    return scalar
 
 
 # ---- rope ----

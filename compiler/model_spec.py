@@ -253,7 +253,7 @@ def _scales(config: Config, family: Family, hidden: int) -> dict[str, Any]:
     }
 
 
-def _caps(config: Config, family: Family) -> dict[str, float]:
+def _caps(config: Config, family: Family) -> dict[str, Any]:
     """Return the caps of scores and of logits; null stands for none."""
     scores, logits = (
         config.number(key, 0.0, 1e6, usual) if config.has(key) or key not in config.values else 0.0

@@ -99,7 +99,7 @@ def pack_weights(
     adapters: Mapping[str, Stacked] = NO_ADAPTERS,
 ) -> tuple[tuple[WeightEntry, ...], WeightChunks]:
     """Write `path` for a decoder; see `pack_sources`. adapters: their weights, by name."""
-    tables = {**named_tables(spec.ropes(), spec.max_context), **adapters}
+    tables: dict[str, Rows] = {**named_tables(spec.ropes(), spec.max_context), **adapters}
     sources = (*weight_sources(spec), *adapter_sources(adapters.values()))
     return pack_sources(sources, spec.weight_format, checkpoint, path, tables, advance, powers)
 

@@ -141,7 +141,7 @@ def load(
     generator, embeddings = _open_parts(
         artifact, hardware, options, board, embedding, device=device, apart=apart
     )
-    gpu = _gpu_of(options)
+    gpu = options.device if options.beside_cpu else None  # which indexes may use, too
     return App(artifact, generator, embeddings, settings, gpu, memory, trust=trust, board=board)
 
 
@@ -181,11 +181,6 @@ def _open_parts(
             generator = Generator(host, tokenizer, *given, part.file.spec.adapters)
         opened.pop_all()
     return generator, embeddings
-
-
-def _gpu_of(options: EngineOptions) -> str | None:
-    """Return the GPU that indexes may use beside the engine."""
-    return options.device if options.beside_cpu else None
 
 
 class App:
@@ -289,10 +284,8 @@ class App:
         top: how many of the most likely tokens to tell in the place of each, 0..100. Prompts,
         priority, adapter and errors are as for `generate`; a prompt may fill the context.
         """
-        options = GenerateOptions(
-            max_tokens=0, prompt_logprobs=top, priority=priority, adapter=adapter
-        )
-        ask = self._read(as_list(prompts), options)
+        options = GenerateOptions(max_tokens=0, prompt_logprobs=top, adapter=adapter)
+        ask = self.generator.read(as_list(prompts), options, priority)
         with self._started(ask) as jobs:
             found = [job.result().prompt_logprobs or () for job in jobs]
         return list(map(Score.of, ask.prompts, found))
@@ -494,10 +487,7 @@ class App:
         return self.flows.find(name)
 
     def add_workflow(self, workflow: RAGraph | Workflow) -> None:
-        """Have `run` know a workflow by its name; WorkflowError if it is wrong.
-
-        Its indexes may be added later.
-        """
+        """Have `run` know a workflow by its name; WorkflowError if it is wrong. Indexes may follow."""
         self.flows.add_workflow(workflow)
 
     def add_index(

@@ -141,7 +141,7 @@ def load(
     generator, embeddings = _open_parts(
         artifact, hardware, options, board, embedding, device=device, apart=apart
     )
-    gpu = options.device if options.beside_cpu else None  # which indexes may use, too
+    gpu = _gpu_of(options)
     return App(artifact, generator, embeddings, settings, gpu, memory, trust=trust, board=board)
 
 
@@ -183,6 +183,11 @@ def _open_parts(
     return generator, embeddings
 
 
+def _gpu_of(options: EngineOptions) -> str | None:
+    """Return the GPU that indexes may use beside the engine."""
+    return options.device if options.beside_cpu else None
+
+
 class App:
     """A loaded artifact. Threads and event loops may call it together; requests share batches."""
 
@@ -200,9 +205,8 @@ class App:
     ) -> None:
         """`gpu`: where hot clusters may lie. memory: how. board: of workers that share CPUs."""
         self.gpu_memory, self.board = memory, board
-        self.artifact, self.embeddings = artifact, embeddings
+        self.artifact, self.embeddings, self._generator = artifact, embeddings, generator
         self.tokenizer = generator.tokenizer if generator else None
-        self._generator = generator
         embed = partial(embeddings.embed, wait=True)
         cut = embeddings.divide if embeddings.embeds else None
         settings = workflows or FlowSettings()
@@ -332,8 +336,7 @@ class App:
         await self.generator.aabandon([job])
 
     def _read(self, prompts: abc.Sequence[Prompt], options: GenerateOptions, **form: bool) -> Ask:
-        priority = options.pop("priority", 0)
-        return self.generator.read(prompts, options, priority, **form)
+        return self.generator.read(prompts, options, options.pop("priority", 0), **form)
 
     @contextmanager
     def _started(self, ask: Ask) -> abc.Iterator[list[Job]]:
@@ -487,7 +490,7 @@ class App:
         return self.flows.find(name)
 
     def add_workflow(self, workflow: RAGraph | Workflow) -> None:
-        """Have `run` know a workflow by its name; WorkflowError if it is wrong. Indexes may follow."""
+        """Have `run` know a workflow by name; WorkflowError if it is wrong. Indexes may follow."""
         self.flows.add_workflow(workflow)
 
     def add_index(

@@ -12,6 +12,7 @@ from typing import Any
 from dovetail.compiler.config import Config
 from dovetail.compiler.falcon import FALCON, read_beside, read_multipliers
 from dovetail.compiler.gemma4 import Fields, read_gemma4
+from dovetail.compiler.minicpm import MINICPM
 from dovetail.compiler.mixtures import (
     Mixture,
     ernie_dense,
@@ -396,6 +397,7 @@ FAMILIES: dict[str, Family] = {
         "glm4moelite", latent=True, experts=Mixture(dense=listed_dense(1), **_DEEPSEEK3)
     ),
     "YoutuForCausalLM": Family("youtu", latent=True, tied=True),
+    MINICPM: Family("minicpm3", latent=True, tied=True, multipliers=True),
     "MixtralForCausalLM": Family(
         "mixtral", windows=_whole_window, kv_heads=8, theta=1e6, experts=Mixture()
     ),

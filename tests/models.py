@@ -123,6 +123,15 @@ OWN: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 1e-5,
     },
     "youtu": {**HEADS, "q_lora_rank": 48},
+    "minicpm3": {
+        **{**HEADS, "q_lora_rank": 48, "rms_norm_eps": 1e-6, "dim_model_base": 24},
+        "rope_parameters": {
+            **{"rope_type": "longrope", "rope_theta": 10000.0},
+            **{"short_factor": [1.0 + i / 8 for i in range(8)], "factor": 1.0},
+            **{"long_factor": [1.0 + i / 8 for i in range(8)]},
+            "original_max_position_embeddings": 64,
+        },
+    },
     "qwen3": {"head_dim": 16},
     "phi3": {"pad_token_id": 2, "rms_norm_eps": 1e-6},
     "granite": MULTIPLIERS,
@@ -334,6 +343,7 @@ def make_model(family: str, *, seed: int = 0, dtype: str = "float32", **override
         "deepseek2": (transformers.DeepseekV2Config, transformers.DeepseekV2ForCausalLM),
         "deepseek3": (transformers.DeepseekV3Config, transformers.DeepseekV3ForCausalLM),
         "glm4_lite": (transformers.Glm4MoeLiteConfig, transformers.Glm4MoeLiteForCausalLM),
+        "minicpm3": (transformers.MiniCPM3Config, transformers.MiniCPM3ForCausalLM),
         "youtu": (transformers.YoutuConfig, transformers.YoutuForCausalLM),
         "glm4_moe": (transformers.Glm4MoeConfig, transformers.Glm4MoeForCausalLM),
         "dots1": (transformers.Dots1Config, transformers.Dots1ForCausalLM),

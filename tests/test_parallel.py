@@ -91,14 +91,8 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         {**HEADS4, "attention_bias": True, "mlp_bias": True, "dtype": "bfloat16"},
     ),
 }
-LONG = (
-    "qwen3-norms",
-    "gemma3-norms",
-    "exaone4-norms",
-    "qwen2-shared",
-    "hunyuan",
-    "llama-biases-bf16",
-)
+LONG = ("qwen3-norms", "gemma3-norms", "apertus", "exaone4-norms", "qwen2-shared", "hunyuan")
+LONG += ("llama-biases-bf16",)
 EVERY_DAY = [name for name in CONFIGS if name not in LONG]
 PROMPTS = [[1 + (i * 7 + j * 3) % 97 for j in range(n)] for i, n in enumerate((1, 5, 40, 17, 90))]
 

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from dovetail.codegen.catalog import (
-    CAPPED,
     DTYPE_PARAMETER,
     KERNELS,
     PROMPTS,
@@ -82,8 +81,6 @@ ACTIVATIONS = {
     **dict.fromkeys(("gate_rows", "gate_pairs"), ("gelu_tanh", "silu")),
 }
 WIDE = HeadShape(512, 1)
-CAP = 3
-"""Of scores, small enough that all of them change."""
 QUANTISED = tuple(name for name in FORMATS if is_quantised(name))
 DISTINCT = {n: t for n, t in FLOAT_TARGETS.items() if not t.rounds_rows}
 """Targets that differ in more than the matrix products, which have tests of their own."""
@@ -130,9 +127,7 @@ def requests(target: Target) -> tuple[KernelRequest, ...]:
     probes = [f.name for f in probe_unit().functions if f.kind == "kernel"]
     named = (KernelRequest("probes", name, {}, name) for name in probes)
     wide = tuple(kernel_request(f, target, kv, WIDE) for f in PROMPTS for kv in DTYPES["KV"])
-    capped = HeadShape(32, 1, cap=CAP)
-    caps = (kernel_request(family, target, "f32", capped) for family in CAPPED)
-    return (*catalogued, *wide, *pair_requests(target), *caps, *named)
+    return (*catalogued, *wide, *pair_requests(target), *named)
 
 
 def pair_requests(target: Target) -> tuple[KernelRequest, ...]:

@@ -16,7 +16,7 @@ from dovetail.codegen.targets import TARGETS, host_features, runs_on
 from dovetail.ir.low.print import print_low
 from dovetail.runtime.machine import abi
 from tests.codegen.interpret import interpret
-from tests.codegen.kernels.harness import CAP, NATIVE, Runner, Slot, pack
+from tests.codegen.kernels.harness import NATIVE, Runner, Slot, pack
 from tests.codegen.kernels.reference import attention, drawn_sinks, paged
 from tests.shares import share
 
@@ -124,21 +124,6 @@ def test_sliding_window(native: Runner, window: int) -> None:
     check(native, "f32", (4, 2), 32, [1, 16, 17, 90, 144], window, splits=2, nth=2)
 
 
-@pytest.mark.parametrize("window", [0, 40])
-def test_scores_are_capped(native: Runner, window: int) -> None:
-    lengths = [1, 15, 17, 90, 144, 300]
-    check(native, "f32", (6, 2), 32, lengths, window, splits=2, nth=2, cap=CAP)
-
-
-@pytest.mark.parametrize(
-    "target", [n for n in NATIVE if n in TARGETS and TARGETS[n].isa in SHARED_ROWS]
-)
-def test_scores_are_capped_where_heads_are_unrolled(target: str) -> None:
-    run = make_runner(TARGETS[target], [("bf16", 64, 4)], cap=CAP)
-    lengths = [1, 17, 130, 290, 700]
-    check(run, "bf16", (8, 2), 64, lengths, splits=2, kernel="fixed_64_4", cap=CAP, bound=5e-3)
-
-
 def check_without_keys(
     run: Runner, kernel: str, group: int, hd: int, sinking: bool = False
 ) -> None:
@@ -187,17 +172,15 @@ def fixed_runner(name: str) -> Runner:
     return make_runner(TARGETS[name], FIXED)
 
 
-def make_runner(target: Target, shapes: list[tuple[str, int, int]], cap: int = 0) -> Runner:
+def make_runner(target: Target, shapes: list[tuple[str, int, int]]) -> Runner:
     """Return kernels of `target` for (KV dtype, head_dim, group), and the merges.
 
     Each is built when it is first called, in a library of its own.
     """
     fixed = {
-        f"fixed_{hd}_{group}_{kv}" + f"_cap{cap}" * (cap > 0): kernel_request(
-            "decode_attention", target, kv, heads
-        )
+        f"fixed_{hd}_{group}_{kv}": kernel_request("decode_attention", target, kv, heads)
         for kv, hd, group in shapes
-        for heads in [HeadShape(hd, group, cap=cap)]
+        for heads in [HeadShape(hd, group)]
     }
     assert all(request.binding["HD"] for request in fixed.values())
 

@@ -47,9 +47,9 @@ ACTIVATED = ("gelu", "gelu_tanh", RELU2)
 """Products that are linear ones with an activation of the finished sums, by its name."""
 GATED = (SILU, GEGLU, GEGLU_TANH, CLAMPED)
 """Products of two weights in one: an activation of the first times the second."""
-GATES = {"silu": SILU, "gelu_tanh": GEGLU_TANH, "clamped": CLAMPED, XIELU: LINEAR}
+GATES = {"silu": SILU, "gelu_tanh": GEGLU_TANH, "clamped": CLAMPED}
 ENCODER_GATES = {"silu": SILU, "gelu": GEGLU}
-"""An activation to its gated product, of a decoder and of an encoder; or to one before it."""
+"""An activation to its gated product, of a decoder and of an encoder."""
 DECODER_KINDS = (LINEAR, SILU)
 DOT_ROWS, TILE_ROWS = 8, 16
 """Rows from which a product is bound by arithmetic, and rounding activations to bfloat16 pays: by
@@ -246,7 +246,8 @@ def _mlp_gemms(
     inner = max(len(shard.inner(part.columns)) for shard in shards)
     if part.experts:
         yield "router", LINEAR, part.experts.scores, hidden, 1
-    yield part.prefix + spec.up, GATES.get(spec.activation, spec.activation), inner, hidden, used
+    kind = LINEAR if spec.activation == XIELU else GATES.get(spec.activation, spec.activation)
+    yield part.prefix + spec.up, kind, inner, hidden, used
     yield part.prefix + "down", LINEAR, hidden, inner, used
 
 

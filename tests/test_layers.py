@@ -62,10 +62,10 @@ CORE = ("native", "schedule", "engine", "accel", "child", "group")
 """Rooms that are thin: who reads how a token is made reads these."""
 LINES = {
     "dovetail": 7_570,
-    "compiler": 21_930,
-    "codegen": 19_180,
+    "compiler": 22_280,
+    "codegen": 19_190,
     "topology": 4_040,
-    "ir": 10_960,
+    "ir": 10_970,
     "runtime": 41_260,
     "runtime/machine": 1_240,
     "runtime/schedule": 4_080,
@@ -194,7 +194,7 @@ def test_the_core_is_thin() -> None:
     that makes some of these and rows of adapters came on top. So did experts and recurrent states.
     """
     assert {f"runtime/{room}" for room in ROOMS if (ROOT / "runtime" / room).is_dir()} < set(LINES)
-    assert sum(count_lines(f"runtime/{room}") for room in CORE) <= 15_070
+    assert sum(count_lines(f"runtime/{room}") for room in CORE) <= 15_080
 
 
 def test_no_class_of_the_runtime_is_named_as_another() -> None:

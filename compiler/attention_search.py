@@ -180,6 +180,7 @@ def attention_cases(spec: ModelSpec, family: str, plan: PhasePlan) -> tuple[Atte
             context=context,
             threads=plan.threads,
             cpus=plan.cpus,
+            cap=spec.attention_cap,
         )
         for rows, context in sizes
     )

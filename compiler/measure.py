@@ -74,7 +74,8 @@ DECODE, PREFILL = "decode_attention", "prefill_attention"
 class AttentionCase(_Case, frozen=True, kw_only=True, tag="attention"):
     """One sequence's attention to time: `kind` is the kernel family, `dtype` that of keys, values.
 
-    rows: the sequence's last tokens, which attend to `context` tokens, themselves included.
+    rows: the sequence's last tokens, which attend to `context` tokens, themselves included. cap: of
+    scores, 0 = none.
     """
 
     n_q: int
@@ -82,6 +83,12 @@ class AttentionCase(_Case, frozen=True, kw_only=True, tag="attention"):
     head_dim: int
     rows: int
     context: int
+    cap: int = 0
+
+    @property
+    def shape(self) -> dict[str, int]:
+        """The sizes, and the cap where there is one."""
+        return {name: size for name, size in super().shape.items() if name != "cap" or size}
 
 
 class RowsCase(_Case, frozen=True, kw_only=True, tag="rows"):

@@ -51,6 +51,7 @@ _SLOTS = {
     "rmsnorm_parts": "T:int n:int H:int x:in ldx:int w:weight eps:float out:inout ldo:int",
     "norm_rows": "T:int H:int x:inout ldx:int w:weight eps:float",
     "gate_rows": "T:int H:int x:inout ldx:int scale:float y:in ldy:int",
+    "xielu_rows": "T:int H:int x:inout ldx:int w:weight",
     "row_gate": "T:int H:int gates:in ldg:int x:inout ldx:int",
     "cap_rows": "R:int V:int cap:float x:inout ldx:int",
     "scaled_add": "T:int H:int x:in ldx:int scale:float out:inout ldo:int",

@@ -137,8 +137,8 @@ def _compile(request: CompileRequest, steps: Steps) -> CompileReport:
     with steps.run("read"):
         members = _read(request, steps)
         names = [member.name for member in members]
-        generates = any(isinstance(member, Inputs) for member in members)
-        workflows = read_workflows(request.workflows, names, generates=generates)
+        generating = (member.spec.adapters for member in members if isinstance(member, Inputs))
+        workflows = read_workflows(request.workflows, names, next(generating, None))
         indexes = read_indexes(request.indexes)
         again = Path(request.model) if is_artifact(request.model) else None
         wanted = request.mix or (kept_mix(again) if again else None)

@@ -62,24 +62,24 @@ CORE = ("native", "schedule", "engine", "accel", "child", "group")
 """Rooms that are thin: who reads how a token is made reads these."""
 LINES = {
     "dovetail": 7_570,
-    "compiler": 22_010,
-    "codegen": 19_130,
+    "compiler": 22_280,
+    "codegen": 19_190,
     "topology": 4_040,
-    "ir": 10_960,
-    "runtime": 41_200,
+    "ir": 10_970,
+    "runtime": 41_260,
     "runtime/machine": 1_240,
-    "runtime/schedule": 4_070,
+    "runtime/schedule": 4_080,
     "runtime/child": 890,
     "runtime/text": 4_060,
-    "runtime/native": 2_770,
+    "runtime/native": 2_790,
     "runtime/group": 560,
     "runtime/engine": 1_820,
     "runtime/index": 1_570,
     "runtime/embed": 2_890,
-    "runtime/accel": 4_930,
+    "runtime/accel": 4_960,
     "runtime/hosting": 1_800,
     "runtime/retrieval": 1_650,
-    "runtime/flows": 5_560,
+    "runtime/flows": 5_570,
     "runtime/server": 5_010,
     "runtime/sim": 1_090,
 }
@@ -194,7 +194,7 @@ def test_the_core_is_thin() -> None:
     that makes some of these and rows of adapters came on top. So did experts and recurrent states.
     """
     assert {f"runtime/{room}" for room in ROOMS if (ROOT / "runtime" / room).is_dir()} < set(LINES)
-    assert sum(count_lines(f"runtime/{room}") for room in CORE) <= 15_020
+    assert sum(count_lines(f"runtime/{room}") for room in CORE) <= 15_080
 
 
 def test_no_class_of_the_runtime_is_named_as_another() -> None:

@@ -384,6 +384,17 @@ def _cut_gate_up(place: _Place, each: int = 1, **more: Slot) -> Iterator[Entry]:
     yield place.edit(N=each * len(inner), B=part, bias=bias, **more)
 
 
+def _cut_up(place: _Place, **more: Slot) -> Iterator[Entry]:
+    inner = place.inner("N")
+    bias = place.vector("bias", inner.start)
+    yield place.edit(N=len(inner), B=place.columns(inner.start), bias=bias, **more)
+
+
+def _cut_inner(place: _Place, **more: Slot) -> Iterator[Entry]:
+    """Yield what is done to inner columns, those of the rank."""
+    yield place.edit(H=len(place.inner("H")), **more)
+
+
 def _cut_rows(place: _Place, rows: range) -> Iterator[Entry]:
     """Yield a product over part of K, then the sum over ranks; rank 0 adds bias and residual.
 
@@ -405,6 +416,11 @@ def _cut_head(place: _Place) -> Iterator[Entry]:
     yield place.edit(N=len(vocab), B=place.columns(vocab.start), C=logits)
 
 
+def _cap_head(place: _Place) -> Iterator[Entry]:
+    vocab = place.shard.vocab
+    yield place.edit(V=len(vocab), x=_shift(place.slot("x"), vocab.start))
+
+
 _EDITS: dict[str, Callable[[_Place], Iterator[Entry]]] = {
     "qkv": _split_qkv,
     **dict.fromkeys(("rope_rows", "rope_store"), _store_heads),
@@ -412,15 +428,16 @@ _EDITS: dict[str, Callable[[_Place], Iterator[Entry]]] = {
     "decode_attention": _cut_heads,
     "o": lambda place: _cut_rows(place, head_columns(place.spec, place.shard)),
     "gate_up": _cut_gate_up,
+    "up": _cut_up,
+    "xielu_rows": _cut_inner,
     "down": lambda place: _cut_rows(place, place.inner("K")),
     "dense_gate_up": _cut_gate_up,
     APART: lambda place: _cut_gate_up(place, 2),
-    **dict.fromkeys(
-        ("gate_rows", OWN_GATE), lambda place: iter((place.edit(H=len(place.inner("H"))),))
-    ),
+    **dict.fromkeys(("gate_rows", OWN_GATE), _cut_inner),
     "dense_down": lambda place: _cut_rows(place, place.inner("K")),
     "combine_experts": _sum_experts,
     "head": _cut_head,
+    "cap_rows": _cap_head,
 }
 _OF_HEADS = ("qkv", "rope_rows", "rope_store", "prefill_attention", "decode_attention")
 """What a rank that has all heads does unit by unit."""
@@ -488,6 +505,8 @@ _WHOLE_EDITS = {
     "decode_attention": _place_heads,
     "o": _gather_heads,
     "gate_up": lambda p: _cut_gate_up(p, C=_shift(p.slot("C"), p.inner("N").start)),
+    "up": lambda p: _cut_up(p, C=_shift(p.slot("C"), p.inner("N").start)),
+    "xielu_rows": lambda p: _cut_inner(p, x=_shift(p.slot("x"), p.inner("H").start)),
     "down": _gather_inner,
 }
 

@@ -68,7 +68,7 @@ class _Adapted(ForwardTape):
         if not sums:
             super().product(op, segment, m, weight, a, *rest)
         elif op == "gate_up":
-            _, n, *others = self.gemm(weight, a, m)
+            _, n, *others = self.gemm(weight, self.in_order(segment, m, weight, a), m)
             assert isinstance(n, int)
             pairs = self.rows(self.pairs)
             whole = (m, -(-n // PANEL) * PANEL * 2, *others)

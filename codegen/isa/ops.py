@@ -68,6 +68,7 @@ CPU_OPS: Mapping[str, str] = {
         "vpair_seconds": 2,
         "vdot_pairs": 3,
         "vdot_quads": 3,
+        "vlook_quads": 5,
         "vstore_i8": 2,
     }.items()
 }

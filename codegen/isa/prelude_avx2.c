@@ -139,6 +139,11 @@ static inline __m256i dt_vdot_quads(__m256i w, __m256i x, __m256i acc) {
   return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1)));
 }
 
+/* The bytes of a table of 16 that lies in four words, each at the place that a byte of v names, 0 to 15. */
+static inline __m256i dt_vlook_quads(__m256i v, int32_t a, int32_t b, int32_t c, int32_t d) {
+  return _mm256_shuffle_epi8(_mm256_setr_epi32(a, b, c, d, a, b, c, d), v);
+}
+
 /* The low byte of each lane. */
 static inline void dt_vstore_i8(int8_t* p, __m256i v) {
   __m256i bytes = _mm256_shuffle_epi8(v, _mm256_set1_epi32(0x0c080400));

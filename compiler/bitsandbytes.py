@@ -38,8 +38,9 @@ class _Scales:
         found: Array = map_tensor(self.stored).reshape(-1)[first:last]
         if self.table is None or self.outer is None:
             return self.stored.dtype.widen(found)
-        outer = map_tensor(self.outer)[np.arange(first, last) // self.block]
-        return map_tensor(self.table)[found] * outer + np.float32(self.offset)
+        outer: Array = map_tensor(self.outer)[np.arange(first, last) // self.block]
+        scales: Array = map_tensor(self.table)[found] * outer + np.float32(self.offset)
+        return scales
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from dovetail.ir.dtypes import F8
 from dovetail.ir.errors import SpecError
 from dovetail.runtime.app import load
 from dovetail.runtime.schedule.request import SamplingParams
+from dovetail.topology.configuration import allows_processes
 from tests.models import make_model, save_model
 from tests.packed_files import CONFIGS, save_packed
 from tests.test_fidelity import reference_logits
@@ -107,11 +108,28 @@ def test_a_model_gives_the_logits_of_its_dequantised_weights(name, plain, tmp_pa
     )
     prompt = list(range(3, 10))  # fewer rows than are rounded to bfloat16
     wanted = reference_logits(made.double(), prompt)[-1]
-    with load(report.path, activations="float") as app:
-        app.engine.submit(prompt, SamplingParams(max_tokens=1))
-        app.engine.step()
-        got = np.array(app.engine.executor.buffers.logits(0), np.float64)
-    assert np.abs(got - wanted).max() <= 2e-5 * np.abs(wanted).max()
+    for activations, bound in (("float", 2e-5), ("integer", 0.05)):
+        got = last_logits(report.path, prompt, activations)
+        assert np.abs(got - wanted).max() <= bound * np.abs(wanted).max()
+    if name == "gptq-order":
+        with load(report.path, device="torch:cpu") as app:
+            assert app.generate([prompt], max_tokens=1)[0].token_ids == (wanted.argmax(),)
+
+
+def test_columns_that_are_put_in_order_stay_in_one_process(plain, tmp_path):
+    save_packed(plain, tmp_path / "q", "packed-order")
+    spec = read_model_spec(tmp_path / "q")
+    assert spec.ordered[:4] == tuple(f"layers.0.{part}" for part in ("qkv", "o", "gate_up", "down"))
+    assert spec.ordered[4:7] == tuple(f"layers.1.{part}" for part in "qkv")  # q has its own
+    assert not allows_processes(spec, 2)
+    assert read_model_spec(tmp_path / "q", weight_dtype="int8").ordered == ()
+
+
+def test_experts_whose_columns_have_an_order_are_refused(tmp_path):
+    plain = save_model(tmp_path / "m", "mixtral", intermediate_size=128)
+    save_packed(plain, tmp_path / "q", "gptq-order")
+    with pytest.raises(SpecError, match=r"layers.0.gate_up have groups each in an order"):
+        read_model_spec(tmp_path / "q")
 
 
 def change(folder, key, edit):
@@ -162,6 +180,20 @@ DAMAGES = {
         "bytes and zero points",
     ),
     "blocks": ("fp8-blocks", f"{Q}.weight_scale_inv", lambda v: v[:1].repeat(3, 0), "of shape"),
+    "book": ("nf4", f"{Q}.weight.quant_map", lambda v: -v, "other values than those of nf4"),
+    "blocks of a book": (
+        "fp4",
+        f"{Q}.weight.quant_state.bitsandbytes__fp4",
+        lambda v: np.frombuffer(v.tobytes().replace(b"64", b"96"), np.uint8),
+        "192 x 320 values in 30720 bytes and blocks of 96",
+    ),
+    "scales of a book": (
+        "nf4",
+        f"{Q}.weight.absmax",
+        lambda v: v[:9].copy(),
+        "9 values in absmax, not 960",
+    ),
+    "order of bytes": ("bytes", f"{Q}.weight_format", lambda v: v + 1, "save it again as rows"),
     "type": (
         "int8",
         f"{Q}.weight",
@@ -272,15 +304,15 @@ def test_routers_keep_their_values(tmp_path):
     assert spec.weight_format("head") == "bf16"
 
 
-def last_logits(path):
-    """Return the logits after a prompt, with activations that are not rounded to integers."""
-    with load(path, activations="float") as app:
-        app.engine.submit(list(range(3, 14)), SamplingParams(max_tokens=1))
+def last_logits(path, prompt, activations="float"):
+    """Return the logits after a prompt."""
+    with load(path, activations=activations) as app:
+        app.engine.submit(prompt, SamplingParams(max_tokens=1))
         app.engine.step()
         return np.array(app.engine.executor.buffers.logits(0), np.float64)
 
 
-@pytest.mark.parametrize(("family", "name"), [("mixtral", "gptq"), ("phi3", "awq")])
+@pytest.mark.parametrize(("family", "name"), [("mixtral", "nf4"), ("phi3", "awq")])
 def test_experts_and_fused_tensors(family, name, tmp_path):
     plain = save_model(tmp_path / "m", family, intermediate_size=128)
     save_packed(plain, tmp_path / "q", name)
@@ -299,7 +331,7 @@ def test_experts_and_fused_tensors(family, name, tmp_path):
             kv_dtype="f32",
             weight_dtype=form,
         )
-        found.append(last_logits(report.path))
+        found.append(last_logits(report.path, list(range(3, 14))))
     assert np.abs(found[0] - found[1]).max() <= 2e-5 * np.abs(found[0]).max()
 
 

@@ -62,11 +62,11 @@ CORE = ("native", "schedule", "engine", "accel", "child", "group")
 """Rooms that are thin: who reads how a token is made reads these."""
 LINES = {
     "dovetail": 7_570,
-    "compiler": 21_640,
-    "codegen": 19_290,
+    "compiler": 21_890,
+    "codegen": 19_430,
     "topology": 4_040,
-    "ir": 10_950,
-    "runtime": 41_190,
+    "ir": 11_030,
+    "runtime": 41_210,
     "runtime/machine": 1_240,
     "runtime/schedule": 4_070,
     "runtime/child": 890,
@@ -76,7 +76,7 @@ LINES = {
     "runtime/engine": 1_820,
     "runtime/index": 1_570,
     "runtime/embed": 2_890,
-    "runtime/accel": 4_930,
+    "runtime/accel": 4_940,
     "runtime/hosting": 1_800,
     "runtime/retrieval": 1_650,
     "runtime/flows": 5_560,
@@ -194,7 +194,7 @@ def test_the_core_is_thin() -> None:
     that makes some of these and rows of adapters came on top. So did experts and recurrent states.
     """
     assert {f"runtime/{room}" for room in ROOMS if (ROOT / "runtime" / room).is_dir()} < set(LINES)
-    assert sum(count_lines(f"runtime/{room}") for room in CORE) <= 15_010
+    assert sum(count_lines(f"runtime/{room}") for room in CORE) <= 15_030
 
 
 def test_no_class_of_the_runtime_is_named_as_another() -> None:

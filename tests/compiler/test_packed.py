@@ -108,7 +108,7 @@ def test_a_model_gives_the_logits_of_its_dequantised_weights(name, plain, tmp_pa
     )
     prompt = list(range(3, 10))  # fewer rows than are rounded to bfloat16
     wanted = reference_logits(made.double(), prompt)[-1]
-    for activations, bound in (("float", 2e-5), ("integer", 0.05)):
+    for activations, bound in (("float", 2e-5), ("integer", 0.08)):
         got = last_logits(report.path, prompt, activations)
         assert np.abs(got - wanted).max() <= bound * np.abs(wanted).max()
     if name == "gptq-order":
@@ -128,7 +128,7 @@ def test_columns_that_are_put_in_order_stay_in_one_process(plain, tmp_path):
 def test_experts_whose_columns_have_an_order_are_refused(tmp_path):
     plain = save_model(tmp_path / "m", "mixtral", intermediate_size=128)
     save_packed(plain, tmp_path / "q", "gptq-order")
-    with pytest.raises(SpecError, match=r"layers.0.gate_up have groups each in an order"):
+    with pytest.raises(SpecError, match=r"layers.0.down have groups each in an order"):
         read_model_spec(tmp_path / "q")
 
 

@@ -63,7 +63,7 @@ CORE = ("native", "schedule", "engine", "accel", "child", "group")
 LINES = {
     "dovetail": 7_570,
     "compiler": 21_890,
-    "codegen": 19_430,
+    "codegen": 19_260,
     "topology": 4_040,
     "ir": 11_030,
     "runtime": 41_210,

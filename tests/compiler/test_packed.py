@@ -92,7 +92,7 @@ def test_float16_beside_fp8_counts_as_bfloat16_on_any_target(plain, tmp_path):
     assert spec.checkpoint_dtype == spec.weight_dtype == "bf16"
 
 
-@pytest.mark.parametrize("name", ["gptq", "gptq-order", "awq", "int8", "nf4", "fp8-blocks"])
+@pytest.mark.parametrize("name", ["gptq", "gptq-order", "int8", "nf4", "fp8-blocks"])
 def test_a_model_gives_the_logits_of_its_dequantised_weights(name, plain, tmp_path):
     exact = save_packed(plain, tmp_path / "q", name)
     made = make_model("qwen2", **SHAPE)

@@ -83,7 +83,7 @@ _SLOTS = {
     "heads": _GEMM + "R:in? ldr:int C:part ldc:int partial:part partial_size:int",
     **dict.fromkeys(("gate_up", "dense_gate_up"), _GEMM + "C:out ldc:int"),
     "gate_up_apart": _LINEAR,
-    "gate_pairs": "T:int H:int x:in ldx:int out:out ldo:int",
+    **dict.fromkeys(("gate_pairs", "own_gate"), "T:int H:int x:in ldx:int out:out ldo:int"),
     "adapter_in": _ADAPTERS + "first:weight out:out ldo:int",
     "adapter_out": _ADAPTERS + "second:weight out:part ldo:int step:int",
     "embed_sum": "T:int H:int ids:in table:weight positions:in places:weight? types:in "

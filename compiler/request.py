@@ -433,14 +433,16 @@ def read_inputs(
         packed=packed,
         adapters=adapters,
         quantised=quantised,
-        user_kernels=read_kernels(request, targets),
+        user_kernels=read_kernels(request, targets, spec),
     )
 
 
-def read_kernels(request: ModelRequest, targets: Sequence[Target]) -> tuple[UserKernel, ...]:
+def read_kernels(
+    request: ModelRequest, targets: Sequence[Target], spec: ModelSpec
+) -> tuple[UserKernel, ...]:
     """Return the user's kernels; SpecError where they cannot be measured before they serve."""
     kernels = read_user_kernels(request.kernels)
-    check_in_models(kernels)
+    check_in_models(kernels, spec)
     fitted = [kernel.file for kernel in kernels if kernel.op]
     if fitted and not all(can_measure(target, request) for target in targets):
         raise SpecError(

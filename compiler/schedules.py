@@ -207,16 +207,15 @@ def _latent_gemms(spec: ModelSpec, latent: LatentSpec, here: str) -> Counter[Gem
     return found
 
 
-def adapter_gemms(spec: Spec) -> tuple[GemmOp, ...]:
-    """Return the products that steps with rows of adapters have in the place of gated ones."""
-    if isinstance(spec, EncoderSpec) or not spec.adapters:
-        return ()
-    found: dict[GemmOp, None] = {}
-    for layer in range(spec.n_layers):
-        columns = -(-spec.layer_inner(layer) // PANEL) * PANEL * 2
-        stored = spec.weight_format(f"layers.{layer}.gate_up")
-        found[GemmOp(APART, LINEAR, columns, spec.hidden_size, stored)] = None
-    return tuple(found)
+def apart_gemms(spec: Spec, processes: int = 1) -> tuple[GemmOp, ...]:
+    """Return the products that give gates and ups apart, in the place of gated ones."""
+    gated = (op for op in gemm_ops(spec, processes) if op.op == "gate_up")
+    return tuple(dict.fromkeys(map(take_apart, gated)))
+
+
+def take_apart(op: GemmOp) -> GemmOp:
+    """Return the product that gives both sums of a gated one."""
+    return replace(op, op=APART, kind=LINEAR, n=op.weight_panels * PANEL)
 
 
 def _largest_share(spec: ModelSpec, shards: Sequence[Shard], layer: int) -> list[int]:

@@ -19,7 +19,10 @@ MAX_KV_SPLITS = 16
 DENSE = "dense_"
 """Of a mixture, what the names of products begin with that all tokens go through."""
 APART = "gate_up_apart"
-"""The product that gives gates and ups, in panels by turns, for an adapter to add to."""
+"""The product that gives gates and ups, in panels by turns: adapters add to them, or they meet in
+a kernel of a user's own."""
+OWN_GATE = "own_gate"
+"""That kernel: tables have it for the phases in which it serves."""
 ROWS, TURNED = "rows", "turned"
 """What q and k may be normed over besides single heads."""
 ROPE, LOCAL_ROPE = "rope", "local_rope"

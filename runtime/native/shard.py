@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.errors import SpecError
 from dovetail.ir.formats import FORMATS, cut_unit, inner_unit
-from dovetail.ir.model import MAX_KV_SPLITS, PANEL, ROWS, ModelSpec, WeightEntry
+from dovetail.ir.model import APART, MAX_KV_SPLITS, OWN_GATE, PANEL, ROWS, ModelSpec, WeightEntry
 from dovetail.ir.tape import ArgRef, BufferRef, Entry, IntConst, KvRef, Slot, Tape, WeightRef
 from dovetail.runtime.machine.abi import ALL_GATHER, ALL_REDUCE, COLLECTIVES
 
@@ -375,10 +375,13 @@ def _cut_heads(place: _Place, column: int = 0) -> Iterator[Entry]:
         yield replace(entry, barrier=entry.barrier and not number)
 
 
-def _cut_gate_up(place: _Place, **more: Slot) -> Iterator[Entry]:
-    inner = place.inner("N")
-    columns, bias = place.columns(inner.start, planes=2), place.vector("bias", 2 * inner.start)
-    yield place.edit(N=len(inner), B=columns, bias=bias, **more)
+def _cut_gate_up(place: _Place, each: int = 1, **more: Slot) -> Iterator[Entry]:
+    """Yield gates and ups of the inner columns of a rank; each: how often N counts these."""
+    columns = place.slot("N")
+    assert isinstance(columns, IntConst)
+    inner = place.shard.inner(columns.value // each)
+    part, bias = place.columns(inner.start, planes=2), place.vector("bias", 2 * inner.start)
+    yield place.edit(N=each * len(inner), B=part, bias=bias, **more)
 
 
 def _cut_rows(place: _Place, rows: range) -> Iterator[Entry]:
@@ -411,7 +414,10 @@ _EDITS: dict[str, Callable[[_Place], Iterator[Entry]]] = {
     "gate_up": _cut_gate_up,
     "down": lambda place: _cut_rows(place, place.inner("K")),
     "dense_gate_up": _cut_gate_up,
-    "gate_rows": lambda place: iter((place.edit(H=len(place.inner("H"))),)),
+    APART: lambda place: _cut_gate_up(place, 2),
+    **dict.fromkeys(
+        ("gate_rows", OWN_GATE), lambda place: iter((place.edit(H=len(place.inner("H"))),))
+    ),
     "dense_down": lambda place: _cut_rows(place, place.inner("K")),
     "combine_experts": _sum_experts,
     "head": _cut_head,

@@ -39,6 +39,7 @@ KERNELS: dict[str, str] = {
     "embed": "embed",
     "embed_packed": "embed",
     "gather_rows": "embed",
+    "order_columns": "embed",
     "rmsnorm": "norm",
     "rmsnorm_add": "norm",
     "rmsnorm_parts": "norm",
@@ -299,6 +300,7 @@ def model_kernels(spec: Spec, target: Target) -> tuple[KernelRequest, ...]:
     used["row_gate"] = spec.experts is not None and spec.experts.gated
     used["norm_rows"] = bool(spec.latent) or (spec.qk_norm and spec.qk_norm_of == ROWS)
     used["rmsnorm"] = not spec.layer_norm
+    used["order_columns"] = bool(spec.ordered)
     used |= {"rope_store": not spec.latent, "latent_store": bool(spec.latent)}
     used |= dict.fromkeys(("gate_pairs", "adapter_in", "adapter_out"), bool(spec.adapters))
     used |= _recurrent_kernels(spec)

@@ -46,6 +46,7 @@ EXTENTS: dict[str, dict[str, str]] = {
     "norm_rows": {"x": "rows(T, ldx, H)", "w": "H"},
     "embed": {"ids": "T", "out": "rows(T, ldo, H)"},
     "embed_packed": {"ids": "T", "out": "rows(T, ldo, H)"},
+    "order_columns": {"order": "H", "x": "rows(T, ldx, H)", "out": "rows(T, ldo, H)"},
     "gather_rows": {"rows": "R", "out": "rows(R, ldo, H)"},
     "route": {
         "choice": "E",

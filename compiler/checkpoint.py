@@ -83,6 +83,11 @@ class TensorInfo:
         return self.kind != self.dtype.safetensors
 
     @property
+    def order(self) -> npt.NDArray[np.int64] | None:
+        """Where the values of K stand that `Checkpoint.coded` gives, in `rows`; None if there."""
+        return getattr(self.packed, "order", None)
+
+    @property
     def height(self) -> int:
         """Rows: the first dimension; each value of a vector is a row."""
         return self.shape[0] if self.shape else 1

@@ -61,6 +61,9 @@ class DecoderTape(TapeBuilder):
                 self.dense(name, tokens, each) for name in ("chosen", "places", "tokens", "shares")
             )
         self.split = (self.dense("split_k", 1, SPLIT_K_ELEMENTS), SPLIT_K_ELEMENTS)
+        if spec.ordered:
+            widest = max(self.weights[name].k for name in spec.ordered)
+            self.padded(self.ordered.name, tokens, widest)
         self.picked = self.padded("picked", sequences, hidden)
         self.picked_attention = self.padded("picked_attention", sequences, spec.mixed_size)
         if spec.dense_inner:
@@ -118,11 +121,12 @@ class DecoderTape(TapeBuilder):
         bias, column, size = f"layers.{layer}.qkv_bias", 0, DTYPES["f32"].size
         for name in parts:
             n = self.weights[name].n
-            gemm = self.gemm(name, source, m)
+            segment = f"pre_attn({layer})"
+            gemm = self.gemm(name, self.in_order(segment, m, name, source), m)
             added = WeightRef(name=bias if bias in self.weights else None, offset=column * size)
             out = replace(self.qkv, offset=column * size)
             values = (*gemm[:-1], added, *NO_RESIDUAL, out, self.rows(self.qkv)[1])
-            self.add("qkv", f"pre_attn({layer})", *values, self.split[0], 0)
+            self.add("qkv", segment, *values, self.split[0], 0)
             column += n
 
     def pick(self, layer: int, m: ArgRef, places: str) -> tuple[ArgRef, BufferRef, BufferRef]:

@@ -36,7 +36,7 @@ class ApartTape(ForwardTape):
 
     def apart(self, segment: str, m: ArgRef, weight: str, a: BufferRef) -> tuple[BufferRef, int]:
         """Append the product that gives gates and ups of m rows, in panels by turns."""
-        _, n, *others = self.gemm(weight, a, m)
+        _, n, *others = self.gemm(weight, self.in_order(segment, m, weight, a), m)
         assert isinstance(n, int)
         pairs, whole = self.rows(self.pairs), (m, -(-n // PANEL) * PANEL * 2, *others)
         self.add(APART, segment, *whole, *NO_RESIDUAL, *pairs, *self.split)

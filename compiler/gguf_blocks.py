@@ -6,7 +6,6 @@ In: stored bytes of rows, uint8 [rows][bytes]. Out: `Blocks` of the format in `F
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,14 +17,8 @@ from dovetail.ir.block_format import BlockFormat, Blocks
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
 
-IQ4_NL = np.array(
-    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8
-).view(np.uint8)
-"""What the codes of that type, and of IQ4_XS, stand for."""
 MXFP4, MX_BYTES = "MXFP4", 16
 """Its name, here and in safetensors, and the bytes of codes of a block."""
-E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
-"""What its codes stand for, twice: a sign, 2 bits of exponent, one of fraction."""
 
 
 def read_blocks(kind: str, rows: Bytes) -> Blocks:
@@ -71,6 +64,9 @@ def _read_legacy(rows: Bytes, *, upper: bool, minimum: bool) -> Blocks:
         codes |= bits << 4
     minimums = _halves(blocks, 2) if minimum else None
     return Blocks(codes.reshape(len(rows), -1), _halves(blocks, 0), minimums)
+
+
+_read_q4_0 = partial(_read_legacy, upper=False, minimum=False)
 
 
 def _six_bits(packed: Bytes) -> tuple[Array, Array]:
@@ -136,11 +132,6 @@ def _read_q3_k(rows: Bytes) -> Blocks:
     return Blocks(codes.reshape(count, -1), _halves(blocks, 108), steps=steps)
 
 
-def _read_iq4_nl(rows: Bytes) -> Blocks:
-    blocks = _read_legacy(rows, upper=False, minimum=False)
-    return replace(blocks, codes=IQ4_NL[blocks.codes])
-
-
 def _read_iq4_xs(rows: Bytes) -> Blocks:
     """IQ4_XS: a scale, those of 6 bits that it multiplies (pairs of bits, nibbles), nibbles."""
     blocks = _split(rows, 136)
@@ -150,20 +141,20 @@ def _read_iq4_xs(rows: Bytes) -> Blocks:
         | _fields(blocks[:, :, 2:4, None], 2).reshape(count, -1, 4, 2) << 4
     )
     return Blocks(
-        codes=IQ4_NL[_fields(blocks[:, :, 8:].reshape(count, -1, 16), 4)].reshape(count, -1),
+        codes=_fields(blocks[:, :, 8:].reshape(count, -1, 16), 4).reshape(count, -1),
         scales=_halves(blocks, 0),
         steps=scales.reshape(count, -1).view(np.int8) - 32,
     )
 
 
 def scale_codes(codes: Array, exponents: Bytes) -> Blocks:
-    """Return E2M1 codes [n][k] and E8M0 exponents [n][k / 32] as codes of 5 bits and scales.
+    """Return E2M1 codes [n][k] and E8M0 exponents [n][k / 32] as codes and scales.
 
     The scales hold powers of two from 2**-24 to 2**15; less is 0, more is infinite.
     """
     with np.errstate(over="ignore"):
         scales = np.ldexp(np.float32(1), exponents.astype(np.int32) - 128).astype(np.float16)
-    return Blocks((E2M1 + np.int8(16)).view(np.uint8)[codes], scales)
+    return Blocks(codes, scales)
 
 
 def _read_mxfp4(rows: Bytes) -> Blocks:
@@ -174,7 +165,7 @@ def _read_mxfp4(rows: Bytes) -> Blocks:
 
 _KINDS: dict[str, tuple[BlockFormat, Callable[[Bytes], Blocks]]] = {
     "Q8_0": (BlockFormat(8, 32), _read_q8_0),
-    "Q4_0": (BlockFormat(4, 32), partial(_read_legacy, upper=False, minimum=False)),
+    "Q4_0": (BlockFormat(4, 32), _read_q4_0),
     "Q4_1": (BlockFormat(4, 32, minimum=True), partial(_read_legacy, upper=False, minimum=True)),
     "Q5_0": (BlockFormat(5, 32), partial(_read_legacy, upper=True, minimum=False)),
     "Q5_1": (BlockFormat(5, 32, minimum=True), partial(_read_legacy, upper=True, minimum=True)),
@@ -182,11 +173,11 @@ _KINDS: dict[str, tuple[BlockFormat, Callable[[Bytes], Blocks]]] = {
     "Q5_K": (BlockFormat(5, 32, nested=True, minimum=True), partial(_read_k, upper=True)),
     "Q6_K": (BlockFormat(6, 16, nested=True), _read_q6_k),
     "Q3_K": (BlockFormat(6, 16, nested=True), _read_q3_k),
-    MXFP4: (BlockFormat(5, 32), _read_mxfp4),
-    "IQ4_NL": (BlockFormat(8, 32), _read_iq4_nl),
     "Q2_K": (BlockFormat(4, 16, nested=True, minimum=True), _read_q2_k),
-    "IQ4_XS": (BlockFormat(8, 32, nested=True), _read_iq4_xs),
+    MXFP4: (BlockFormat(4, 32, book="mx4"), _read_mxfp4),
+    "IQ4_NL": (BlockFormat(4, 32, book="iq4"), _read_q4_0),
+    "IQ4_XS": (BlockFormat(4, 32, nested=True, book="iq4"), _read_iq4_xs),
 }
-"""Type of a GGUF tensor -> the format that holds the same values (the last five get wider in it),
+"""Type of a GGUF tensor -> the format that holds the same values (Q3_K and Q2_K get wider in it),
 and what reads its blocks."""
 FORM_OF_KIND = {kind: form for kind, (form, _) in _KINDS.items()}

@@ -31,7 +31,12 @@ from dovetail.compiler.model_source import (
 from dovetail.compiler.rope import MAX_POSITION, read_local_rope, read_rope, usable_positions
 from dovetail.compiler.tensors import check_tensors
 from dovetail.compiler.weight_dtype import AUTO, resolve_weight_dtype
-from dovetail.compiler.weight_formats import keep_formats, main_format, quantise_formats
+from dovetail.compiler.weight_formats import (
+    keep_formats,
+    keep_orders,
+    main_format,
+    quantise_formats,
+)
 from dovetail.ir.errors import SpecError
 from dovetail.ir.formats import is_quantised
 from dovetail.ir.model import RELU2, XIELU, ModelSpec
@@ -68,8 +73,10 @@ def read_model_spec(
     spec = read_architecture(config, family, stored, chosen, kv_dtype, max_context, ends)
     check_tensors(spec, checkpoint)
     if quantised and weight_dtype in (None, AUTO):
-        return keep_formats(spec, checkpoint)
-    return quantise_formats(spec, chosen) if is_quantised(chosen) else spec
+        spec = keep_formats(spec, checkpoint)
+    elif is_quantised(chosen):
+        spec = quantise_formats(spec, chosen)
+    return keep_orders(spec, checkpoint)
 
 
 def read_dimensions(

@@ -96,6 +96,7 @@ _SLOTS = {
     "mean_rows": "S:int H:int seq_starts:in x:in ldx:int out:out ldo:int",
     "unit_rows": "R:int H:int x:in ldx:int out:out ldo:int",
     "activate_rows": "T:int H:int x:in ldx:int out:out ldo:int",
+    "order_columns": "T:int H:int order:weight x:in ldx:int out:out ldo:int",
     "gather_rows": "R:int H:int rows:in x:in ldx:int out:out ldo:int",
     "sample": "R:int V:int logits:in ldl:int temperature:in top_k:in top_p:in min_p:in uniform:in "
     "out_ids:out out_logprobs:out scratch:out",

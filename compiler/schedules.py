@@ -379,13 +379,13 @@ def _rounding(dtype: str, target: Target) -> dict[str, int | str]:
 
 
 SUMMED_QUADS = {4: 8, 5: 4, 6: 2}
-"""Bits of codes to the quads whose products with int8 fit 16 bits together: 15 * 127 * 2 * 8."""
+"""Bits of integers to the quads whose products with int8 fit 16 bits together: 15 * 127 * 2 * 8."""
 
 
 def _sum16(form: BlockFormat, target: Target) -> int:
     """Return how many quads are summed in 16 bits: where no instruction sums four products."""
     quads = min(form.block, GROUP) // QUAD
-    return min(SUMMED_QUADS.get(form.bits, 0), quads) if target.sums_16 else 0
+    return min(SUMMED_QUADS.get(form.depth, 0), quads) if target.sums_16 else 0
 
 
 def dot_rows(dtype: str, target: Target) -> int:

@@ -14,7 +14,7 @@ from dovetail.compiler.buffers import Stage, plan_offsets
 from dovetail.compiler.operators import OPERATORS
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.formats import FORMATS
-from dovetail.ir.model import WeightEntry
+from dovetail.ir.model import WeightEntry, order_name
 from dovetail.ir.tape import (
     ArgRef,
     Buffer,
@@ -45,6 +45,8 @@ class TapeBuilder:
         self.stages: list[Stage] = []
         self.split: tuple[Value, int] = NO_RESIDUAL
         """Where products add up parts of K, and how many elements fit there."""
+        self.ordered = BufferRef(name="ordered")
+        """Rows whose columns are as a weight has them: see `in_order`."""
         self._parts: frozenset[str] = frozenset()
         """What several entries of the open stage write together."""
 
@@ -119,7 +121,17 @@ class TapeBuilder:
         self, op: str, segment: str, m: ArgRef, weight: str, a: BufferRef, *rest: Value
     ) -> None:
         """Append a product of m rows; `rest` are its slots from the residual on."""
-        self.add(op, segment, *self.gemm(weight, a, m), *rest)
+        self.add(op, segment, *self.gemm(weight, self.in_order(segment, m, weight, a), m), *rest)
+
+    def in_order(self, segment: str, m: ArgRef, weight: str, a: BufferRef) -> BufferRef:
+        """Return m rows of a with their columns as a weight has them, which it may have apart."""
+        order = order_name(weight)
+        if order not in self.weights:
+            return a
+        rows = self.rows(a), self.rows(self.ordered)
+        values = (m, self.weights[order].n, self.weight(order), *rows[0], *rows[1])
+        self.add("order_columns", segment, *values)
+        return self.ordered
 
     def linear(
         self,

@@ -17,7 +17,7 @@ from dovetail.compiler.recurrent import recurrent_sources
 from dovetail.compiler.sources import WeightSource
 from dovetail.ir.errors import SpecError
 from dovetail.ir.formats import is_quantised
-from dovetail.ir.model import ROWS, TURNED, XIELU, MlpPart, ModelSpec, rope_names
+from dovetail.ir.model import ROWS, TURNED, XIELU, MlpPart, ModelSpec, order_name, rope_names
 
 
 def weight_sources(spec: ModelSpec) -> tuple[WeightSource, ...]:
@@ -100,7 +100,10 @@ def _all_sources(spec: ModelSpec) -> Iterator[WeightSource]:
         for table in rope_names(name):
             yield WeightSource(table, "rows", spec.max_context, rope.rotary_dim // 2)
     for layer in range(spec.n_layers):
-        yield from _layer_sources(spec, layer)
+        for source in _layer_sources(spec, layer):
+            if source.name in spec.ordered:
+                yield WeightSource(order_name(source.name), "vector", source.k, 1)
+            yield source
     yield _norm(spec, "final_norm", "model.norm.weight", hidden, spec.logits_scale)
     head = "model.embed_tokens.weight" if spec.tied_head else "lm_head.weight"
     yield WeightSource("head", "packed", vocab, hidden, (head,), (vocab,))

@@ -6,9 +6,12 @@ that is stored otherwise than `weight_dtype`. A quantised file keeps its formats
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
+import numpy as np
+import numpy.typing as npt
 from msgspec.structs import replace
 
 from dovetail.compiler.checkpoint import Checkpoint, TensorInfo
@@ -16,8 +19,9 @@ from dovetail.compiler.gguf_blocks import FORM_OF_KIND
 from dovetail.compiler.sources import WeightSource
 from dovetail.compiler.tensors import weight_sources
 from dovetail.ir.encoder import Spec
+from dovetail.ir.errors import SpecError
 from dovetail.ir.formats import FORMATS
-from dovetail.ir.model import ModelSpec
+from dovetail.ir.model import DENSE, ModelSpec, order_name
 
 WIDEST = "f32"
 """The format that holds the values of any other."""
@@ -99,9 +103,57 @@ def split_qkv(spec: ModelSpec, checkpoint: Checkpoint) -> Iterator[tuple[str, st
         if name != "qkv":
             continue
         tensors = dict.fromkeys(source.tensors)  # q's rows may come in several parts
-        found = [stored_format(checkpoint.info(tensor)) for tensor in tensors]
-        if len(set(found)) > 1:
+        infos = [checkpoint.info(tensor) for tensor in tensors]
+        if len(set(map(_layout, infos))) > 1:
+            found = map(stored_format, infos)
             yield from ((f"{layer}.{part}", form) for part, form in zip("qkv", found, strict=True))
+
+
+def _layout(info: TensorInfo) -> tuple[str, bytes]:
+    """Return what matrices of one weight have in common: the format, and the order of K."""
+    return stored_format(info), b"" if info.order is None else info.order.tobytes()
+
+
+def keep_orders(spec: ModelSpec, checkpoint: Checkpoint) -> ModelSpec:
+    """Return the spec with the matrices listed that keep groups of K in an order of their own.
+
+    What they multiply is put into that order first.
+    """
+    ordered, known = [], _ORDERED[spec.experts is not None]
+    for source in matrices(spec):
+        infos = [checkpoint.info(name) for name in source.tensors]
+        kept = [i for i in infos if stored_format(i) == spec.weight_format(source.name)]
+        if any(info.order is not None for info in kept):
+            if len(set(map(_layout, infos))) > 1 or not known.fullmatch(source.name):
+                raise SpecError(
+                    f"{infos[0].path}: matrices of {source.name} have groups each in an order of "
+                    "its own (act-order), which is not supported; take a checkpoint without it, a "
+                    "GGUF file, or --weight-dtype int8"
+                )
+            ordered.append(source.name)
+    return replace(spec, ordered=tuple(ordered))
+
+
+_ATTENTION, _INNER = r"layers\.\d+\.(qkv|[qkvo]|", r"(gate_up|up|down))"
+_ORDERED = {
+    False: re.compile(f"{_ATTENTION}{_INNER}"),
+    True: re.compile(f"{_ATTENTION}{DENSE}{_INNER}"),
+}
+"""Whether a model has experts, which are multiplied as they come -> names of such matrices."""
+
+
+def order_tables(spec: ModelSpec, checkpoint: Checkpoint) -> dict[str, npt.NDArray[np.float32]]:
+    """Return the orders of K of the weights that have their own, by the names of their tables."""
+    orders = {
+        source.name: checkpoint.info(source.tensors[0]).order
+        for source in matrices(spec)
+        if source.name in spec.ordered
+    }
+    return {
+        order_name(name): order.astype(np.float32).reshape(1, -1)
+        for name, order in orders.items()
+        if order is not None
+    }
 
 
 def with_formats(spec: ModelSpec, kept: Mapping[str, str]) -> ModelSpec:

@@ -27,7 +27,7 @@ from dovetail.compiler.quantising import Advance
 from dovetail.compiler.rope import named_tables
 from dovetail.compiler.sources import WeightSource
 from dovetail.compiler.tensors import weight_sources
-from dovetail.compiler.weight_formats import stored_format
+from dovetail.compiler.weight_formats import order_tables, stored_format
 from dovetail.ir.block_format import BlockFormat, Blocks, stack_blocks
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.encoder import EncoderSpec
@@ -100,6 +100,7 @@ def pack_weights(
 ) -> tuple[tuple[WeightEntry, ...], WeightChunks]:
     """Write `path` for a decoder; see `pack_sources`. adapters: their weights, by name."""
     tables: dict[str, Rows] = {**named_tables(spec.ropes(), spec.max_context), **adapters}
+    tables |= order_tables(spec, checkpoint)
     sources = (*weight_sources(spec), *adapter_sources(adapters.values()))
     return pack_sources(sources, spec.weight_format, checkpoint, path, tables, advance, powers)
 

@@ -12,6 +12,7 @@ from math import ceil
 import numpy as np
 import numpy.typing as npt
 
+from dovetail.ir.code_books import BOOKS, book_number
 from dovetail.ir.dtypes import DTYPES, Array, DType
 from dovetail.ir.model import PANEL
 
@@ -27,7 +28,8 @@ QUAD = 4
 class Blocks:
     """Quantised rows [n][k]: value = scale (code - zero) + minimum, block by block.
 
-    codes: uint8 [n][k]; of 8 bits the bytes are int8 and zero is 0. scales: float16, one per block;
+    codes: uint8 [n][k]; of 8 bits the bytes are int8 and zero is 0; where there is a code book they
+    stand for its values, and zero is 0. scales: float16, one per block;
     of nested formats one per 256 values, which int8 `steps` per block multiply. minimums and lows:
     the same for what is added, where the format has it.
     """
@@ -70,23 +72,26 @@ class BlockFormat:
     8 bits as int8 [block / 4][16][4]; else the low four bits, two quads in a byte (the first in its
     lower half) [block / 8][16][4], then of 5 bits the upper one of eight quads in a byte
     [block / 32][16][4], of 6 bits the upper two of four quads [block / 16][16][4]. What is past K
-    has scale 0.
+    has scale 0. book: a code book's name, where codes of 4 bits stand for its values.
     """
 
     bits: int
     block: int
     nested: bool = False
     minimum: bool = False
+    book: str = ""
 
     def __post_init__(self) -> None:
         assert self.bits in (4, 5, 6, 8)
+        assert not self.book or (self.bits == 4 and not self.minimum)
         assert self.block in (16, 32, 64, 128)
         assert self.bits != 5 or self.block >= GROUP  # its upper bits lie eight quads in a byte
 
     @property
     def name(self) -> str:
         """The format's name, e.g. q4_32 or q4_32km: bits, block, nested (k), with minimums (m)."""
-        return f"q{self.bits}_{self.block}{'k' * self.nested}{'m' * self.minimum}"
+        codes = self.book or f"q{self.bits}"
+        return f"{codes}_{self.block}{'k' * self.nested}{'m' * self.minimum}"
 
     @property
     def dtype(self) -> DType:
@@ -95,8 +100,15 @@ class BlockFormat:
 
     @property
     def zero(self) -> int:
-        """The code of the value 0: half of the codes, or 0 where there is a minimum or a sign."""
-        return 0 if self.minimum or self.bits == 8 else 1 << (self.bits - 1)
+        """The code of the value 0: half of the codes, or 0 where that is no code's."""
+        return 0 if self.minimum or self.bits == 8 or self.book else 1 << (self.bits - 1)
+
+    @property
+    def depth(self) -> int:
+        """Bits of the integers that are multiplied: of a code book those it holds."""
+        if not self.book:
+            return self.bits
+        return 5 if np.abs(BOOKS[self.book]).max() < 16 else 8
 
     @property
     def unit(self) -> int:
@@ -117,6 +129,7 @@ class BlockFormat:
             "BLOCK": self.block,
             "NESTED": int(self.nested),
             "MINIMUM": int(self.minimum),
+            "BOOK": book_number(self.book),
         }
 
     @property
@@ -223,13 +236,20 @@ class BlockFormat:
         rows: Array = codes.transpose(0, 3, 1, 2, 4).reshape(panels * PANEL, -1)
         return rows
 
-    def values(self, blocks: Blocks) -> Array:
-        """Return the float32 values of quantised rows: each rounded once at most."""
+    def values(self, blocks: Blocks, *, whole: bool = False) -> Array:
+        """Return the float32 values of quantised rows: each rounded once at most.
+
+        whole: as integer products have them, which round the values of a code book.
+        """
         k = blocks.codes.shape[1]
-        codes = blocks.codes.view(np.int8) if self.bits == 8 else blocks.codes
-        whole = codes.astype(np.float32) - np.float32(self.zero)
+        if self.book:
+            book = BOOKS[self.book]
+            codes = (np.rint(book) if whole else book)[blocks.codes]
+        else:
+            codes = blocks.codes.view(np.int8) if self.bits == 8 else blocks.codes
+        counted = codes.astype(np.float32) - np.float32(self.zero)
         scale = self._wide(blocks.scales, blocks.steps, k)
-        out: Array = whole * scale
+        out: Array = counted * scale
         if blocks.minimums is not None:
             out += self._wide(blocks.minimums, blocks.lows, k)
         return out

@@ -85,11 +85,16 @@ FORMATS: dict[str, WeightFormat] = {
         BlockFormat(5, 32, nested=True, minimum=True),
         BlockFormat(6, 16, nested=True),
         BlockFormat(4, 16, nested=True, minimum=True),
-        BlockFormat(8, 32, nested=True),
+        BlockFormat(4, 32, nested=True, book="iq4"),
+        BlockFormat(4, 32, book="iq4"),
+        BlockFormat(4, 32, book="mx4"),
+        BlockFormat(4, 32, book="nf4"),
+        BlockFormat(4, 32, book="fp4"),
     )
 }
 """Every weight format by name. Those of blocks are, in order, the exact content of GGUF's Q8_0,
-Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, Q2_K, IQ4_XS; our own int8 and int4 are the first two."""
+Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, Q2_K, IQ4_XS, IQ4_NL, MXFP4, and of
+bitsandbytes' 4 bits; our own int8 and int4 are the first two."""
 
 
 def is_quantised(name: str) -> bool:

@@ -195,6 +195,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     rope: RopeSpec
     weight_dtype: str  # of ir.formats: how packed weights are stored
     formats: tuple[tuple[str, str], ...] = ()  # (weight, its format) of those stored otherwise
+    ordered: tuple[str, ...] = ()  # weights whose K is in an order of its own, which a table has
     checkpoint_dtype: str
     kv_dtype: str = "f32"
     sliding_window: int = 0  # keys a query may see, itself included; 0 = all
@@ -327,7 +328,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     def uneven(self) -> bool:
         """Whether layers differ in more than windows and ropes, or have parts of few families."""
         parts = self.full_heads, self.shared_kv, self.layer_inputs, self.recurrent
-        beside = self.dense_inner, self.mlp_alone, self.latent, self.adapters
+        beside = self.dense_inner, self.mlp_alone, self.latent, self.adapters, self.ordered
         return any((*parts, *beside))
 
     def inner_columns(self, rows: float = 1) -> float:
@@ -417,6 +418,11 @@ def rope_names(rope: str) -> tuple[str, str]:
     return f"{rope}_cos", f"{rope}_sin"
 
 
+def order_name(weight: str) -> str:
+    """Return the name of the table that tells the order of a weight's K."""
+    return f"{weight}_order"
+
+
 def weight_shapes(spec: ModelSpec) -> dict[str, tuple[int, int]]:
     """Return (n, k) of every weight a model of this spec has; biases and per-head norms apart."""
     hidden = spec.hidden_size
@@ -442,6 +448,7 @@ def weight_shapes(spec: ModelSpec) -> dict[str, tuple[int, int]]:
         rows = rows[0] + spec.gate_size, *rows[1:]
         columns = rows if len(parts) > 1 else (sum(rows),)
         shapes |= {name: (n, hidden) for name, n in zip(parts, columns, strict=True)}
+    shapes |= {order_name(name): (shapes[name][1], 1) for name in spec.ordered}
     return shapes
 
 

@@ -161,7 +161,7 @@ def check_mxfp4(source: Path, folder: Path, state: dict[str, np.ndarray]) -> App
     (got,) = logits(app, FEW)
     assert np.abs(got - wanted).max() <= 2e-5 * most < np.abs(near - wanted).max() <= 0.05 * most
     formats = {app.engine.spec.weight_format(f"layers.1.{w}") for w in ("gate_up", "down")}
-    assert formats == {"q5_32"}
+    assert formats == {"mx4_32"}
     return app
 
 

@@ -62,11 +62,11 @@ CORE = ("native", "schedule", "engine", "accel", "child", "group")
 """Rooms that are thin: who reads how a token is made reads these."""
 LINES = {
     "dovetail": 7_570,
-    "compiler": 22_280,
-    "codegen": 19_190,
+    "compiler": 22_530,
+    "codegen": 19_320,
     "topology": 4_040,
-    "ir": 10_970,
-    "runtime": 41_260,
+    "ir": 11_050,
+    "runtime": 41_280,
     "runtime/machine": 1_240,
     "runtime/schedule": 4_080,
     "runtime/child": 890,
@@ -76,7 +76,7 @@ LINES = {
     "runtime/engine": 1_820,
     "runtime/index": 1_570,
     "runtime/embed": 2_890,
-    "runtime/accel": 4_960,
+    "runtime/accel": 4_970,
     "runtime/hosting": 1_800,
     "runtime/retrieval": 1_650,
     "runtime/flows": 5_570,
@@ -194,7 +194,7 @@ def test_the_core_is_thin() -> None:
     that makes some of these and rows of adapters came on top. So did experts and recurrent states.
     """
     assert {f"runtime/{room}" for room in ROOMS if (ROOT / "runtime" / room).is_dir()} < set(LINES)
-    assert sum(count_lines(f"runtime/{room}") for room in CORE) <= 15_080
+    assert sum(count_lines(f"runtime/{room}") for room in CORE) <= 15_090
 
 
 def test_no_class_of_the_runtime_is_named_as_another() -> None:

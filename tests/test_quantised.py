@@ -75,7 +75,7 @@ def test_a_file_keeps_its_formats(model: Any) -> None:
         assert spec.weight_format("layers.0.v") == "q6_16k"
         assert spec.weight_format("layers.1.qkv") == "q4_32km"
         formats = {spec.weight_format(source.name) for source in matrices(spec)}
-        assert {"q4_32", "q4_16km", "q8_32k"} < formats and "f32" not in formats
+        assert {"q4_32", "q4_16km", "iq4_32k"} < formats and "f32" not in formats
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

@@ -55,6 +55,7 @@ _WARP_ROWS = tuple(
             "vreduce_add vreduce_max vreduce_min": f"{FLOATS} -> float",
             "vadd_i32 vsub_i32 vmul_i32 vand_i32 vor_i32 vxor_i32": f"{INTS}, {INTS} -> {INTS}",
             "vshl_i32 vshr_i32": f"{INTS}, imm -> {INTS}",
+            "vlook_quads": f"{INTS}, int32_t, int32_t, int32_t, int32_t -> {INTS}",
             "vbroadcast": f"float -> {FLOATS}",
             "vbroadcast_i32": f"int32_t -> {INTS}",
             "vcvt_i32 vbitcast_i32": f"{FLOATS} -> {INTS}",

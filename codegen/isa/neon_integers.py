@@ -67,6 +67,7 @@ def integer_rows() -> Iterator[Intrinsic]:
         {
             "vpaddq_s32": f"{vec}, {vec} -> {vec}",
             "vaddvq_s32": f"{vec} -> int32_t",
+            "vqtbl1q_u8": "uint8x16_t, uint8x16_t -> uint8x16_t",
             "vabs_s8": "int8x8_t -> int8x8_t",
             "vabsq_s8": "int8x16_t -> int8x16_t",
             "vmulq_lane_s32": f"{vec}, int32x2_t, imm -> {vec}",

@@ -68,6 +68,7 @@ CPU_OPS: Mapping[str, str] = {
         "vpair_seconds": 2,
         "vdot_pairs": 3,
         "vdot_quads": 3,
+        "vlook_quads": 5,
         "vstore_i8": 2,
     }.items()
 }
@@ -97,6 +98,7 @@ def x86_ops(bits: int) -> dict[str, str]:
     mm, si = f"_mm{bits}_", f"_si{bits}"
     lower, upper = f"{mm}set1_epi32(65535)", f"{mm}set1_epi32(-65536)"
     load = "_mm_loadl_epi64" if bits == 256 else "_mm_loadu_si128"
+    table = ", ".join(["{1}, {2}, {3}, {4}"] * (bits // 128))
     return {
         "prefetch_l2": "_mm_prefetch((const char*)({0}), 2)",
         "vmul_quads": f"{mm}maddubs_epi16({{0}}, {{1}})",
@@ -108,6 +110,7 @@ def x86_ops(bits: int) -> dict[str, str]:
         "vpair_high": f"{mm}cast{si[1:]}_ps({mm}and{si}({{0}}, {upper}))",
         "vpair_firsts": f"{mm}or{si}({mm}and{si}({{0}}, {lower}), {mm}slli_epi32({{1}}, 16))",
         "vpair_seconds": f"{mm}or{si}({mm}srli_epi32({{0}}, 16), {mm}and{si}({{1}}, {upper}))",
+        "vlook_quads": f"{mm}shuffle_epi8({mm}setr_epi32({table}), {{0}})",
         "viota": f"{mm}setr_epi32({', '.join(map(str, range(bits // 32)))})",
     }
 

@@ -147,6 +147,16 @@ static DT_DEVICE dt_i32x32 dt_vor_i32(dt_i32x32 a, dt_i32x32 b) { return a | b; 
 static DT_DEVICE dt_i32x32 dt_vxor_i32(dt_i32x32 a, dt_i32x32 b) { return a ^ b; }
 static DT_DEVICE dt_i32x32 dt_vshl_i32(dt_i32x32 v, int n) { return (int32_t)((uint32_t)v << n); }
 static DT_DEVICE dt_i32x32 dt_vshr_i32(dt_i32x32 v, int n) { return (int32_t)((uint32_t)v >> n); }
+/* The bytes of a table of 16 that lies in four words, each at the place that a byte of v names, 0 to 15. */
+static DT_DEVICE dt_i32x32 dt_vlook_quads(dt_i32x32 v, int32_t a, int32_t b, int32_t c, int32_t d) {
+  uint32_t found = 0;
+  for (int at = 0; at < 32; at += 8) {
+    int place = v >> at & 15;
+    uint32_t word = place < 8 ? (place < 4 ? a : b) : (place < 12 ? c : d);
+    found |= (word >> place % 4 * 8 & 255) << at;
+  }
+  return (int32_t)found;
+}
 static DT_DEVICE dt_f32x32 dt_vbitcast_f32(dt_i32x32 v) { return __int_as_float(v); }
 static DT_DEVICE dt_i32x32 dt_vbitcast_i32(dt_f32x32 v) { return __float_as_int(v); }
 

@@ -93,6 +93,7 @@ _VECTOR = (
     *(Op(name, (I, I, I), I) for name in ("vdot_quads", "vdot_quads_signed")),
     *(Op(name, (I, I), I) for name in ("vmul_quads", "vadd_i16")),
     Op("vfold_i16", (I,), I),
+    Op("vlook_quads", (I, *("i32",) * 4), I),
 )
 _PLACE = ("ptr.bf16", "int")
 _TILE = (

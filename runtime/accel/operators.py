@@ -380,6 +380,18 @@ def bind_gather(tape: TorchTape, entry: Entry) -> Work:
     return run
 
 
+def bind_order(tape: TorchTape, entry: Entry) -> Work:
+    """Put columns into another order: out[t][c] = x[t][order[c]]."""
+    _, width, table, x, _, out, _ = entry.slots
+    order, columns = tape.need(table).long(), integer(width)
+    source, target = (tape.rows(slot, columns, entry.m) for slot in (x, out))
+
+    def run(step: Step) -> None:
+        target(step).copy_(source(step).index_select(1, order))
+
+    return run
+
+
 def bind_sum(tape: TorchTape, entry: Entry) -> Work:
     """Replace x by its sum over all ranks, made in float32."""
     _, _, columns, x, _ = entry.slots
@@ -459,6 +471,7 @@ _DECODER: Mapping[str, Bind] = {
     "down": bind_linear,
     "dense_down": bind_linear,
     "gather_rows": bind_gather,
+    "order_columns": bind_order,
     "head": bind_linear,
     ALL_REDUCE: bind_sum,
     ALL_GATHER: bind_gather_columns,

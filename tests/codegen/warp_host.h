@@ -109,6 +109,18 @@ DT_TWO(vxor_i32, dt_i32x32, a.lane[i] ^ b.lane[i])
 static inline dt_i32x32 dt_viota(void) { DT_LANES(dt_i32x32, i); }
 static inline dt_i32x32 dt_vshl_i32(dt_i32x32 v, int n) { DT_LANES(dt_i32x32, (int32_t)((uint32_t)v.lane[i] << n)); }
 static inline dt_i32x32 dt_vshr_i32(dt_i32x32 v, int n) { DT_LANES(dt_i32x32, (int32_t)((uint32_t)v.lane[i] >> n)); }
+static inline int32_t dt_look(int32_t v, const int32_t* words) {
+  uint32_t found = 0;
+  for (int at = 0; at < 32; at += 8) {
+    int place = v >> at & 15;
+    found |= ((uint32_t)words[place / 4] >> place % 4 * 8 & 255) << at;
+  }
+  return (int32_t)found;
+}
+static inline dt_i32x32 dt_vlook_quads(dt_i32x32 v, int32_t a, int32_t b, int32_t c, int32_t d) {
+  int32_t words[4] = {a, b, c, d};
+  DT_LANES(dt_i32x32, dt_look(v.lane[i], words));
+}
 static inline dt_i32x32 dt_vcvt_i32(dt_f32x32 v) {
   DT_LANES(dt_i32x32, v.lane[i] != v.lane[i]        ? 0
                       : v.lane[i] >= 2147483648.0f  ? INT32_MAX

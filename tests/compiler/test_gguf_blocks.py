@@ -9,7 +9,7 @@ from dovetail.compiler.gguf_blocks import FORM_OF_KIND, read_blocks
 SCALES = {"Q8_0": (0,), "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2)}
 SCALES |= {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q3_K": (108,), "IQ4_NL": (0,)}
 SCALES |= {"Q2_K": (80, 82), "IQ4_XS": (0,), "MXFP4": ()}
-WIDER = {"Q3_K": 1.97, "IQ4_NL": 1.89, "Q2_K": 1.96, "IQ4_XS": 1.96, "MXFP4": 1.3}
+WIDER = {"Q3_K": 1.97, "Q2_K": 1.96, "MXFP4": 1.01}
 """Their codes stand for values that take more bits."""
 
 

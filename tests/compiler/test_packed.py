@@ -17,6 +17,7 @@ from dovetail.ir.dtypes import F8
 from dovetail.ir.errors import SpecError
 from dovetail.runtime.app import load
 from dovetail.runtime.schedule.request import SamplingParams
+from dovetail.topology.configuration import allows_processes
 from tests.models import make_model, save_model
 from tests.packed_files import CONFIGS, save_packed
 from tests.test_fidelity import reference_logits
@@ -33,9 +34,14 @@ FORMATS = {
     "gptq-8": "q8_32",
     "int8": "q8_32",
     "packed-8": "q8_32",
-    **dict.fromkeys(("gptq-zeros", "awq", "packed-zeros"), "q4_32m"),
+    "bytes": "q8_32",
+    "nf4": "nf4_32",
+    "fp4": "fp4_32",
+    **dict.fromkeys(("gptq-zeros", "gptq-order", "awq", "packed-zeros"), "q4_32m"),
     **dict.fromkeys(("fp8-rows", "fp8-whole", "fp8-blocks"), "bf16"),
 }
+
+ROUNDED = ("q4_32m", "nf4_32", "fp4_32")
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +59,8 @@ def test_rows_are_those_that_its_library_means(name, plain, tmp_path):
         found = info.dtype.widen(checkpoint.load(key))
         assert found.shape == wanted.shape
         # float16 of scale times zero, and bfloat16 of FP8 times its scale, round once
-        bound = 2.0**-8 if info.dtype.name == "bf16" else 2.0**-10 if "m" in info.kind else 1e-7
+        rounded = info.kind in ROUNDED or name == "bytes"
+        bound = 2.0**-8 if info.dtype.name == "bf16" else 2.0**-10 if rounded else 1e-7
         np.testing.assert_allclose(found, wanted, rtol=bound, atol=bound * np.abs(wanted).max())
         if wanted.ndim == 2:  # any range of rows
             part = info.dtype.widen(checkpoint.rows(key, 5, 23))
@@ -66,7 +73,7 @@ def test_every_value_of_integers_is_kept(name, plain, tmp_path):
     spec = read_model_spec(tmp_path / "q")
     wanted = FORMATS.get(name, "q4_32")
     assert spec.weight_format("layers.0.gate_up") == wanted
-    assert spec.weight_format("layers.1.qkv") == wanted
+    assert spec.weight_format(spec.qkv_parts(1)[0]) == wanted
     assert spec.weight_format("head") == "bf16"
 
 
@@ -85,7 +92,7 @@ def test_float16_beside_fp8_counts_as_bfloat16_on_any_target(plain, tmp_path):
     assert spec.checkpoint_dtype == spec.weight_dtype == "bf16"
 
 
-@pytest.mark.parametrize("name", ["gptq", "awq", "int8", "fp8-blocks"])
+@pytest.mark.parametrize("name", ["gptq", "gptq-order", "int8", "nf4", "fp8-blocks"])
 def test_a_model_gives_the_logits_of_its_dequantised_weights(name, plain, tmp_path):
     exact = save_packed(plain, tmp_path / "q", name)
     made = make_model("qwen2", **SHAPE)
@@ -101,11 +108,28 @@ def test_a_model_gives_the_logits_of_its_dequantised_weights(name, plain, tmp_pa
     )
     prompt = list(range(3, 10))  # fewer rows than are rounded to bfloat16
     wanted = reference_logits(made.double(), prompt)[-1]
-    with load(report.path, activations="float") as app:
-        app.engine.submit(prompt, SamplingParams(max_tokens=1))
-        app.engine.step()
-        got = np.array(app.engine.executor.buffers.logits(0), np.float64)
-    assert np.abs(got - wanted).max() <= 2e-5 * np.abs(wanted).max()
+    for activations, bound in (("float", 2e-5), ("integer", 0.08)):
+        got = last_logits(report.path, prompt, activations)
+        assert np.abs(got - wanted).max() <= bound * np.abs(wanted).max()
+    if name == "gptq-order":
+        with load(report.path, device="torch:cpu") as app:
+            assert app.generate([prompt], max_tokens=1)[0].token_ids == (wanted.argmax(),)
+
+
+def test_columns_that_are_put_in_order_stay_in_one_process(plain, tmp_path):
+    save_packed(plain, tmp_path / "q", "packed-order")
+    spec = read_model_spec(tmp_path / "q")
+    assert spec.ordered[:4] == tuple(f"layers.0.{part}" for part in ("qkv", "o", "gate_up", "down"))
+    assert spec.ordered[4:7] == tuple(f"layers.1.{part}" for part in "qkv")  # q has its own
+    assert not allows_processes(spec, 2)
+    assert read_model_spec(tmp_path / "q", weight_dtype="int8").ordered == ()
+
+
+def test_experts_whose_columns_have_an_order_are_refused(tmp_path):
+    plain = save_model(tmp_path / "m", "mixtral", intermediate_size=128)
+    save_packed(plain, tmp_path / "q", "gptq-order")
+    with pytest.raises(SpecError, match=r"layers.0.down have groups each in an order"):
+        read_model_spec(tmp_path / "q")
 
 
 def change(folder, key, edit):
@@ -124,7 +148,7 @@ def change(folder, key, edit):
 Q = "model.layers.0.mlp.down_proj"
 GATE = "model.layers.0.mlp.gate_proj"
 DAMAGES = {
-    "act-order": ("gptq", f"{Q}.g_idx", lambda v: v[::-1].copy(), "another order"),
+    "act-order": ("gptq", f"{Q}.g_idx", lambda v: v * 0, "no 5 groups of equal size"),
     "scales": ("gptq", f"{Q}.scales", lambda v: v[:, :7].copy(), "7 codes in 24 words"),
     "turned scales": ("gptq", f"{Q}.scales", lambda v: v.T.copy(), "5 codes in 24 words"),
     "no groups": ("gptq", f"{Q}.scales", lambda v: v[:0].copy(), "scales of shape"),
@@ -156,6 +180,20 @@ DAMAGES = {
         "bytes and zero points",
     ),
     "blocks": ("fp8-blocks", f"{Q}.weight_scale_inv", lambda v: v[:1].repeat(3, 0), "of shape"),
+    "book": ("nf4", f"{Q}.weight.quant_map", lambda v: -v, "other values than those of nf4"),
+    "blocks of a book": (
+        "fp4",
+        f"{Q}.weight.quant_state.bitsandbytes__fp4",
+        lambda v: np.frombuffer(v.tobytes().replace(b"64", b"96"), np.uint8),
+        "192 x 320 values in 30720 bytes and blocks of 96",
+    ),
+    "scales of a book": (
+        "nf4",
+        f"{Q}.weight.absmax",
+        lambda v: v[:9].copy(),
+        "9 values in absmax, not 960",
+    ),
+    "order of bytes": ("bytes", f"{Q}.weight_format", lambda v: v + 1, "save it again as rows"),
     "type": (
         "int8",
         f"{Q}.weight",
@@ -175,7 +213,7 @@ def test_what_does_not_fit_is_refused(damage, plain, tmp_path):
 
 
 SAYINGS = [
-    ({"quant_method": "bitsandbytes"}, "'bitsandbytes', which is not supported; supported: gptq"),
+    ({"quant_method": "hqq"}, "'hqq', which is not supported; supported: gptq"),
     ({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}, "only pack-quant"),
     ({"quant_method": "gptq", "format": "gptq_v3"}, "only gptq, gptq_v2"),
     ({"quant_method": "compressed-tensors", "transform_config": {"a": 1}}, "rotated weights"),
@@ -266,15 +304,15 @@ def test_routers_keep_their_values(tmp_path):
     assert spec.weight_format("head") == "bf16"
 
 
-def last_logits(path):
-    """Return the logits after a prompt, with activations that are not rounded to integers."""
-    with load(path, activations="float") as app:
-        app.engine.submit(list(range(3, 14)), SamplingParams(max_tokens=1))
+def last_logits(path, prompt, activations="float"):
+    """Return the logits after a prompt."""
+    with load(path, activations=activations) as app:
+        app.engine.submit(prompt, SamplingParams(max_tokens=1))
         app.engine.step()
         return np.array(app.engine.executor.buffers.logits(0), np.float64)
 
 
-@pytest.mark.parametrize(("family", "name"), [("mixtral", "gptq"), ("phi3", "awq")])
+@pytest.mark.parametrize(("family", "name"), [("mixtral", "nf4"), ("phi3", "awq")])
 def test_experts_and_fused_tensors(family, name, tmp_path):
     plain = save_model(tmp_path / "m", family, intermediate_size=128)
     save_packed(plain, tmp_path / "q", name)
@@ -293,7 +331,7 @@ def test_experts_and_fused_tensors(family, name, tmp_path):
             kv_dtype="f32",
             weight_dtype=form,
         )
-        found.append(last_logits(report.path))
+        found.append(last_logits(report.path, list(range(3, 14))))
     assert np.abs(found[0] - found[1]).max() <= 2e-5 * np.abs(found[0]).max()
 
 

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail.ir.block_format import BlockFormat, stack_blocks
+from dovetail.ir.code_books import BOOKS
 from dovetail.ir.formats import FORMATS, is_quantised
 from tests.blocks import random_blocks
 
@@ -17,6 +18,7 @@ FAMILY = [
     for minimum in (False, True)
     if bits != 5 or block >= 32
 ]
+FAMILY += [BlockFormat(4, 32, nested, book=book) for nested in (False, True) for book in BOOKS]
 
 
 @given(st.sampled_from(FAMILY), st.integers(1, 40), st.integers(1, 3), st.integers(0, 9))

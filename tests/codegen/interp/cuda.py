@@ -151,6 +151,7 @@ def _vector_rows() -> Iterator[Meant]:
         yield meant(f"dt_v{name}_i32", act)
     yield meant("dt_vshl_i32", np.left_shift)
     yield meant("dt_vshr_i32", shift_right)
+    yield meant("dt_vlook_quads", m.look_up)
     yield meant("dt_vbitcast_f32", m.reinterpret(F32))
     yield meant("dt_vbitcast_i32", m.reinterpret(I32))
 

@@ -72,6 +72,12 @@ def to_i32_saturating(v: Array, rounding: Callable[[Array], Array] = np.rint) ->
     return np.clip(wide, INT_MIN, 2**31 - 1).astype(np.int64).astype(I32)
 
 
+def look_up(v: Array, *words: int) -> Array:
+    """Return the bytes of a table in four words that the bytes of v name."""
+    found: Array = np.array(words, I32).view(np.uint8)[v.view(np.uint8)].view(I32)
+    return found
+
+
 def f16_bits(v: Array) -> Array:
     """Return float16 bits of float32 values, to nearest even; NaN is quieted, its top bits kept."""
     bits = np.asarray(v, F32).view(np.uint32)

@@ -27,6 +27,7 @@ def byte_rows() -> Iterator[Meant]:
         yield meant(f"vpadalq_{kind}", lambda acc, v, wide=wide: acc + _widened_sums(wide, v))
     yield meant("vpaddq_s32", _add_neighbours)
     yield meant("vaddvq_s32", lambda v: v.astype(np.int64).sum().astype(np.int32))
+    yield meant("vqtbl1q_u8", lambda table, at: np.append(table, np.uint8(0))[np.minimum(at, 16)])
     for q in ("", "q"):
         yield meant(f"vabs{q}_s8", np.abs)
 

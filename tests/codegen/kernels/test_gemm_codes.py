@@ -89,7 +89,9 @@ class Product:
     def wanted(self, *, floats: bool) -> tuple[np.ndarray, np.ndarray]:
         a = self.a[:, : self.k]
         a = (a if floats else round_activations(a)).astype(np.float64)
-        values = [self.form.values(blocks).astype(np.float64) for blocks in self.blocks]
+        values = [
+            self.form.values(blocks, whole=not floats).astype(np.float64) for blocks in self.blocks
+        ]
         sums = [a @ w.T + b[: self.n] for w, b in zip(values, self.bias, strict=True)]
         sizes = [np.abs(a) @ np.abs(w.T) + 1 for w in values]
         if self.kind == LINEAR:
@@ -118,7 +120,7 @@ def interpreter(target: str, dtype: str):
     return call
 
 
-ON_ALL = in_turns(list(TARGETS), [("q4_32", LINEAR), ("q8_32", SILU)])
+ON_ALL = in_turns(list(TARGETS), [("q4_32", LINEAR), ("q8_32", SILU), ("nf4_32", LINEAR)])
 ON_ONE = [("x86-64-avx512", name, LINEAR) for name in NAMES if name != "q4_32"]
 
 
@@ -175,6 +177,7 @@ def native(kind: str, name: str):
     ("name", "kind"),
     [
         *(("q4_32", LINEAR), ("q6_16k", SILU)),
+        pytest.param("nf4_32", LINEAR, marks=pytest.mark.long),
         pytest.param("q8_32", SILU, marks=pytest.mark.long),
         pytest.param("q5_32km", LINEAR, marks=pytest.mark.long),
         pytest.param("q4_32m", LINEAR, marks=pytest.mark.long),

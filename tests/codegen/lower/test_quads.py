@@ -43,6 +43,10 @@ def nibbles(w: ptr[u8], x: ptr[i8], out: ptr[i32]):
     vstore_i32(out, vdot_quads(vand_i32(vshr_i32(codes, 4), low), q, acc))
 
 @kernel
+def places(p: ptr[u8], out: ptr[i32]):
+    vstore_i32(out, vlook_quads(vload_quads(p), 50462976, 117835012, -2147483648, 2139062143))
+
+@kernel
 def bytes(p: ptr[u8], q: ptr[i8], out: ptr[i32], back: ptr[i8]):
     vstore_i32(out, vload_u8(p))
     vstore_i32(out + VL, vload_i8(q))
@@ -122,6 +126,16 @@ def test_codes_of_four_bits_are_taken_apart(call, target):
     call("nibbles", target, w, x, out)
     codes = (w & 15).astype(np.int32) + (w >> 4)
     np.testing.assert_array_equal(out, (codes * x).reshape(lanes, 4).sum(1))
+
+
+@on_all
+def test_codes_become_the_bytes_at_their_places_in_a_table(call, target):
+    lanes = TARGETS[target].lanes
+    codes = np.resize(RNG.permutation(16), 4 * lanes).astype(np.uint8)
+    table = np.array([*range(8), 0, 0, 0, 128, 127, 127, 127, 127], np.uint8)
+    out = np.zeros(lanes, np.int32)
+    call("places", target, codes, out)
+    np.testing.assert_array_equal(out.view(np.uint8), table[codes])
 
 
 @on_all

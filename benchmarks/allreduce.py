@@ -24,7 +24,7 @@ import torch.distributed as dist
 from dovetail.codegen.library import LibrarySpec, build_library
 from dovetail.codegen.targets import host_target
 from dovetail.runtime.machine import abi
-from dovetail.runtime.machine.shared_memory import SharedMemory
+from dovetail.runtime.machine.memory import SharedMemory
 from dovetail.runtime.native.collective import Communicator, comm_bytes
 
 F32 = npt.NDArray[np.float32]

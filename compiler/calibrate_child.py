@@ -11,7 +11,7 @@ import numpy as np
 
 from dovetail.runtime.child.framing import Channel
 from dovetail.runtime.machine import abi
-from dovetail.runtime.machine.shared_memory import SharedMemory
+from dovetail.runtime.machine.memory import SharedMemory
 from dovetail.runtime.native.collective import Communicator
 
 RANKS = 2

@@ -37,10 +37,9 @@ from dovetail.runtime.flows.indexes import AppIndex, EmbedTexts
 from dovetail.runtime.flows.job import WorkflowJob
 from dovetail.runtime.flows.service import AnyWorkflow, FlowService, FlowSettings
 from dovetail.runtime.hosting.division import divide_cpu
-from dovetail.runtime.hosting.draft_fit import check_draft
 from dovetail.runtime.hosting.generator import Generator, Job, Prompt, as_list
 from dovetail.runtime.hosting.loop import EngineLoop
-from dovetail.runtime.hosting.open_engine import open_engine
+from dovetail.runtime.hosting.open_engine import check_draft, open_engine
 from dovetail.runtime.hosting.process import EngineProcess
 from dovetail.runtime.hosting.wire import Ask
 from dovetail.runtime.machine.devices import CPU

@@ -36,12 +36,11 @@ from dovetail.runtime.group.rank_options import RankOptions
 from dovetail.runtime.machine.seat import ENGINE_SLOT, Board, Seat
 from dovetail.runtime.native.forward import kv_block_bytes
 from dovetail.runtime.native.weights import row_bytes, weight_bytes
-from dovetail.runtime.schedule.cost_tables import TablePredictor
+from dovetail.runtime.schedule.cost_tables import Predictor, TablePredictor
 from dovetail.runtime.schedule.device_limits import DeviceLimits, device_limits
 from dovetail.runtime.schedule.kv_pool import KvPool, blocks_for
 from dovetail.runtime.schedule.neo import NeoScheduler
 from dovetail.runtime.schedule.plan import PrefillChunk, StepPlan, split_rounds
-from dovetail.runtime.schedule.predictor import Predictor
 from dovetail.runtime.schedule.request import Home
 from dovetail.runtime.schedule.scheduler import Scheduler
 from dovetail.topology.division import DECODE

@@ -19,8 +19,7 @@ from dovetail.runtime.accel.group import PARENT, RANK, TOKEN, keep_alive
 from dovetail.runtime.accel.orders import Hello, Meet, PairSetup, StepOrder
 from dovetail.runtime.accel.pair import DevicePair
 from dovetail.runtime.child.child import hung_up
-from dovetail.runtime.child.errors import ErrorText
-from dovetail.runtime.child.framing import Channel
+from dovetail.runtime.child.framing import Channel, ErrorText
 from dovetail.runtime.child.worker import begin_child
 from dovetail.runtime.group.ranks import RankReady
 from dovetail.runtime.native.forward import ForwardModel

@@ -15,8 +15,7 @@ from typing import Generic, TypeVar
 
 from dovetail.ir.errors import DovetailError, RequestError
 from dovetail.runtime.child.child import Child, StartError
-from dovetail.runtime.child.errors import ErrorText
-from dovetail.runtime.child.framing import Outbox
+from dovetail.runtime.child.framing import ErrorText, Outbox
 from dovetail.runtime.child.launch import END_SECONDS
 from dovetail.runtime.child.watch import PATIENCE, Reading, Watch
 

@@ -12,7 +12,7 @@ import mmap
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.runtime.machine.shared_memory import SharedMemory
+from dovetail.runtime.machine.memory import SharedMemory
 
 PATIENCE = 5.0
 """Seconds without progress that are never too long."""

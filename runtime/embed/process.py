@@ -18,8 +18,7 @@ import numpy as np
 
 from dovetail.ir.errors import DeviceError, DovetailError
 from dovetail.runtime.child.child import Child, ChildLost
-from dovetail.runtime.child.errors import ErrorText
-from dovetail.runtime.child.framing import Channel
+from dovetail.runtime.child.framing import Channel, ErrorText
 from dovetail.runtime.embed.encoder import EmbeddingModel, EncoderSource, InstanceLost
 from dovetail.runtime.machine.seat import Board, Seat
 from dovetail.runtime.native.encoder import Encoder, Ids, Rows

@@ -18,14 +18,13 @@ import msgspec
 from dovetail.ir.artifact import ServicePlan
 from dovetail.ir.errors import CapacityError, DeviceError, DovetailError, RankError, RequestError
 from dovetail.ir.model import ModelSpec
+from dovetail.runtime.engine.logits import Logits, log_sum, score_token, top_logprobs
 from dovetail.runtime.engine.recorder import StepRecorder
 from dovetail.runtime.engine.rules import Rules
-from dovetail.runtime.engine.sampling import log_sum, score_token, top_logprobs
 from dovetail.runtime.engine.step_watch import StepWatch
 from dovetail.runtime.group.ranks import START_SECONDS, Group
 from dovetail.runtime.native.forward import ForwardModel
 from dovetail.runtime.native.step import StepBuffers, StepShape
-from dovetail.runtime.schedule.logit_rules import Logits
 from dovetail.runtime.schedule.plan import Batch, StepPlan
 from dovetail.runtime.schedule.request import FAILED, Request, SamplingParams, TokenLogprob
 from dovetail.runtime.schedule.scheduler import Scheduler
@@ -278,11 +277,17 @@ class Engine:
                 self.scheduler.complete(one.batch)
                 if shape.outputs or shape.scored:
                     with self._span("sample", rows=shape.n_out):
-                        sample = partial(executor.sample, one)
-                        raw = self._rules.choose(shape, buffers, self.grammars, sample)
-                        self._accept(shape, buffers, raw)
+                        self._accept(shape, buffers, self._sample(one))
                 touched += shape.touched
         return touched
+
+    def _sample(self, filled: Filled) -> Mapping[int, Logits]:
+        """Choose tokens; return the model's logits of rows that options of requests changed."""
+        sample = partial(self.executor.sample, filled)
+        if any(request.ruled for request in filled.shape.outputs):
+            return self._rules.choose(filled.shape, filled.buffers, self.grammars, sample)
+        sample()
+        return {}
 
     def _compute(self, plan: StepPlan) -> Sequence[Filled]:
         """Return the batches of a round, which have been computed."""

@@ -19,9 +19,8 @@ from dovetail.runtime.engine.engine import Engine, Filled, Pen
 from dovetail.runtime.engine.options import EngineOptions
 from dovetail.runtime.group.ranks import RankGroup, make_setups, plan_ranks
 from dovetail.runtime.machine.cpu_time import read_busy
-from dovetail.runtime.machine.memory import Bytes, allocate, available_memory
+from dovetail.runtime.machine.memory import Bytes, SharedMemory, allocate, available_memory
 from dovetail.runtime.machine.seat import ENGINE_SLOT, Board, Seat
-from dovetail.runtime.machine.shared_memory import SharedMemory
 from dovetail.runtime.native.adapt import adapt_service, deal_cpus
 from dovetail.runtime.native.forward import (
     ForwardModel,
@@ -30,13 +29,12 @@ from dovetail.runtime.native.forward import (
     kv_block_bytes,
     shared_kv_bytes,
 )
-from dovetail.runtime.native.kv_parts import count_parts
-from dovetail.runtime.native.step import StepBuffers, StepShape, step_bytes
+from dovetail.runtime.native.step import StepBuffers, StepShape, count_parts, step_bytes
 from dovetail.runtime.native.tape import Operands
+from dovetail.runtime.schedule.cost_tables import Predictor
 from dovetail.runtime.schedule.device_limits import MemoryNeed
 from dovetail.runtime.schedule.kv_pool import KvPool, blocks_for
 from dovetail.runtime.schedule.plan import Limits, StepPlan
-from dovetail.runtime.schedule.predictor import Predictor
 from dovetail.runtime.schedule.scheduler import Scheduler
 from dovetail.runtime.schedule.states import StateSlots
 from dovetail.topology.division import DECODE, PREFILL

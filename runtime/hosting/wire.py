@@ -14,8 +14,7 @@ import msgspec
 
 from dovetail.ir.artifact import ServicePlan
 from dovetail.ir.errors import RequestError
-from dovetail.runtime.child.errors import ErrorText
-from dovetail.runtime.child.framing import pack_value
+from dovetail.runtime.child.framing import ErrorText, pack_value
 from dovetail.runtime.engine.engine import DeviceWaits
 from dovetail.runtime.engine.options import EngineOptions
 from dovetail.runtime.engine.step_watch import STEP_TOKENS

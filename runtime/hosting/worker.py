@@ -19,8 +19,7 @@ from typing import Any
 
 from dovetail.ir.model import KV_BLOCK
 from dovetail.runtime.artifact import open_artifact
-from dovetail.runtime.child.errors import ErrorText
-from dovetail.runtime.child.framing import Channel
+from dovetail.runtime.child.framing import Channel, ErrorText
 from dovetail.runtime.child.watch import Progress
 from dovetail.runtime.child.worker import read_beside
 from dovetail.runtime.engine.engine import DeviceWaits, Engine
@@ -39,8 +38,8 @@ from dovetail.runtime.hosting.wire import (
     Submit,
     Told,
 )
+from dovetail.runtime.machine.memory import SharedMemory
 from dovetail.runtime.machine.seat import Board
-from dovetail.runtime.machine.shared_memory import SharedMemory
 from dovetail.runtime.schedule.request import Listener, SamplingParams
 from dovetail.runtime.timeline import Timeline
 from dovetail.topology.hardware import read_hardware

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from dovetail.ir.index_file import Passage
-from dovetail.runtime.child.errors import ErrorText
+from dovetail.runtime.child.framing import ErrorText
 from dovetail.runtime.index.scans import Part
 from dovetail.runtime.retrieval.budget import ScanCost
 

@@ -20,8 +20,7 @@ import numpy as np
 
 from dovetail.ir.errors import ArtifactError, CapacityError, DeviceError, DovetailError, SpecError
 from dovetail.ir.index_file import EmbedderEntry
-from dovetail.runtime.child.errors import ErrorText
-from dovetail.runtime.child.framing import Channel
+from dovetail.runtime.child.framing import Channel, ErrorText
 from dovetail.runtime.child.worker import read_beside
 from dovetail.runtime.index.ivf import IvfIndex, Scanner
 from dovetail.runtime.index.manifest import open_list_kernels

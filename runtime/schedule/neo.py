@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from dovetail.ir.model import KV_BLOCK
+from dovetail.runtime.schedule.cost_tables import Predictor
 from dovetail.runtime.schedule.kv_pool import KvPool, blocks_for
 from dovetail.runtime.schedule.offload import Demand, Lateness, OffloadVerdict, Pace, weigh_offload
 from dovetail.runtime.schedule.pipeline import LayerTimes, Pipeline
 from dovetail.runtime.schedule.plan import Batch, Limits, SchedulerSettings, StepPlan
-from dovetail.runtime.schedule.predictor import Predictor
 from dovetail.runtime.schedule.request import Home, Request
 from dovetail.runtime.schedule.scheduler import Draft, Scheduler
 

@@ -15,11 +15,10 @@ import msgspec
 
 from dovetail.ir.errors import SpecError
 from dovetail.ir.model import KV_BLOCK, ModelSpec
-from dovetail.runtime.schedule.cost_tables import TablePredictor
+from dovetail.runtime.schedule.cost_tables import Predictor, TablePredictor
 from dovetail.runtime.schedule.kv_pool import KvPool
 from dovetail.runtime.schedule.neo import NeoScheduler
 from dovetail.runtime.schedule.plan import Limits, Offload, SchedulerSettings
-from dovetail.runtime.schedule.predictor import Predictor
 from dovetail.runtime.sim.machines import Machine, assumed_profile, find_machine, kv_token_bytes
 from dovetail.runtime.sim.simulated_step import Truth
 from dovetail.runtime.sim.simulator import Arrival, Simulation, simulate

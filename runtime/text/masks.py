@@ -23,12 +23,13 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail.ir.errors import RequestError
-from dovetail.runtime.schedule.logit_rules import EXCLUDED, Logits
 from dovetail.runtime.text.grammar import make_limits, shorten
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
+Logits: TypeAlias = npt.NDArray[np.float32]
+EXCLUDED = np.float32(-np.inf)
 PATIENCE = 1.0
 """Seconds that a step waits for masks, of which a row takes some 0.03 ms. A grammar that takes more
 is given up, with the thread that follows it: others go on with a new one."""

@@ -15,7 +15,7 @@ from itertools import chain
 from pathlib import Path
 
 from dovetail.runtime.machine import abi
-from dovetail.runtime.machine.shared_memory import SharedMemory
+from dovetail.runtime.machine.memory import SharedMemory
 from dovetail.runtime.native.collective import Communicator, comm_bytes
 
 Work = Callable[[Communicator], object]

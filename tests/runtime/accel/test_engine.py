@@ -41,10 +41,9 @@ from dovetail.runtime.engine.options import EngineOptions
 from dovetail.runtime.machine.seat import ENGINE_SLOT, SEARCH_SLOT, Board, Seat
 from dovetail.runtime.native import kv_parts
 from dovetail.runtime.schedule import neo, speculation
-from dovetail.runtime.schedule.cost_tables import AXES
+from dovetail.runtime.schedule.cost_tables import AXES, Predictor
 from dovetail.runtime.schedule.neo import NeoScheduler
 from dovetail.runtime.schedule.offload import OffloadVerdict
-from dovetail.runtime.schedule.predictor import Predictor
 from dovetail.runtime.schedule.request import Home, Request, SamplingParams
 from dovetail.runtime.schedule.scheduler import Draft
 from dovetail.topology.division import DECODE, PREFILL, SEARCHES

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from dovetail.ir.errors import CapacityError, RankError
 from dovetail.runtime.machine import abi
-from dovetail.runtime.machine.shared_memory import SharedMemory
+from dovetail.runtime.machine.memory import SharedMemory
 from dovetail.runtime.native.collective import Communicator, comm_bytes
 from tests.runtime.groups import Group, named_memory
 

@@ -9,12 +9,12 @@ import pytest
 
 from dovetail.ir.errors import CapacityError, SpecError
 from dovetail.runtime.schedule import neo
+from dovetail.runtime.schedule.cost_tables import Predictor
 from dovetail.runtime.schedule.kv_pool import KvPool, blocks_for
 from dovetail.runtime.schedule.neo import NeoScheduler
 from dovetail.runtime.schedule.offload import Demand, OffloadVerdict, weigh_offload
 from dovetail.runtime.schedule.pipeline import LayerTimes, Pipeline
 from dovetail.runtime.schedule.plan import Limits, SchedulerSettings, StepPlan
-from dovetail.runtime.schedule.predictor import Predictor
 from dovetail.runtime.schedule.request import Home, Request, SamplingParams
 from dovetail.runtime.schedule.scheduler import Scheduler
 from tests.runtime.schedule.integrity import check_integrity

@@ -29,6 +29,7 @@ from dovetail.ir.profile import CostRow, ProfileFile, ProfileKey
 from dovetail.runtime.schedule import cost_tables, neo
 from dovetail.runtime.schedule.cost_tables import (
     Curve,
+    Predictor,
     Surface,
     TablePredictor,
     keep_profile,
@@ -38,7 +39,6 @@ from dovetail.runtime.schedule.neo import NeoScheduler
 from dovetail.runtime.schedule.offload import OffloadVerdict
 from dovetail.runtime.schedule.pipeline import LayerTimes, Pipeline
 from dovetail.runtime.schedule.plan import StepPlan
-from dovetail.runtime.schedule.predictor import Predictor
 from dovetail.runtime.schedule.request import Home, SamplingParams
 from tests.codegen.kernels.harness import NATIVE, Runner, native_runner
 from tests.codegen.kernels.reference import attention, paged

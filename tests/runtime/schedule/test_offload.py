@@ -6,11 +6,10 @@ import msgspec
 import pytest
 
 from dovetail.ir.model import KV_BLOCK
-from dovetail.runtime.schedule.cost_tables import TablePredictor
+from dovetail.runtime.schedule.cost_tables import Predictor, TablePredictor
 from dovetail.runtime.schedule.offload import Demand, OffloadVerdict, weigh_offload
 from dovetail.runtime.schedule.pipeline import LayerTimes
 from dovetail.runtime.schedule.plan import Limits
-from dovetail.runtime.schedule.predictor import Predictor
 from dovetail.runtime.sim.machines import assumed_profile, find_machine
 from dovetail.topology.presets import preset_model
 

@@ -85,7 +85,7 @@ class Side:
     ) -> None:
         torch.set_num_threads(1)
         dist.init_process_group("gloo", f"file://{meeting}", rank=rank, world_size=RANKS)
-        self._comm = Communicator(c, group.bytes, rank=rank, ranks=RANKS, lanes=1, spin=SPIN)
+        self._comm = Communicator(c, group.bytes, rank=rank, ranks=RANKS, threads=1, spin=SPIN)
         self._lock, self._naive = lock, naive.bytes
         self._rank = rank
         self._contestants: dict[str, Callable[[F32], Any]] = {

@@ -42,7 +42,7 @@ NO_PROMPT = (
 )
 
 
-class WorkflowRun(msgspec.Struct, frozen=True):
+class WorkflowOutcome(msgspec.Struct, frozen=True):
     """A run of a workflow as `--json` prints it: all that was written, and when; in seconds."""
 
     workflow: str
@@ -236,8 +236,8 @@ def _run_workflow(
     result = app.run(workflow, _read_inputs(workflow.inputs, given))
     if json:
         left = {name: why.said for name, why in result.left.items()}
-        told = result.timeline, result.seconds, result.notes, left
-        print_json(WorkflowRun(name, dict(result.outputs), *told))
+        facts = result.timeline, result.seconds, result.notes, left
+        print_json(WorkflowOutcome(name, dict(result.outputs), *facts))
     else:
         for note in result.notes:
             tell(note)

@@ -27,9 +27,9 @@ from dovetail.runtime.accel.profile import find_profile
 from dovetail.runtime.accel.recorder import ROWS
 from dovetail.runtime.accel.sampling import DRAWN_BYTES
 from dovetail.runtime.accel.step import moment_bytes
-from dovetail.runtime.accel.sub_batch import draw_nothing
+from dovetail.runtime.accel.sub_batch import record_nothing
 from dovetail.runtime.artifact import Artifact, ModelPart
-from dovetail.runtime.engine.engine import Engine, Filled, Pen, StepTooLarge, StepWaits
+from dovetail.runtime.engine.engine import Engine, Filled, RecordSpan, StepTooLarge, StepWaits
 from dovetail.runtime.engine.executor import CpuExecutor, fit_service
 from dovetail.runtime.engine.options import EngineOptions
 from dovetail.runtime.group.rank_options import RankOptions
@@ -231,9 +231,9 @@ class DeviceExecutor:
         if self.group is not None:
             self.pair.join(self.group.collective)
 
-    def record(self, pen: Pen | None) -> None:
+    def record(self, record_span: RecordSpan | None) -> None:
         """Device, CPU attention and link have tracks of their own."""
-        self.pair.record(pen or draw_nothing)
+        self.pair.record(record_span or record_nothing)
 
     def close(self) -> None:
         """End the threads and processes, and give the device's memory back."""

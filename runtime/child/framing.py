@@ -23,7 +23,7 @@ from dovetail.ir.errors import DeviceError, DovetailError
 
 DETAILS = {"CapacityError": "retry_after", "LengthError": "field"}
 """What errors of a class tell beside their text."""
-TOLD_AS = {"MissingKernelsError": "ArtifactError", "SyntaxDiagnostic": "SpecError"}
+SENT_AS = {"MissingKernelsError": "ArtifactError", "SyntaxDiagnostic": "SpecError"}
 """Classes that are made of more than goes with a message, and what stands for them."""
 
 
@@ -40,7 +40,7 @@ class ErrorText(msgspec.Struct, frozen=True, array_like=True):
         kind = type(error).__name__
         if not isinstance(error, DovetailError):
             return cls("DeviceError", f"{kind}: {error}")
-        return cls(TOLD_AS.get(kind, kind), str(error), getattr(error, DETAILS.get(kind, ""), None))
+        return cls(SENT_AS.get(kind, kind), str(error), getattr(error, DETAILS.get(kind, ""), None))
 
     def make(self) -> DovetailError:
         """Return the error."""

@@ -88,7 +88,7 @@ class ProcessInstance:
     @property
     def dead(self) -> bool:
         """Whether it has died, also with nothing to do; what was closed is not dead."""
-        return self._end.alive and self._child.member.fate(0) is not None
+        return self._end.alive and self._child.member.wait(0) is not None
 
     def watch(self, died: Callable[[], object]) -> None:
         """Have `died` called, on a thread, whenever it dies."""
@@ -130,7 +130,7 @@ class ProcessInstance:
 
 
 def _wait(child: Child, died: Callable[[], object]) -> None:
-    child.member.fate(math.inf)
+    child.member.wait(math.inf)
     died()
 
 

@@ -18,7 +18,7 @@ import msgspec
 from dovetail.ir.artifact import ServicePlan
 from dovetail.ir.errors import CapacityError, DeviceError, DovetailError, RankError, RequestError
 from dovetail.ir.model import ModelSpec
-from dovetail.runtime.engine.logits import Logits, log_sum, score_token, top_logprobs
+from dovetail.runtime.engine.logits import log_sum, score_token, top_logprobs
 from dovetail.runtime.engine.recorder import StepRecorder
 from dovetail.runtime.engine.rules import Rules
 from dovetail.runtime.engine.step_watch import StepWatch
@@ -28,7 +28,7 @@ from dovetail.runtime.native.step import StepBuffers, StepShape
 from dovetail.runtime.schedule.plan import Batch, StepPlan
 from dovetail.runtime.schedule.request import FAILED, Request, SamplingParams, TokenLogprob
 from dovetail.runtime.schedule.scheduler import Scheduler
-from dovetail.runtime.text.masks import Grammars
+from dovetail.runtime.text.masks import Grammars, Logits
 
 _UNRECORDED = nullcontext()
 
@@ -59,7 +59,7 @@ Times: TypeAlias = tuple[float, float] | None
 """When something began and ended."""
 
 
-class Pen(Protocol):
+class RecordSpan(Protocol):
     """Records what its body does, or what has been done, with its times: a track and a name."""
 
     def __call__(self, track: str, name: str, times: Times = None) -> AbstractContextManager[None]:
@@ -101,7 +101,7 @@ class Executor(Protocol):
     def join(self) -> None:
         """Compute with the ranks of `group`, which has been started anew."""
 
-    def record(self, pen: Pen | None) -> None:
+    def record(self, record_span: RecordSpan | None) -> None:
         """Record what runs beside the engine's thread from now on, or no longer."""
 
     def close(self) -> None:
@@ -163,7 +163,7 @@ class Engine:
         Raises RankError when the group cannot be started again.
         """
         with self._span("step"):
-            touched = self._mend_group()
+            touched = self._restart_group()
             if touched:
                 return touched
             with self._span("schedule"):
@@ -212,7 +212,7 @@ class Engine:
 
     # ---- the group ----
 
-    def _mend_group(self) -> list[Request]:
+    def _restart_group(self) -> list[Request]:
         """Start a group that has ended anew; first return the requests whose KV died with it."""
         group = self.executor.group
         if group is None or group.alive:

@@ -15,7 +15,7 @@ from dovetail.ir.artifact import PHASES, ServicePlan
 from dovetail.ir.errors import CapacityError, RequestError
 from dovetail.ir.model import KV_BLOCK, ModelSpec
 from dovetail.runtime.artifact import Artifact, ModelPart
-from dovetail.runtime.engine.engine import Engine, Filled, Pen
+from dovetail.runtime.engine.engine import Engine, Filled, RecordSpan
 from dovetail.runtime.engine.options import EngineOptions
 from dovetail.runtime.group.ranks import RankGroup, make_setups, plan_ranks
 from dovetail.runtime.machine.cpu_time import read_busy
@@ -166,7 +166,7 @@ class CpuExecutor:
         if self.group is not None:
             self.model.join(self.group.sums)
 
-    def record(self, pen: Pen | None) -> None:
+    def record(self, record_span: RecordSpan | None) -> None:
         """Nothing runs beside the engine's thread."""
 
     def close(self) -> None:

@@ -57,12 +57,12 @@ from dovetail.runtime.index.cursor import choose_probes
 from dovetail.runtime.index.documents import open_documents
 from dovetail.runtime.index.manifest import read_manifest
 from dovetail.runtime.machine.seat import Board
-from dovetail.runtime.machine.trust import meet
+from dovetail.runtime.machine.trust import check_trust
 from dovetail.runtime.native.encoder import Rows
 from dovetail.runtime.retrieval.hot import HotSets, HotStatistics
 from dovetail.runtime.retrieval.memory_plan import GpuMemoryPlan
 from dovetail.runtime.retrieval.process import RetrievalProcess
-from dovetail.runtime.retrieval.wire import MEND, Opened
+from dovetail.runtime.retrieval.wire import ADVICE, Opened
 from dovetail.runtime.timeline import Timeline
 
 log = logging.getLogger("dovetail")
@@ -232,9 +232,9 @@ class FlowService:
         called = folder.name if name is None else name
         manifest = read_manifest(folder)
         if folder not in self._own and manifest.targets:
-            meet(folder, trust=self._trust)
+            check_trust(folder, trust=self._trust)
         if embed is None and self._cut is None:
-            raise SpecError(f"there is no encoder for queries of index {called!r}; {MEND}")
+            raise SpecError(f"there is no encoder for queries of index {called!r}; {ADVICE}")
         made = manifest.embedder or EmbedderEntry(name="", fingerprint="")
         prompts = made.query_prompt, made.passage_prompt
         own = partial(embed_checked, embed) if embed else None
@@ -252,12 +252,12 @@ class FlowService:
                 self._hot.add(called, index.bytes if room and opened.hot else None)
             bound.set()
 
-        def told(opened: Opened) -> None:
+        def exchange(opened: Opened) -> None:
             self._driver.exchange(called, partial(bind, opened))
 
         with self._open.hold(called):
             opened = self.worker.open(
-                called, folder, room=room, first=first, same=embed is None, told=told
+                called, folder, room=room, first=first, same=embed is None, opened=exchange
             )
             bound.wait()
         if opened.why_cold:

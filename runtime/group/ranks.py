@@ -219,7 +219,7 @@ class Group(ABC):
         while left and (seconds := deadline - time.monotonic()) > 0:
             places = hung_up([child.channel.socket for child in left], seconds)
             for child in [left[place] for place in places]:
-                if said := _last_words(child) or child.member.fate(END_SECONDS):
+                if said := _last_words(child) or child.member.wait(END_SECONDS):
                     return f"{child.name} {said}"
                 first = first or f"{child.name} has ended"
                 left.remove(child)
@@ -308,7 +308,7 @@ def join_sums(
                 memory,
                 rank=plan.rank,
                 ranks=plan.ranks_of(phase),
-                lanes=plan.threads,
+                threads=plan.threads,
                 spin=plan.spin,
                 peers=[peer.socket.fileno() for peer in peers],
             )

@@ -33,7 +33,7 @@ class EngineLoop:
     """Owns an engine; only functions of `call` may touch it meanwhile. For any thread."""
 
     ready = True
-    ailment = ""
+    failure = ""
 
     def __init__(self, engine: Engine, pause: Callable[[], object] = lambda: None) -> None:
         """`pause` is called on the engine's thread after each step, and before it waits."""

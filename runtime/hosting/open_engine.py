@@ -19,7 +19,7 @@ from dovetail.runtime.engine.options import EngineOptions
 from dovetail.runtime.machine.devices import CPU
 from dovetail.runtime.machine.kv_file import KvBlocks, KvFile
 from dovetail.runtime.machine.seat import Board
-from dovetail.runtime.machine.trust import meet
+from dovetail.runtime.machine.trust import check_trust
 from dovetail.runtime.text.masks import Grammars
 from dovetail.runtime.text.tokenizer import read_tokenizer
 from dovetail.topology.hardware import HardwareSpec
@@ -122,7 +122,7 @@ def check_draft(
     if options.draft is None or not target.models:
         return
     draft = open_artifact(options.draft, hardware)
-    meet(draft.path, trust=trust, code=draft.code)
+    check_trust(draft.path, trust=trust, code=draft.code)
     if not draft.models:
         raise SpecError(
             f"{draft.path} has no model that generates, so none that drafts; {_INSTEAD}"

@@ -14,7 +14,7 @@ from dovetail.runtime.child.framing import ErrorText
 from dovetail.runtime.index.scans import Part
 from dovetail.runtime.retrieval.budget import ScanCost
 
-MEND = "give the encoder that the index was built with: in the artifact, or `embed=` of add_index"
+ADVICE = "give the encoder that the index was built with: in the artifact, or `embed=` of add_index"
 
 # ---- requests ----
 

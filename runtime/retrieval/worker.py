@@ -195,7 +195,7 @@ def _check_encoder(body: wire.OpenIndex, index: IvfIndex) -> None:
     if len(vector) != index.dim:
         raise SpecError(
             f"index {body.index!r} has vectors of {index.dim} values; its encoder here makes some "
-            f"of {len(vector)}; {wire.MEND}"
+            f"of {len(vector)}; {wire.ADVICE}"
         )
     for far in index.distances(vector, (0,)).values() if body.same else ():
         own = float(vector @ vector)
@@ -203,7 +203,7 @@ def _check_encoder(body: wire.OpenIndex, index: IvfIndex) -> None:
         if not ALIKE <= like <= 1 / ALIKE:
             raise SpecError(
                 f"index {body.index!r} was made with another encoder than this one, which makes "
-                f"other vectors of its passages; {wire.MEND}"
+                f"other vectors of its passages; {wire.ADVICE}"
             )
 
 

@@ -164,14 +164,14 @@ def check_tables(profile: ProfileFile, where: str = "the profile") -> None:
     """Raise ArtifactError where a table is unknown, empty, or its rows make no sense."""
     for name, rows in profile.tables.items():
         if name not in AXES:
-            raise ArtifactError(f"{where}: no table is called {name!r}; {_MEND}")
+            raise ArtifactError(f"{where}: no table is called {name!r}; {_ADVICE}")
         if not rows:
-            raise ArtifactError(f"{where}: table {name!r} is empty; {_MEND}")
+            raise ArtifactError(f"{where}: table {name!r} is empty; {_ADVICE}")
         points = {row.at for row in rows}
         if len(points) < len(rows) or not all(_is_sound(row, AXES[name]) for row in rows):
             raise ArtifactError(
                 f"{where}: table {name!r} has rows that repeat, have not {AXES[name]} positive "
-                f"coordinates, or a negative time; {_MEND}"
+                f"coordinates, or a negative time; {_ADVICE}"
             )
 
 
@@ -180,7 +180,7 @@ def _is_sound(row: CostRow, axes: int) -> bool:
     return len(row.at) == axes and all(x > 0 for x in row.at) and ordered and row.seconds >= 0
 
 
-_MEND = "delete the file, and it is measured anew"
+_ADVICE = "delete the file, and it is measured anew"
 
 
 def read_profile(folder: Path, key: ProfileKey) -> ProfileFile | None:
@@ -196,7 +196,7 @@ def read_profile(folder: Path, key: ProfileKey) -> ProfileFile | None:
     except FileNotFoundError:
         return None
     except ValueError as error:
-        raise ArtifactError(f"{path}: {error}; {_MEND}") from None
+        raise ArtifactError(f"{path}: {error}; {_ADVICE}") from None
     check_tables(profile, str(path))
     check_key(profile, key, str(path))
     return profile
@@ -212,7 +212,7 @@ def check_key(profile: ProfileFile, key: ProfileKey, where: str = "the profile")
     if profile.schema != 1:
         wrong.append(f"schema {profile.schema} where this version reads 1")
     if wrong:
-        raise ArtifactError(f"{where}: was made for {', '.join(wrong)}; {_MEND}")
+        raise ArtifactError(f"{where}: was made for {', '.join(wrong)}; {_ADVICE}")
 
 
 def profile_folder(key: ProfileKey) -> Path:

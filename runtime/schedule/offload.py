@@ -78,10 +78,10 @@ class Pace(Recent[float]):
         """See there."""
         return statistics.median(self.samples) if self.known else 1.0
 
-    def learn(self, told: float, measured: float) -> None:
+    def learn(self, predicted: float, measured: float) -> None:
         """Take note of a step's attention, in seconds by the table and as it was."""
-        if told > 0.0 and measured > 0.0:
-            self.add(measured / told)
+        if predicted > 0.0 and measured > 0.0:
+            self.add(measured / predicted)
 
 
 LEARN_EVERY = 8
@@ -111,10 +111,10 @@ class Lateness(Recent[tuple[Stages, float]]):
 
     def learn(self, stages: Stages, seconds: float) -> None:
         """Take note of a step: its stages by the tables, and what it took, both for one layer."""
-        told = sum(max(stage) for stage in stages)
-        if told <= 0.0 or seconds <= 0.0:
+        predicted = sum(max(stage) for stage in stages)
+        if predicted <= 0.0 or seconds <= 0.0:
             return
-        self.add((stages, min(seconds, LONGEST * told)))
+        self.add((stages, min(seconds, LONGEST * predicted)))
         self._seen += 1
         if self.known and self._seen % LEARN_EVERY == 0:
             self.seconds = self._solve()
@@ -129,8 +129,8 @@ class Lateness(Recent[tuple[Stages, float]]):
         """Return by which part of their time steps were longer than predicted, on average."""
         total = 0.0
         for stages, seconds in self.samples:
-            told = sum(max(gpu, cpu + late if cpu else 0.0) for gpu, cpu in stages)
-            total += (seconds - told) / seconds
+            predicted = sum(max(gpu, cpu + late if cpu else 0.0) for gpu, cpu in stages)
+            total += (seconds - predicted) / seconds
         return total / len(self.samples)
 
     def _solve(self) -> float:

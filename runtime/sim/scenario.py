@@ -51,8 +51,8 @@ class Scenario:
             hidden=self.hidden,
             seed=self.seed,
         )
-        told = {name: rows for name, rows in profile.tables.items() if name != "launch"}
-        tables = TablePredictor(msgspec.structs.replace(profile, tables=told))
+        known = {name: rows for name, rows in profile.tables.items() if name != "launch"}
+        tables = TablePredictor(msgspec.structs.replace(profile, tables=known))
         blocks, spec = (self.machine.gpu_blocks, self.machine.cpu_blocks), self.spec
         limits = Limits(
             max_step_tokens=self.machine.step_tokens,

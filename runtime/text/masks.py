@@ -167,7 +167,7 @@ class TokenMask:
         self.ended = matcher.is_stopped()
         self.left = left  # tokens that the request may still have
         self.found = not self.due
-        self.batch: _Batch | None = None
+        self.batch: _MaskBatch | None = None
 
     @property
     def due(self) -> bool:
@@ -320,7 +320,7 @@ def _only(mask: Bits, last: list[int]) -> Bits:
     return found
 
 
-class _Batch:
+class _MaskBatch:
     """Masks that are found together, one after the other, by one task of the thread."""
 
     def __init__(self, masks: Sequence[TokenMask], thread: ThreadPoolExecutor) -> None:
@@ -384,7 +384,7 @@ class Grammars:
         if not masks:
             return
         self._under_way = [*(mask for mask in self._under_way if not mask.found), *masks]
-        _Batch(masks, self._thread(FOLLOWER))
+        _MaskBatch(masks, self._thread(FOLLOWER))
 
     def _wait(self, mask: TokenMask) -> None:
         """Return once a mask has been found; RequestError where the thread has got stuck in it."""

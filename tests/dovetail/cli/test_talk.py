@@ -22,7 +22,7 @@ import dovetail as face
 from dovetail.cli import model_cache
 from dovetail.cli.model_cache import find_artifact
 from dovetail.cli.run import choose_sampling
-from dovetail.cli.talk import Pace
+from dovetail.cli.talk import TokenRate
 from dovetail.errors import SpecError
 from dovetail.ir.options import LIVELY
 from tests.caches import link_cache
@@ -357,7 +357,7 @@ def test_an_artifact_takes_no_options_of_a_compile(artifact: Path) -> None:
 
 
 def test_the_pace_counts_what_came_after_the_first_tokens() -> None:
-    pace = Pace(start=10.0)
+    pace = TokenRate(start=10.0)
     assert str(pace) == "0 tokens"
     pace.count(1, 10.5)
     assert str(pace) == "1 token, 2.0 tokens/s, the first after 0.50 s"

@@ -21,7 +21,7 @@ from dovetail.runtime.app import App
 from dovetail.runtime.hosting.generator import Prompt
 from dovetail.runtime.schedule.request import Completion
 from dovetail.runtime.text.chat import AnswerReader, ChatCompletion, Delta
-from dovetail.runtime.text.messages import Message
+from dovetail.runtime.text.chat_template import Message
 
 
 class RunResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -31,8 +31,7 @@ from dovetail.runtime.accel.sub_batch import record_nothing
 from dovetail.runtime.artifact import Artifact, ModelPart
 from dovetail.runtime.engine.engine import Engine, Filled, RecordSpan, StepTooLarge, StepWaits
 from dovetail.runtime.engine.executor import CpuExecutor, fit_service
-from dovetail.runtime.engine.options import EngineOptions
-from dovetail.runtime.group.rank_options import RankOptions
+from dovetail.runtime.engine.options import EngineOptions, RankOptions
 from dovetail.runtime.machine.seat import ENGINE_SLOT, Board, Seat
 from dovetail.runtime.native.forward import kv_block_bytes
 from dovetail.runtime.native.weights import row_bytes, weight_bytes

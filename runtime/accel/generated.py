@@ -144,7 +144,9 @@ class GeneratedProducts:
         if not plans:
             return
         digests = sorted(kernel.digest for kernel in self._module.kernels.values())
-        about = device_name(self._device), torch.__version__, str(self._dtype), digests, plans
+        on = self._device
+        name = str(torch.cuda.get_device_name(on)) if on.type == "cuda" else on.type
+        about = name, torch.__version__, str(self._dtype), digests, plans
         path = choices_path(self._folder, *about)
         try:
             faster = read_choices(path)
@@ -241,11 +243,6 @@ def _upload(weights: Weights, name: str, device: torch.device) -> Tensor:
 def _run(calls: Iterable[Work]) -> None:
     for call in calls:
         call()
-
-
-def device_name(device: torch.device) -> str:
-    """Return the name of a device's kind, which choices are made for."""
-    return str(torch.cuda.get_device_name(device)) if device.type == "cuda" else device.type
 
 
 def compare_in_graphs(ours: Work, theirs: Work) -> float:

@@ -22,7 +22,7 @@ from dovetail.runtime.accel.orders import Hello, JoinGroup, PairSetup
 from dovetail.runtime.child.child import Child, hung_up
 from dovetail.runtime.child.framing import Channel
 from dovetail.runtime.child.launch import LocalProcess, Member, end_members
-from dovetail.runtime.group.rank_options import RankOptions
+from dovetail.runtime.engine.options import RankOptions
 from dovetail.runtime.group.ranks import START_SECONDS, Group, await_all, tell_all
 
 MODULE = "dovetail.runtime.accel.rank"

@@ -14,6 +14,7 @@ from functools import cache, partial
 from dovetail.ir.artifact import PHASES, ServicePlan
 from dovetail.ir.errors import CapacityError, RequestError
 from dovetail.ir.model import KV_BLOCK, ModelSpec
+from dovetail.ir.tape import Tape
 from dovetail.runtime.artifact import Artifact, ModelPart
 from dovetail.runtime.engine.engine import Engine, Filled, RecordSpan
 from dovetail.runtime.engine.options import EngineOptions
@@ -32,7 +33,7 @@ from dovetail.runtime.native.forward import (
 from dovetail.runtime.native.step import StepBuffers, StepShape, count_parts, step_bytes
 from dovetail.runtime.native.tape import Operands
 from dovetail.runtime.schedule.cost_tables import Predictor
-from dovetail.runtime.schedule.device_limits import MemoryNeed
+from dovetail.runtime.schedule.device_limits import DeviceLimits, MemoryNeed
 from dovetail.runtime.schedule.kv_pool import KvPool, blocks_for
 from dovetail.runtime.schedule.plan import Limits, StepPlan
 from dovetail.runtime.schedule.scheduler import Scheduler
@@ -81,15 +82,7 @@ class CpuExecutor:
         sequences = min(forward.max_sequences, sample.max_sequences)
         bounds = options.bound(forward.max_tokens, sequences, self.spec.max_context)
         tokens, sequences = bounds.step_tokens, bounds.sequences
-        shared = self.service.prefill_processes not in (0, self.service.processes)
-        copies = 1 if shared else max(1, self.service.processes // self.spec.n_kv_heads)
-        arenas = arena_bytes(part) + sample.arena_bytes
-        need = MemoryNeed(
-            weights=0 if own_logits else part.chunks.total_bytes,
-            block=kv_block_bytes(self.spec) * copies,  # of a KV head
-            activations=arenas + step_bytes(self.spec, tokens, sequences) + self.spec.state_bytes,
-            context=KV_BLOCK if own_logits else bounds.context,  # a device has room of its own
-        )
+        need = self._need_memory(part, sample, bounds, own_logits)
         wanted = self.service.kv_blocks or sequences * blocks_for(bounds.context)
         free = available_memory(hardware)
         self.state_slots = count_states(self.spec.state_bytes, need, free, sequences)
@@ -129,6 +122,20 @@ class CpuExecutor:
         self._usable: tuple[int, ...] | None = None  # CPUs, as the seat told before this step
         ends = frozenset(self.spec.eos_token_ids)
         self.limits = Limits(tokens, sequences, bounds.context, self.spec.vocab_size, ends)
+
+    def _need_memory(
+        self, part: ModelPart, sample: Tape, bounds: DeviceLimits, own_logits: bool
+    ) -> MemoryNeed:
+        """Return what one request needs; where a device computes, the CPU's part of that."""
+        shared = self.service.prefill_processes not in (0, self.service.processes)
+        copies = 1 if shared else max(1, self.service.processes // self.spec.n_kv_heads)
+        steps = step_bytes(self.spec, bounds.step_tokens, bounds.sequences)
+        return MemoryNeed(
+            weights=0 if own_logits else part.chunks.total_bytes,
+            block=kv_block_bytes(self.spec) * copies,  # of a KV head
+            activations=arena_bytes(part) + sample.arena_bytes + steps + self.spec.state_bytes,
+            context=KV_BLOCK if own_logits else bounds.context,  # a device has room of its own
+        )
 
     # ---- an Executor: see there ----
 

@@ -29,7 +29,6 @@ from dovetail.runtime.artifact import Artifact
 from dovetail.runtime.engine.options import EngineOptions
 from dovetail.runtime.engine.tally import Histogram
 from dovetail.runtime.flows import gpu_memory
-from dovetail.runtime.flows.checks import check_workflow
 from dovetail.runtime.flows.control.costs import StageCosts
 from dovetail.runtime.flows.control.front import Statistics
 from dovetail.runtime.flows.control.messages import Device
@@ -50,7 +49,7 @@ from dovetail.runtime.flows.indexes import (
 from dovetail.runtime.flows.job import WorkflowJob
 from dovetail.runtime.flows.prompts import check_inputs
 from dovetail.runtime.flows.recorder import FlowRecorder
-from dovetail.runtime.flows.stored_workflows import open_workflow
+from dovetail.runtime.flows.stored_workflows import check_workflow, open_workflow
 from dovetail.runtime.flows.workflow_run import WorkflowRun
 from dovetail.runtime.hosting.generator import Generator
 from dovetail.runtime.index.cursor import choose_probes

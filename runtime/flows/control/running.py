@@ -312,10 +312,9 @@ class Searches:
 class Replies:
     """Generations of all requests."""
 
-    def __init__(self, front: Front, changed: Tell, ended: Tell, failed: Fail) -> None:
-        """These are told of a reply, as of a search."""
-        self._front = front
-        self._changed, self._ended, self._failed = changed, ended, failed
+    def __init__(self, front: Front, ended: Tell, failed: Fail) -> None:
+        """These are told of a reply: when it is over, has failed."""
+        self._front, self._ended, self._failed = front, ended, failed
 
     def begin(self, reply: Reply) -> None:
         """Have the engine write a reply."""
@@ -372,7 +371,7 @@ class Replies:
             if (steps := report.tokens - reply.tokens) > 0:
                 reply.text, reply.tokens, reply.ended = report.text, report.tokens, reply.node
                 reply.node = split_reply(reply.graph, reply.node, steps)
-                self._changed(reply)
+                self._front.news.told.append(reply)
             return
         self._end(reply)
         reply.graph.finish(reply.node)

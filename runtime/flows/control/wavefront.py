@@ -65,7 +65,7 @@ class Wavefront:
         self.front = front = Front(settings, costs, catalog, {} if hot is None else hot)
         self._numbers = count(1)
         self._searches = Searches(front, self._searched_on, self._searched, self._search_failed)
-        self._replies = Replies(front, self._replied_on, self._replied, self._reply_failed)
+        self._replies = Replies(front, self._replied, self._reply_failed)
 
     @property
     def statistics(self) -> Statistics:
@@ -336,9 +336,6 @@ class Wavefront:
             self._fail(ticket, search.source.node, error)
         elif ticket.scouts.pop(search.source.node, None) is not None:
             roll_back(ticket.graph, search.node)
-
-    def _replied_on(self, reply: Reply) -> None:
-        self.front.news.told.append(reply)
 
     def _replied(self, reply: Reply) -> None:
         self.front.news.room = True

@@ -62,7 +62,7 @@ def test_any_sizes_in_any_order(toy_library: Path, ranks: int, sizes: list[int])
 
 @pytest.mark.parametrize("threads", [(1, 1), (2, 2), (3, 1)])
 def test_threads_share_strided_rows(toy_library: Path, threads: tuple[int, int]) -> None:
-    rows, columns, stride, threads = 37, 999, 1008, 3
+    rows, columns, stride, most = 37, 999, 1008, 3
 
     def work(comm: Communicator) -> None:
         c = abi.declare(ctypes.CDLL(str(toy_library)))
@@ -82,7 +82,7 @@ def test_threads_share_strided_rows(toy_library: Path, threads: tuple[int, int])
         np.testing.assert_array_equal(x[:, :columns], wanted)
         assert (x[:, columns:] == 7).all()
 
-    assert Group(toy_library, 2, work, threads=threads).wait() == [0, 0]
+    assert Group(toy_library, 2, work, threads=most).wait() == [0, 0]
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])

@@ -16,8 +16,7 @@ from dovetail.runtime.child.child import Child
 from dovetail.runtime.machine.cpu_time import process_seconds
 from dovetail.runtime.schedule.structured import StructuredOutputs
 from dovetail.runtime.text import template_process
-from dovetail.runtime.text.chat_template import ChatTemplate, read_template
-from dovetail.runtime.text.messages import Message
+from dovetail.runtime.text.chat_template import ChatTemplate, Message, read_template
 from dovetail.runtime.text.template_process import NICE, SHARED, Renderer, _Job, _RenderProcess
 from dovetail.runtime.text.template_worker import Render, Teach, TryForm
 from dovetail.tiny_world import LLAMA

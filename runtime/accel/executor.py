@@ -20,11 +20,11 @@ from dovetail.ir.errors import CapacityError, SpecError
 from dovetail.ir.profile import ProfileFile
 from dovetail.runtime.accel.attention_choice import choose_attention
 from dovetail.runtime.accel.device import CPU, TYPES, TorchDevice
+from dovetail.runtime.accel.graph_cache import ROWS
 from dovetail.runtime.accel.group import PairGroup
 from dovetail.runtime.accel.orders import BatchSizes, PairSetup, StepOrder
 from dovetail.runtime.accel.pair import UNSEEN, DevicePair
 from dovetail.runtime.accel.profile import find_profile
-from dovetail.runtime.accel.recorder import ROWS
 from dovetail.runtime.accel.sampling import DRAWN_BYTES
 from dovetail.runtime.accel.step import moment_bytes
 from dovetail.runtime.accel.sub_batch import record_nothing
@@ -187,7 +187,7 @@ class DeviceExecutor:
             row_bytes=2 * row,
             logits_bytes=(2 * 4 + 4 + kind.itemsize) * spec.vocab_size,
             context=spec.max_context,
-            wishes=options,
+            asked=options,
             utilization=options.gpu_memory_utilization,
             blocks=options.gpu_blocks,
         )

@@ -19,8 +19,8 @@ from dovetail.ir.model import KV_BLOCK, ModelSpec
 from dovetail.runtime.accel.device import TYPES, TorchDevice
 from dovetail.runtime.accel.experts import without_experts
 from dovetail.runtime.accel.generated import GeneratedProducts
+from dovetail.runtime.accel.graph_cache import GraphCache
 from dovetail.runtime.accel.orders import StepOrder
-from dovetail.runtime.accel.recorder import Recorder
 from dovetail.runtime.accel.step import PagedAttention
 from dovetail.runtime.accel.sub_batch import LINK, DeviceModel, SubBatch, record_nothing
 from dovetail.runtime.accel.tape import DevicePools
@@ -79,9 +79,9 @@ class DevicePair:
                 attention=attention,
             )
             self._runner = Runner(model.team, model.decode.plan.cpus)
-            recorder = Recorder(device)
+            graphs = GraphCache(device)
             self.sub_batches = [
-                SubBatch(f"batch {i}", self.model, recorder, self._runner) for i in range(2)
+                SubBatch(f"batch {i}", self.model, graphs, self._runner) for i in range(2)
             ]
         self._record_span: RecordSpan = record_nothing
         self._held = ExitStack()

@@ -21,9 +21,9 @@ import torch
 
 from dovetail.ir.model import KV_BLOCK
 from dovetail.ir.tape import BufferRef, Entry, IntConst, Tape, WeightRef
+from dovetail.runtime.accel.graph_cache import GraphCache, pad_arrays, padded_rows
 from dovetail.runtime.accel.operators import decoder_operators
 from dovetail.runtime.accel.orders import BatchOrder, BatchSizes, pack_arrays, unpack_arrays
-from dovetail.runtime.accel.recorder import Recorder, pad_arrays, padded_rows
 from dovetail.runtime.accel.sampling import choose_tokens
 from dovetail.runtime.accel.step import Step
 from dovetail.runtime.accel.tape import DevicePools, PlacedModel, TorchTape
@@ -124,8 +124,8 @@ def store_only(entry: Entry, segment: str) -> Entry:
 class SubBatch:
     """Buffers of one batch, on both sides, and the tapes bound to them."""
 
-    def __init__(self, name: str, model: DeviceModel, recorder: Recorder, runner: Runner) -> None:
-        self._name, self._recorder, self._runner = name, recorder, runner
+    def __init__(self, name: str, model: DeviceModel, graphs: GraphCache, runner: Runner) -> None:
+        self._name, self._graphs, self._runner = name, graphs, runner
         self.record_span: RecordSpan = record_nothing
         spec, tape, device = model.cpu.spec, model.tape, model.device
         tokens, sequences = model.sizes
@@ -231,7 +231,7 @@ class SubBatch:
 
     def _pad(self, sizes: BatchSizes, alone: bool) -> None:
         """Have a batch of decodes the shape of others, where its work is recorded."""
-        records = self._recorder.on and self.forward.collective is None
+        records = self._graphs.on and self.forward.collective is None
         most = min(self._model.sizes) if records else 0
         rows, attention = padded_rows(sizes, most), self.forward.attention
         self.step.recorded, self.whole = rows is not None, False
@@ -402,7 +402,7 @@ class SubBatch:
         """Give entries beside attention to the device, recorded ones where the batch is."""
         if self.step.recorded:
             name = self._name, self.step.counts["n_tokens"], span
-            self._recorder.run(name, partial(self.forward.run, span, self.step))
+            self._graphs.run(name, partial(self.forward.run, span, self.step))
         else:
             self.forward.run(span, self.step)
 

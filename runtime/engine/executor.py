@@ -72,7 +72,7 @@ class CpuExecutor:
             ArtifactError: the artifact's parts do not fit each other.
             CapacityError: the KV pool does not fit into memory, or threads cannot be started.
             SpecError: the model cannot be shared by so many processes, or the artifact holds less
-                than is wished.
+                than is asked for.
             RankError: a process could not be started.
         """
         self.spec: ModelSpec = part.file.spec

@@ -10,7 +10,7 @@ from dovetail.ir.artifact import ServicePlan
 from dovetail.ir.errors import RequestError, SpecError
 from dovetail.runtime.machine.devices import AUTO, CPU, choose_device, find_torch, parse_device
 from dovetail.runtime.native.deterministic import ACTIVATIONS
-from dovetail.runtime.schedule.device_limits import Wishes, check_counts
+from dovetail.runtime.schedule.device_limits import LimitOptions, check_counts
 from dovetail.runtime.schedule.plan import OFFLOADS, ON_CPU, Offload, SchedulerSettings
 from dovetail.runtime.schedule.speculation import DRAFTED, read_speculation
 from dovetail.topology.hardware import HardwareSpec
@@ -46,7 +46,7 @@ DTYPES = ("auto", "f32", "bf16", "f16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineOptions(Wishes):
+class EngineOptions(LimitOptions):
     """What `load` says about engines; its arguments have these names.
 
     spare_cpu: whether the CPU alone will do where the device cannot be had; `settle` says so.
@@ -73,7 +73,7 @@ class EngineOptions(Wishes):
 
     def __post_init__(self) -> None:
         """Raises RequestError for what no engine can have."""
-        Wishes.__post_init__(self)
+        LimitOptions.__post_init__(self)
         names = ("threads", "kv_blocks", "gpu_blocks", "max_waiting", "kv_file_bytes")
         check_counts(**{name: getattr(self, name) for name in names})
         if self.activations not in ACTIVATIONS:

@@ -1,7 +1,7 @@
 """Does sending requests to the CPU pay here, and what did steps teach that no table tells?
 
 In: the known queue, cost tables, what the CPU's attention of past steps took. Out: an
-`OffloadVerdict` (when the queue ends with and without the CPU); `Pace` and `Lateness`, which mend
+`OffloadDecision` (when the queue ends with and without the CPU); `Pace` and `Lateness`, which mend
 the tables. A step's own rate cannot tell: a prompt computed for the CPU is paid now and returns
 later.
 """
@@ -144,7 +144,7 @@ class Lateness(Recent[tuple[Stages, float]]):
         return high
 
 
-# ---- the verdict ----
+# ---- the decision ----
 
 GROWTH = 1.25
 """Ratio of the numbers of CPU requests that are tried."""
@@ -180,7 +180,7 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True)
-class OffloadVerdict:
+class OffloadDecision:
     """`gain`: how much sooner the known requests end than without the CPU (inf: they never do).
 
     It takes so many `cpu_requests`; with them so many times the requests are served per second as
@@ -200,7 +200,7 @@ class OffloadVerdict:
 
 def weigh_offload(
     demand: Demand, limits: Limits, times: LayerTimes, min_gain: float
-) -> OffloadVerdict:
+) -> OffloadDecision:
     """Return how much sooner the requests end with decodes on the CPU.
 
     A doubted gain up to `min_gain` gives way to that of a steady state, where there is one.
@@ -235,11 +235,11 @@ def weigh_offload(
             doubted = whole >= alone
             if gain > (max(1.0, min_gain) if doubted and pays else 1.0):
                 spared = pure < mixed * NEAR
-                return OffloadVerdict(gain, most, gain, True, spared, doubted)
+                return OffloadDecision(gain, most, gain, True, spared, doubted)
     if not pays:
-        return OffloadVerdict(1.0, 0)
+        return OffloadDecision(1.0, 0)
     served = steady.rate(count, other) / max(steady.rate(0, 0), NO_TIME)
-    return OffloadVerdict(alone / max(end, NO_TIME), count, served)
+    return OffloadDecision(alone / max(end, NO_TIME), count, served)
 
 
 def _spread(most: int) -> list[int]:

@@ -79,9 +79,9 @@ async def ready(server: ServerContext, _request: Request) -> Response:
     """Say whether new requests are taken."""
     if server.draining:
         return JsonReply(Health(status="draining"), 503)
-    ill = [model for model in server.models if not model.app.ready]
-    if ill:
-        reason = next(filter(None, (model.app.failure for model in ill)), None)
+    down = [model for model in server.models if not model.app.ready]
+    if down:
+        reason = next(filter(None, (model.app.failure for model in down)), None)
         return JsonReply(Health(status="restarting", reason=reason), 503)
     return JsonReply(Health(status="ok"))
 

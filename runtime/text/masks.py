@@ -342,7 +342,9 @@ class Grammars:
     def __init__(self, tokenizer: Path | None, vocab_size: int, ends: Iterable[int]) -> None:
         """`tokenizer`: a tokenizer.json. `ends`: the model's end tokens."""
         self._path, self._vocab_size, self._ends = tokenizer, vocab_size, sorted(ends)
-        self._futures = lru_cache(KEPT)(self._begin_read)
+        self._futures = lru_cache(KEPT)(
+            lambda grammar: self._thread(READER).submit(self._compile, grammar)
+        )
         self._lock = threading.Lock()
         self._under_way: list[TokenMask] = []
         self._threads: dict[str, ThreadPoolExecutor] = {}
@@ -361,9 +363,6 @@ class Grammars:
         if self._path is not None:
             with self._lock:
                 self._thread(READER).submit(lambda: self._words)
-
-    def _begin_read(self, grammar: str) -> Future[LLMatcher]:
-        return self._thread(READER).submit(self._compile, grammar)
 
     # ---- on the engine's thread ----
 

@@ -36,7 +36,7 @@ from dovetail.runtime.schedule.cost_tables import (
     read_profile,
 )
 from dovetail.runtime.schedule.neo import NeoScheduler
-from dovetail.runtime.schedule.offload import OffloadVerdict
+from dovetail.runtime.schedule.offload import OffloadDecision
 from dovetail.runtime.schedule.pipeline import LayerTimes, Pipeline
 from dovetail.runtime.schedule.plan import StepPlan
 from dovetail.runtime.schedule.request import Home, SamplingParams
@@ -202,7 +202,7 @@ def choose(predictor: Predictor = T4) -> None:
     assert shared
 
 
-LONG_QUEUE = OffloadVerdict(2.0, 60, 2.0)
+LONG_QUEUE = OffloadDecision(2.0, 60, 2.0)
 """As of a queue that does not start all at once."""
 WITHOUT_CHOICE: dict[str, tuple[Mutate, Predictor]] = {
     "inequalities": (replace(Pipeline, "slack", lambda *_: 1.0), T4),

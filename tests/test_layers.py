@@ -61,25 +61,25 @@ ROOMS = (  # of the runtime, and its flat files: each imports only what stands b
 CORE = ("native", "schedule", "engine", "accel", "child", "group")
 """Rooms that are thin: who reads how a token is made reads these."""
 LINES = {
-    "dovetail": 7_590,
+    "dovetail": 7_580,
     "compiler": 21_640,
     "codegen": 19_290,
     "topology": 4_040,
     "ir": 10_950,
-    "runtime": 41_070,
+    "runtime": 41_060,
     "runtime/machine": 1_230,
     "runtime/schedule": 3_960,
     "runtime/child": 880,
     "runtime/text": 4_050,
     "runtime/native": 2_760,
     "runtime/group": 510,
-    "runtime/engine": 1_940,
+    "runtime/engine": 1_930,
     "runtime/index": 1_570,
     "runtime/embed": 2_890,
     "runtime/accel": 4_910,
     "runtime/hosting": 1_800,
     "runtime/retrieval": 1_650,
-    "runtime/flows": 5_550,
+    "runtime/flows": 5_540,
     "runtime/server": 5_010,
     "runtime/sim": 1_090,
 }
@@ -194,7 +194,7 @@ def test_the_core_is_thin() -> None:
     that makes some of these and rows of adapters came on top. So did experts and recurrent states.
     """
     assert {f"runtime/{room}" for room in ROOMS if (ROOT / "runtime" / room).is_dir()} < set(LINES)
-    assert sum(count_lines(f"runtime/{room}") for room in CORE) <= 14_940
+    assert sum(count_lines(f"runtime/{room}") for room in CORE) <= 14_930
 
 
 def test_no_two_classes_of_the_runtime_or_the_command_line_look_alike() -> None:

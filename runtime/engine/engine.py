@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import NamedTuple, Protocol, TypeAlias
@@ -55,15 +55,8 @@ class StepWaits(NamedTuple):
     cpu: float
 
 
-Times: TypeAlias = tuple[float, float] | None
-"""When something began and ended."""
-
-
-class RecordSpan(Protocol):
-    """Records what its body does, or what has been done, with its times: a track and a name."""
-
-    def __call__(self, track: str, name: str, times: Times = None) -> AbstractContextManager[None]:
-        """Return the body's context."""
+RecordSpan: TypeAlias = Callable[..., AbstractContextManager[None]]
+"""Records what its body does, a track and a name, or with times what has been done."""
 
 
 class Executor(Protocol):

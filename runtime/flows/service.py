@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from threading import Event, Lock
-from typing import Protocol, TypeAlias, get_type_hints
+from typing import TypeAlias, get_type_hints
 
 import msgspec
 
@@ -67,13 +67,6 @@ from dovetail.runtime.timeline import Timeline
 log = logging.getLogger("dovetail")
 
 AnyWorkflow: TypeAlias = str | RAGraph | Workflow
-
-
-class EmbedPrompted(Protocol):
-    """Texts -> a float32 row for each, `prompt` being put before each text."""
-
-    def __call__(self, texts: list[str], /, *, prompt: str | None = None) -> Rows:
-        """Embed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +131,7 @@ class FlowService:
     def __init__(
         self,
         generator: Generator | None,
-        embed: EmbedPrompted,
+        embed: Callable[..., Rows],
         settings: FlowSettings,
         artifact: Artifact,
         gpu: str | None = None,
@@ -148,6 +141,8 @@ class FlowService:
         board: Board | None = None,
     ) -> None:
         """`embed` turns texts into vectors: of embedding nodes, and queries by default.
+
+        It puts its keyword `prompt` before each text.
 
         `cut`: gives the parts of a text that it takes whole; None where nothing embeds.
 

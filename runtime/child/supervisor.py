@@ -187,7 +187,7 @@ class Supervisor(ABC, Generic[M]):
             for message in child.channel.messages(self._kind):
                 self._hear(message)
         except Exception:
-            log.exception("what %s is sent or says is wrong", child.name)
+            log.exception("the messages from or to %s failed because of a bug", child.name)
         ended.set()
         with self._lock:
             self._outbox = self._child = None

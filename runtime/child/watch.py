@@ -66,7 +66,7 @@ class Watch:
         bound = max(self.patience, SLACK * reading.predicted)
         if self.stood <= bound:
             return ""
-        return f"hung: it had work, and ended no step within {bound:.3g} s"
+        return f"hung: it had work but finished no step within {bound:.3g} s"
 
 
 TURNS, PREDICTED = 0, 1

@@ -370,15 +370,15 @@ class Engine:
 
 def _exhausted(request: Request) -> RequestError:
     return RequestError(
-        f"no token is left after token {len(request.tokens)} of the request: "
-        "the answer's form, allowed_token_ids, bad_words and min_tokens exclude all that there are"
+        f"no token is left after token {len(request.tokens)} of the request: the answer's form, "
+        "allowed_token_ids, bad_words and min_tokens exclude every token; relax one of them"
     )
 
 
 def _poisoned(after: int) -> RequestError:
     return RequestError(
-        f"the logits after token {after} of the request are not finite: a weight "
-        "that it meets is damaged or a value overflowed; `dovetail verify` checks the weights"
+        f"the logits after token {after} of the request are not finite: a weight that it uses is "
+        "damaged, or a value overflowed; `dovetail verify` checks the weights"
     )
 
 

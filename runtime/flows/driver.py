@@ -316,7 +316,7 @@ class Driver:
                 if self._session is not None and (self._inbox.empty() or taken % MESSAGES == 0):
                     self._session.cycle()
             except BaseException as error:  # nobody else would tell those who wait
-                log.exception("workflows failed by a fault of the program")
+                log.exception("workflows failed because of a bug")
                 self._leave(error)
         self._end()
 

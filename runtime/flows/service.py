@@ -100,7 +100,7 @@ class FlowSettings:
         planned, allowed = find_searches(artifact.serve), os.sched_getaffinity(0)
         cpus = tuple(cpu for cpu in planned.cpus if cpu in allowed)
         if len(cpus) < len(planned.cpus):
-            log.warning("searches are planned for CPUs that this process may not use")
+            log.warning("the plan gives searches CPUs that this process may not use")
         most = len(cpus or allowed)
         return PhasePlan(threads=self.threads or min(planned.threads, most), cpus=cpus)
 

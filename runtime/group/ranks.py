@@ -111,7 +111,7 @@ def plan_ranks(
         wanted, run = (threads or plan.threads) * ranks, fitted[name][0].threads * ranks
         if run < wanted:
             log.warning(
-                "%s: %d threads wanted, this process gets %g CPUs: %d run",
+                "%s: %d threads were planned, but this process may use %g CPUs: running %d",
                 name, wanted, min(len(allowed), hardware.cpu_quota or len(allowed)), run,
             )  # fmt: skip
         most = max(most, run)

@@ -221,7 +221,7 @@ class EngineLoop:
                 self._tell(self._jobs[request.id])
         except Exception as error:
             if not isinstance(error, DovetailError):
-                log.exception("a step failed by a fault of the program")
+                log.exception("a step failed because of a bug")
             self._fail_all(error)
 
     def _tell(self, job: Listener) -> None:

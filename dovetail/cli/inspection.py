@@ -14,10 +14,14 @@ import msgspec
 from rich.console import RenderableType
 from rich.table import Table
 
-from dovetail.cli.inspect_encoder import encoder_facts
 from dovetail.cli.inspect_memory import division_tables
+from dovetail.cli.inspect_parts import (
+    describe_index,
+    encoder_facts,
+    transformation_table,
+    workflow_table,
+)
 from dovetail.cli.inspect_plans import graph_table, plan_tables, show_cpus
-from dovetail.cli.inspect_workflows import describe_index, transformation_table, workflow_table
 from dovetail.cli.profile_table import profile_table
 from dovetail.cli.report import facts_table, make_table, show_bytes, show_count
 from dovetail.ir.artifact import MACHINE, SERVE, KernelIndex, Manifest, PhasePlan, ServicePlan

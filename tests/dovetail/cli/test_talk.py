@@ -34,17 +34,17 @@ MAIN = "from dovetail.cli import main; main()"
 STOPPED = """
 import signal
 from dovetail.cli.model_cache import find_artifact
-from dovetail.cli.talk import Pace
+from dovetail.cli.talk import TokenRate
 from dovetail.errors import SpecError
 
-count = Pace.count
+count = TokenRate.count
 
 def interrupt(self, tokens, now):
-    Pace.count = count
+    TokenRate.count = count
     count(self, tokens, now)
     signal.raise_signal(signal.SIGINT)  # while the first answer is on its way
 
-Pace.count = interrupt
+TokenRate.count = interrupt
 """
 PATIENCE = 240
 """Seconds until a program that says nothing is given up, whatever the machine is busy with."""
@@ -162,7 +162,7 @@ def test_ctrl_c_ends_the_answer_to_a_single_prompt_on_a_line_of_its_own(
 ) -> None:
     asked = ("run", artifact, "--ignore-eos", "-p", QUESTION)
     later = STOPPED.replace(
-        "    Pace.count = count\n",
+        "    TokenRate.count = count\n",
         "    if not self.tokens:\n        return count(self, tokens, now)\n",
     )
     terminal = open_terminal(*asked, script=later)

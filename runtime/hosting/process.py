@@ -20,7 +20,7 @@ from dovetail.ir.errors import DeviceError, DovetailError, RequestError
 from dovetail.runtime.child.child import Child
 from dovetail.runtime.child.framing import pack_value
 from dovetail.runtime.child.supervisor import Supervisor
-from dovetail.runtime.child.watch import Progress, Reading
+from dovetail.runtime.child.watch import PATIENCE, Progress, Reading
 from dovetail.runtime.engine.options import EngineOptions
 from dovetail.runtime.hosting.wire import (
     Ask,
@@ -49,7 +49,9 @@ class EngineProcess(Supervisor[StepReport]):
 
     def __init__(self, path: Path, options: EngineOptions, board: Board | None = None) -> None:
         """Start it; `wait` tells of what goes wrong with that. board: of all workers."""
-        super().__init__(StepReport, closed=CLOSED_MEANWHILE, send_seconds=SEND_SECONDS)
+        super().__init__(
+            StepReport, closed=CLOSED_MEANWHILE, send_seconds=SEND_SECONDS, patience=PATIENCE
+        )
         self._setup = Setup(
             path=str(path.resolve()), options=options, log_level=log.getEffectiveLevel()
         )

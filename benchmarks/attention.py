@@ -26,8 +26,7 @@ from dovetail.codegen.catalog import (
 )
 from dovetail.codegen.library import LibrarySpec, build_library
 from dovetail.codegen.targets import host_target
-from dovetail.compiler.attention_search import DECODE, PREFILL
-from dovetail.compiler.measure import AttentionCase, Candidate
+from dovetail.compiler.measure import DECODE, PREFILL, AttentionCase, Candidate
 from dovetail.compiler.measure_attention import AttentionRun
 from dovetail.compiler.roofline import (
     measure_fma_rate,

@@ -95,12 +95,14 @@ def setting_of(path: Path) -> Setting:
     """Return how a file of the corpus is compiled."""
     name = path.name
     arm = "neon" in name or "arch__arm" in name
-    wide = re.search(r"avx512|skylakex|avx256skx|avxvnni", name)
+    wide = re.search(r"avx512|skylakex|cooperlake|_spr|avx256skx|avxvnni", name)
     flags = () if arm else (*X86_FLAGS, *(AVX512 if wide else ()))
     if "gfni" in name:
         flags = (*flags, "-mgfni")
-    if "amx" in name:
-        flags = (*flags, "-mamx-tile", "-mamx-int8")
+    if re.search(r"cooperlake|_spr", name):
+        flags = (*flags, "-mavx512bf16")
+    if re.search(r"amx|_spr", name):
+        flags = (*flags, "-mamx-tile", "-mamx-int8", "-mamx-bf16")
     if arm:
         flags = ("-mcpu=generic+dotprod+i8mm+fullfp16",)
     if name.startswith("xnnpack"):
@@ -150,11 +152,11 @@ def include_folder() -> Path:
     for path in CORPUS.iterdir():
         for name in re.findall(r'#include [<"]([^>"]+)[>"]', path.read_text(errors="replace")):
             bare = name if not name.startswith("..") else Path(name).name
-            known = bare in ("immintrin.h", "arm_neon.h", "smmintrin.h", "emmintrin.h") or (
+            of_compiler = re.match(r"\w*intrin\.h$|arm_|riscv|sys/|omp|Acc", bare) or (
                 "/" not in bare
-                and re.match(r"(std|string|assert|math|float|time|ctype|fcntl|unistd)", bare)
+                and re.match(r"(std|int|string|assert|math|float|time|ctype|fcntl|unistd)", bare)
             )
-            if known or bare.startswith(("sys/", "omp", "Acc", "riscv", "arm_sve")):
+            if of_compiler:
                 continue
             made = folder / bare
             made.parent.mkdir(parents=True, exist_ok=True)
@@ -600,7 +602,10 @@ def lift_row(pieces: Pieces, row: Row) -> Candidate | None:
 
 def kernel_files() -> list[Path]:
     """Return the files of the corpus, in order."""
-    return sorted(p for p in CORPUS.iterdir() if p.suffix in (".c", ".cpp", ".h"))[2:]
+    licences = set(CORPUS.glob("LICENSE.*"))
+    return sorted(
+        p for p in CORPUS.iterdir() if p.suffix in (".c", ".cpp", ".h") if p not in licences
+    )
 
 
 def summary(rows: Sequence[Row]) -> dict[str, float]:

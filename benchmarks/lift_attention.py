@@ -25,8 +25,7 @@ from dovetail.codegen.catalog import HeadShape, KernelRequest, kernel_request
 from dovetail.codegen.library import LibrarySpec, build_library
 from dovetail.codegen.lift.unroll import CHOICES, UNROLL, unroll_kernel
 from dovetail.codegen.targets import host_target
-from dovetail.compiler.attention_search import PREFILL
-from dovetail.compiler.measure import AttentionCase, Candidate, Meter
+from dovetail.compiler.measure import PREFILL, AttentionCase, Candidate, Meter
 from dovetail.compiler.schedules import make_schedule
 from dovetail.ir.high import nodes as high
 

@@ -19,6 +19,8 @@ from dovetail.codegen.isa.target import Target
 from dovetail.codegen.library import LibrarySpec
 from dovetail.codegen.lower import find_kernel
 from dovetail.compiler.measure import (
+    DECODE,
+    PREFILL,
     SKIPPED,
     AttentionCase,
     CallCase,
@@ -36,7 +38,6 @@ from dovetail.ir.schedule import ScheduleTable
 from dovetail.ir.tuning import CRASH, OK, TIMEOUT, WRONG, WorkKey
 from dovetail.runtime.native.step import PART_TOKENS, count_parts
 
-DECODE, PREFILL = "decode_attention", "prefill_attention"
 Tiles = Mapping[str, int]
 Schedule = tuple[int, ...]
 COMBINATIONS: dict[tuple[str, str], tuple[Tiles, ...]] = {

@@ -67,6 +67,10 @@ class GemmCase(_Case, frozen=True, kw_only=True, tag="gemm"):
     m: int
 
 
+DECODE, PREFILL = "decode_attention", "prefill_attention"
+"""Kernel families of attention."""
+
+
 class AttentionCase(_Case, frozen=True, kw_only=True, tag="attention"):
     """One sequence's attention to time: `kind` is the kernel family, `dtype` that of keys, values.
 

@@ -12,9 +12,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from dovetail.compiler.attention_search import DECODE
 from dovetail.compiler.kernel_call import PERIOD, KernelCall, zeros
-from dovetail.compiler.measure import AttentionCase, Candidate
+from dovetail.compiler.measure import DECODE, AttentionCase, Candidate
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.model import KV_BLOCK, MAX_KV_SPLITS
 from dovetail.ir.schedule import SCHEDULE_VALUES

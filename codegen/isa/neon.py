@@ -10,6 +10,14 @@ OPS = {
     **ops.SCALAR_OPS,
     **ops.HELPER_OPS,
     **ops.ops_of(INTRINSICS, 4),
+    **ops.half_moves(
+        "vld1_u16({0})",
+        "dt_load_n_u16({0}, {1})",
+        "vst1_u16({0}, {1})",
+        "dt_store_n_u16({0}, {1}, {2})",
+        "vcvt_f32_f16(vreinterpret_f16_u16({}))",
+        "vreinterpret_u16_f16(vcvt_f16_f32({}))",
+    ),
     "vzero": "vdupq_n_f32(0.0f)",
     "vselect_gt": "vbslq_f32(vcgtq_f32({0}, {1}), {2}, {3})",
     "vshr_i32": "vreinterpretq_s32_u32(vshrq_n_u32(vreinterpretq_u32_s32({0}), {1}))",
@@ -39,5 +47,5 @@ TARGET = Target(
     zig_target=f"aarch64-linux-gnu.{ops.GLIBC}",
     cpu_features=frozenset({"asimd"}),
     intrinsics=INTRINSICS,
-    prelude_files=("prelude_neon.c",),
+    prelude_files=(ops.COMMON_PRELUDE, "prelude_neon.c"),
 )

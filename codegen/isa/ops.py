@@ -73,6 +73,45 @@ CPU_OPS: Mapping[str, str] = {
 }
 """Helpers of CPUs alone: sums of several vectors at once, pairs of bfloat16, quads of bytes."""
 
+
+def half_moves(
+    load: str, load_n: str, store: str, store_n: str, widen: str, narrow: str
+) -> dict[str, str]:
+    """Return the loads and stores of 16-bit floats: how 16 bits are moved, how float16 converts.
+
+    bfloat16 converts in two helpers of the prelude.
+    """
+    found: dict[str, str] = {}
+    for dtype, wide, low in (
+        ("bf16", "dt_widen_bf16({})", "dt_narrow_bf16({})"),
+        ("f16", widen, narrow),
+    ):
+        for part, get, put in (("", load, store), ("_n", load_n, store_n)):
+            found[f"vload{part}.{dtype}"] = wide.format(get)
+            found[f"vstore{part}.{dtype}"] = put.replace("{1}", low.format("{1}"))
+    return found
+
+
+def x86_ops(bits: int) -> dict[str, str]:
+    """Return what vectors of 256 and of 512 bits do by the same instructions."""
+    mm, si = f"_mm{bits}_", f"_si{bits}"
+    lower, upper = f"{mm}set1_epi32(65535)", f"{mm}set1_epi32(-65536)"
+    load = "_mm_loadl_epi64" if bits == 256 else "_mm_loadu_si128"
+    return {
+        "prefetch_l2": "_mm_prefetch((const char*)({0}), 2)",
+        "vmul_quads": f"{mm}maddubs_epi16({{0}}, {{1}})",
+        "vadd_i16": f"{mm}add_epi16({{0}}, {{1}})",
+        "vfold_i16": f"{mm}madd_epi16({{0}}, {mm}set1_epi16(1))",
+        **{f"vload_{t}8": f"{mm}cvtep{t}8_epi32({load}((const __m128i*)({{0}})))" for t in "iu"},
+        "vbroadcast_pair": f"{mm}broadcastd_epi32(_mm_loadu_si32({{0}}))",
+        "vpair_low": f"{mm}cast{si[1:]}_ps({mm}slli_epi32({{0}}, 16))",
+        "vpair_high": f"{mm}cast{si[1:]}_ps({mm}and{si}({{0}}, {upper}))",
+        "vpair_firsts": f"{mm}or{si}({mm}and{si}({{0}}, {lower}), {mm}slli_epi32({{1}}, 16))",
+        "vpair_seconds": f"{mm}or{si}({mm}srli_epi32({{0}}, 16), {mm}and{si}({{1}}, {upper}))",
+        "viota": f"{mm}setr_epi32({', '.join(map(str, range(bits // 32)))})",
+    }
+
+
 _WHOLE_OP = re.compile(r"(v\w+)\(((?:\{\d\}(?:, )?)*)\)")
 
 
@@ -95,6 +134,9 @@ def ops_of(intrinsics: Mapping[str, Intrinsic], lanes: int) -> dict[str, str]:
 
 ROUNDINGS = {"round": 8, "floor": 9, "ceil": 10, "trunc": 11}
 """Ways to round as x86 instructions number them, without exceptions."""
+
+COMMON_PRELUDE = "prelude_scalars.c"
+"""Helpers of all CPU targets."""
 
 COMMON_CFLAGS: tuple[str, ...] = (
     "-O3",

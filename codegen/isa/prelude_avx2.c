@@ -4,14 +4,6 @@ static inline __m256i dt_mask(int64_t n) {
   return _mm256_cmpgt_epi32(_mm256_set1_epi32((int32_t)n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
 
-static inline __m256 dt_vload_n_f32(const float* p, int64_t n) {
-  return _mm256_maskload_ps(p, dt_mask(n));
-}
-
-static inline void dt_vstore_n_f32(float* p, __m256 v, int64_t n) {
-  _mm256_maskstore_ps(p, dt_mask(n), v);
-}
-
 static inline __m128i dt_load_n_u16(const uint16_t* p, int64_t n) {
   uint16_t t[8] = {0, 0, 0, 0, 0, 0, 0, 0};
   for (int64_t i = 0; i < n; ++i) {
@@ -43,89 +35,16 @@ static inline __m128i dt_narrow_bf16(__m256 v) {
   return _mm_packus_epi32(_mm256_castsi256_si128(fixed), _mm256_extracti128_si256(fixed, 1));
 }
 
-static inline __m256 dt_vload_bf16(const uint16_t* p) {
-  return dt_widen_bf16(_mm_loadu_si128((const __m128i*)p));
-}
+#define DT_REDUCE(name) \
+  static inline float dt_vreduce_##name(__m256 v) { \
+    __m128 s = _mm_##name##_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1)); \
+    s = _mm_##name##_ps(s, _mm_movehl_ps(s, s)); \
+    return _mm_cvtss_f32(_mm_##name##_ss(s, _mm_movehdup_ps(s))); \
+  }
 
-static inline __m256 dt_vload_n_bf16(const uint16_t* p, int64_t n) {
-  return dt_widen_bf16(dt_load_n_u16(p, n));
-}
-
-static inline void dt_vstore_bf16(uint16_t* p, __m256 v) {
-  _mm_storeu_si128((__m128i*)p, dt_narrow_bf16(v));
-}
-
-static inline void dt_vstore_n_bf16(uint16_t* p, __m256 v, int64_t n) {
-  dt_store_n_u16(p, dt_narrow_bf16(v), n);
-}
-
-static inline __m256 dt_vload_f16(const uint16_t* p) {
-  return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
-}
-
-static inline __m256 dt_vload_n_f16(const uint16_t* p, int64_t n) {
-  return _mm256_cvtph_ps(dt_load_n_u16(p, n));
-}
-
-static inline void dt_vstore_f16(uint16_t* p, __m256 v) {
-  _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(v, 0));
-}
-
-static inline void dt_vstore_n_f16(uint16_t* p, __m256 v, int64_t n) {
-  dt_store_n_u16(p, _mm256_cvtps_ph(v, 0), n);
-}
-
-static inline __m256i dt_vload_n_i32(const int32_t* p, int64_t n) {
-  return _mm256_maskload_epi32(p, dt_mask(n));
-}
-
-static inline void dt_vstore_n_i32(int32_t* p, __m256i v, int64_t n) {
-  _mm256_maskstore_epi32(p, dt_mask(n), v);
-}
-
-static inline float dt_load_bf16(const uint16_t* p) {
-  return dt_f32_of_bits((uint32_t)p[0] << 16);
-}
-
-static inline void dt_store_bf16(uint16_t* p, float x) {
-  uint32_t bits = dt_bits_of_f32(x);
-  p[0] = x != x ? 0x7fc0 : (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
-
-static inline float dt_vreduce_add(__m256 v) {
-  __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-  s = _mm_add_ps(s, _mm_movehl_ps(s, s));
-  return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
-}
-
-static inline float dt_vreduce_max(__m256 v) {
-  __m128 s = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-  s = _mm_max_ps(s, _mm_movehl_ps(s, s));
-  return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
-}
-
-static inline float dt_vreduce_min(__m256 v) {
-  __m128 s = _mm_min_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-  s = _mm_min_ps(s, _mm_movehl_ps(s, s));
-  return _mm_cvtss_f32(_mm_min_ss(s, _mm_movehdup_ps(s)));
-}
-
-static inline __m256 dt_vselect_gt(__m256 a, __m256 b, __m256 x, __m256 y) {
-  return _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_GT_OQ));
-}
-
-static inline __m256 dt_vtail(__m256 v, float fill, int64_t n) {
-  return _mm256_blendv_ps(_mm256_set1_ps(fill), v, _mm256_castsi256_ps(dt_mask(n)));
-}
-
-/* The first, or second, bfloat16 of each pair of a and b: pairs again. */
-static inline __m256i dt_vpair_firsts(__m256i a, __m256i b) {
-  return _mm256_or_si256(_mm256_and_si256(a, _mm256_set1_epi32(65535)), _mm256_slli_epi32(b, 16));
-}
-
-static inline __m256i dt_vpair_seconds(__m256i a, __m256i b) {
-  return _mm256_or_si256(_mm256_srli_epi32(a, 16), _mm256_and_si256(b, _mm256_set1_epi32(-65536)));
-}
+DT_REDUCE(add)
+DT_REDUCE(max)
+DT_REDUCE(min)
 
 /* c + a . b of pairs; the upper products first. */
 static inline __m256 dt_vdot_pairs(__m256i a, __m256i b, __m256 c) {

@@ -4,18 +4,6 @@ static inline __mmask16 dt_mask(int64_t n) {
   return (__mmask16)((1u << n) - 1u);
 }
 
-static inline __m512 dt_vload_n_f32(const float* p, int64_t n) {
-  return _mm512_maskz_loadu_ps(dt_mask(n), p);
-}
-
-static inline void dt_vstore_n_f32(float* p, __m512 v, int64_t n) {
-  _mm512_mask_storeu_ps(p, dt_mask(n), v);
-}
-
-static inline __m256i dt_load_n_u16(const uint16_t* p, int64_t n) {
-  return _mm256_maskz_loadu_epi16(dt_mask(n), p);
-}
-
 static inline __m512 dt_widen_bf16(__m256i bits) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
 }
@@ -28,72 +16,6 @@ static inline __m256i dt_narrow_bf16(__m512 v) {
       _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
   __mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
   return _mm512_cvtepi32_epi16(_mm512_mask_blend_epi32(nan, rounded, _mm512_set1_epi32(0x7fc0)));
-}
-
-static inline __m512 dt_vload_bf16(const uint16_t* p) {
-  return dt_widen_bf16(_mm256_loadu_si256((const __m256i*)p));
-}
-
-static inline __m512 dt_vload_n_bf16(const uint16_t* p, int64_t n) {
-  return dt_widen_bf16(dt_load_n_u16(p, n));
-}
-
-static inline void dt_vstore_bf16(uint16_t* p, __m512 v) {
-  _mm256_storeu_si256((__m256i*)p, dt_narrow_bf16(v));
-}
-
-static inline void dt_vstore_n_bf16(uint16_t* p, __m512 v, int64_t n) {
-  _mm256_mask_storeu_epi16(p, dt_mask(n), dt_narrow_bf16(v));
-}
-
-static inline __m512 dt_vload_f16(const uint16_t* p) {
-  return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
-}
-
-static inline __m512 dt_vload_n_f16(const uint16_t* p, int64_t n) {
-  return _mm512_cvtph_ps(dt_load_n_u16(p, n));
-}
-
-static inline void dt_vstore_f16(uint16_t* p, __m512 v) {
-  _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(v, 0));
-}
-
-static inline void dt_vstore_n_f16(uint16_t* p, __m512 v, int64_t n) {
-  _mm256_mask_storeu_epi16(p, dt_mask(n), _mm512_cvtps_ph(v, 0));
-}
-
-static inline __m512i dt_vload_n_i32(const int32_t* p, int64_t n) {
-  return _mm512_maskz_loadu_epi32(dt_mask(n), p);
-}
-
-static inline void dt_vstore_n_i32(int32_t* p, __m512i v, int64_t n) {
-  _mm512_mask_storeu_epi32(p, dt_mask(n), v);
-}
-
-static inline float dt_load_bf16(const uint16_t* p) {
-  return dt_f32_of_bits((uint32_t)p[0] << 16);
-}
-
-static inline void dt_store_bf16(uint16_t* p, float x) {
-  uint32_t bits = dt_bits_of_f32(x);
-  p[0] = x != x ? 0x7fc0 : (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
-
-static inline __m512 dt_vselect_gt(__m512 a, __m512 b, __m512 x, __m512 y) {
-  return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), y, x);
-}
-
-static inline __m512 dt_vtail(__m512 v, float fill, int64_t n) {
-  return _mm512_mask_blend_ps(dt_mask(n), _mm512_set1_ps(fill), v);
-}
-
-/* The first, or second, bfloat16 of each pair of a and b: pairs again. */
-static inline __m512i dt_vpair_firsts(__m512i a, __m512i b) {
-  return _mm512_or_si512(_mm512_and_si512(a, _mm512_set1_epi32(65535)), _mm512_slli_epi32(b, 16));
-}
-
-static inline __m512i dt_vpair_seconds(__m512i a, __m512i b) {
-  return _mm512_or_si512(_mm512_srli_epi32(a, 16), _mm512_and_si512(b, _mm512_set1_epi32(-65536)));
 }
 
 /* c + a . b of pairs; the upper products first. */
@@ -111,11 +33,6 @@ static inline __m512i dt_vdot_quads(__m512i w, __m512i x, __m512i acc) {
 /* The bytes of x, negated where those of w are below 0. */
 static inline __m512i dt_with_sign(__m512i x, __m512i w) {
   return _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(w), _mm512_setzero_si512(), x);
-}
-
-/* The low byte of each lane. */
-static inline void dt_vstore_i8(int8_t* p, __m512i v) {
-  _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(v));
 }
 
 /* Four sums at once: halves first, so that the shuffles are of 8 lanes. */

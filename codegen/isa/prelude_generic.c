@@ -1,17 +1,9 @@
 /* Helpers of the generic target: a vector is one float. `n` is 0 or 1. */
 
-static inline float dt_vload_n_f32(const float* p, int64_t n) {
-  return n > 0 ? p[0] : 0.0f;
-}
-
 static inline void dt_vstore_n_f32(float* p, float v, int64_t n) {
   if (n > 0) {
     p[0] = v;
   }
-}
-
-static inline int32_t dt_vload_n_i32(const int32_t* p, int64_t n) {
-  return n > 0 ? p[0] : 0;
 }
 
 /* Nearest even; what no int32_t holds, NaN included, gives the least one, as on x86. */
@@ -23,20 +15,6 @@ static inline void dt_vstore_n_i32(int32_t* p, int32_t v, int64_t n) {
   if (n > 0) {
     p[0] = v;
   }
-}
-
-static inline float dt_load_bf16(const uint16_t* p) {
-  return dt_f32_of_bits((uint32_t)p[0] << 16);
-}
-
-static inline float dt_load_n_bf16(const uint16_t* p, int64_t n) {
-  return n > 0 ? dt_load_bf16(p) : 0.0f;
-}
-
-/* To nearest even; NaN becomes 0x7fc0. */
-static inline void dt_store_bf16(uint16_t* p, float x) {
-  uint32_t bits = dt_bits_of_f32(x);
-  p[0] = x != x ? 0x7fc0 : (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
 static inline void dt_store_n_bf16(uint16_t* p, float x, int64_t n) {
@@ -60,10 +38,6 @@ static inline float dt_load_f16(const uint16_t* p) {
     return dt_f32_of_bits(sign | 0x7f800000 | quiet | (significand << 13));
   }
   return dt_f32_of_bits(sign | ((exponent + 112) << 23) | (significand << 13));
-}
-
-static inline float dt_load_n_f16(const uint16_t* p, int64_t n) {
-  return n > 0 ? dt_load_f16(p) : 0.0f;
 }
 
 /* To nearest even, subnormals included: adding 0.5 aligns a small value so that the FPU rounds it at 2^-24. */
@@ -98,11 +72,6 @@ static inline float dt_vmax(float a, float b) {
   return a > b ? a : b;
 }
 
-/* A bfloat16 and the next one, as the lower and upper half of an integer. */
-static inline int32_t dt_load_pair(const uint16_t* p) {
-  return (int32_t)((uint32_t)p[0] | (uint32_t)p[1] << 16);
-}
-
 /* The first, or second, bfloat16 of each pair of a and b: pairs again. */
 static inline int32_t dt_vpair_firsts(int32_t a, int32_t b) {
   return (int32_t)(((uint32_t)a & 0xffffu) | (uint32_t)b << 16);
@@ -116,11 +85,6 @@ static inline int32_t dt_vpair_seconds(int32_t a, int32_t b) {
 static inline float dt_vdot_pairs(int32_t a, int32_t b, float c) {
   float high = dt_f32_of_bits((uint32_t)a & 0xffff0000u) * dt_f32_of_bits((uint32_t)b & 0xffff0000u);
   return dt_f32_of_bits((uint32_t)a << 16) * dt_f32_of_bits((uint32_t)b << 16) + (high + c);
-}
-
-/* Four bytes as one integer, the first lowest. */
-static inline int32_t dt_load_quad(const uint8_t* p) {
-  return (int32_t)((uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24);
 }
 
 /* The products of the bytes of a quad w, without a sign or with one, and of x, with one; and acc. */

@@ -1,52 +1,24 @@
 /* Helpers of aarch64-neon. `n` counts lanes used, 0 <= n <= 4; the other lanes load as 0 and are not stored. */
 
-static inline float32x4_t dt_vload_n_f32(const float* p, int64_t n) {
-  float t[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-  for (int64_t i = 0; i < n; ++i) {
-    t[i] = p[i];
+#define DT_PART(load_n, store_n, element, vector, load, store) \
+  static inline vector load_n(const element* p, int64_t n) { \
+    element t[4] = {0, 0, 0, 0}; \
+    for (int64_t i = 0; i < n; ++i) { \
+      t[i] = p[i]; \
+    } \
+    return load(t); \
+  } \
+  static inline void store_n(element* p, vector v, int64_t n) { \
+    element t[4]; \
+    store(t, v); \
+    for (int64_t i = 0; i < n; ++i) { \
+      p[i] = t[i]; \
+    } \
   }
-  return vld1q_f32(t);
-}
 
-static inline void dt_vstore_n_f32(float* p, float32x4_t v, int64_t n) {
-  float t[4];
-  vst1q_f32(t, v);
-  for (int64_t i = 0; i < n; ++i) {
-    p[i] = t[i];
-  }
-}
-
-static inline int32x4_t dt_vload_n_i32(const int32_t* p, int64_t n) {
-  int32_t t[4] = {0, 0, 0, 0};
-  for (int64_t i = 0; i < n; ++i) {
-    t[i] = p[i];
-  }
-  return vld1q_s32(t);
-}
-
-static inline void dt_vstore_n_i32(int32_t* p, int32x4_t v, int64_t n) {
-  int32_t t[4];
-  vst1q_s32(t, v);
-  for (int64_t i = 0; i < n; ++i) {
-    p[i] = t[i];
-  }
-}
-
-static inline uint16x4_t dt_load_n_u16(const uint16_t* p, int64_t n) {
-  uint16_t t[4] = {0, 0, 0, 0};
-  for (int64_t i = 0; i < n; ++i) {
-    t[i] = p[i];
-  }
-  return vld1_u16(t);
-}
-
-static inline void dt_store_n_u16(uint16_t* p, uint16x4_t v, int64_t n) {
-  uint16_t t[4];
-  vst1_u16(t, v);
-  for (int64_t i = 0; i < n; ++i) {
-    p[i] = t[i];
-  }
-}
+DT_PART(dt_vload_n_f32, dt_vstore_n_f32, float, float32x4_t, vld1q_f32, vst1q_f32)
+DT_PART(dt_vload_n_i32, dt_vstore_n_i32, int32_t, int32x4_t, vld1q_s32, vst1q_s32)
+DT_PART(dt_load_n_u16, dt_store_n_u16, uint16_t, uint16x4_t, vld1_u16, vst1_u16)
 
 static inline float32x4_t dt_widen_bf16(uint16x4_t bits) {
   return vreinterpretq_f32_u32(vshlq_n_u32(vmovl_u16(bits), 16));
@@ -59,47 +31,6 @@ static inline uint16x4_t dt_narrow_bf16(float32x4_t v) {
   uint32x4_t rounded =
       vshrq_n_u32(vaddq_u32(bits, vaddq_u32(odd, vdupq_n_u32(0x7fff))), 16);
   return vmovn_u32(vbslq_u32(vceqq_f32(v, v), rounded, vdupq_n_u32(0x7fc0)));
-}
-
-static inline float32x4_t dt_vload_bf16(const uint16_t* p) {
-  return dt_widen_bf16(vld1_u16(p));
-}
-
-static inline float32x4_t dt_vload_n_bf16(const uint16_t* p, int64_t n) {
-  return dt_widen_bf16(dt_load_n_u16(p, n));
-}
-
-static inline void dt_vstore_bf16(uint16_t* p, float32x4_t v) {
-  vst1_u16(p, dt_narrow_bf16(v));
-}
-
-static inline void dt_vstore_n_bf16(uint16_t* p, float32x4_t v, int64_t n) {
-  dt_store_n_u16(p, dt_narrow_bf16(v), n);
-}
-
-static inline float32x4_t dt_vload_f16(const uint16_t* p) {
-  return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
-}
-
-static inline float32x4_t dt_vload_n_f16(const uint16_t* p, int64_t n) {
-  return vcvt_f32_f16(vreinterpret_f16_u16(dt_load_n_u16(p, n)));
-}
-
-static inline void dt_vstore_f16(uint16_t* p, float32x4_t v) {
-  vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(v)));
-}
-
-static inline void dt_vstore_n_f16(uint16_t* p, float32x4_t v, int64_t n) {
-  dt_store_n_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(v)), n);
-}
-
-static inline float dt_load_bf16(const uint16_t* p) {
-  return dt_f32_of_bits((uint32_t)p[0] << 16);
-}
-
-static inline void dt_store_bf16(uint16_t* p, float x) {
-  uint32_t bits = dt_bits_of_f32(x);
-  p[0] = x != x ? 0x7fc0 : (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
 static inline float dt_load_f16(const uint16_t* p) {
@@ -120,11 +51,6 @@ static inline int32x4_t dt_viota(void) {
   return vld1q_s32(lanes);
 }
 
-/* A bfloat16 and the next one, as the lower and upper half of an integer. */
-static inline int32_t dt_load_pair(const uint16_t* p) {
-  return (int32_t)((uint32_t)p[0] | (uint32_t)p[1] << 16);
-}
-
 /* The first, or second, bfloat16 of each pair of a and b: pairs again. */
 static inline int32x4_t dt_vpair_firsts(int32x4_t a, int32x4_t b) {
   return vorrq_s32(vandq_s32(a, vdupq_n_s32(65535)), vshlq_n_s32(b, 16));
@@ -141,11 +67,6 @@ static inline float32x4_t dt_vdot_pairs(int32x4_t a, int32x4_t b, float32x4_t c)
   float32x4_t sum = vfmaq_f32(c, vreinterpretq_f32_s32(vandq_s32(a, upper)),
                               vreinterpretq_f32_s32(vandq_s32(b, upper)));
   return vfmaq_f32(sum, vreinterpretq_f32_s32(vshlq_n_s32(a, 16)), vreinterpretq_f32_s32(vshlq_n_s32(b, 16)));
-}
-
-/* Four bytes as one integer, the first lowest. */
-static inline int32_t dt_load_quad(const uint8_t* p) {
-  return (int32_t)((uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24);
 }
 
 /* Products of the bytes of w, -128 to 127, and of x, -127 to 127: neighbours' sums fit 16 bits. */

@@ -10,48 +10,41 @@ from dataclasses import replace
 
 from dovetail.codegen.isa import avx2, avx512
 from dovetail.codegen.isa.intrinsics import intrinsic, table
+from dovetail.codegen.isa.target import Target
 from dovetail.codegen.isa.x86_integers import vnni_rows
+from dovetail.codegen.isa.x86_rows import PREFIXES
 
-AVXVNNI = replace(
-    avx2.TARGET,
-    name="x86-64-avxvnni",
-    ops={
-        **avx2.OPS,
-        "vdot_quads": "_mm256_dpbusd_avx_epi32({2}, {0}, {1})",
-        "vdot_quads_signed": (
-            "_mm256_dpbusd_avx_epi32({2}, _mm256_abs_epi8({0}), _mm256_sign_epi8({1}, {0}))"
-        ),
-    },
-    cflags=(*avx2.TARGET.cflags, "-mavxvnni"),
-    cpu_features=avx2.TARGET.cpu_features | {"avx_vnni"},
-    intrinsics={
-        **avx2.TARGET.intrinsics,
-        **table(row for lanes in (4, 8) for row in vnni_rows(lanes, "avx_epi32")),
-    },
-    quads="wide",
-    sums_16=False,
+
+def _with_quads(base: Target, name: str, feature: str, suffix: str, signed: str) -> Target:
+    """Return `base` with dot products of quads; signed: bytes with the signs of others."""
+    mm = PREFIXES[base.lanes]
+    dot = f"{mm}_dpbusd_{suffix}({{2}}, "
+    widths = [lanes for lanes in PREFIXES if lanes <= base.lanes]
+    return replace(
+        base,
+        name=name,
+        ops={
+            **base.ops,
+            "vdot_quads": f"{dot}{{0}}, {{1}})",
+            "vdot_quads_signed": f"{dot}{mm}_abs_epi8({{0}}), {signed})",
+        },
+        cflags=(*base.cflags, f"-m{feature.replace('_', '')}"),
+        cpu_features=base.cpu_features | {feature},
+        intrinsics={
+            **base.intrinsics,
+            **table(row for lanes in widths for row in vnni_rows(lanes, suffix)),
+        },
+        quads="wide",
+        sums_16=False,
+    )
+
+
+AVXVNNI = _with_quads(
+    avx2.TARGET, "x86-64-avxvnni", "avx_vnni", "avx_epi32", "_mm256_sign_epi8({1}, {0})"
 )
-
-AVX512_VNNI = replace(
-    avx512.TARGET,
-    name="x86-64-avx512vnni",
-    ops={
-        **avx512.OPS,
-        "vdot_quads": "_mm512_dpbusd_epi32({2}, {0}, {1})",
-        "vdot_quads_signed": (
-            "_mm512_dpbusd_epi32({2}, _mm512_abs_epi8({0}), dt_with_sign({1}, {0}))"
-        ),
-    },
-    cflags=(*avx512.TARGET.cflags, "-mavx512vnni"),
-    cpu_features=avx512.TARGET.cpu_features | {"avx512_vnni"},
-    intrinsics={
-        **avx512.TARGET.intrinsics,
-        **table(row for lanes in (4, 8, 16) for row in vnni_rows(lanes, "epi32")),
-    },
-    quads="wide",
-    sums_16=False,
+AVX512_VNNI = _with_quads(
+    avx512.TARGET, "x86-64-avx512vnni", "avx512_vnni", "epi32", "dt_with_sign({1}, {0})"
 )
-
 _PAIRS = table([intrinsic("_mm512_dpbf16_ps", "__m512, __m512bh, __m512bh -> __m512")])
 AVX512_BF16 = replace(
     AVX512_VNNI,

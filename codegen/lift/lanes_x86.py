@@ -42,7 +42,7 @@ HANDLERS = LANEWISE | MOVES | WHOLE
 
 NAME = re.compile(
     r"_mm(256|512|)_(maskz_|mask_|)([a-z0-9]+?(?:_[a-z0-9]+)*?)_?"
-    r"(ep[iu](?:8|16|32|64x?)|p[sdh]|s[sd]|si(?:16|32|64|128|256|512)|i128)?(_mask)?"
+    r"(ep[iu](?:8|16|32|64x?)|p[sdh]|pbh|s[sd]|si(?:16|32|64|128|256|512)|i128)?(_mask)?"
 )
 
 

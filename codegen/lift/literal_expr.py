@@ -131,13 +131,19 @@ def _join_addresses(self: Literal, sign: str, left: Value, right: Value) -> Any:
         distance = op("-", a.pointer(), b.pointer())
         size = self.layout.size(of) if of is not None else 1
         return Value(LONG, op("//", distance, size) if size > 1 else distance)
+    if sign not in "+-":  # how an address is aligned
+        a, b = (_as_number(side) if side.at is not None else side for side in (left, right))
+        return _join(self, sign, a, b)
     if left.at is None:
         left, right = right, left
-    if sign not in "+-":
-        raise refuse(f"`{sign}` on an address")
     type_ = unqualified(left.type)
     of = type_.of if isinstance(type_, ex.PointerType) else VOID
     return Value(type_, at=self.moved(left.address, of, self.count(right), sign))
+
+
+def _as_number(address: Value) -> Value:
+    """An address as the integer that it is."""
+    return Value(LONG, cast("i64", address.address.pointer()))
 
 
 def _lanes_of(self: Literal, sign: str, left: Value, right: Value) -> Any:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dovetail.codegen.isa.avx2_intrinsics import CONSTANTS
-from dovetail.codegen.lift.emit import Address, cast, num
+from dovetail.codegen.lift.emit import Address, cast, num, op
 from dovetail.codegen.lift.lanes import range_of
 from dovetail.codegen.lift.layout import kind_of, pointee_element, vector_element
 from dovetail.codegen.lift.types import DOUBLE, FLOAT, INT, LIMITS, NAMES, SIZES, WORKS_IN, refuse
@@ -67,6 +67,8 @@ HELPER: Any = "helper"
 _INTEGERS = {
     **CONSTANTS,
     "_MM_ROUND_NEAREST": 0,
+    "true": 1,
+    "false": 0,
     **{"CHAR_BIT": 8, "INT_MAX": (1 << 31) - 1, "INT_MIN": -(1 << 31)},
     **{f"INT{bits}_MAX": (1 << bits - 1) - 1 for bits in (8, 16, 32)},
     **{f"INT{bits}_MIN": -(1 << bits - 1) for bits in (8, 16, 32)},
@@ -79,6 +81,7 @@ NAMED = {
     **{name: Value(FLOAT, ex.Float(value=number)) for name, number in LIMITS.items()},
     **{name: Value(DOUBLE, ex.Float(value=number)) for name, number in _DOUBLES.items()},
     **{name: Value(FLOAT, ex.Name(id=NAMES[name])) for name in ("INFINITY", "HUGE_VALF")},
+    "NAN": Value(FLOAT, op("-", ex.Name(id="inf"), ex.Name(id="inf"))),
     "NULL": Value(INT, num(0)),
 }
 """What headers name."""

@@ -115,6 +115,7 @@ class Names:
     """C scopes to the function scope of the high IR: each variable gets a name of its own type."""
 
     used: dict[str, str] = field(default_factory=dict)  # high name -> type
+    own: set[str] = field(default_factory=set)  # of no C variable
     loops: set[str] = field(default_factory=set)
     scopes: ChainMap[str, str] = field(default_factory=ChainMap)
 
@@ -133,7 +134,7 @@ class Names:
 
         def serves(made: str) -> bool:
             alike = self.used.get(made) == type_ and loop == (made in self.loops)
-            return made not in self.used or (alike and not shadows)
+            return made not in self.used or (alike and not shadows and made not in self.own)
 
         made = next(filter(serves, spellings(name)))
         self.used[made] = type_
@@ -146,6 +147,7 @@ class Names:
         """Return an unused high name for a value that no C variable holds."""
         made = next(made for made in spellings(name) if made not in self.used)
         self.used[made] = type_
+        self.own.add(made)
         return made
 
     def find(self, name: str) -> str | None:

@@ -35,6 +35,7 @@ ELEMENTS = {
     "ps": "f32",
     "pd": "f64",
     "ph": "f16",
+    "pbh": "bf16",
     "ss": "f32",
     "sd": "f64",
     **dict.fromkeys(("si128", "si256", "si512", "si64", "si32", "si16", "i128"), "u8"),
@@ -225,7 +226,11 @@ _INTEGERS = [suffix for suffix in ELEMENTS if suffix.startswith("ep")]
 LANEWISE: dict[str, Handler] = {
     **{f"{n}_{s}": partial(_lanewise, lane) for n, lane in _LANES.items() for s in _INTEGERS},
     **{f"{n}_{s}": partial(_float_binary, n) for n in PLAIN for s in ("ps", "pd")},
-    "sqrt": lambda shape, a: _floats(partial(call, "vsqrt"), partial(call, "sqrt"), shape, a),
+    "sqrt": partial(_floats, partial(call, "vsqrt"), partial(call, "sqrt")),
+    **{
+        f"abs_{s}": partial(_floats, partial(call, "vabs"), partial(call, "abs"))
+        for s in ("ps", "pd")
+    },
     **FUSED,
     **{
         f"{name}_{s}": partial(_bitwise, name)

@@ -167,14 +167,21 @@ def _narrowed_lanes(source: str, shape: Shape, a: Address) -> Made:
     return padded_register(lanes, made, count)
 
 
-def _halves_to(shape: Shape, a: Address) -> Address:
-    return shape.lanes.floats(shape.count, lambda load: load(a.read_as("f16")))
+def _halves_to(elem: str, shape: Shape, a: Address) -> Address:
+    return shape.lanes.floats(shape.count, lambda load: load(a.read_as(elem)))
 
 
-def _to_halves(shape: Shape, a: Address, rounding: Any = None) -> Made:
+def _to_halves(elem: str, shape: Shape, a: Address, rounding: Any = None) -> Made:
     count = shape.counted("f32")
-    made = shape.lanes.each("f16", count, a.read_as("f32").item)
+    made = shape.lanes.each(elem, count, a.read_as("f32").item)
     return padded_register(shape.lanes, made.read_as("u16"), count)
+
+
+def _to_pairs(shape: Shape, high: Address, low: Address) -> Address:
+    """Return bfloat16 of two vectors of floats, the second's first."""
+    half = shape.count // 2
+    values = [part.read_as("f32").item(i) for part in (low, high) for i in range(half)]
+    return shape.listed(values)
 
 
 # ---- parts of registers ----
@@ -286,8 +293,11 @@ MOVES: dict[str, Handler] = {
     "packus": partial(_pack, {"i16": "u8", "i32": "u16"}),
     "cvtsepi32": partial(_narrowed_lanes, "i32"),
     "cvtsepi16": partial(_narrowed_lanes, "i16"),
-    "cvtph_ps": _halves_to,
-    "cvtps_ph": _to_halves,
+    "cvtph_ps": partial(_halves_to, "f16"),
+    "cvtpbh_ps": partial(_halves_to, "bf16"),
+    "cvtps_ph": partial(_to_halves, "f16"),
+    "cvtneps_pbh": partial(_to_halves, "bf16"),
+    "cvtne2ps_pbh": _to_pairs,
     **{f"set_m128{k}": _joined for k in ("", "i", "d")},
     **{f"setr_m128{k}": lambda shape, low, top: _joined(shape, top, low) for k in ("", "i", "d")},
     "extract": _extract,

@@ -111,6 +111,18 @@ def _dots(left: str, right: str, shape: Shape, acc: Address, a: Address, b: Addr
     return shape.lanes.dots(*held, shape.bits // 32, 4 // SIZES[left])
 
 
+def _dots_of_pairs(shape: Shape, acc: Address, a: Address, b: Address) -> Address:
+    """Return acc + products of neighbours in bfloat16, in float."""
+    held, x, y = acc.read_as("f32"), a.read_as("bf16"), b.read_as("bf16")
+
+    def lane(i: Expr) -> Expr:
+        first, second = op("*", i, 2), op("+", op("*", i, 2), 1)
+        made = op("+", held.item(i), op("*", x.item(second), y.item(second)))
+        return op("+", made, op("*", x.item(first), y.item(first)))
+
+    return shape.each(lane)
+
+
 def _hadd(sign: str, shape: Shape, *operands: Address) -> Address:
     a, b = shape.read(*operands)
     block = 16 // SIZES[shape.elem]
@@ -211,7 +223,6 @@ WHOLE: dict[str, Handler] = {
     "ceil_ps": lambda shape, a: _round(shape, a, num(2)),
     "cmp": partial(_compare, ""),
     **{f"cmp{n}_{s}": partial(_compare, sign) for n, sign in COMPARED.items() for s in FLOATS},
-    "abs_ps": lambda shape, a: shape.lanes.calls("vabs", shape.count, a),
     "scalef_ps": _scalef,
     "getexp_ps": _getexp,
     # estimates: the exact value is what the steps after them move towards
@@ -223,6 +234,7 @@ WHOLE: dict[str, Handler] = {
     **dict.fromkeys(("dpbusd", "dpbusd_avx"), partial(_dots, "u8", "i8")),
     "dpbssd": partial(_dots, "i8", "i8"),
     **dict.fromkeys(("dpwssd", "dpwssd_avx"), partial(_dots, "i16", "i16")),
+    "dpbf16_ps": _dots_of_pairs,
     "hadd": partial(_hadd, "+"),
     "hsub": partial(_hadd, "-"),
     "sad": _sad,

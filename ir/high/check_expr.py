@@ -133,7 +133,7 @@ class ExprChecker:
         target, source = print_high(expr.type), self.value(expr.operand)
         self.check_type(target, expr.type.span, (*SCALARS,))
         numbers = target in SCALARS and source in (*SCALARS, "int", "float", "bool")
-        pointers = all(rules.is_pointer(t) or t == "i64" for t in (target, source))
+        pointers = all(rules.is_pointer(t) or t in ("i64", "null") for t in (target, source))
         if not (numbers or pointers or source == rules.UNKNOWN):
             raise rules.TypeFault("high-type-mismatch", f"{source} cannot become {target}")
         return target

@@ -194,7 +194,11 @@ def _changed_first(body: Body) -> set[str]:
         name = defined_name(stmt)
         if name is not None:
             first.setdefault(name, stmt)
-    return {n for n, stmt in first.items() if isinstance(stmt, Assign) and stmt.op != "="}
+    return {
+        name
+        for name, stmt in first.items()
+        if isinstance(stmt, Assign) and (stmt.op != "=" or name in read_names(stmt))
+    }
 
 
 CONSTANT_TYPES = ("i64", "f32")

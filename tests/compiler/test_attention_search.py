@@ -9,8 +9,6 @@ from dovetail.codegen.library import build_library, lower_request
 from dovetail.codegen.targets import TARGETS, host_target
 from dovetail.compiler import attention_search as module
 from dovetail.compiler.attention_search import (
-    DECODE,
-    PREFILL,
     STEPS,
     AttentionTask,
     apply_choices,
@@ -21,7 +19,7 @@ from dovetail.compiler.attention_search import (
     single_steps,
     variant_requests,
 )
-from dovetail.compiler.measure import Measurement, Meter
+from dovetail.compiler.measure import DECODE, PREFILL, Measurement, Meter
 from dovetail.compiler.paired import PairedRatio
 from dovetail.compiler.recorder import Identity, NoMachine, Recorder
 from dovetail.compiler.schedules import make_schedule

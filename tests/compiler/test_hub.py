@@ -112,7 +112,9 @@ def test_an_adapter_is_fetched_with_its_model(hub: Hub, tmp_path: Path) -> None:
     wanted += [f"tiny/llama/{name}" for name in (*SMALL, "model.safetensors")]
     assert hub.take() == sorted(wanted)
     command = (
-        "import sys; from dovetail.compiler.adapter import *; print(find_base(Path(sys.argv[1])))"
+        "import sys; from pathlib import Path; "
+        "from dovetail.compiler.adapter import find_base; "
+        "print(find_base(Path(sys.argv[1])))"
     )
     env = {**os.environ, "HF_HOME": str(tmp_path)}
     folder = str(tmp_path / "hub" / path)

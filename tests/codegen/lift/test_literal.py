@@ -426,6 +426,72 @@ def test_doubles_keep_their_lanes_and_round_to_the_nearest():
     assert np.array_equal(z[:8], np.append(np.rint(a), np.trunc(a)))
 
 
+def test_bfloat16_is_converted_and_multiplied_in_pairs():
+    text = """void f(const float *x, const unsigned char *u, float *y, int *z) {
+        __m512 a = _mm512_loadu_ps(x), b = _mm512_loadu_ps(x + 16);
+        __m512bh both = _mm512_cvtne2ps_pbh(b, a);
+        _mm512_storeu_ps(y, _mm512_dpbf16_ps(a, both, both));
+        _mm512_storeu_ps(y + 16, _mm512_cvtpbh_ps(_mm512_cvtneps_pbh(b)));
+        _mm512_storeu_pd((double *)(y + 32), _mm512_abs_pd(_mm512_cvtps_pd(_mm256_loadu_ps(x))));
+        y[48] = u[0] > 300 ? NAN : 1.0f;
+        y[49] = u[0] < 300 ? NAN : 1.0f;
+        z[0] = true;
+    }"""
+    x, (y, z) = arguments(0)[0], called(lifted_library(text, "generic"), 0)
+    halves = bf16(x[:32]).astype(np.float64)
+    pairs = (halves**2).reshape(16, 2).sum(1)
+    np.testing.assert_allclose(y[:16], x[:16] + pairs, rtol=2e-6)
+    np.testing.assert_array_equal(y[16:32], halves[16:])
+    np.testing.assert_array_equal(y[32:48].view(np.float64), np.abs(x[:8]))
+    np.testing.assert_array_equal(y[48:50], [1, np.nan])
+    assert z[0] == 1
+
+
+def bf16(x):
+    bits = x.view(np.uint32)
+    return (bits + 0x7FFF + (bits >> 16 & 1) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+
+
+def test_addresses_are_aligned_and_compared_with_none():
+    text = """
+    static int step(const float **rows, int n) { return rows[n & 1] != (const float *)0; }
+    void f(const float *x, const unsigned char *u, float *y, int *z) {
+        const float *rows[2] = {x, (const float *)0};
+        int ahead = ((32 - ((uintptr_t)(x + 3) & (uintptr_t)31)) >> 2) & 7;
+        z[0] = ahead;
+        for (int i = 0; i < 4; i++) z[1 + i] = step(rows, i);
+    }"""
+    arrays = arguments(0)
+    lifted_library(text, "generic").f(*(ctypes.c_void_p(a.ctypes.data) for a in arrays))
+    ahead = (32 - (arrays[0].ctypes.data + 12) % 32) // 4 % 8
+    assert arrays[3][:5].tolist() == [ahead, 1, 0, 1, 0]
+
+
+def test_parameters_change_where_they_stand():
+    text = "int f(long n, long step, float *a) { step = step * 2; a[step * n] = 1; return 0; }"
+    pieces = Pieces()
+    pieces.add(Source("k.c", text))
+    lowered = print_low(lower(lift_function(pieces, "f"), "f", {}, TARGETS["generic"], name="f"))
+    a, result = np.zeros(16, np.float32), np.ones(1, np.int32)
+    library = compile_c(HEAD + lowered, TARGETS["generic"], FLAGS)
+    places = (ctypes.c_void_p(v.ctypes.data) for v in (a, result))
+    library.f(ctypes.c_long(3), ctypes.c_long(2), *places)
+    assert a.nonzero()[0].tolist() == [12] and result[0] == 0
+
+
+def test_an_array_is_not_hidden_by_a_parameter_of_its_name():
+    text = """
+    static void sum(int n, const float **ap, float *y) { *y = ap[0][n] + ap[1][n]; }
+    void f(const float *x, const unsigned char *u, float *y, int *z) {
+        const float *ap[2] = {x, x + 1};
+        sum(3, ap, y);
+        ap[1] = x + 2;
+        sum(3, ap, y + 1);
+    }"""
+    x, (y, _) = arguments(0)[0], called(lifted_library(text, "generic"), 0)
+    np.testing.assert_array_equal(y[:2], [x[3] + x[4], x[3] + x[5]])
+
+
 def test_comparisons_by_number_tell_what_is_no_number():
     numbers = (0, 1, 2, 4, 5, 6, 9, 10, 12, 13, 14, 17, 22, 28)
     stores = "".join(f"z[{k}] = _mm512_cmp_ps_mask(a, b, {n});" for k, n in enumerate(numbers))

@@ -127,7 +127,13 @@ def inspect_artifact(path: Path) -> Inspection:
             name: reader.json(f"indexes/{name}/manifest.json", IndexManifest)
             for name in reader.manifest.indexes
         },
-        models=tuple(_inspect_model(reader, name) for name in reader.manifest.models),
+        models=tuple(
+            ModelInspection(
+                file=reader.json(f"models/{name}/model.json", ModelFile),
+                **_inspect_files(reader, name),
+            )
+            for name in reader.manifest.models
+        ),
         encoders=tuple(_inspect_encoder(reader, name) for name in reader.manifest.encoders),
         kernels=tuple(
             reader.json(f"kernels/{target}/index.json", KernelIndex)
@@ -135,11 +141,6 @@ def inspect_artifact(path: Path) -> Inspection:
         ),
         devices=kept_profiles(reader.manifest.model_fingerprint),
     )
-
-
-def _inspect_model(reader: ArtifactReader, name: str) -> ModelInspection:
-    file = reader.json(f"models/{name}/model.json", ModelFile)
-    return ModelInspection(file=file, **_inspect_files(reader, name))
 
 
 def _inspect_encoder(reader: ArtifactReader, name: str) -> EncoderInspection:

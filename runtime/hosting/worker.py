@@ -221,7 +221,7 @@ def serve(channel: Channel, progress: int, board: int = -1) -> None:
     setup = channel.receive(Setup)
     if setup is None:
         return
-    _log_to_stderr(setup.log_level)
+    log_to_stderr(setup.log_level, "engine: ")
     opened: Future[EngineWorker] = Future()
     order: Any = Order
     take = partial(take_order, channel, opened)
@@ -278,9 +278,10 @@ def take_order(
         sleep(GATHER)
 
 
-def _log_to_stderr(level: int) -> None:
+def log_to_stderr(level: int, who: str = "") -> None:
+    """Write a line with the time for each record of this program's log."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s engine: %(message)s"))
+    handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s {who}%(message)s"))
     logger = logging.getLogger("dovetail")
     logger.handlers, logger.propagate = [handler], False
     logger.setLevel(level)

@@ -159,11 +159,6 @@ class DeviceExecutor:
             self.join()
             undo.pop_all()
 
-    @property
-    def room(self) -> int:
-        """Bytes of the device that KV may take, beside weights and workspace."""
-        return self.sizes.room
-
     # ---- opening ----
 
     def _choose_sizes(self, kind: torch.dtype) -> DeviceLimits:

@@ -61,7 +61,7 @@ class EngineProcess(Supervisor[StepReport]):
         self._waiting: list[tuple[tuple[int, ...], bytes]] = []  # for a process
         self._tickets: dict[int, Future[None]] = {}
         self._progress, self._board = Progress(), board
-        self._load = EngineLoad()
+        self.load = EngineLoad()  # as the process last told
         self._service: ServicePlan | None = None
         self._vocab_size = 0
         self._timeline: Timeline | None = None
@@ -83,11 +83,6 @@ class EngineProcess(Supervisor[StepReport]):
         """As the process that was ready last told."""
         assert self._service is not None, "nobody has waited for the first one"
         return self._service
-
-    @property
-    def load(self) -> EngineLoad:
-        """As the process last told."""
-        return self._load
 
     def now(self) -> float:
         """Return seconds on the machine's monotonic clock."""
@@ -207,7 +202,7 @@ class EngineProcess(Supervisor[StepReport]):
         return self._progress.read(busy=bool(self._jobs or self._tickets))
 
     def _hear(self, report: StepReport) -> None:
-        self._load = report.load
+        self.load = report.load
         if report.drawn is not None and self._timeline is not None:
             self._timeline.add(report.drawn)
         stopped = [update.number for update in report.updates if self._take(update, report.now)]
@@ -262,7 +257,7 @@ class EngineProcess(Supervisor[StepReport]):
         if self._board is not None:
             self._board.clear(ENGINE_SLOT)
         with self._lock:
-            self._load = EngineLoad()
+            self.load = EngineLoad()
             lost = [self._jobs.pop(number) for number in set(self._jobs) - self._unsent]
             tickets = list(self._tickets.values())
             self._tickets.clear()

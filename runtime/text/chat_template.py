@@ -62,7 +62,7 @@ class ChatTemplate:
     def __init__(self, text: str, tokens: Mapping[str, str]) -> None:
         """Raises ArtifactError where `text` is no template."""
         key = hashlib.sha256(msgspec.json.encode([text, dict(tokens)])).hexdigest()
-        self._teach = Teach(key, text, dict(tokens))
+        self.text, self._teach = text, Teach(key, text, dict(tokens))
         SHARED.take()
         self._end = weakref.finalize(self, SHARED.give_back)
         try:
@@ -70,11 +70,6 @@ class ChatTemplate:
         except BaseException:
             self._end()
             raise
-
-    @property
-    def text(self) -> str:
-        """The template itself."""
-        return self._teach.template
 
     def render(self, messages: Sequence[Message | Mapping[str, Any]], **wishes: Any) -> str:
         """Return the prompt that `start` promises; waits, so that no event loop may call it."""

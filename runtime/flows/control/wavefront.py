@@ -63,14 +63,11 @@ class Wavefront:
         Raises SpecError where the settings name a transformation that is not registered.
         """
         self.front = front = Front(settings, costs, catalog, {} if hot is None else hot)
+        self.statistics: Statistics = front.statistics
+        """What came of guesses."""
         self._numbers = count(1)
         self._searches = Searches(front, self._searched_on, self._searched, self._search_failed)
         self._replies = Replies(front, self._replied, self._reply_failed)
-
-    @property
-    def statistics(self) -> Statistics:
-        """What came of guesses."""
-        return self.front.statistics
 
     def submit(self, run: WorkflowRun, now: float) -> int:
         """Take a run that has not begun; return the number of the request."""

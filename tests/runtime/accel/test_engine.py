@@ -513,7 +513,7 @@ def test_memory_is_counted_once(artifact: Path, monkeypatch: pytest.MonkeyPatch)
         given: dict[str, Any] = {"device": "torch:cpu", "offload": "full", **LIMITS}
         with load(artifact, kv_blocks=kv_blocks, **given) as app:
             assert isinstance(app.engine.executor, DeviceExecutor)
-            room.append(app.engine.executor.room)
+            room.append(app.engine.executor.sizes.room)
             held = app.engine.scheduler.limits.block_bytes * kv_blocks
         made = PlainAttention.workspace(torch.device("cpu"), 64, 256, 0.0) + moment
         taken.append((held, made))

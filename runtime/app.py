@@ -140,7 +140,7 @@ def load(
     generator, embeddings = _open_parts(
         artifact, hardware, options, board, embedding, device=device, apart=apart
     )
-    gpu = options.device if options.beside_cpu else None  # indexes may use it beside the engine
+    gpu = _gpu_of(options)
     return App(artifact, generator, embeddings, settings, gpu, memory, trust=trust, board=board)
 
 
@@ -180,6 +180,11 @@ def _open_parts(
             generator = Generator(host, tokenizer, *given, part.file.spec.adapters)
         opened.pop_all()
     return generator, embeddings
+
+
+def _gpu_of(options: EngineOptions) -> str | None:
+    """Return the GPU that indexes may use beside the engine."""
+    return options.device if options.beside_cpu else None
 
 
 class App:

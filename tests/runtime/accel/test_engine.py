@@ -165,8 +165,8 @@ def test_decodes_of_a_gpu_are_recorded(artifact: Path, alone: list[tuple[int, ..
     with engines.two_pools(artifact, 60, 1, device="cuda", offload="off") as (app, _):
         for _ in range(2):
             assert [done.token_ids for done in app.generate(PROMPTS, **ASKED)] == alone
-        recorder = app.engine.executor.pair.sub_batches[0]._recorder
-        assert recorder.on and recorder._held
+        graphs = app.engine.executor.pair.sub_batches[0]._graphs
+        assert graphs.on and graphs._held
 
 
 @pytest.mark.parametrize("offload", ["off", "full", "auto"])

@@ -20,7 +20,7 @@ from dovetail.ir.errors import SpecError
 from dovetail.ir.formats import FORMATS, is_quantised
 from dovetail.ir.high.nodes import Unit
 from dovetail.ir.high.parse import parse_high
-from dovetail.ir.model import DELTA, GATES, ROWS, SCAN, TURNED, ModelSpec
+from dovetail.ir.model import DELTA, GATES, ROWS, SCAN, TURNED, XIELU, ModelSpec
 
 Binding = Mapping[str, int | str]
 
@@ -57,6 +57,7 @@ KERNELS: dict[str, str] = {
     "sigmoid_rows": "recurrent",
     "gate_rows": "activation",
     "cap_rows": "activation",
+    "xielu_rows": "activation",
     "gate_pairs": "activation",
     "adapter_in": "adapters",
     "adapter_out": "adapters",
@@ -124,6 +125,8 @@ TILES = _TILES | {
 """(family, instruction set) to tile sizes that fill the registers; others keep their defaults."""
 PROMPTS = ("prefill_attention", "decode_attention_rows")
 """Families of attention of prompts, and of decodes with its bits."""
+CAPPED = (*PROMPTS, "decode_attention")
+"""Families that may cap scores."""
 
 
 USUAL_HEAD, MOST_HEAD = 256, 576
@@ -159,13 +162,14 @@ class HeadShape:
 
     most: the largest head_dim, where layers have several; `head_dim` divides them all.
     rounded: whether the model's products round activations, to bfloat16 or int8, where the target
-    does so: attention of prompts then rounds its own to bfloat16.
+    does so: attention of prompts then rounds its own to bfloat16. cap: of scores, 0 = none.
     """
 
     head_dim: int
     group: int
     rounded: bool = False
     most: int = 0
+    cap: int = 0
 
 
 @lru_cache
@@ -214,15 +218,17 @@ def kernel_request(
     assert dtype is not None, f"{family} needs a dtype"
     stored = DTYPE_PARAMETER[family]
     binding |= weight_binding(dtype) if stored == "W" else {stored: dtype}
+    name, capped = f"{family}_{dtype}", ""
+    if family in CAPPED and heads and heads.cap:
+        binding, capped = binding | {"CAP": heads.cap}, f"_cap{heads.cap}"
     if family == "decode_attention" and heads and (tiles := fixed_tiles(target, dtype, heads)):
-        name = f"{family}_{dtype}_{heads.head_dim}x{heads.group}"
+        name = f"{name}_{heads.head_dim}x{heads.group}{capped}"
         return KernelRequest(module, family, binding | tiles, name)
-    name = f"{family}_{dtype}"
     if family in PROMPTS and heads and max(heads.head_dim, heads.most) > USUAL_HEAD:
         binding, name = binding | {"HEAD": MOST_HEAD}, f"{name}_wide"
     if family in PROMPTS and heads and pairs_prompts(target, heads):
         binding, name = binding | {"DOT": 1}, f"{name}_pairs"
-    return KernelRequest(module, family, binding, name)
+    return KernelRequest(module, family, binding, name + capped)
 
 
 def weight_binding(dtype: str) -> dict[str, int | str]:
@@ -288,6 +294,7 @@ def model_kernels(spec: Spec, target: Target) -> tuple[KernelRequest, ...]:
     used = {"rmsnorm_add": spec.branch_norms, "scaled_add": spec.branch_scale != 1.0}
     used |= dict.fromkeys(("rmsnorm_parts", "gate_rows"), bool(spec.layer_inputs))
     used["cap_rows"] = bool(spec.logits_cap)
+    used["xielu_rows"] = spec.activation == XIELU
     used |= {f: spec.experts is not None for f, module in KERNELS.items() if module == "experts"}
     used["row_gate"] = spec.experts is not None and spec.experts.gated
     used["norm_rows"] = bool(spec.latent) or (spec.qk_norm and spec.qk_norm_of == ROWS)
@@ -369,7 +376,7 @@ def head_shape(spec: ModelSpec) -> HeadShape:
     rounded = spec.weight_dtype == "bf16" or is_quantised(spec.weight_dtype)
     group, sizes = spec.n_heads // spec.n_kv_heads, [size for *_, size in spec.head_shapes]
     most = 0 if len(spec.head_shapes) == 1 else max(sizes)
-    return HeadShape(math.gcd(*sizes), group, rounded, most)
+    return HeadShape(math.gcd(*sizes), group, rounded, most, spec.attention_cap)
 
 
 ROW_TYPES = ("f32", "bf16", "f16")

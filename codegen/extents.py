@@ -40,6 +40,7 @@ EXTENTS: dict[str, dict[str, str]] = {
     "rmsnorm_add": {**ROWS, "scale": "1"},
     "rmsnorm_parts": {"x": "rows(T, ldx, n * H)", "w": "H", "out": "rows(T, ldo, n * H)"},
     "gate_rows": {"x": "rows(T, ldx, H)", "y": "rows(T, ldy, H)"},
+    "xielu_rows": {"x": "rows(T, ldx, H)", "w": "3"},
     "cap_rows": {"x": "rows(R, ldx, V)"},
     "scaled_add": ROWS,
     "norm_rows": {"x": "rows(T, ldx, H)", "w": "H"},

@@ -189,7 +189,8 @@ class _Sum:
     ) -> _Sum:
         """Read both factors, and scale one. Raises SpecError for shapes that do not fit."""
         target, where = base.info(name), next(iter(stored.values()))
-        up, down = read_factors(target, stored, config)
+        factors = Factors.of(target, stored, config)
+        up, down = factors.up(), factors.down()
         length = stored.get("lora_magnitude_vector")
         lengths = None if length is None else length.dtype.widen(map_tensor(length))
         if lengths is not None and lengths.shape != target.shape[:1]:
@@ -208,29 +209,56 @@ class _Sum:
         return dtype.narrow(rows)
 
 
-def read_factors(
-    target: TensorInfo, stored: Mapping[str, TensorInfo], config: Config
-) -> tuple[Floats, Floats]:
-    """Return the factors [n][rank] and [rank][k] of a sum, the first one scaled.
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """Where the factors of a sum stand, [n][rank], to be scaled, and [rank][k].
 
-    Raises SpecError for shapes that do not fit the weight.
+    turned: both are stored the other way round, as those of a table are.
     """
-    values = {part: info.dtype.widen(map_tensor(info)) for part, info in stored.items()}
-    if "lora_embedding_A" in values:  # of a table: [rank][n] and [k][rank]
-        up, down = values.get("lora_embedding_A"), values.get("lora_embedding_B")
-        up, down = (None if part is None else part.T for part in (up, down))
-    else:
-        up, down = values.get("lora_B"), values.get("lora_A")
-    where, name = next(iter(stored.values())), target.name
-    if up is None or down is None or up.ndim != 2 or up.shape[1:] != down.shape[:1]:
-        raise SpecError(f"{where.path}: the two factors for {name} do not fit together")
-    made = (up.shape[0], *down.shape[1:])
-    if made != target.shape or not down.size:
-        raise SpecError(
-            f"{where.path}: the sum for {name} has shape {list(made)}, the weight in "
-            f"{target.path} has {list(target.shape)}"
-        )
-    return up * _scale(config, name, len(down)), down
+
+    tensors: tuple[TensorInfo, TensorInfo]
+    scale: np.float32
+    turned: bool
+
+    @classmethod
+    def of(cls, target: TensorInfo, stored: Mapping[str, TensorInfo], config: Config) -> Factors:
+        """Find both by their headers; SpecError for shapes that do not fit the weight."""
+        turned = "lora_embedding_A" in stored
+        names = ("lora_embedding_A", "lora_embedding_B") if turned else ("lora_B", "lora_A")
+        found = [stored[part] for part in names if part in stored]
+        shapes = [info.shape[:: -1 if turned else 1] for info in found]
+        where, name = next(iter(stored.values())), target.name
+        if [*map(len, shapes)] != [2, 2] or shapes[0][1] != shapes[1][0]:
+            raise SpecError(f"{where.path}: the two factors for {name} do not fit together")
+        (n, rank), (_, k) = shapes
+        if (n, k) != target.shape or not rank * k:
+            raise SpecError(
+                f"{where.path}: the sum for {name} has shape {[n, k]}, the weight in "
+                f"{target.path} has {list(target.shape)}"
+            )
+        return cls((found[0], found[1]), _scale(config, name, rank), turned)
+
+    @property
+    def rank(self) -> int:
+        """What is summed over."""
+        return self.tensors[1].shape[1 if self.turned else 0]
+
+    @property
+    def finite(self) -> bool:
+        """Whether all values are."""
+        return all(info.dtype.all_finite(map_tensor(info)) for info in self.tensors)
+
+    def up(self) -> Floats:
+        """Read the first factor, scaled."""
+        return self._read(0) * self.scale
+
+    def down(self) -> Floats:
+        """Read the second factor."""
+        return self._read(1)
+
+    def _read(self, place: int) -> Floats:
+        values = self.tensors[place].dtype.widen(map_tensor(self.tensors[place]))
+        return values.T if self.turned else values
 
 
 def _scale(config: Config, weight: str, rank: int) -> np.float32:

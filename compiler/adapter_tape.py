@@ -13,12 +13,12 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from dovetail.compiler.adapters import RANKS, A, B, pair_name
+from dovetail.compiler.gate_tape import ApartTape
 from dovetail.compiler.sources import WeightSource
-from dovetail.compiler.tape_builder import NO_RESIDUAL, Value
-from dovetail.compiler.tapes import ForwardTape
+from dovetail.compiler.tape_builder import Value
 from dovetail.compiler.tensors import weight_sources
 from dovetail.ir.dtypes import DTYPES
-from dovetail.ir.model import APART, PANEL, ModelSpec, WeightEntry
+from dovetail.ir.model import PANEL, ModelSpec, WeightEntry
 from dovetail.ir.tape import ADAPTED, ADAPTER_ARGS, ArgRef, BufferRef, Tape, WeightRef
 
 _WHICH = {"n_tokens": "adapters", "n_out": "out_adapters"}
@@ -45,7 +45,9 @@ def build_adapted_tape(
     return _Adapted(spec, weights, tokens, sequences).build(ADAPTED, spec.n_layers - spec.shared_kv)
 
 
-class _Adapted(ForwardTape):
+class _Adapted(ApartTape):
+    joint = "gate_pairs"
+
     def __init__(
         self, spec: ModelSpec, weights: Sequence[WeightEntry], tokens: int, sequences: int
     ) -> None:
@@ -53,8 +55,6 @@ class _Adapted(ForwardTape):
         self.made_of = {source.name: source for source in weight_sources(spec)}
         widest = max(map(self.rank, filter(_is_first, self.weights)), default=1)
         self.low = [self.padded(f"low{i}", tokens, widest) for i in range(3)]
-        inner = max(map(spec.layer_inner, range(spec.n_layers)))
-        self.pairs = self.padded("pairs", tokens, -(-inner // PANEL) * PANEL * 2)
 
     def finish(self, name: str, args: tuple[str, ...], tokens: int, sequences: int) -> Tape:
         """Plan the buffers and return the tape."""
@@ -68,13 +68,9 @@ class _Adapted(ForwardTape):
         if not sums:
             super().product(op, segment, m, weight, a, *rest)
         elif op == "gate_up":
-            _, n, *others = self.gemm(weight, a, m)
-            assert isinstance(n, int)
-            pairs = self.rows(self.pairs)
-            whole = (m, -(-n // PANEL) * PANEL * 2, *others)
-            self.add(APART, segment, *whole, *NO_RESIDUAL, *pairs, *self.split)
+            pairs = self.apart(segment, m, weight, a)
             self.adapt(segment, m, a, sums, *pairs)
-            self.add("gate_pairs", segment, m, n, *pairs, *rest)
+            self.meet(segment, m, weight, *pairs, *rest)
         else:
             super().product(op, segment, m, weight, a, *rest)
             c, stride = rest[2:4]

@@ -1,6 +1,6 @@
 """Adapters that one model serves side by side: pairs of small matrices beside its own weights.
 
-In: folders of PEFT by name, and the model. Out: rows of weights to pack behind the model's: of each
+In: folders of PEFT by name, and the model. Out: weights to pack behind the model's: of each
 part of a product (of q, of k, of gate ...) the first matrices of all adapters [adapters][R][k], the
 second ones in panels [adapters][n / 16][R][16], scaled, and the rank of each. R is the largest.
 """
@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from dovetail.compiler.adapter import (
+    Factors,
     Floats,
     find_target,
     is_adapter,
     read_config,
-    read_factors,
     read_parts,
 )
 from dovetail.compiler.checkpoint import Checkpoint, TensorInfo
@@ -31,13 +32,11 @@ from dovetail.compiler.sources import WeightSource
 from dovetail.compiler.tensors import weight_sources
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.errors import SpecError
-from dovetail.ir.model import PANEL, ModelSpec
+from dovetail.ir.model import PANEL, ModelSpec, WeightEntry
 
 Array = npt.NDArray[Any]
-Pair: TypeAlias = tuple[Floats, Floats]
-"""What is added to a weight: [n][rank], scaled, times [rank][k]."""
 A, B, RANKS = "adapters_a", "adapters_b", "adapters_ranks"
-PRODUCTS = ("qkv", "q", "k", "v", "o", "gate_up", "down")
+PRODUCTS = ("qkv", "q", "k", "v", "o", "gate_up", "up", "down")
 """Products of layers that adapters may add to."""
 _PARTS = {"lora_A", "lora_B"}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./:-]{0,127}")
@@ -48,18 +47,67 @@ def pair_name(weight: str, part: int, side: str) -> str:
     return f"{weight}.{side}{part}"
 
 
-def adapter_sources(found: Mapping[str, Array]) -> Iterator[WeightSource]:
-    """Yield what `read_adapters` found as weights without tensors."""
-    dtypes = {np.dtype(DTYPES[name].numpy): name for name in ("f32", "bf16")}
-    for name, rows in found.items():
-        n, k = rows.shape
-        yield WeightSource(name, "rows", n, k, dtype=dtypes[rows.dtype])
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """What an adapter adds to rows [first, first + count) of a tensor.
+
+    order: of all rows, where the model's stand in another than the adapter's; None = the same.
+    """
+
+    factors: Factors
+    first: int
+    count: int
+    order: npt.NDArray[np.int64] | None
+
+    def side(self, side: str, most: int) -> Floats:
+        """Return a matrix as it is stored, with room for so many ranks."""
+        rank = self.factors.rank
+        if side == RANKS:
+            return np.full((1, 1), rank, np.float32)
+        if side == A:
+            return np.pad(self.factors.down(), ((0, most - rank), (0, 0)))
+        up, last = self.factors.up(), self.first + self.count
+        up = up[self.first : last] if self.order is None else up[self.order[self.first : last]]
+        up = np.pad(up, ((0, -self.count % PANEL), (0, most - rank)))
+        return up.reshape(-1, PANEL, most).transpose(0, 2, 1).reshape(-1, PANEL)
+
+
+@dataclass(frozen=True, slots=True)
+class Stacked:
+    """A matrix of the pairs of all adapters, [n][k], of which only asked-for rows are read."""
+
+    name: str
+    n: int
+    k: int
+    dtype: str
+    side: str
+    pairs: tuple[Pair | None, ...]
+
+    def __getitem__(self, rows: slice) -> Array:
+        """Return rows [start, stop)."""
+        height = self.n // len(self.pairs)
+        most = max(pair.factors.rank for pair in self.pairs if pair)
+        out = np.zeros((rows.stop - rows.start, self.k), np.float32)
+        for number, pair in enumerate(self.pairs):
+            base = number * height
+            low, high = max(rows.start, base), min(rows.stop, base + height)
+            if pair and low < high:
+                own = pair.side(self.side, most)[low - base : high - base]
+                out[low - rows.start : high - rows.start] = own
+        return DTYPES[self.dtype].narrow(out)
+
+
+def adapter_sources(found: Iterable[Stacked | WeightEntry]) -> Iterator[WeightSource]:
+    """Yield the matrices of adapters among weights, as weights without tensors."""
+    for one in found:
+        if one.name.rpartition(".")[2].startswith((A, B, RANKS)):
+            yield WeightSource(one.name, "rows", one.n, one.k, dtype=one.dtype)
 
 
 def read_adapters(
     given: Mapping[str, str | Path], source: ModelSource, spec: ModelSpec
-) -> dict[str, Array]:
-    """Return the rows [n][k] of every weight that adapters bring, by name.
+) -> dict[str, Stacked]:
+    """Return every weight that adapters bring, by name; only headers are kept of it.
 
     Raises SpecError for an adapter that does not fit the model, or changes what products are not.
     """
@@ -78,20 +126,20 @@ def read_adapters(
     names = source.config().texts("architectures")
     swaps = any(FAMILIES[name].neighbours for name in names if name in FAMILIES)
     pairs = [_read_pairs(Path(folder), base, targets, swaps=swaps) for folder in given.values()]
-    found: dict[str, Array] = {}
+    found: list[Stacked] = []
     for one in products:
         for part, (tensor, first, count) in enumerate(one.parts):
-            own = [each.get(tensor) for each in pairs]
-            if any(own):
-                stacked = _stack(own, first, count, one.k, spec.adapter_dtype)
-                found |= {pair_name(one.name, part, side): rows for side, rows in stacked.items()}
-    return found
+            known = [each.get(tensor) for each in pairs]
+            own = (pair and Pair(pair[0], first, count, pair[1]) for pair in known)
+            if any(known):
+                found += _stack(one.name, part, tuple(own), one.k, spec.adapter_dtype)
+    return {stacked.name: stacked for stacked in found}
 
 
 def _read_pairs(
     folder: Path, base: Checkpoint, targets: Collection[str], *, swaps: bool
-) -> dict[str, Pair]:
-    """Return the pairs of one adapter by tensor.
+) -> dict[str, tuple[Factors, npt.NDArray[np.int64] | None]]:
+    """Return factors and the order of rows of one adapter's pairs by tensor.
 
     swaps: rows of `base` may come in another order than where it was trained (`pairs.py`).
     """
@@ -111,31 +159,20 @@ def _read_pairs(
     found = {}
     for name, stored in parts.items():
         target = base.info(name)
-        up, down = read_factors(target, stored, config)
-        if not (np.isfinite(up).all() and np.isfinite(down).all()):
+        factors = Factors.of(target, stored, config)
+        if not factors.finite:
             raise SpecError(f"{folder}: the sum for {name} has NaN or infinite values")
-        found[name] = up[target.stored_rows(0, target.height)] if swaps else up, down
+        found[name] = factors, target.stored_rows(0, target.height) if swaps else None
     return found
 
 
 def _stack(
-    pairs: Sequence[Pair | None], first: int, count: int, k: int, dtype: str
-) -> dict[str, Array]:
-    """Return the pairs of all adapters for rows [first, first + count) of a tensor, one by one."""
-    most = max(len(pair[1]) for pair in pairs if pair)
-    panels = -(-count // PANEL)
-    a = np.zeros((len(pairs), most, k), np.float32)
-    b = np.zeros((len(pairs), panels * PANEL, most), np.float32)
-    ranks = np.zeros((len(pairs), 1), np.float32)
-    for place, pair in enumerate(pairs):
-        if pair:
-            up, down = pair
-            ranks[place] = rank = len(down)
-            a[place, :rank], b[place, :count, :rank] = down, up[first : first + count]
-    turned = b.reshape(-1, panels, PANEL, most).transpose(0, 1, 3, 2)
-    form = DTYPES[dtype]
-    return {
-        A: form.narrow(a.reshape(-1, k)),
-        B: form.narrow(turned.reshape(-1, PANEL)),
-        RANKS: ranks,
-    }
+    name: str, part: int, pairs: tuple[Pair | None, ...], k: int, dtype: str
+) -> Iterator[Stacked]:
+    """Yield the matrices of all adapters' pairs for a part of a weight."""
+    known = [pair for pair in pairs if pair]
+    most, panels = max(pair.factors.rank for pair in known), -(-known[0].count // PANEL)
+    shapes = {A: (most, k, dtype), B: (panels * most, PANEL, dtype), RANKS: (1, 1, "f32")}
+    for side, (height, width, form) in shapes.items():
+        rows = height * len(pairs)
+        yield Stacked(pair_name(name, part, side), rows, width, form, side, pairs)

@@ -25,6 +25,7 @@ from dovetail.compiler.measure import (
     AttentionCase,
     CallCase,
     Candidate,
+    GateCase,
     Measurement,
     Measurer,
     RowsCase,
@@ -69,13 +70,15 @@ class AttentionTask:
     """One case of an attention kernel, or of a user's kernel beside ours, under a plan.
 
     rivals: the instances to choose from, the default first. schedules: those to choose from. user:
-    the file of the user's kernel, which is refused where it is wrong.
+    the file of the user's kernel, which is refused where it is wrong. phase: where a choice is for
+    one alone.
     """
 
-    case: AttentionCase | RowsCase | CallCase
+    case: AttentionCase | RowsCase | GateCase | CallCase
     rivals: tuple[KernelRequest, ...]
     schedules: tuple[Schedule, ...]
     user: str = ""
+    phase: str = ""
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
@@ -102,6 +105,7 @@ class AttentionChoice:
     request: KernelRequest
     schedule: Schedule
     seconds: float
+    phase: str = ""
 
 
 def variant_requests(family: str, target: Target, spec: ModelSpec) -> tuple[KernelRequest, ...]:
@@ -176,6 +180,7 @@ def attention_cases(spec: ModelSpec, family: str, plan: PhasePlan) -> tuple[Atte
             context=context,
             threads=plan.threads,
             cpus=plan.cpus,
+            cap=spec.attention_cap,
         )
         for rows, context in sizes
     )
@@ -190,9 +195,9 @@ def search_attention(
     the default was not measured there is no choice; where it failed the fastest right one takes its
     place. Raises ScheduleError where there is none.
     """
-    groups: dict[tuple[str, int], list[AttentionTask]] = {}
+    groups: dict[tuple[str, int, str], list[AttentionTask]] = {}
     for task in tasks:
-        groups.setdefault((task.case.kind, task.case.threads), []).append(task)
+        groups.setdefault((task.case.kind, task.case.threads, task.phase), []).append(task)
     found = (_search_kernel(group, measurer, seconds) for group in groups.values())
     return tuple(choice for choice in found if choice)
 
@@ -219,17 +224,24 @@ def _search_kernel(
             "--effort full if the machine was at fault"
         )
     schedule = schedules[find_best(by_schedule) or 0]
-    return AttentionChoice(case.kind, case.threads, rivals[best], schedule, _total(by_rival[best]))
+    total, phase = _total(by_rival[best]), tasks[0].phase
+    return AttentionChoice(case.kind, case.threads, rivals[best], schedule, total, phase)
 
 
 def refuse_wrong(tasks: Sequence[AttentionTask], found: Sequence[Sequence[Measurement]]) -> None:
-    """Raise SpecError unless the user's kernel, as it stands, is right in all cases."""
+    """Raise SpecError unless the user's kernel, as it stands, is right in all cases.
+
+    What serves one phase alone, and was not measured there, does not serve.
+    """
     for task, times in zip(tasks, found, strict=True):
         own = next(i for i, r in enumerate(task.rivals) if r.module.startswith(USER))
         status, what = times[own].status, f"{task.user} as {task.case.kind} of {task.case.shape}"
-        if status == SKIPPED:
-            raise SpecError(f"{what} was not measured: the budget is spent; give a larger --budget")
-        if status != OK:
+        if status == SKIPPED and not task.phase:
+            raise SpecError(
+                f"{what} was not measured: the budget is spent, or other work was in the way; "
+                "give a larger --budget, or try again on a quiet machine"
+            )
+        if status not in (OK, SKIPPED):
             raise SpecError(
                 f"{what} is refused: {REFUSED[status]}. `dovetail kernel lift` shows what it does"
             )

@@ -27,6 +27,7 @@ from dovetail.compiler.attention_search import (
     search_attention,
 )
 from dovetail.compiler.database import TuningDatabase
+from dovetail.compiler.gate_search import gate_tables
 from dovetail.compiler.jobs import allow
 from dovetail.compiler.measure import Meter, StoppableMeasurer, pool_bytes
 from dovetail.compiler.memory import Memory, spell_time
@@ -53,6 +54,7 @@ from dovetail.compiler.search.policy import (
 from dovetail.compiler.search.rules import Known, Recall, Rules, case_key, known_candidates
 from dovetail.compiler.search.tables import EFFORTS, Effort, search_tables
 from dovetail.compiler.tables import default_tables, unique_tables
+from dovetail.ir.model import APART
 from dovetail.ir.schedule import ScheduleTable
 from dovetail.ir.tuning import OK, TuningRecord, WorkKey, encode_record
 from dovetail.runtime.machine.cpu_time import QUIET_CORES, busy_cores
@@ -147,7 +149,8 @@ def choose_schedules(scope: SearchScope, request: ChoiceRequest, progress: Advan
     among it. Where most trials were disturbed, it is made again a few times on a quiet machine.
     """
     plans = (*scope.plans, *scope.others)
-    rules = default_tables(scope.spec, scope.target, plans, scope.hardware)
+    apart = any(kernel.gates for kernel in scope.kernels)
+    rules = default_tables(scope.spec, scope.target, plans, scope.hardware, apart=apart)
     if request.effort not in EFFORTS:
         return Chosen(rules, rules=rules)
     search = _Search.of(scope, request)
@@ -322,8 +325,11 @@ class _Search:
             notes.append(IMPROBABLE)
         if not self.request.measurable:
             notes.append(_describe_sources(scope, found, policies.model))
+        own = tuple(gate_tables(attention, scope.target))
+        gated = own or not any(kernel.gates for kernel in scope.kernels)
+        tables = (t for t in unique_tables((*found, *rules)) if gated or t.op != APART)
         return Chosen(
-            tables=apply_choices(unique_tables((*found, *rules)), attention),
+            tables=(*apply_choices(tables, attention), *own),
             records=tuple(record for recorder in recorders for record in recorder.trials),
             measured=sum(recorder.measured for recorder in recorders),
             notes=tuple(note for note in notes if note),

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from dovetail.compiler.tape_builder import NO_RESIDUAL, TapeBuilder, Value
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.model import (
-    RELU2,
     SPLIT_K_ELEMENTS,
+    XIELU,
     ExpertSpec,
     MlpPart,
     ModelSpec,
@@ -187,8 +187,11 @@ class DecoderTape(TapeBuilder):
         name, segment = f"layers.{layer}", f"post_attn({layer})"
         inner = self.dense_inner if part.prefix else self.inner
         up = part.prefix + self.spec.up
-        if self.spec.activation == RELU2:
+        if not self.spec.gated:
             self.linear(up, segment, m, f"{name}.{up}", source, inner)
+            if self.spec.activation == XIELU:
+                numbers = self.weight(f"{name}.xielu")
+                self.add("xielu_rows", segment, m, part.columns, *self.rows(inner), numbers)
         else:
             self.product(up, segment, m, f"{name}.{up}", source, *self.rows(inner))
         experts = self.spec.mlp_parts(layer)[0].experts
@@ -256,7 +259,7 @@ class DecoderTape(TapeBuilder):
         self.add("expert_rows", segment, *rows, self.sources, *normed, *self.rows(self.mixed))
         whole = self.split[0], 0  # sums of K are never parted
         inner: tuple[Value, ...] = self.rows(self.inner)
-        if self.spec.activation == RELU2:
+        if not self.spec.gated:
             inner = (*NO_RESIDUAL, *inner, *whole)
         for op, a, rest in (
             (self.spec.up, self.mixed, inner),

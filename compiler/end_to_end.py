@@ -19,7 +19,7 @@ from dovetail.compiler.paired import pair_times
 from dovetail.compiler.replay import ReplayJob, ReplayTimes, choose_prompts, replay_once
 from dovetail.compiler.tables import unique_tables
 from dovetail.ir.artifact import PHASES, ServicePlan
-from dovetail.ir.model import ModelSpec
+from dovetail.ir.model import OWN_GATE, ModelSpec
 from dovetail.ir.plans import PlanChoice
 from dovetail.ir.schedule import ScheduleTable
 from dovetail.runtime.native.tape import pick_tables
@@ -130,7 +130,8 @@ def put_rules(
 ) -> Tables:
     """Return `found` with the rules' tables where `plan` serves these phases.
 
-    A table of both phases stays for the other one: that of the phase itself goes first.
+    A table of both phases stays for the other one: that of the phase itself goes first. A user's
+    gate, of which rules know nothing, goes.
     """
     threads = _threads(plan)
     shared = set(phases) == set(PHASES) and len(set(threads.values())) == 1
@@ -142,7 +143,8 @@ def put_rules(
         and table.threads == threads[phase]
         and table.phase in (phase, "any")
     )
-    return unique_tables((*taken, *found))
+    kept = (table for table in found if table.op != OWN_GATE or table.phase not in phases)
+    return unique_tables((*taken, *kept))
 
 
 def differ(one: Tables, other: Tables, target: str, phase: str, plan: ServicePlan) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 from dovetail.compiler.config import Config
 from dovetail.compiler.falcon import FALCON, read_beside, read_multipliers
 from dovetail.compiler.gemma4 import Fields, read_gemma4
+from dovetail.compiler.minicpm import MINICPM
 from dovetail.compiler.mixtures import (
     Mixture,
     ernie_dense,
@@ -25,7 +26,7 @@ from dovetail.compiler.mixtures import (
 from dovetail.compiler.nemotron import NEMOTRON, nemotron_dense, read_alone
 from dovetail.compiler.recurrent import read_delta, read_granite, read_scans, read_short_conv
 from dovetail.compiler.rope import FULL, LOCAL_BASE, MAX_POSITION, SLIDING
-from dovetail.ir.model import RELU2, ROWS, TURNED, RecurrentSpec
+from dovetail.ir.model import RELU2, ROWS, TURNED, XIELU, RecurrentSpec
 
 PATTERN = 6
 """Gemma 3: of so many layers one has no window."""
@@ -103,6 +104,11 @@ def _gemma4_windows(config: Config, n_layers: int) -> tuple[int, tuple[bool, ...
 def _oss_windows(config: Config, n_layers: int) -> tuple[int, tuple[bool, ...]]:
     """gpt-oss: a window on the layers named in layer_types, or on each second from the first on."""
     return _window(config), _sliding(config, n_layers, lambda layer: layer % 2 == 0)
+
+
+def _gemma2_windows(config: Config, n_layers: int) -> tuple[int, tuple[bool, ...]]:
+    """Gemma 2: the same, but absent stands for 4096."""
+    return _mistral_window(config, n_layers)[0], _oss_windows(config, n_layers)[1]
 
 
 def _olmo_windows(config: Config, n_layers: int) -> tuple[int, tuple[bool, ...]]:
@@ -209,6 +215,7 @@ class Family:
     neighbours: they turn the rows (0, 1), (2, 3), ... (`pairs.py`). local_rope: layers with a
     window have a rope of their own, whose base older files have by this key.
     query_scalar: scores are scaled by query_pre_attn_scalar, embeddings by sqrt(hidden_size).
+    caps: config.json tells caps of scores and logits, or they are these.
     multipliers: config.json tells what scales scores, embeddings, branches and logits.
     logit_scale: config.json tells what logits are multiplied by, or this.
     norm_offset: what its code adds to weights of RMSNorms. more: see `More`.
@@ -237,6 +244,7 @@ class Family:
     neighbours: bool = False
     activation: str = "silu"
     query_scalar: bool = False
+    caps: tuple[float, float] | None = None
     pre_norms: bool = True
     parallel: bool = False
     layer_norm: bool = False
@@ -389,6 +397,7 @@ FAMILIES: dict[str, Family] = {
         "glm4moelite", latent=True, experts=Mixture(dense=listed_dense(1), **_DEEPSEEK3)
     ),
     "YoutuForCausalLM": Family("youtu", latent=True, tied=True),
+    MINICPM: Family("minicpm3", latent=True, tied=True, multipliers=True),
     "MixtralForCausalLM": Family(
         "mixtral", windows=_whole_window, kv_heads=8, theta=1e6, experts=Mixture()
     ),
@@ -497,6 +506,14 @@ FAMILIES: dict[str, Family] = {
         tied=True,
         theta=2e6,
     ),
+    "ApertusForCausalLM": Family(
+        "apertus",
+        attention_bias=None,
+        qk_norm=True,
+        theta=12e6,
+        activation=XIELU,
+        fixed={"qk_norm": True, "post_norm": False, "mlp_bias": False},
+    ),
     "Olmo2ForCausalLM": Family("olmo2", **_OLMO),
     "Olmo3ForCausalLM": Family(
         "olmo3", **_OLMO, windows=_olmo_windows, local_rope="rope_theta", theta=500000.0
@@ -539,6 +556,19 @@ FAMILIES: dict[str, Family] = {
         qk_norm_of=TURNED,
         experts=Mixture(shared=one_shared),
         fixed={"use_cla": False},
+    ),
+    "Gemma2ForCausalLM": Family(
+        "gemma2",
+        attention_bias=None,
+        windows=_gemma2_windows,
+        kv_heads=4,
+        head_dim=256,
+        tied=True,
+        activation="gelu_tanh",
+        query_scalar=True,
+        caps=(50.0, 30.0),
+        branch_norms=True,
+        norm_offset=1.0,
     ),
     "Gemma3ForCausalLM": Family(
         "gemma3",

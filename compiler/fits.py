@@ -6,11 +6,13 @@ nothing, or a CapacityError with the arithmetic and what would fit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
 
+from dovetail.compiler.adapter_tape import build_adapted_tape
+from dovetail.compiler.sources import WeightSource
 from dovetail.compiler.tapes import build_forward_tape, build_sample_tape
 from dovetail.compiler.tensors import weight_sources
 from dovetail.compiler.weight_dtype import CHOICES
@@ -26,38 +28,50 @@ from dovetail.topology.hardware import HardwareSpec
 
 
 def check_fits(
-    model: str | Path, spec: ModelSpec, hardware: HardwareSpec, step: tuple[int, int]
+    model: str | Path,
+    spec: ModelSpec,
+    hardware: HardwareSpec,
+    step: tuple[int, int],
+    beside: Sequence[WeightSource] = (),
 ) -> None:
     """Raise CapacityError where one request of the whole context does not fit into memory.
 
-    step: most tokens and sequences of a step. A description of a machine may not tell its memory;
-    then all fits.
+    step: most tokens and sequences of a step. beside: weights of adapters. A description of a
+    machine may not tell its memory; then all fits.
     """
-    need, memory = memory_need(spec, step), hardware.usable_memory
+    need, memory = memory_need(spec, step, beside), hardware.usable_memory
     if memory and need.total > memory:
-        remedy = " or ".join(_remedies(spec, step, memory)) or "a smaller model"
+        fewer = ("fewer adapters",) if beside else ()
+        remedy = " or ".join((*_remedies(spec, step, memory, beside), *fewer)) or "a smaller model"
         raise CapacityError(
             f"{model} does not fit into memory as {spec.weight_dtype}: {need.explain(memory)}; "
             f"use {remedy}"
         )
 
 
-def memory_need(spec: ModelSpec, step: tuple[int, int]) -> MemoryNeed:
-    """Return what a model needs as it is to be stored."""
-    entries = plan_sources(weight_sources(spec), spec.weight_format)
-    tapes = build_forward_tape(spec, entries, *step), build_sample_tape(spec, step[1])
+def memory_need(
+    spec: ModelSpec, step: tuple[int, int], beside: Sequence[WeightSource] = ()
+) -> MemoryNeed:
+    """Return what a model needs as it is to be stored, with weights of adapters `beside` it."""
+    entries = plan_sources((*weight_sources(spec), *beside), spec.weight_format)
+    builders = (build_forward_tape, build_adapted_tape) if beside else (build_forward_tape,)
+    arena = max(build(spec, entries, *step).arena_bytes for build in builders)  # one runs at a time
+    sampling = build_sample_tape(spec, step[1]).arena_bytes
     return MemoryNeed(
         weights=total_bytes(entries),
         block=kv_block_bytes(spec),
-        activations=sum(tape.arena_bytes for tape in tapes) + step_bytes(spec, *step),
+        activations=arena + sampling + step_bytes(spec, *step),
         context=spec.max_context,
     )
 
 
-def _remedies(spec: ModelSpec, step: tuple[int, int], memory: int) -> Iterator[str]:
+def _remedies(
+    spec: ModelSpec, step: tuple[int, int], memory: int, beside: Sequence[WeightSource]
+) -> Iterator[str]:
     """Yield the widest dtype of weights that fits, and the longest context; else both together."""
-    now = memory_need(spec, step)
-    needs = {name: memory_need(_stored_as(spec, form), step) for name, form in CHOICES.items()}
+    now = memory_need(spec, step, beside)
+    stored = {name: _stored_as(spec, form) for name, form in CHOICES.items()}
+    needs = {name: memory_need(each, step, beside) for name, each in stored.items()}
     narrower = {name: need for name, need in needs.items() if need.weights < now.weights}
     fitting = next((name for name, need in narrower.items() if need.total <= memory), None)
     if fitting:

@@ -18,7 +18,14 @@ from dovetail.compiler.falcon import FALCON
 from dovetail.compiler.families import FAMILIES, GRANITE_PARTED
 from dovetail.compiler.gguf_encoder import ENCODERS, NEUTRAL, encoder_config, pools, ranking_config
 from dovetail.compiler.gguf_file import GgufFile
-from dovetail.compiler.gguf_gemma4 import PER_LAYER, first_values, gemma4_config
+from dovetail.compiler.gguf_gemma import (
+    CAPS,
+    PER_LAYER,
+    WIDTHS_SCALE,
+    first_values,
+    gemma4_config,
+    gemma_config,
+)
 from dovetail.compiler.gguf_tensors import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from dovetail.compiler.latent import LOG_MULTIPLIER, gguf_latent
 from dovetail.compiler.mixtures import MAX_INNER
@@ -35,6 +42,7 @@ ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
     "phi3": "Phi3ForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
     "gemma4": "Gemma4ForCausalLM",
     "gemma-embedding": "Gemma3TextModel",
@@ -55,6 +63,7 @@ ARCHITECTURES = {
     "glm4moe": "Glm4MoeForCausalLM",
     "dots1": "Dots1ForCausalLM",
     "ernie4_5-moe": "Ernie4_5_MoeForCausalLM",
+    "apertus": "ApertusForCausalLM",
     "olmo2": "Olmo2ForCausalLM",
     "olmoe": "OlmoeForCausalLM",
     "exaone4": "Exaone4ForCausalLM",
@@ -191,8 +200,8 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
         found |= {theirs: metadata.values.get(key) for key, theirs in _MULTIPLIERS.items()}
     if arch == "gemma4":
         found |= gemma4_config(metadata, file, layers, found)
-    elif arch in GEMMAS:
-        found |= _gemma3(metadata, arch, found)
+    elif arch in WIDTHS_SCALE:
+        found |= gemma_config(metadata, arch, found)
     elif arch in _LAYERED and metadata.has("attention.sliding_window"):
         found |= _layer_windows(metadata, arch, found)
     else:
@@ -240,8 +249,8 @@ def _placed(arch: str, file: GgufFile) -> tuple[str, ...]:
         return (*_MIXTURES, *_SIGMOIDS, *_GROUPS, LOG_MULTIPLIER)
     if arch in _RECURRENT:
         return (_DRAFTING,)
-    if arch == "gemma4":
-        return ("final_logit_softcapping",)
+    if arch in ("gemma2", "gemma4"):
+        return CAPS
     if arch in _OWN:
         return _OWN[arch]
     return (ATTENTION_FACTOR,) if arch == "phi3" and LONG_FACTORS in file.tensors else ()
@@ -379,7 +388,6 @@ _SHARED_WIDTHS = (
 )
 _PARTIAL = ("phi3", "glm4", "glm4moe", "qwen35", "qwen35moe")
 """Architectures whose ropes may turn a part of each head."""
-GEMMAS = ("gemma3", "gemma-embedding")
 _SIGMOID = ("glm4moe", "dots1", "lfm2moe", "nemotron_h_moe")
 """Architectures of experts whose scores are sigmoids."""
 _MIXED = (
@@ -446,26 +454,6 @@ def _layer_windows(metadata: Config, arch: str, found: dict[str, Any]) -> dict[s
         keys["rope_parameters"] = {FULL: scaled, SLIDING: local}
         keys["architectures"] = ["Olmo3ForCausalLM"]
     return {"sliding_window": metadata.values["attention.sliding_window"], **keys}
-
-
-def _gemma3(metadata: Config, arch: str, found: dict[str, Any]) -> dict[str, Any]:
-    """Return Gemma's own keys.
-
-    Its files have RMSNorm weights as they multiply. The width of heads scales queries, but for the
-    model of 62 layers (as in llama.cpp: files do not tell).
-    """
-    width, heads = found["hidden_size"], found["num_attention_heads"]
-    local = metadata.number("rope.freq_base_swa", 1.001, 1e12, 10000.0)
-    return {
-        "sliding_window": metadata.values.get("attention.sliding_window"),
-        "sliding_window_pattern": metadata.values.get("attention.sliding_window_pattern"),
-        "rope_parameters": {FULL: found["rope_parameters"], SLIDING: {"rope_theta": local}},
-        "query_pre_attn_scalar": width // heads
-        if found["num_hidden_layers"] == 62
-        else found["head_dim"],
-        "norm_offset": 0.0,
-        "use_bidirectional_attention": arch == "gemma-embedding",
-    }
 
 
 # ---- rope ----

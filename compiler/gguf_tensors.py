@@ -12,6 +12,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
+from dovetail.compiler.apertus import told_numbers
 from dovetail.compiler.checkpoint import Checkpoint
 from dovetail.compiler.config import Config
 from dovetail.compiler.experts import CHOICE, expert_tensors
@@ -122,10 +123,11 @@ _OF_ARCHITECTURE: Mapping[str, Mapping[str, str]] = {
     },
     **dict.fromkeys(("olmo2", "exaone4"), _LAST_NORMS),
     **dict.fromkeys(("hunyuan-dense", "hunyuan-moe"), _TURNED),
+    "apertus": {"attn_norm": "attention_layernorm", "ffn_norm": "feedforward_layernorm"},
     "seed_oss": {"post_attention_norm": "post_attention_layernorm"},
     "glm4moe": {"post_attention_norm": "post_attention_layernorm"},
     "phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
-    **dict.fromkeys(("gemma3", "gemma-embedding"), _GEMMA),
+    **dict.fromkeys(("gemma2", "gemma3", "gemma-embedding"), _GEMMA),
     "gemma4": {
         **_GEMMA,
         "post_ffw_norm_1": "post_feedforward_layernorm_1",
@@ -166,6 +168,7 @@ def gguf_checkpoint(file: GgufFile, config: Mapping[str, Any]) -> Checkpoint:
         if found.name.endswith(_FLAT):
             found = replace(found, shape=(prod(found.shape),))
         tensors[found.name] = as_logarithms(found) if found.name.endswith("A_log") else found
+    tensors |= {info.name: info for info in told_numbers(file)}
     if arch not in ENCODERS and (rows := tensors.pop(ANSWERS, None)):  # of yes, then of no
         tensors[SCORE] = with_score(Checkpoint(file.path, {HEAD: rows}), (0, 1)).info(SCORE)
     if arch in PAIRED:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,7 @@ class KernelCall:
     """A candidate bound to operands, in the order of the kernel's slots; the caller owns these.
 
     Of several sets of operands it is run on one after the other, as the kernels of a step are.
+    then: a kernel that follows each time, and its operands.
     """
 
     def __init__(
@@ -40,26 +42,32 @@ class KernelCall:
         reduce: str | None,
         *operands: Sequence[int | float],
         rows: int,
+        then: tuple[str, Sequence[int | float]] | None = None,
     ) -> None:
         """reduce: the kernel that adds up partial results. rows: M, by which rows are found."""
-        self._calls = len(operands)
-        values = [value for each in operands for value in each]
+        self._calls, self._each = len(operands), 2 if then else 1
+        schedule = (ctypes.c_int64 * abi.SCHEDULE_LENGTH)(*candidate.schedule)
+        addresses = [library.entry(name) if name else None for name in (candidate.kernel, reduce)]
+        row = (abi.Row * 1)(abi.Row(1, *addresses, schedule))
+        calls = [(row, each) for each in operands]
+        if then:
+            after = (abi.Row * 1)(abi.Row(1, library.entry(then[0]), None, schedule))
+            calls = [part for call in calls for part in (call, (after, then[1]))]
+        values = [value for _, each in calls for value in each]
         slots = (abi.Slot * len(values))(
             *(abi.Slot(f=v) if isinstance(v, float) else abi.Slot(i=v) for v in values)
         )
-        schedule = (ctypes.c_int64 * abi.SCHEDULE_LENGTH)(*candidate.schedule)
-        kernels = (candidate.kernel, reduce)
-        addresses = [library.entry(name) if name else None for name in kernels]
-        row = (abi.Row * 1)(abi.Row(1, *addresses, schedule))
-        firsts = range(0, len(values), len(operands[0]))
-        entries = (abi.Entry * len(operands))(*(abi.Entry(row, 1, at, 0, -1, 1) for at in firsts))
-        self._keep = (slots, row, entries)
-        self._tape = abi.Tape(entries, len(operands), slots, None, 0)
+        firsts = accumulate((len(each) for _, each in calls), initial=0)
+        entries = (abi.Entry * len(calls))(
+            *(abi.Entry(row, 1, at, 0, -1, 1) for (row, _), at in zip(calls, firsts, strict=False))
+        )
+        self._keep = (slots, calls, entries)
+        self._tape = abi.Tape(entries, len(calls), slots, None, 0)
         self._args = (abi.Slot * 1)(abi.Slot(i=rows))
 
     def run(self, team: Team) -> float:
         """Run once, on all operands; return seconds."""
-        return self._timed(team, range(self._calls))
+        return self._timed(team, range(self._calls * self._each))
 
     def run_warm(self, team: Team) -> float:
         """Run on the first operands, to wake the team, then on the others; return seconds of one.
@@ -68,8 +76,8 @@ class KernelCall:
         """
         if self._calls == 1:
             return self.run(team)
-        team.run(self._tape, self._args, range(1))
-        return self._timed(team, range(1, self._calls)) / (self._calls - 1)
+        team.run(self._tape, self._args, range(self._each))
+        return self._timed(team, range(self._each, self._calls * self._each)) / (self._calls - 1)
 
     def _timed(self, team: Team, span: range) -> float:
         start = time.perf_counter()

@@ -74,7 +74,8 @@ DECODE, PREFILL = "decode_attention", "prefill_attention"
 class AttentionCase(_Case, frozen=True, kw_only=True, tag="attention"):
     """One sequence's attention to time: `kind` is the kernel family, `dtype` that of keys, values.
 
-    rows: the sequence's last tokens, which attend to `context` tokens, themselves included.
+    rows: the sequence's last tokens, which attend to `context` tokens, themselves included. cap: of
+    scores, 0 = none.
     """
 
     n_q: int
@@ -82,6 +83,12 @@ class AttentionCase(_Case, frozen=True, kw_only=True, tag="attention"):
     head_dim: int
     rows: int
     context: int
+    cap: int = 0
+
+    @property
+    def shape(self) -> dict[str, int]:
+        """The sizes, and the cap where there is one."""
+        return {name: size for name, size in super().shape.items() if name != "cap" or size}
 
 
 class RowsCase(_Case, frozen=True, kw_only=True, tag="rows"):
@@ -98,6 +105,21 @@ class RowsCase(_Case, frozen=True, kw_only=True, tag="rows"):
         return {"rows": self.rows, "width": self.width, "eps_nano": round(1e9 * self.eps)}
 
 
+class GateCase(GemmCase, frozen=True, kw_only=True, tag="gate"):
+    """A gated product, or one that gives gates and ups apart with a user's gate behind it.
+
+    gated: its kind. apart: the kernel of the other product, with the schedule of a candidate.
+    """
+
+    gated: str
+    apart: str
+
+    @property
+    def shape(self) -> dict[str, int]:
+        """The product's sizes."""
+        return {"n": self.n, "k": self.k, "m": self.m}
+
+
 class CallCase(_Case, frozen=True, kw_only=True, tag="call"):
     """A kernel of a user's own to time, `kind`, with the numbers that it takes."""
 
@@ -110,7 +132,7 @@ class CallCase(_Case, frozen=True, kw_only=True, tag="call"):
         return dict(self.sizes)
 
 
-Case = GemmCase | AttentionCase | RowsCase | CallCase
+Case = GemmCase | AttentionCase | RowsCase | GateCase | CallCase
 """What can be timed: operands, and numbers to check against, follow from it."""
 
 

@@ -123,6 +123,8 @@ class AttentionRun:
         q = self.q[:, : case.n_q * case.head_dim].astype(np.float64)
         q = q.reshape(case.rows, case.n_q, case.head_dim).transpose(1, 0, 2)
         scores = q @ keys.transpose(0, 2, 1) * case.head_dim**-0.5
+        if case.cap:
+            scores = case.cap * np.tanh(scores / case.cap)
         last = np.arange(case.context - case.rows, case.context)
         scores[:, np.arange(case.context) > last[:, None]] = -np.inf
         weights = np.exp(scores - scores.max(-1, keepdims=True))

@@ -6,7 +6,7 @@ import math
 import mmap
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail.compiler.expected import ExpectedProduct, agrees, panels_to_check, rows_to_check
-from dovetail.compiler.kernel_call import PERIOD, KernelCall
+from dovetail.compiler.kernel_call import PERIOD, KernelCall, zeros
 from dovetail.compiler.measure import (
     MARK_BYTES,
     AttentionCase,
@@ -22,6 +22,7 @@ from dovetail.compiler.measure import (
     Candidate,
     Case,
     ChildSetup,
+    GateCase,
     GemmCase,
     Job,
     Reply,
@@ -30,7 +31,7 @@ from dovetail.compiler.measure import (
 from dovetail.compiler.measure_attention import AttentionRun
 from dovetail.compiler.measure_call import CallRun
 from dovetail.compiler.measure_rows import RowsRun
-from dovetail.compiler.schedules import GATED, reduce_kernel
+from dovetail.compiler.schedules import GATED, LINEAR, reduce_kernel
 from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.block_format import GROUP, SUPER, BlockFormat, Blocks
 from dovetail.ir.dtypes import narrow_bf16, widen_bf16
@@ -226,13 +227,61 @@ class GemmRun:
         a = self.a[:, : self.case.k]
         if not self.rounds(candidate):
             return a
-        codes = self.library.kernels[candidate.kernel].binding.get("ROUNDED") == "i8"
+        codes = self.binding(candidate).get("ROUNDED") == "i8"
         return round_to_codes(a) if codes else widen_bf16(narrow_bf16(a))
 
     def rounds(self, candidate: Candidate) -> bool:
         """Tell whether a kernel rounds the activations of so many rows, to bfloat16 or codes."""
-        least = self.library.kernels[candidate.kernel].binding.get("DOT", 0)
+        least = self.binding(candidate).get("DOT", 0)
         return bool(least) and self.case.m >= int(least)
+
+    def binding(self, candidate: Candidate) -> Mapping[str, int | str]:
+        """Return the binding of the kernel that multiplies."""
+        return self.library.kernels[candidate.kernel].binding
+
+
+class GateRun(GemmRun):
+    """A gated product as above, or a candidate that is a gate: behind a product of both parts."""
+
+    def __init__(
+        self,
+        library: KernelLibrary,
+        team: Team,
+        case: GateCase,
+        pool: WeightPool,
+        products: KnownProducts,
+    ) -> None:
+        fields = {name: getattr(case, name) for name in GemmCase.__struct_fields__}
+        plain = GemmCase(**fields | {"kind": case.gated})
+        super().__init__(library, team, plain, pool, products)
+        self.product = case.apart
+        self.pairs = zeros(case.m, self.panels * PANEL + PADDING)
+
+    def bind(self, candidate: Candidate, calls: int) -> KernelCall:
+        """Return calls on the next copies of the weight."""
+        if self.is_whole(candidate):
+            return super().bind(candidate, calls)
+        turns = range(self.turn, self.turn + calls)
+        self.turn += calls
+        case, pairs = self.case, (self.pairs.ctypes.data, self.pairs.shape[1])
+        m, _, *rest = self.before
+        stride, bias, *out = self.after
+        whole = [m, self.panels * PANEL, *rest]
+        after = [stride, bias, 0, 0, *pairs, self.partial.ctypes.data, self.partial.size]
+        operands = ([*whole, self.places[t % len(self.places)], *after] for t in turns)
+        product = Candidate(self.product, candidate.schedule)
+        reduce = reduce_kernel(LINEAR, case.dtype, candidate.schedule)
+        then = candidate.kernel, [m, case.n, *pairs, *out]
+        return KernelCall(self.library, product, reduce, *operands, rows=m, then=then)
+
+    def is_whole(self, candidate: Candidate) -> bool:
+        """Tell whether it is a gated product."""
+        return self.library.kernels[candidate.kernel].family == "gemm_silu"
+
+    def binding(self, candidate: Candidate) -> Mapping[str, int | str]:
+        """Return the binding of the kernel that multiplies."""
+        name = candidate.kernel if self.is_whole(candidate) else self.product
+        return self.library.kernels[name].binding
 
 
 Run = GemmRun | AttentionRun | RowsRun | CallRun
@@ -271,6 +320,8 @@ class Bench:
             return CallRun(self.library, team, case)
         if case.dtype not in self.pools:
             self.pools[case.dtype] = WeightPool(case.dtype, self.pool_bytes)
+        if isinstance(case, GateCase):
+            return GateRun(self.library, team, case, self.pools[case.dtype], self.products)
         return GemmRun(self.library, team, case, self.pools[case.dtype], self.products)
 
     def _team(self, case: Case) -> Team:

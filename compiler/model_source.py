@@ -18,6 +18,7 @@ from dovetail.compiler.config import MAX_JSON_BYTES, Config, parse_json_object, 
 from dovetail.compiler.experts import expert_tensors
 from dovetail.compiler.falcon import falcon_tensors
 from dovetail.compiler.latent import latent_tensors
+from dovetail.compiler.minicpm import minicpm_config
 from dovetail.compiler.nemotron import nemotron_config, nemotron_tensors
 from dovetail.compiler.packed import packed_tensors
 from dovetail.compiler.pairs import halves
@@ -104,7 +105,7 @@ class AdapterDirectory:
 
 def read_config(path: Path) -> Config:
     """Read a config.json with the keys that most families have."""
-    return nemotron_config(lfm2_config(text_config(Config.read(path))))
+    return minicpm_config(nemotron_config(lfm2_config(text_config(Config.read(path)))))
 
 
 ModelSource: TypeAlias = "ModelDirectory | AdapterDirectory | GgufModel"

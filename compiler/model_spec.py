@@ -34,7 +34,7 @@ from dovetail.compiler.weight_dtype import AUTO, resolve_weight_dtype
 from dovetail.compiler.weight_formats import keep_formats, main_format, quantise_formats
 from dovetail.ir.errors import SpecError
 from dovetail.ir.formats import is_quantised
-from dovetail.ir.model import RELU2, ModelSpec
+from dovetail.ir.model import RELU2, XIELU, ModelSpec
 
 DEFAULT_MAX_CONTEXT = 131072
 HEAD_DIM_STEP, MAX_HEAD_DIM = 16, 576
@@ -178,6 +178,7 @@ def read_architecture(
         rope_layers=family.rope_layers(config, n_layers),
         local_rope=local,
         **_scales(config, family, hidden),
+        **_caps(config, family),
         activation=family.activation,
         qk_norm_of=family.qk_norm_of,
         pre_norms=family.pre_norms,
@@ -204,8 +205,9 @@ def _check_arithmetic(config: Config, family: Family) -> None:
     key, wanted = _ACTIVATIONS[family.activation]
     if (found := config.text(key, wanted)) != wanted:
         raise SpecError(f"{config.name}: {key} is {found!r}, but only {wanted} is supported")
-    for key in ("attn_logit_softcapping", *(() if family.more else ("final_logit_softcapping",))):
-        if config.has(key):
+    capped = _CAPS if family.caps else _CAPS[1:] if family.more else ()
+    for key in _CAPS:
+        if key not in capped and config.has(key):
             raise config.fail(key, "but only null is supported")
     seen = "use_bidirectional_attention"  # of pictures alone where it is "vision"
     if config.values.get(seen) not in (None, False, *(("vision",) if family.more else ())):
@@ -215,11 +217,14 @@ def _check_arithmetic(config: Config, family: Family) -> None:
             raise config.fail(key, f"but only {fixed} is supported")
 
 
+_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
+MOST_CAP = 1024
+"""The largest cap of scores: it is a parameter of kernels."""
 _ACTIVATIONS = {
     "silu": ("hidden_act", "silu"),
     "gelu_tanh": ("hidden_activation", "gelu_pytorch_tanh"),
     "clamped": ("hidden_act", "silu"),
-    RELU2: ("hidden_act", RELU2),
+    **{name: ("hidden_act", name) for name in (RELU2, XIELU)},
 }
 """Activation of a family to its key in config.json, and its name there."""
 _CLAMPED = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}
@@ -246,6 +251,19 @@ def _scales(config: Config, family: Family, hidden: int) -> dict[str, Any]:
         "branch_scale": branch / stream,
         "logits_scale": 1 / config.number("logits_scaling", 1e-6, 1e6, 1.0),
     }
+
+
+def _caps(config: Config, family: Family) -> dict[str, Any]:
+    """Return the caps of scores and of logits; null stands for none."""
+    scores, logits = (
+        config.number(key, 0.0, 1e6, usual) if config.has(key) or key not in config.values else 0.0
+        for key, usual in zip(_CAPS, family.caps or (0.0, 0.0), strict=True)
+    )
+    if not family.caps:
+        return {}
+    if not scores.is_integer() or scores > MOST_CAP:
+        raise config.fail(_CAPS[0], f"but only whole numbers up to {MOST_CAP} are supported")
+    return {"attention_cap": int(scores), "logits_cap": logits}
 
 
 def _head_dim(config: Config, family: Family, hidden: int, heads: int) -> int:

@@ -51,6 +51,7 @@ _SLOTS = {
     "rmsnorm_parts": "T:int n:int H:int x:in ldx:int w:weight eps:float out:inout ldo:int",
     "norm_rows": "T:int H:int x:inout ldx:int w:weight eps:float",
     "gate_rows": "T:int H:int x:inout ldx:int scale:float y:in ldy:int",
+    "xielu_rows": "T:int H:int x:inout ldx:int w:weight",
     "row_gate": "T:int H:int gates:in ldg:int x:inout ldx:int",
     "cap_rows": "R:int V:int cap:float x:inout ldx:int",
     "scaled_add": "T:int H:int x:in ldx:int scale:float out:inout ldo:int",
@@ -83,7 +84,7 @@ _SLOTS = {
     "heads": _GEMM + "R:in? ldr:int C:part ldc:int partial:part partial_size:int",
     **dict.fromkeys(("gate_up", "dense_gate_up"), _GEMM + "C:out ldc:int"),
     "gate_up_apart": _LINEAR,
-    "gate_pairs": "T:int H:int x:in ldx:int out:out ldo:int",
+    **dict.fromkeys(("gate_pairs", "own_gate"), "T:int H:int x:in ldx:int out:out ldo:int"),
     "adapter_in": _ADAPTERS + "first:weight out:out ldo:int",
     "adapter_out": _ADAPTERS + "second:weight out:part ldo:int step:int",
     "embed_sum": "T:int H:int ids:in table:weight positions:in places:weight? types:in "

@@ -18,6 +18,7 @@ import msgspec
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.library import LibrarySpec, index_library
 from dovetail.compiler.attention_search import AttentionTask, attention_library, attention_tasks
+from dovetail.compiler.gate_search import gate_tasks
 from dovetail.compiler.payload import Payload
 from dovetail.compiler.recorder import Identity
 from dovetail.compiler.search.policy import SearchTask
@@ -70,14 +71,17 @@ def plan_parts(scope: SearchScope, effort: Effort, cache: Path | None) -> tuple[
         attention = attention_tasks(shard, target, (team.plan for team in plan_teams(alike)))
         searches.append((attention, attention_library(spec, target)))
     if fitted := tuple(kernel for kernel in scope.kernels if kernel.op):
-        assert isinstance(spec, ModelSpec), "encoders have no operator of IN_MODELS"
+        assert isinstance(spec, ModelSpec), "encoders have none that is replaced"
         cases = (
             (kernel, model_cases(kernel.op, spec.hidden_size, spec.norm_eps, team.plan))
             for team in plan_teams(plans)
             for kernel in fitted
         )
         rivals = tuple(task for k, some in cases for task in user_tasks(k, target, some))
-        searches.append((rivals, user_library(fitted, target)))
+        hardware, payload = scope.hardware, scope.payload
+        gates = [t for k in fitted for t in gate_tasks(k, payload, plans, hardware, target)]
+        more = [r for task in gates for r in (*task.rivals, task.apart)]
+        searches.append(((*rivals, *gates), user_library(fitted, target, more)))
     products = plan_job(search_tasks(scope.payload, plans, scope.hardware, target, effort))
     searches.append((products, tuning_library(spec, target)))
     return tuple(

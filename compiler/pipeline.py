@@ -39,6 +39,7 @@ from dovetail.compiler.encoder_pipeline import (
 from dovetail.compiler.encoder_tape import build_encode_tape
 from dovetail.compiler.end_to_end import EndToEnd, compare_tables
 from dovetail.compiler.gain import Gain, measure_gain
+from dovetail.compiler.gate_tape import build_gated_tape
 from dovetail.compiler.hub import find_adapters, find_model, find_models
 from dovetail.compiler.input_powers import calibrate
 from dovetail.compiler.memory import Memory
@@ -76,7 +77,7 @@ from dovetail.ir.artifact import MACHINE, SERVE, ServicePlan
 from dovetail.ir.cache import use_cache
 from dovetail.ir.encoder import EncoderSpec
 from dovetail.ir.errors import ArtifactError, SpecError, ToolchainError
-from dovetail.ir.model import ModelFile, ModelSpec, WeightChunks, WeightEntry
+from dovetail.ir.model import OWN_GATE, ModelFile, ModelSpec, WeightChunks, WeightEntry
 from dovetail.ir.place import place, serving_graph
 from dovetail.ir.plans import CHOICE, DivisionChoice, PlanChoice
 from dovetail.ir.schedule import ScheduleFile, ScheduleTable
@@ -136,8 +137,8 @@ def _compile(request: CompileRequest, steps: Steps) -> CompileReport:
     with steps.run("read"):
         members = _read(request, steps)
         names = [member.name for member in members]
-        generates = any(isinstance(member, Inputs) for member in members)
-        workflows = read_workflows(request.workflows, names, generates=generates)
+        generating = (member.spec.adapters for member in members if isinstance(member, Inputs))
+        workflows = read_workflows(request.workflows, names, next(generating, None))
         indexes = read_indexes(request.indexes)
         again = Path(request.model) if is_artifact(request.model) else None
         wanted = request.mix or (kept_mix(again) if again else None)
@@ -365,15 +366,19 @@ def _pack(
     return packed
 
 
-def _build_tapes(member: Member, weights: tuple[WeightEntry, ...]) -> tuple[Tape, ...]:
+def _build_tapes(
+    member: Member, weights: tuple[WeightEntry, ...], tables: Sequence[ScheduleTable]
+) -> tuple[Tape, ...]:
     tokens, sequences = member.request.max_step_tokens, member.request.max_step_sequences
     if isinstance(member, EncoderInputs):
         return (build_encode_tape(member.spec, weights, member.step_tokens, sequences),)
     given = member.spec, weights, tokens, sequences
     whole = (build_forward_tape(*given, whole=True),) if member.spec.shared_kv else ()
     adapted = (build_adapted_tape(*given),) if member.spec.adapters else ()
+    own_gate = any(table.op == OWN_GATE for table in tables)
+    gated = (build_gated_tape(*given),) if own_gate else ()
     sample = build_sample_tape(member.spec, sequences)
-    return (build_forward_tape(*given), *whole, *adapted, sample)
+    return (build_forward_tape(*given), *whole, *adapted, *gated, sample)
 
 
 # ---- writing ----
@@ -387,7 +392,7 @@ def _write_member(
     chosen: Chosen,
 ) -> None:
     folder = f"models/{member.name}"
-    for tape in _build_tapes(member, weights):
+    for tape in _build_tapes(member, weights, chosen.tables):
         for target in member.targets:
             verify_tape(tape, weights, [t for t in chosen.tables if t.target == target.name])
         artifact.write_json(f"{folder}/tapes/{tape.name}.json", tape)

@@ -13,12 +13,11 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias, TypedDict, get_type_hints
 
-import numpy.typing as npt
 from msgspec.structs import replace
 
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.targets import DEVICE_TARGETS, get_target, runs_on, target_for
-from dovetail.compiler.adapters import read_adapters
+from dovetail.compiler.adapters import Stacked, adapter_sources, read_adapters
 from dovetail.compiler.calibrate import figures_of
 from dovetail.compiler.fits import check_fits
 from dovetail.compiler.model_source import (
@@ -308,7 +307,7 @@ class Inputs(ReadModel):
     choice: PlanChoice
     payload: Payload
     packed: ModelPart | None = None
-    adapters: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    adapters: Mapping[str, Stacked] = field(default_factory=dict)
 
     @property
     def generation(self) -> dict[str, Any]:
@@ -396,15 +395,16 @@ def read_inputs(
     source = open_model(request.model) if packed is None else ModelDirectory(packed.folder)
     hardware, targets, devices = read_machine(request)
     spec = request.read_spec(targets[0], source) if packed is None else packed.file.spec
-    check_fits(request.model, spec, hardware, request.step)
+    adapters = read_adapters(request.adapters, source, spec) if request.adapters else {}
+    if adapters:
+        spec = replace(spec, adapters=tuple(request.adapters))
+    beside = adapters.values() if packed is None else packed.file.weights
+    check_fits(request.model, spec, hardware, request.step, (*adapter_sources(beside),))
     workload = read_workload(request.workload)
     check_tokenizer(source)
-    adapters = read_adapters(request.adapters, source, spec) if request.adapters else {}
     quantised = None if packed is not None else request.quantise(spec, source, advance, calibrate)
     if quantised is not None:
         spec = with_formats(spec, quantised.formats)
-    if adapters:
-        spec = replace(spec, adapters=tuple(request.adapters))
     trace = sample_trace(workload, request.max_step_sequences)
     searched = request.threads is None and request.plan is None
     measured = searched and can_measure(targets[0], request)
@@ -433,14 +433,16 @@ def read_inputs(
         packed=packed,
         adapters=adapters,
         quantised=quantised,
-        user_kernels=read_kernels(request, targets),
+        user_kernels=read_kernels(request, targets, spec),
     )
 
 
-def read_kernels(request: ModelRequest, targets: Sequence[Target]) -> tuple[UserKernel, ...]:
+def read_kernels(
+    request: ModelRequest, targets: Sequence[Target], spec: ModelSpec
+) -> tuple[UserKernel, ...]:
     """Return the user's kernels; SpecError where they cannot be measured before they serve."""
     kernels = read_user_kernels(request.kernels)
-    check_in_models(kernels)
+    check_in_models(kernels, spec)
     fitted = [kernel.file for kernel in kernels if kernel.op]
     if fitted and not all(can_measure(target, request) for target in targets):
         raise SpecError(

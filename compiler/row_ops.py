@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from dovetail.compiler.expected import ACTIVATIONS
 from dovetail.compiler.operators import OPERATORS, Operand, read_slots
+from dovetail.ir.model import ModelSpec
 
 Array = npt.NDArray[np.float64]
 _ALONE = read_slots("T:int H:int x:in ldx:int out:out ldo:int")
@@ -66,7 +67,16 @@ ROW_OPS: dict[str, RowOp] = {
     ),
     "tanh": RowOp(_ALONE, lambda a, _: np.tanh(a["x"]), ("activate_rows", "tanh")),
     "silu_mul": RowOp(_GATED, lambda a, _: ACTIVATIONS["silu"](a["x"]) * a["y"]),
+    "gelu_tanh_mul": RowOp(_GATED, lambda a, _: ACTIVATIONS["gelu_tanh"](a["x"]) * a["y"]),
 }
 """Every operator that `--kernel OP=FILE` may name."""
-IN_MODELS = ("rmsnorm",)
-"""Those that models have apart; of the others ours are part of products and of attention."""
+GATE_OPS = {"silu": "silu_mul", "gelu_tanh": "gelu_tanh_mul"}
+"""A model's activation to its gate, which ours is part of a product; a tape may have it apart."""
+
+
+def model_ops(spec: ModelSpec) -> tuple[str, ...]:
+    """Return the operators that a kernel of a user's own can compute in a model."""
+    norms = () if spec.layer_norm else ("rmsnorm",)
+    fused = spec.experts or spec.adapters  # rows of no adapter have the same bits beside others
+    gate = None if fused else GATE_OPS.get(spec.activation)
+    return (*norms, gate) if gate else norms

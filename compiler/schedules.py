@@ -15,6 +15,7 @@ from msgspec.structs import replace as replace_struct
 
 from dovetail.codegen.catalog import (
     PROMPTS,
+    HeadShape,
     KernelRequest,
     head_shape,
     kernel_request,
@@ -29,6 +30,7 @@ from dovetail.ir.model import (
     HEAD_PRODUCTS,
     PANEL,
     RELU2,
+    XIELU,
     LatentSpec,
     MlpPart,
     ModelSpec,
@@ -207,16 +209,15 @@ def _latent_gemms(spec: ModelSpec, latent: LatentSpec, here: str) -> Counter[Gem
     return found
 
 
-def adapter_gemms(spec: Spec) -> tuple[GemmOp, ...]:
-    """Return the products that steps with rows of adapters have in the place of gated ones."""
-    if isinstance(spec, EncoderSpec) or not spec.adapters:
-        return ()
-    found: dict[GemmOp, None] = {}
-    for layer in range(spec.n_layers):
-        columns = -(-spec.layer_inner(layer) // PANEL) * PANEL * 2
-        stored = spec.weight_format(f"layers.{layer}.gate_up")
-        found[GemmOp(APART, LINEAR, columns, spec.hidden_size, stored)] = None
-    return tuple(found)
+def apart_gemms(spec: Spec, processes: int = 1) -> tuple[GemmOp, ...]:
+    """Return the products that give gates and ups apart, in the place of gated ones."""
+    gated = (op for op in gemm_ops(spec, processes) if op.op == "gate_up")
+    return tuple(dict.fromkeys(map(take_apart, gated)))
+
+
+def take_apart(op: GemmOp) -> GemmOp:
+    """Return the product that gives both sums of a gated one."""
+    return replace(op, op=APART, kind=LINEAR, n=op.weight_panels * PANEL)
 
 
 def _largest_share(spec: ModelSpec, shards: Sequence[Shard], layer: int) -> list[int]:
@@ -244,7 +245,8 @@ def _mlp_gemms(
     inner = max(len(shard.inner(part.columns)) for shard in shards)
     if part.experts:
         yield "router", LINEAR, part.experts.scores, hidden, 1
-    yield part.prefix + spec.up, GATES.get(spec.activation, spec.activation), inner, hidden, used
+    kind = LINEAR if spec.activation == XIELU else GATES.get(spec.activation, spec.activation)
+    yield part.prefix + spec.up, kind, inner, hidden, used
     yield part.prefix + "down", LINEAR, hidden, inner, used
 
 
@@ -413,7 +415,8 @@ def option_kernels(spec: ModelSpec, target: Target) -> tuple[KernelRequest, ...]
     """Return attention that options of a load put into tables: see `native/deterministic.py`."""
     shapes = (head_shape(spec), replace(head_shape(spec), rounded=False))
     prompts = [kernel_request(f, target, spec.kv_dtype, s) for s in shapes for f in PROMPTS]
-    return (*prompts, kernel_request("decode_attention", target, spec.kv_dtype))
+    any_heads = HeadShape(0, 0, cap=spec.attention_cap)
+    return (*prompts, kernel_request("decode_attention", target, spec.kv_dtype, any_heads))
 
 
 def make_schedule(**values: int) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from dovetail.codegen.catalog import (
+    CAPPED,
     DTYPE_PARAMETER,
     ENCODER_FAMILIES,
     KERNELS,
@@ -64,6 +65,8 @@ KV dtypes.
 
 Those of published models of the supported families; an artifact carries others itself.
 """
+COMMON_CAPS = {50: ((128, 2), (256, 2))}
+"""Cap of scores to head_dim and group of the models that have it (Gemma 2)."""
 ROUNDED = HeadShape(64, 1, rounded=True)
 """Heads for which attention of prompts rounds; its kernels take any such ones."""
 
@@ -102,6 +105,12 @@ def _others(target: Target) -> Iterator[KernelRequest]:
                 request = kernel_request("decode_attention", target, dtype, HeadShape(size, group))
                 if request.name != f"decode_attention_{dtype}":  # else it is not unrolled here
                     yield request
+        for cap, shapes in COMMON_CAPS.items():
+            some = HeadShape(0, 0, cap=cap), HeadShape(32, 1, rounded=True, cap=cap)
+            made = (*some, *(HeadShape(*shape, cap=cap) for shape in shapes))
+            pairs = ((family, heads) for family in CAPPED for heads in made)
+            found = (kernel_request(family, target, dtype, heads) for family, heads in pairs)
+            yield from {request.name: request for request in found}.values()
 
 
 def target_kernels(

@@ -36,7 +36,9 @@ class WeightSource:
         """Return the shapes that a tensor of so many rows may have."""
         if self.layout == "taps":
             return (rows, 1, self.n), (rows, self.n)
-        return ((rows,) if self.layout.endswith("vector") else (rows, self.k),)
+        if self.layout.endswith("vector"):
+            return ((rows,), ()) if rows == 1 else ((rows,),)
+        return ((rows, self.k),)
 
     @property
     def parts(self) -> tuple[tuple[str, int, int], ...]:

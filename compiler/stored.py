@@ -47,9 +47,11 @@ class Stored:
 
 
 def read_workflows(
-    given: Iterable[GivenWorkflow], models: Collection[str], *, generates: bool
+    given: Iterable[GivenWorkflow], models: Collection[str], adapters: Collection[str] | None
 ) -> tuple[Stored, ...]:
     """Return the workflows of graphs and files; nodes may ask for `models` by name.
+
+    adapters: those of the model that generates; None where none does.
 
     Raises SpecError for a file that cannot be read or names that clash, WorkflowError for a
     workflow that is wrong, that has code and came without its file, or cannot run with the models.
@@ -63,7 +65,7 @@ def read_workflows(
             if name in found or name == SERVE:
                 raise SpecError(f"two workflows have the name {name!r}; rename one")
             check_workflow(
-                stored.workflow, models, generates=generates, find_index=lambda _name: None
+                stored.workflow, models, adapters=adapters, find_index=lambda _name: None
             )
             found[name] = stored
     return tuple(found.values())

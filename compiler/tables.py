@@ -12,13 +12,14 @@ from dovetail.codegen.catalog import embed_kernels, model_kernels
 from dovetail.codegen.isa.target import Target
 from dovetail.compiler.schedules import (
     GemmOp,
-    adapter_gemms,
+    apart_gemms,
     default_gemm_rows,
     gemm_ops,
     make_schedule,
 )
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.encoder import EncoderSpec, Spec
+from dovetail.ir.model import ModelSpec
 from dovetail.ir.schedule import Row, ScheduleTable
 from dovetail.runtime.native.step import PART_TOKENS
 from dovetail.topology.hardware import HardwareSpec
@@ -110,13 +111,23 @@ def unique_tables(tables: Iterable[ScheduleTable]) -> tuple[ScheduleTable, ...]:
 
 
 def default_tables(
-    spec: Spec, target: Target, plans: Iterable[ServicePlan], hardware: HardwareSpec
+    spec: Spec,
+    target: Target,
+    plans: Iterable[ServicePlan],
+    hardware: HardwareSpec,
+    *,
+    apart: bool = False,
 ) -> tuple[ScheduleTable, ...]:
-    """Return schedule tables of every operator of `spec`, for all teams of `plans`."""
+    """Return schedule tables of every operator of `spec`, for all teams of `plans`.
+
+    apart: also of what a tape with a user's own gate has.
+    """
+    apart = apart or (isinstance(spec, ModelSpec) and bool(spec.adapters))
     tables: list[ScheduleTable] = []
     for team in plan_teams(plans):
         threads = team.plan.threads
-        for op in (*gemm_ops(spec, team.processes), *adapter_gemms(spec)):
+        more = apart_gemms(spec, team.processes) if apart else ()
+        for op in (*gemm_ops(spec, team.processes), *more):
             rows = default_gemm_rows(op, target, threads, hardware)
             tables.append(gemm_table(op, target, team.phase, threads, rows))
         tables += other_tables(spec, target, team.phase, threads)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 
+from dovetail.compiler.apertus import UNUSED_NUMBER, xielu_source
 from dovetail.compiler.checkpoint import Checkpoint
 from dovetail.compiler.experts import CHOICE, GATE
 from dovetail.compiler.latent import latent_sources
@@ -16,7 +17,7 @@ from dovetail.compiler.recurrent import recurrent_sources
 from dovetail.compiler.sources import WeightSource
 from dovetail.ir.errors import SpecError
 from dovetail.ir.formats import is_quantised
-from dovetail.ir.model import RELU2, ROWS, TURNED, MlpPart, ModelSpec, rope_names
+from dovetail.ir.model import ROWS, TURNED, XIELU, MlpPart, ModelSpec, rope_names
 
 
 def weight_sources(spec: ModelSpec) -> tuple[WeightSource, ...]:
@@ -74,7 +75,10 @@ def _is_no_bias(name: str, checkpoint: Checkpoint) -> bool:
     return name.endswith(".bias") and not checkpoint.load(name).any()
 
 
-_UNUSED = re.compile(r".*rotary_emb\.(inv_freq|cos_cached|sin_cached)|.*attn\.masked_bias")
+_UNUSED = re.compile(
+    r".*rotary_emb\.(inv_freq|cos_cached|sin_cached)|.*attn\.masked_bias"
+    rf"|.*\.act_fn\.{UNUSED_NUMBER}"
+)
 _DRAFTS = {
     **dict.fromkeys(("glm4moe", "glm4moelite", "deepseek3"), r"(?:model\.layers|blk)\.{}\..+"),
     "ernie4_5moe": r"model\.mtp_.+",
@@ -170,7 +174,9 @@ def _dense_sources(spec: ModelSpec, layer: int, part: MlpPart) -> Iterator[Weigh
     here, there = f"layers.{layer}.{part.prefix}", f"model.layers.{layer}.{module}"
     pair = tuple(f"{there}.{p}_proj" for p in ("gate", "up"))
     fused, down = (f"{there}.gate_up_proj.weight",) * 2, f"{there}.down_proj"
-    if spec.activation == RELU2:
+    if not spec.gated:
+        if spec.activation == XIELU:
+            yield xielu_source(layer)
         yield WeightSource(f"{here}up", "packed", inner, hidden, _weights(pair[1:]), (inner,))
         yield WeightSource(f"{here}down", "packed", hidden, inner, _weights((down,)), (hidden,))
         return
@@ -273,8 +279,7 @@ def _expert_sources(spec: ModelSpec, layer: int, part: MlpPart) -> Iterator[Weig
         yield _vector(f"{here}.router_bias", f"{there}.gate.bias", experts.count)
     if experts.biased:
         yield _vector(f"{here}.choice", f"{there}.{CHOICE}", experts.count)
-    single = spec.activation == RELU2
-    first = (ups, "") if single else ((*gates, *ups), "_pair")
+    first = ((*gates, *ups), "_pair") if spec.gated else (ups, "")
     for name, (modules, kind), n, k in (
         (spec.up, first, inner, hidden),
         ("down", (downs, ""), hidden, inner),
@@ -298,19 +303,13 @@ _QK_NORMS = {
 }
 """What q and k are normed over to the ends of our names, and the names in checkpoints."""
 _LAST = {"attention_norm": "post_attention_layernorm", "mlp_norm": "post_feedforward_layernorm"}
+_GEMMA = {**_LAST, "input_norm": "input_layernorm", "post_norm": "pre_feedforward_layernorm"}
 _NORMS_OF = {
+    "apertus": {"input_norm": "attention_layernorm", "post_norm": "feedforward_layernorm"},
     **dict.fromkeys(("olmo2", "olmo3", "exaone4"), _LAST),
-    "gemma3": {
-        "input_norm": "input_layernorm",
-        "attention_norm": "post_attention_layernorm",
-        "post_norm": "pre_feedforward_layernorm",
-        "mlp_norm": "post_feedforward_layernorm",
-    },
+    **dict.fromkeys(("gemma2", "gemma3"), _GEMMA),
     "gemma4": {
-        "input_norm": "input_layernorm",
-        "attention_norm": "post_attention_layernorm",
-        "post_norm": "pre_feedforward_layernorm",
-        "mlp_norm": "post_feedforward_layernorm",
+        **_GEMMA,
         "dense_norm": "post_feedforward_layernorm_1",
         "experts_norm": "pre_feedforward_layernorm_2",
         "experts_out_norm": "post_feedforward_layernorm_2",

@@ -277,7 +277,7 @@ def _prepare(request: TuneRequest, say: Say) -> TuningJob:
             plans=plans,
             hardware=hardware,
             target=target,
-            kernels=read_kernels(request, (target,)),
+            kernels=read_kernels(request, (target,), spec),
         )
         say("generating kernels")
         parts = plan_parts(scope, effort, request.cache)

@@ -15,7 +15,7 @@ from pathlib import Path
 from dovetail.codegen.catalog import KernelRequest, kernel_request
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.library import LibrarySpec
-from dovetail.codegen.lift.unroll import unroll_kernel, unroll_unit
+from dovetail.codegen.lift.unroll import UNROLL, unroll_kernel, unroll_unit
 from dovetail.codegen.lower.select import written_pointers
 from dovetail.codegen.user_file import (
     Around,
@@ -27,7 +27,7 @@ from dovetail.codegen.user_file import (
 )
 from dovetail.compiler.attention_search import USER, AttentionTask, change_tiles
 from dovetail.compiler.measure import CallCase, RowsCase
-from dovetail.compiler.row_ops import IN_MODELS, ROW_OPS, RowOp
+from dovetail.compiler.row_ops import GATE_OPS, ROW_OPS, RowOp, model_ops
 from dovetail.compiler.schedules import make_schedule
 from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.diagnostics import Source
@@ -37,9 +37,11 @@ from dovetail.ir.high import nodes as high
 from dovetail.ir.high.parse import parse_high
 from dovetail.ir.high.print import print_high
 from dovetail.ir.high.verify import verify_high
+from dovetail.ir.model import ModelSpec
 from dovetail.ir.schedule import ScheduleTable
 
-ROW = "user_row"
+ROW, ROWS, PAIRS = "user_row", "user_rows", "_pairs"
+_TEAM = ("tid", "nth")
 NAMED = {"w": r"w|g|scale", "b": r"b", "y": r"y|up", "x": r"x|in|src|a|gate"}
 """Slot of an array to how the name of a parameter for it may begin."""
 TYPES = {"int": "i64", "float": "f32"}
@@ -47,16 +49,36 @@ ALONE = Around()
 """A kernel stands without texts before it, and without headers of its own."""
 SIZES = (1, 16, 128)
 """Rows of the cases that stand for an operator in a model."""
+IN_PAIRS = """
+@kernel
+def {name}(T: i64, H: i64, x: ptr[f32], ldx: i64, out: ptr[f32], ldo: i64, tid: thread,
+       nth: thread):
+    cuts = (H + 511) // 512
+    for piece in range(T * cuts * tid // nth, T * cuts * (tid + 1) // nth):
+        first = piece % cuts * 32
+        panels = min(H // 16 - first, 32)
+        pair = x + piece // cuts * ldx + first * 32
+        to = out + piece // cuts * ldo + first * 16
+        {rows}(panels, 16, pair, 32, pair + 16, 32, to, 16, 0, 1)
+        if first + 32 > H // 16 and H % 16 > 0:
+            pair = pair + panels * 32
+            {rows}(1, H % 16, pair, 32, pair + 16, 32, to + panels * 16, 16, 0, 1)
+"""
+"""A gate of rows whose panels of 16 gates and 16 ups lie by turns, as a product gives them."""
 
 
 @dataclass(frozen=True, slots=True)
 class UserKernel:
-    """A user's kernels: of an operator the fitted one and its variants, else all of the file."""
+    """A user's kernels: of an operator the fitted one and its variants, else all of the file.
+
+    gates: of a gate the same for the rows that products of a model give.
+    """
 
     op: str
     file: str
     unit: high.Unit
     requests: tuple[KernelRequest, ...]
+    gates: tuple[KernelRequest, ...] = ()
 
     @property
     def module(self) -> str:
@@ -68,7 +90,8 @@ class UserKernel:
         if not self.op:
             return self.requests
         named = {row.kernel for table in tables for row in table.rows}
-        return (self.requests[0], *(r for r in self.requests[1:] if r.name in named))
+        more = (*self.requests[1:], *self.gates)
+        return (self.requests[0], *(r for r in more if r.name in named))
 
 
 def read_user_kernels(given: Iterable[str]) -> tuple[UserKernel, ...]:
@@ -111,12 +134,22 @@ def read_user_kernel(given: str, *, guess: bool = False) -> UserKernel:
             unit = unroll_unit(unit)
             if len(requests) > 1:
                 raise SpecError(f"{file} has {len(requests)} kernels; give a file with one")
-            requests = (*requests, *_variants(requests[0], unit.function(requests[0].name)))
+            requests = _instances(unit, module, requests[0].name)
         return UserKernel("", file, unit, requests)
     name = f"{op}_{USER}{stem}"
     unit = fit_kernel(_pick(source, op), ROW_OPS[op], name, file)
+    gates: tuple[KernelRequest, ...] = ()
+    if op in GATE_OPS.values():
+        unit = _with_pairs(unit, name, file)
+        gates = _instances(unit, module, name + PAIRS)
+        gates = tuple(gate for gate in gates if UNROLL not in gate.binding)  # of one panel each
+    return UserKernel(op, file, unit, _instances(unit, module, name), gates)
+
+
+def _instances(unit: high.Unit, module: str, name: str) -> tuple[KernelRequest, ...]:
+    """Return a kernel as it stands, and its variants."""
     default = KernelRequest(module, name, {}, name)
-    return UserKernel(op, file, unit, (default, *_variants(default, unit.function(name))))
+    return (default, *_variants(default, unit.function(name)))
 
 
 def _functions(source: Source) -> tuple[str, ...]:
@@ -173,6 +206,18 @@ def fit_kernel(unit: high.Unit, op: RowOp, name: str, file: str) -> high.Unit:
     wrapper = parse_high(Source(file, _wrapper(kernel, op, name, file)))
     made = replace(wrapper.functions[0], tunables=kernel.tunables)
     return _checked(high.Unit(functions=(*helpers, row, made)), file)
+
+
+def _with_pairs(unit: high.Unit, name: str, file: str) -> high.Unit:
+    """Return a unit that also has a fitted gate for rows of a product: see IN_PAIRS."""
+    kernel = unit.function(name)
+    integer = NamedType(name="i64")
+    params = tuple(replace(p, type=integer) if p.name in _TEAM else p for p in kernel.params)
+    rows = replace(kernel, kind="inline", name=ROWS, params=params, tunables=(), doc="")
+    text = IN_PAIRS.format(name=name + PAIRS, rows=ROWS)
+    (pairs,) = parse_high(Source(file, text)).functions
+    made = replace(pairs, tunables=kernel.tunables)
+    return _checked(high.Unit(functions=(*unit.functions, rows, made)), file)
 
 
 def _checked(unit: high.Unit, file: str) -> high.Unit:
@@ -277,22 +322,25 @@ def model_cases(op: str, width: int, eps: float, plan: PhasePlan) -> tuple[RowsC
     )
 
 
-def user_library(kernels: Iterable[UserKernel], target: Target) -> LibrarySpec:
-    """Return the library of the users' kernels and of ours beside them."""
+def user_library(
+    kernels: Iterable[UserKernel], target: Target, more: Iterable[KernelRequest] = ()
+) -> LibrarySpec:
+    """Return the library of the users' kernels, of ours beside them, and of more."""
     kernels = tuple(kernels)
     ours = (our_request(kernel.op, target) for kernel in kernels if kernel.op)
-    by_name = {request.name: request for request in ours if request is not None}
+    by_name = {request.name: request for request in (*ours, *more) if request is not None}
     requests = (*by_name.values(), *(r for k in kernels for r in k.requests))
     modules = {kernel.module: kernel.unit for kernel in kernels}
     return LibrarySpec(target, requests, name="user", modules=modules, tvm_ffi=False)
 
 
-def check_in_models(kernels: Iterable[UserKernel]) -> None:
-    """Raise SpecError for an operator that no model has apart."""
+def check_in_models(kernels: Iterable[UserKernel], spec: ModelSpec) -> None:
+    """Raise SpecError for an operator that the model does not have, or not apart."""
+    known = model_ops(spec)
     for kernel in kernels:
-        if kernel.op and kernel.op not in IN_MODELS:
+        if kernel.op and kernel.op not in known:
             raise SpecError(
-                f"{kernel.op} is part of other kernels in a model and cannot be replaced there; "
-                f"those that can: {', '.join(IN_MODELS)}. Give the file without {kernel.op}= to "
-                "call its kernels with dovetail.kernels"
+                f"{kernel.op} is no part of this model, or part of other kernels, and cannot be "
+                f"replaced there; those that can: {', '.join(known) or 'none'}. Give the file "
+                f"without {kernel.op}= to call its kernels with dovetail.kernels"
             )

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from dovetail.compiler.adapters import adapter_sources
+from dovetail.compiler.adapters import Stacked, adapter_sources
 from dovetail.compiler.checkpoint import Checkpoint
 from dovetail.compiler.encoder_tensors import encoder_sources, encoder_tables
 from dovetail.compiler.quantise import quantise_rows
@@ -43,6 +43,14 @@ a chunk of memory."""
 
 Array = npt.NDArray[Any]
 NO_POWERS: Mapping[str, Array] = MappingProxyType({})
+NO_ADAPTERS: Mapping[str, Stacked] = MappingProxyType({})
+
+
+class Rows(Protocol):
+    """Rows of a weight that no tensor holds."""
+
+    def __getitem__(self, rows: slice, /) -> Array:
+        """Return rows [start, stop)."""
 
 
 def plan_sources(
@@ -88,11 +96,11 @@ def pack_weights(
     path: Path,
     advance: Advance | None = None,
     powers: Mapping[str, Array] = NO_POWERS,
-    adapters: Mapping[str, Array] = NO_POWERS,
+    adapters: Mapping[str, Stacked] = NO_ADAPTERS,
 ) -> tuple[tuple[WeightEntry, ...], WeightChunks]:
-    """Write `path` for a decoder; see `pack_sources`. adapters: rows of theirs, by name."""
-    tables = {**named_tables(spec.ropes(), spec.max_context), **adapters}
-    sources = (*weight_sources(spec), *adapter_sources(adapters))
+    """Write `path` for a decoder; see `pack_sources`. adapters: their weights, by name."""
+    tables: dict[str, Rows] = {**named_tables(spec.ropes(), spec.max_context), **adapters}
+    sources = (*weight_sources(spec), *adapter_sources(adapters.values()))
     return pack_sources(sources, spec.weight_format, checkpoint, path, tables, advance, powers)
 
 
@@ -109,7 +117,7 @@ def pack_sources(
     format_of: Callable[[str], str],
     checkpoint: Checkpoint,
     path: Path,
-    tables: Mapping[str, Array],
+    tables: Mapping[str, Rows],
     advance: Advance | None = None,
     powers: Mapping[str, Array] = NO_POWERS,
 ) -> tuple[tuple[WeightEntry, ...], WeightChunks]:
@@ -166,7 +174,7 @@ class _Packer:
     sources: tuple[WeightSource, ...]
     entries: tuple[WeightEntry, ...]
     checkpoint: Checkpoint
-    tables: Mapping[str, Array]
+    tables: Mapping[str, Rows]
     powers: Mapping[str, Array]
 
     def pack(self, start: int, end: int) -> npt.NDArray[np.uint8]:

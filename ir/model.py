@@ -19,13 +19,17 @@ MAX_KV_SPLITS = 16
 DENSE = "dense_"
 """Of a mixture, what the names of products begin with that all tokens go through."""
 APART = "gate_up_apart"
-"""The product that gives gates and ups, in panels by turns, for an adapter to add to."""
+"""The product that gives gates and ups, in panels by turns: adapters add to them, or they meet in
+a kernel of a user's own."""
+OWN_GATE = "own_gate"
+"""That kernel: tables have it for the phases in which it serves."""
 ROWS, TURNED = "rows", "turned"
 """What q and k may be normed over besides single heads."""
 ROPE, LOCAL_ROPE = "rope", "local_rope"
 """Names of ropes."""
-RELU2 = "relu2"
-"""The activation of MLPs that have no gate, only ups: squares of what is above 0."""
+RELU2, XIELU = "relu2", "xielu"
+"""Activations of MLPs that have no gate, only ups: squares of what is above 0, and one with numbers
+of each layer."""
 GATES, DELTA, SCAN = "gates", "delta", "scan"
 """Rules of recurrent layers."""
 SPLIT_K_ELEMENTS = 1 << 19
@@ -207,7 +211,10 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     rope_layers: tuple[bool, ...] = ()  # per layer: are q and k rotated; () = all layers
     local_rope: RopeSpec | None = None  # of layers with a window, where theirs is another
     attention_scale: float | None = None  # of q k^T; None = head_dim ** -0.5
-    activation: str = "silu"  # of the gate: silu, gelu_tanh; clamped, of gate and up; relu2, of up
+    attention_cap: int = 0  # c of scores c tanh(x / c), scaled ones; 0 = they are x
+    activation: str = (
+        "silu"  # of the gate: silu, gelu_tanh; clamped, of gate and up; relu2, xielu, of up
+    )
     pre_norms: bool = True  # RMSNorm of what attention and MLP read
     parallel: bool = False  # the MLP reads what attention reads, instead of a norm of its own
     layer_norm: bool = False  # norms of the stream subtract the mean
@@ -319,7 +326,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def uneven(self) -> bool:
         """Whether layers differ in more than windows and ropes, or have parts of few families."""
-        parts = self.full_heads, self.shared_kv, self.layer_inputs, self.logits_cap, self.recurrent
+        parts = self.full_heads, self.shared_kv, self.layer_inputs, self.recurrent
         beside = self.dense_inner, self.mlp_alone, self.latent, self.adapters
         return any((*parts, *beside))
 
@@ -354,9 +361,14 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         return ("input_norm", "post_norm")[: self.pre_norms * (1 if self.parallel else 2)]
 
     @property
+    def gated(self) -> bool:
+        """Whether MLPs have gates beside ups."""
+        return self.activation not in (RELU2, XIELU)
+
+    @property
     def up(self) -> str:
         """Return the name of what MLPs begin with."""
-        return "up" if self.activation == RELU2 else "gate_up"
+        return "gate_up" if self.gated else "up"
 
     @property
     def stream_eps(self) -> float:
@@ -438,6 +450,7 @@ def _layer_shapes(spec: ModelSpec, layer: int) -> dict[str, tuple[int, int]]:
     parts = spec.mlp_parts(layer)
     found = dict(pair for part in parts for pair in _mlp_shapes(spec, part, hidden))
     found |= {"o": (hidden, spec.qkv_rows(layer)[0])} if spec.mixes(layer) else {}
+    found |= {"xielu": (3, 1)} if spec.activation == XIELU else {}
     found |= dict.fromkeys(spec.norms_before(layer), norm)
     if spec.experts and spec.dense_inner:
         found |= dict.fromkeys(("dense_norm", "router_norm", "experts_norm"), norm)
@@ -487,7 +500,7 @@ def _mlp_shapes(
     matrices = part.experts.count if part.experts else 1
     if part.experts:
         yield "router", (part.experts.scores, hidden)
-    sides = 1 if spec.activation == RELU2 else 2
+    sides = 2 if spec.gated else 1
     yield part.prefix + spec.up, (sides * part.columns * matrices, hidden)
     yield part.prefix + "down", (hidden * matrices, part.columns)
 

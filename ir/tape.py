@@ -164,6 +164,9 @@ ADAPTER_ARGS: tuple[str, ...] = (
 )
 """Further arguments of the tape `ADAPTED`, for steps that have rows of adapters."""
 
+GATED = "forward_gated"
+"""The tape of steps of the phases in which a user's own kernel joins gates and ups."""
+
 SAMPLE_ARGS: tuple[str, ...] = (
     "n_rows",
     "logits",  # f32 [n_rows][vocab]

@@ -204,9 +204,8 @@ class App:
     ) -> None:
         """`gpu`: where hot clusters may lie. memory: how. board: of workers that share CPUs."""
         self.gpu_memory, self.board = memory, board
-        self.artifact, self.embeddings = artifact, embeddings
+        self.artifact, self.embeddings, self._generator = artifact, embeddings, generator
         self.tokenizer = generator.tokenizer if generator else None
-        self._generator = generator
         embed = partial(embeddings.embed, wait=True)
         cut = embeddings.divide if embeddings.embeds else None
         settings = workflows or FlowSettings()
@@ -280,14 +279,16 @@ class App:
         async with self._astarted(self._read(as_list(prompts), options)) as jobs:
             return [await job for job in jobs]
 
-    def score(self, prompts: Prompts, *, top: int = 0, priority: int = 0) -> list[Score]:
+    def score(
+        self, prompts: Prompts, *, top: int = 0, priority: int = 0, adapter: str | None = None
+    ) -> list[Score]:
         """Return how likely the model finds the tokens of each of `prompts`; nothing is generated.
 
         top: how many of the most likely tokens to tell in the place of each, 0..100. Prompts,
-        priority and errors are as for `generate`; a prompt may fill the context.
+        priority, adapter and errors are as for `generate`; a prompt may fill the context.
         """
-        options = GenerateOptions(max_tokens=0, prompt_logprobs=top, priority=priority)
-        ask = self._read(as_list(prompts), options)
+        options = GenerateOptions(max_tokens=0, prompt_logprobs=top, adapter=adapter)
+        ask = self.generator.read(as_list(prompts), options, priority)
         with self._started(ask) as jobs:
             found = [job.result().prompt_logprobs or () for job in jobs]
         return list(map(Score.of, ask.prompts, found))
@@ -334,8 +335,7 @@ class App:
         await self.generator.aabandon([job])
 
     def _read(self, prompts: abc.Sequence[Prompt], options: GenerateOptions, **form: bool) -> Ask:
-        priority = options.pop("priority", 0)
-        return self.generator.read(prompts, options, priority, **form)
+        return self.generator.read(prompts, options, options.pop("priority", 0), **form)
 
     @contextmanager
     def _started(self, ask: Ask) -> abc.Iterator[list[Job]]:
@@ -489,7 +489,7 @@ class App:
         return self.flows.find(name)
 
     def add_workflow(self, workflow: RAGraph | Workflow) -> None:
-        """Have `run` know a workflow by its name; WorkflowError if it is malformed."""
+        """Have `run` know a workflow by name; WorkflowError if it is wrong. Indexes may follow."""
         self.flows.add_workflow(workflow)
 
     def add_index(

@@ -13,7 +13,8 @@ from pathlib import Path
 import msgspec
 
 from dovetail.ir.errors import ArtifactError, CapacityError
-from dovetail.ir.model import ModelSpec
+from dovetail.ir.model import OWN_GATE, ModelSpec
+from dovetail.ir.tape import GATED
 from dovetail.runtime.artifact import Artifact, ArtifactReader, check_chunks, open_artifact
 from dovetail.runtime.machine.elf import ReadLibrary
 from dovetail.runtime.machine.isa import supports
@@ -99,4 +100,5 @@ def _bind_all(artifact: Artifact) -> None:
             )
             for phase, plan in (("prefill", service.prefill), ("decode", service.decode)):
                 tables = pick_tables(part.schedules.tables, artifact.target, phase, plan.threads)
-                BoundTape(library, tape, tables, operands, plan)
+                if tape.name != GATED or OWN_GATE in tables:
+                    BoundTape(library, tape, tables, operands, plan)

@@ -20,6 +20,7 @@ ARCHITECTURES = {
     "granitemoehybrid": "granite",  # its converter's name for models without Mamba
     "ministral3": "mistral3",
     **{name: name for name in ("glm4", "ernie4_5")},
+    "gemma2": "gemma2",
     "gemma3_text": "gemma3",
     "gemma4_text": "gemma4",
     "qwen3_moe": "qwen3moe",
@@ -37,6 +38,7 @@ ARCHITECTURES = {
     "dots1": "dots1",
     "ernie4_5_moe": "ernie4_5-moe",
     "granitemoeshared": "granitemoe",
+    "apertus": "apertus",
     "olmo2": "olmo2",
     "olmo3": "olmo2",
     "olmoe": "olmoe",
@@ -253,19 +255,24 @@ def save_gguf(
     if config.get("sliding_window") and arch in ("olmo2", "exaone4"):
         writer.add_sliding_window(config["sliding_window"])
         writer.add_sliding_window_pattern([t[0] == "s" for t in config["layer_types"]])
-    if config.get("sliding_window") and arch in ("phi3", "gemma3", "gemma-embedding", "gpt-oss"):
+    if config.get("sliding_window") and arch in (*GEMMAS, "phi3", "gpt-oss"):
         writer.add_sliding_window(config["sliding_window"])
     if arch in ("granite", "granitemoe", "granitehybrid"):
         writer.add_embedding_scale(config["embedding_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])
         writer.add_attention_scale(config["attention_multiplier"])
         writer.add_logit_scale(config["logits_scaling"])
+    if arch == "gemma2":
+        writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
+        writer.add_final_logit_softcapping(config["final_logit_softcapping"])
     if arch == "gemma4":
         add_gemma4(writer, config)
     elif config.get("head_dim") and arch != "deepseek2":
         writer.add_key_length(config["head_dim"])
         writer.add_value_length(config["head_dim"])
     (tokenizer or add_no_tokens)(writer)
+    if arch == "apertus":
+        add_numbers(writer, state, layers)
     names = gguf.get_tensor_name_map(arch_of(arch), layers)
     for name, values in stack_experts(state).items():
         if config["tie_word_embeddings"] and name == "lm_head.weight":
@@ -448,6 +455,13 @@ def add_gemma4(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     writer.add_tensor("rope_freqs.weight", factors)
 
 
+def add_numbers(writer: gguf.GGUFWriter, state: dict[str, np.ndarray], layers: int) -> None:
+    """Write the numbers of Apertus' activation as metadata; they are tensors no more."""
+    for part in ("alpha_p", "alpha_n", "beta", "eps"):
+        each = [state.pop(f"model.layers.{i}.mlp.act_fn.{part}") for i in range(layers)]
+        getattr(writer, f"add_xielu_{part}")([value.item() for value in each])
+
+
 def arch_of(name: str) -> gguf.MODEL_ARCH:
     """Return the package's architecture of that name."""
     return next(arch for arch, known in gguf.MODEL_ARCH_NAMES.items() if known == name)
@@ -488,11 +502,14 @@ NEIGHBOURS = {"glm4": 0.5, "ernie4_5": 1.0, "ernie4_5_moe": 1.0, "cohere": 1.0, 
 """Families that are trained so, with the part of each head that a rope turns."""
 
 
+GEMMAS = ("gemma2", "gemma3", "gemma-embedding")
+
+
 def is_offset(arch: str, name: str) -> bool:
     """Tell whether a converter adds 1 to a tensor."""
     if arch.startswith("qwen35"):
         return name.endswith("norm.weight") and "linear_attn" not in name
-    return arch in ("gemma3", "gemma-embedding") and name.endswith("norm.weight")
+    return arch in GEMMAS and name.endswith("norm.weight")
 
 
 def add_recurrent(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:

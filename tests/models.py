@@ -16,6 +16,9 @@ UNEVEN = ("gemma4",)
 """Families whose layers differ in heads."""
 LATENT = ("deepseek2", "deepseek3", "glm4_lite", "youtu")
 """Families of latent attention."""
+FAMILIES += ("gemma2",)
+UNGATED = ("apertus",)
+"""Families whose MLPs have no gates."""
 FAMILIES += ("olmo2", "olmo3", "exaone4", "seed_oss", "hunyuan", "cohere", "cohere2")
 EXPERTS = ("qwen3_moe", "mixtral", "granitemoe", "gpt_oss")
 EXPERTS += ("qwen2_moe", "glm4_moe", "dots1", "ernie4_5_moe", "granitemoeshared", "granite4_moe")
@@ -120,6 +123,15 @@ OWN: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 1e-5,
     },
     "youtu": {**HEADS, "q_lora_rank": 48},
+    "minicpm3": {
+        **{**HEADS, "q_lora_rank": 48, "rms_norm_eps": 1e-6, "dim_model_base": 24},
+        "rope_parameters": {
+            **{"rope_type": "longrope", "rope_theta": 10000.0},
+            **{"short_factor": [1.0 + i / 8 for i in range(8)], "factor": 1.0},
+            **{"long_factor": [1.0 + i / 8 for i in range(8)]},
+            "original_max_position_embeddings": 64,
+        },
+    },
     "qwen3": {"head_dim": 16},
     "phi3": {"pad_token_id": 2, "rms_norm_eps": 1e-6},
     "granite": MULTIPLIERS,
@@ -243,6 +255,10 @@ OWN: dict[str, dict[str, Any]] = {
         "position_embedding_type": "rope",
         "mamba_n_heads": 2,
     },
+    "apertus": {
+        **{"rms_norm_eps": 1e-6, "pad_token_id": 2},
+        "rope_parameters": {"rope_type": "default", "rope_theta": 12e6},
+    },
     "olmo2": {"rms_norm_eps": 1e-6, "pad_token_id": 2},
     "olmo3": {"rms_norm_eps": 1e-6, "pad_token_id": 2, "sliding_window": 24},
     "olmoe": {
@@ -265,6 +281,10 @@ OWN: dict[str, dict[str, Any]] = {
         "moe_topk": [2, 2],
     },
     "smollm3": {"pad_token_id": 2},
+    "gemma2": {
+        **{"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 24},
+        **{"attn_logit_softcapping": 1.0, "final_logit_softcapping": 3.0},
+    },
     "gemma3": {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 24},
     "gemma4": {
         "num_hidden_layers": 5,
@@ -309,6 +329,7 @@ def make_model(family: str, *, seed: int = 0, dtype: str = "float32", **override
         "qwen3_moe": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM),
         "mixtral": (transformers.MixtralConfig, transformers.MixtralForCausalLM),
         "granitemoe": (transformers.GraniteMoeConfig, transformers.GraniteMoeForCausalLM),
+        "apertus": (transformers.ApertusConfig, transformers.ApertusForCausalLM),
         "olmo2": (transformers.Olmo2Config, transformers.Olmo2ForCausalLM),
         "olmo3": (transformers.Olmo3Config, transformers.Olmo3ForCausalLM),
         "olmoe": (transformers.OlmoeConfig, transformers.OlmoeForCausalLM),
@@ -322,6 +343,7 @@ def make_model(family: str, *, seed: int = 0, dtype: str = "float32", **override
         "deepseek2": (transformers.DeepseekV2Config, transformers.DeepseekV2ForCausalLM),
         "deepseek3": (transformers.DeepseekV3Config, transformers.DeepseekV3ForCausalLM),
         "glm4_lite": (transformers.Glm4MoeLiteConfig, transformers.Glm4MoeLiteForCausalLM),
+        "minicpm3": (transformers.MiniCPM3Config, transformers.MiniCPM3ForCausalLM),
         "youtu": (transformers.YoutuConfig, transformers.YoutuForCausalLM),
         "glm4_moe": (transformers.Glm4MoeConfig, transformers.Glm4MoeForCausalLM),
         "dots1": (transformers.Dots1Config, transformers.Dots1ForCausalLM),
@@ -336,6 +358,7 @@ def make_model(family: str, *, seed: int = 0, dtype: str = "float32", **override
         ),
         "falcon_h1": (transformers.FalconH1Config, transformers.FalconH1ForCausalLM),
         "gpt_oss": (transformers.GptOssConfig, transformers.GptOssForCausalLM),
+        "gemma2": (transformers.Gemma2Config, transformers.Gemma2ForCausalLM),
         "gemma3": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM),
         "gemma4": (transformers.Gemma4TextConfig, transformers.Gemma4ForCausalLM),
     }
@@ -344,7 +367,7 @@ def make_model(family: str, *, seed: int = 0, dtype: str = "float32", **override
         torch.manual_seed(seed)
         model = make(make_config(**{**SMALL, **OWN.get(family, {}), **overrides}))
         for name, parameter in model.named_parameters():
-            center = 1.0 if "norm" in name and family != "gemma3" else 0.0
+            center = 1.0 if "norm" in name and family not in ("gemma2", "gemma3") else 0.0
             center = 1.0 if name.endswith("scale") else center
             torch.nn.init.normal_(parameter, center, 2.0 if name.endswith("sinks") else 0.08)
         for name, buffer in model.named_buffers():

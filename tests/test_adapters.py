@@ -19,8 +19,12 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 import dovetail
+from dovetail import END, START, RAGraph
+from dovetail.cli.inspection import inspect_artifact, memory_rows
+from dovetail.compiler.adapters import adapter_sources
+from dovetail.compiler.fits import memory_need
 from dovetail.compiler.model_source import open_model
-from dovetail.errors import DeviceError, RequestError, SpecError
+from dovetail.errors import DeviceError, RequestError, SpecError, WorkflowError
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.runtime.app import App, load
 from dovetail.runtime.schedule.request import Completion
@@ -176,6 +180,8 @@ def test_drafts_forms_and_samples(paths: dict[str | None, Path], app: App) -> No
 def test_prompts_are_scored_by_the_adapter_that_is_asked(app: App, paths: dict[Any, Path]) -> None:
     asked: dict[str, Any] = {"max_tokens": 1, "prompt_logprobs": 0}
     found = app.generate(PROMPTS[1], adapter="wide", **asked)[0].prompt_logprobs
+    scored = app.score(PROMPTS[1], adapter="wide")[0].logprobs
+    assert scored == tuple(one and one.logprob for one in found)
     with load(paths["wide"]) as merged:
         known = merged.generate(PROMPTS[1], **asked)[0].prompt_logprobs
     pairs = [(a.logprob, b.logprob) for a, b in zip(found, known, strict=True) if a and b]
@@ -264,6 +270,33 @@ def test_what_adapters_cannot_have_is_told(paths: dict[str | None, Path], app: A
     phase = PhasePlan(threads=1, cpus=())
     with pytest.raises(SpecError, match="runs in one process"):
         load(paths["all"], plan=ServicePlan(processes=2, prefill=phase, decode=phase))
+
+
+def test_nodes_that_ask_for_unknown_adapters_are_told_before_they_run(
+    paths: dict[str | None, Path], app: App, tmp_path: Path
+) -> None:
+    graph = RAGraph("pair")
+    graph.add_generation("say", prompt="a", max_tokens=1, adapter="other")
+    graph.add_edge(START, "say")
+    graph.add_edge("say", END)
+    said = r"'pair': node 'say': there is no adapter 'other'; the artifact has "
+    with pytest.raises(WorkflowError, match=f"{said}low, some, wide"):
+        app.add_workflow(graph)
+    base = paths["all"].parent / "model"
+    with pytest.raises(WorkflowError, match=f"{said}none"):
+        compiled(base, tmp_path / "x.dove", workflows=[graph])
+
+
+def test_adapters_are_part_of_the_memory_that_is_asked_for(
+    paths: dict[str | None, Path], app: App
+) -> None:
+    part = app.artifact.models["llm"]
+    step = part.file.max_step_tokens, part.file.max_step_sequences
+    need = memory_need(part.file.spec, step, [*adapter_sources(part.file.weights)])
+    assert need.weights == part.weights.stat().st_size
+    rows = {name: size for name, size, _ in memory_rows(inspect_artifact(paths["all"]))}
+    assert need.activations == rows["llm: activations"]
+    assert 0 <= need.weights - rows["llm: weights"] < 4096 * len(part.file.weights)
 
 
 def test_steps_without_rows_of_adapters_run_the_tape_of_the_base(

@@ -45,6 +45,7 @@ LONG_ROPE = {
     },
 }
 LOCAL = {"layer_types": ["sliding_attention", "full_attention"], "query_pre_attn_scalar": 24}
+WINDOWED = {"sliding_window": 33, "query_pre_attn_scalar": 24}
 ONE_MLP = {"shared_intermediate_size": 144, "mamba_n_heads": 2}
 NO_PLACES = {"position_embedding_type": None}
 NOPE = {"num_hidden_layers": 3, "no_rope_layers": [1, 0, 1]}
@@ -161,6 +162,8 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "ministral3": ("ministral3", shape(4, 1, 64, 128, 180, 140)),
     "smollm3-nope": ("smollm3", shape(4, 1, 64, 128, 180, 140, **NOPE)),
     "smollm3-biases": ("smollm3", shape(4, 2, 64, 128, 160, 99, **NOPE, **BIASED)),
+    "gemma2": ("gemma2", shape(4, 2, 32, 128, 190, 171, **WINDOWED)),
+    "apertus": ("apertus", shape(4, 2, 32, 128, 190, 171, **LLAMA3)),
     "gemma3-windows": ("gemma3", shape(4, 1, 64, 128, 190, 171, sliding_window=33, **LOCAL)),
     "gemma3-linear-rope": ("gemma3", shape(4, 2, 256, 96, 150, 211, **GEMMA_ROPES, **LOCAL)),
     "qwen3-experts": ("qwen3_moe", shape(4, 2, 64, 128, 99, 171, **EIGHT)),
@@ -237,6 +240,8 @@ EVERY_DAY = (
     "nemotron-h",
     "nemotron-h-experts",
     "falcon-h1",
+    "apertus",
+    "gemma2",
     "gemma3-windows",
     "llama-gqa4-80",
     "llama-biases-tied",

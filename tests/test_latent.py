@@ -17,7 +17,7 @@ from tests.models import LATENT, save_model
 from tests.runtime.accel.engines import ASKED, make_artifact
 from tests.test_experts import compiled, logits
 from tests.test_fidelity import load_exact, reference_logits
-from tests.test_gemma4 import check_rows
+from tests.test_gemma4 import check_rows, edit
 
 PROMPT = list(range(3, 90))
 
@@ -32,6 +32,17 @@ def test_logits_are_those_of_the_reference(
     with load(compiled(folder, tmp_path, weight_dtype="f32"), deterministic=deterministic) as app:
         (got,) = logits(app, PROMPT)
     np.testing.assert_allclose(got, wanted, rtol=0, atol=2e-5)
+
+
+def test_minicpm_scales_its_branches_and_need_not_tell_the_width_of_values(tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "model", "minicpm3")
+    wanted = reference_logits(load_exact(folder), PROMPT)[-1]
+    edit(folder, {"v_head_dim": None})
+    with load(compiled(folder, tmp_path, weight_dtype="f32")) as app:
+        (got,) = logits(app, PROMPT)
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=2e-5)
+    edit(folder, {"scale_depth": None, "dim_model_base": None})  # as Hugging Face's defaults
+    assert read_model_spec(folder).branch_scale == pytest.approx(1.4 / 2**0.5 / 12)
 
 
 @pytest.mark.parametrize(

@@ -62,24 +62,24 @@ CORE = ("native", "schedule", "engine", "accel", "child", "group")
 """Rooms that are thin: who reads how a token is made reads these."""
 LINES = {
     "dovetail": 7_570,
-    "compiler": 21_650,
-    "codegen": 19_130,
+    "compiler": 22_280,
+    "codegen": 19_190,
     "topology": 4_040,
-    "ir": 10_950,
-    "runtime": 41_050,
+    "ir": 10_970,
+    "runtime": 41_120,
     "runtime/machine": 1_230,
     "runtime/schedule": 3_960,
     "runtime/child": 880,
     "runtime/text": 4_050,
-    "runtime/native": 2_760,
+    "runtime/native": 2_790,
     "runtime/group": 510,
     "runtime/engine": 1_930,
     "runtime/index": 1_570,
     "runtime/embed": 2_890,
-    "runtime/accel": 4_900,
-    "runtime/hosting": 1_800,
+    "runtime/accel": 4_930,
+    "runtime/hosting": 1_790,
     "runtime/retrieval": 1_650,
-    "runtime/flows": 5_540,
+    "runtime/flows": 5_550,
     "runtime/server": 5_010,
     "runtime/sim": 1_090,
 }
@@ -194,7 +194,7 @@ def test_the_core_is_thin() -> None:
     that makes some of these and rows of adapters came on top. So did experts and recurrent states.
     """
     assert {f"runtime/{room}" for room in ROOMS if (ROOT / "runtime" / room).is_dir()} < set(LINES)
-    assert sum(count_lines(f"runtime/{room}") for room in CORE) <= 14_930
+    assert sum(count_lines(f"runtime/{room}") for room in CORE) <= 14_990
 
 
 def test_no_two_classes_of_the_runtime_or_the_command_line_look_alike() -> None:

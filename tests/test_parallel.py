@@ -61,6 +61,8 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         "gemma3",
         {**HEADS4, "head_dim": 16, "hidden_size": 64, "intermediate_size": 120},
     ),
+    "gemma2-caps": ("gemma2", {**HEADS4, "head_dim": 16}),
+    "apertus": ("apertus", HEADS4),
     "mixtral-experts": (
         "mixtral",
         {**HEADS4, "hidden_size": 64, "intermediate_size": 112, "num_local_experts": 6},
@@ -88,7 +90,8 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         {**HEADS4, "attention_bias": True, "mlp_bias": True, "dtype": "bfloat16"},
     ),
 }
-LONG = ("qwen3-norms", "exaone4-norms", "qwen2-shared", "hunyuan", "llama-biases-bf16")
+LONG = ("qwen3-norms", "gemma3-norms", "apertus", "exaone4-norms", "qwen2-shared", "hunyuan")
+LONG += ("llama-biases-bf16",)
 EVERY_DAY = [name for name in CONFIGS if name not in LONG]
 PROMPTS = [[1 + (i * 7 + j * 3) % 97 for j in range(n)] for i, n in enumerate((1, 5, 40, 17, 90))]
 

@@ -12,7 +12,7 @@ from math import inf, log2
 
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.formats import FORMATS
-from dovetail.ir.model import RELU2, ModelSpec, latent_shapes
+from dovetail.ir.model import ModelSpec, latent_shapes
 from dovetail.topology.configuration import Configuration
 from dovetail.topology.parameters import MachineParameters
 from dovetail.topology.resources import MachineModel, Profile, join_times
@@ -126,6 +126,6 @@ def matrix_elements(model: ModelSpec, rows: float = 1) -> float:
     attention = model.hidden_size * (model.qkv_size + model.n_heads * model.head_dim)
     if model.latent:
         attention = sum(n * k for n, k in latent_shapes(model, model.latent).values())
-    matrices = 2 if model.activation == RELU2 else 3
+    matrices = 3 if model.gated else 2
     layer = attention + matrices * model.hidden_size * model.inner_columns(rows)
     return model.n_layers * layer + model.vocab_size * model.hidden_size

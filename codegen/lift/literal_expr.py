@@ -132,8 +132,8 @@ def _join_addresses(self: Literal, sign: str, left: Value, right: Value) -> Any:
         size = self.layout.size(of) if of is not None else 1
         return Value(LONG, op("//", distance, size) if size > 1 else distance)
     if sign not in "+-":  # how an address is aligned
-        a, b = (_as_number(side) if side.at is not None else side for side in (left, right))
-        return _join(self, sign, a, b)
+        whole = [_as_number(side) if side.at is not None else side for side in (left, right)]
+        return _join(self, sign, *whole)
     if left.at is None:
         left, right = right, left
     type_ = unqualified(left.type)

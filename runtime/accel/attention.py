@@ -73,7 +73,7 @@ class PlainAttention(PagedAttention):
             queries = q.index_select(0, alike.rows).view(count, over.n_kv, over.group, -1)
             keys, values = _gather(step, over, alike.blocks, count, queries.dtype)
             sinks = None if over.sinks is None else over.sinks.view(over.n_kv, over.group, 1)
-            found = _attend(queries, keys, values, alike.mask, over.scale, sinks)
+            found = _attend(queries, keys, values, alike.mask, over, sinks)
             out.index_copy_(0, alike.rows, found.reshape(count, -1))
 
     def prompts(self, step: Step, q: torch.Tensor, out: torch.Tensor, over: Attended) -> None:
@@ -86,11 +86,10 @@ class PlainAttention(PagedAttention):
                 part[0, :, None, :keys].expand(-1, over.group, -1, -1)
                 for part in _gather(step, over, prompt.blocks, 1, rows.dtype)
             )
-            sinks, scored = None, 0
-            if over.sinks is not None:
-                sinks, scored = over.sinks.view(over.n_kv, over.group, 1, 1), over.n_q
+            sinks = None if over.sinks is None else over.sinks.view(over.n_kv, over.group, 1, 1)
+            scored = over.n_q if over.cap or sinks is not None else 0
             for part, mask in _masks(count, keys, over.window, rows.device, scored):
-                found = _attend(heads[:, :, part], k, v, mask, over.scale, sinks)
+                found = _attend(heads[:, :, part], k, v, mask, over, sinks)
                 out[prompt.rows][part] = found.permute(2, 0, 1, 3).reshape(
                     part.stop - part.start, -1
                 )
@@ -101,18 +100,25 @@ def _attend(
     k: torch.Tensor,
     v: torch.Tensor,
     mask: torch.Tensor | None,
-    scale: float,
+    over: Attended,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return rows of attention; sinks: of each row, beside a mask, which torch's kernels lack."""
-    if sinks is None:
+    """Return rows of attention; sinks: of each row. A mask is beside them, and beside caps.
+
+    Torch's kernels know neither.
+    """
+    if sinks is None and not over.cap:
         return F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale
+            q, k, v, attn_mask=mask, is_causal=mask is None, scale=over.scale
         )
     assert mask is not None
-    scores = torch.matmul(q, k.mT).float() * scale
+    scores = torch.matmul(q, k.mT).float() * over.scale
+    if over.cap:
+        scores.div_(over.cap).tanh_().mul_(over.cap)
     scores.masked_fill_(~mask, -torch.inf)
-    sums = torch.logaddexp(scores.logsumexp(-1, keepdim=True), sinks)
+    sums = scores.logsumexp(-1, keepdim=True)
+    if sinks is not None:
+        sums = torch.logaddexp(sums, sinks)
     return torch.matmul((scores - sums).exp_().to(v.dtype), v)
 
 

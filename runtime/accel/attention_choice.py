@@ -33,7 +33,7 @@ def choose_attention(
     device: TorchDevice, spec: ModelSpec, dtype: torch.dtype
 ) -> type[PagedAttention]:
     """Return the attention of a model, a rank's part, with activations of `dtype`."""
-    if spec.sinks or len(spec.head_shapes) > 1:  # the backends know no sinks, and one shape
+    if spec.sinks or spec.attention_cap or len(spec.head_shapes) > 1:  # what backends know not
         return PlainAttention
     kv, target = TYPES[spec.kv_dtype], device.device
     for backend in BACKENDS:

@@ -107,6 +107,19 @@ def bind_cap(tape: TorchTape, entry: Entry) -> Work:
     return lambda step: rows(step).div_(number(cap)).tanh_().mul_(number(cap))
 
 
+def bind_xielu(tape: TorchTape, entry: Entry) -> Work:
+    """Replace x by xIELU of it; see the kernel."""
+    _, columns, x, _, weight = entry.slots
+    rows, numbers = tape.rows(x, integer(columns), entry.m), tape.need(weight)
+
+    def run(step: Step) -> None:
+        at = rows(step)
+        y, (p, n), b = at.float(), F.softplus(numbers[:2]), numbers[2]
+        at.copy_(torch.where(y > 0, p * y * y, (n + b) * (y.expm1() - y)) + b * y)
+
+    return run
+
+
 def bind_norm_rows(tape: TorchTape, entry: Entry) -> Work:
     """Norm rows in place."""
     _, hidden, x, _, weight, eps = entry.slots
@@ -315,18 +328,18 @@ def _share_slots(tape: TorchTape) -> Callable[[Step], Slots]:
     return lambda step: shared[0]
 
 
-def bind_prefill(tape: TorchTape, entry: Entry) -> Work:
-    """Attention of prompts over the KV on the device."""
+def bind_prefill(tape: TorchTape, entry: Entry, cap: int = 0) -> Work:
+    """Attention of prompts over the KV on the device. cap: of scores."""
     s = entry.slots
     assert tape.attention is not None
-    return _bind_attention(tape, tape.attention.prompts, s[1:7], (s[7], s[-2]), s[-4:-2])
+    return _bind_attention(tape, tape.attention.prompts, s[1:7], (s[7], s[-2]), s[-4:-2], cap)
 
 
-def bind_decode(tape: TorchTape, entry: Entry) -> Work:
-    """Attention of the decodes whose KV is on the device."""
+def bind_decode(tape: TorchTape, entry: Entry, cap: int = 0) -> Work:
+    """Attention of the decodes whose KV is on the device. cap: of scores."""
     s = entry.slots
     assert tape.attention is not None
-    return _bind_attention(tape, tape.attention.decodes, s[2:8], (s[9], s[-2]), s[-5:-3])
+    return _bind_attention(tape, tape.attention.decodes, s[2:8], (s[9], s[-2]), s[-5:-3], cap)
 
 
 def _bind_attention(
@@ -335,11 +348,13 @@ def _bind_attention(
     given: Sequence[Slot],
     buffers: Sequence[Slot],
     pools: Sequence[Slot],
+    cap: int,
 ) -> Work:
     n_q, n_kv, size, scale, window, sinks = given
     k, v = map(tape.layer, pools)
     heads = integer(n_q), integer(n_kv)
-    over = Attended(*heads, number(scale), integer(window), k, v, tape.weight(sinks))
+    seen = number(scale), integer(window), k, v, tape.weight(sinks)
+    over = Attended(*heads, *seen, cap)
     assert tape.attention is not None
     tape.attention.add(over)
     width = over.n_q * integer(size)
@@ -408,10 +423,15 @@ def decoder_operators(spec: ModelSpec) -> dict[str, Bind]:
     """Return what a decoder's forward tape is made of."""
     if spec.activation == "clamped":  # has no MLP without experts
         return {**_DECODER, **expert_operators(_clamp_pair)}
-    end = ACTIVATIONS[spec.activation]
+    end = ACTIVATIONS.get(spec.activation, F.silu)  # those of single ups are entries of their own
     gated = dict.fromkeys(("gate_up", DENSE + "gate_up"), partial(bind_gated, end=end))
     experts = expert_operators(lambda gate, up: end(gate) * up) if spec.experts else {}
-    return {**_DECODER, "gate_rows": partial(bind_gate, end=end), **gated, **experts}
+    attention = {
+        "prefill_attention": partial(bind_prefill, cap=spec.attention_cap),
+        "decode_attention": partial(bind_decode, cap=spec.attention_cap),
+    }
+    gate = {"gate_rows": partial(bind_gate, end=end)}
+    return {**_DECODER, **attention, **gate, **gated, **experts}
 
 
 _DECODER: Mapping[str, Bind] = {
@@ -425,6 +445,8 @@ _DECODER: Mapping[str, Bind] = {
     "input_gate": bind_linear,
     "input_out": bind_linear,
     "cap_rows": bind_cap,
+    "up": bind_linear,
+    "xielu_rows": bind_xielu,
     "qkv": bind_linear,
     "layernorm": bind_layernorm,
     "norm_rows": bind_norm_rows,

@@ -53,7 +53,8 @@ class Attended(NamedTuple):
     """What a layer's attention is over: heads of queries, and of keys and values; K and V.
 
     window: how many of the last keys are seen, 0 = all. k, v: [block][kv_head][16][head_dim].
-    sinks: of each query head a score that no key has, or None.
+    sinks: of each query head a score that no key has, or None. cap: c of scores c tanh(x / c), 0 =
+    none.
     """
 
     n_q: int
@@ -63,6 +64,7 @@ class Attended(NamedTuple):
     k: torch.Tensor
     v: torch.Tensor
     sinks: torch.Tensor | None = None
+    cap: int = 0
 
     @property
     def group(self) -> int:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from threading import Event, Lock
-from typing import TypeAlias, get_type_hints
+from typing import Any, TypeAlias, get_type_hints
 
 import msgspec
 
@@ -191,9 +191,13 @@ class FlowService:
         return {name: self.find(name) for name in (*self._stored, *self._workflows)}
 
     def add_workflow(self, workflow: RAGraph | Workflow) -> None:
-        """Have a workflow run by its name from now on; WorkflowError where it is malformed."""
-        checked = self.find(workflow)
-        self._workflows[checked.name] = checked
+        """Have a workflow run by its name from now on; its indexes may be added later.
+
+        Raises WorkflowError where it is malformed, or a node lacks something else.
+        """
+        found = self.find(workflow)
+        self._check(found, find_index=lambda _name: None)
+        self._workflows[found.name] = found
 
     def find(self, workflow: AnyWorkflow) -> Workflow:
         """Return a workflow as a value, or by its name; WorkflowError where there is none."""
@@ -283,14 +287,16 @@ class FlowService:
         """
         given, bound = self._checked.get(workflow.name, (None, workflow))
         if given is not workflow:
-            generates, find = self._executors.generator is not None, self._find_index
-            check_workflow(
-                workflow, self._models, generates=generates, find_index=find, prepare=self._prepare
-            )
+            self._check(workflow, find_index=self._find_index, prepare=self._prepare)
             nodes = {name: self._bind(node) for name, node in workflow.nodes.items()}
             bound = replace(workflow, nodes=nodes)
             self._checked[workflow.name] = workflow, bound
         return bound
+
+    def _check(self, workflow: Workflow, **having: Any) -> None:
+        generator = self._executors.generator
+        adapters = generator.adapters if generator else None
+        check_workflow(workflow, self._models, adapters=adapters, **having)
 
     def _bind(self, node: Node) -> Node:
         if not isinstance(node, Retrieval):

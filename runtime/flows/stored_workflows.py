@@ -71,7 +71,7 @@ def check_workflow(
     workflow: Workflow,
     models: Collection[str],
     *,
-    generates: bool,
+    adapters: Collection[str] | None,
     find_index: Callable[[str | None], object],
     prepare: Callable[[Generation], None] = lambda node: None,
 ) -> None:
@@ -80,7 +80,7 @@ def check_workflow(
     Args:
         workflow: a checked one.
         models: what nodes may ask for by name.
-        generates: whether one of them generates.
+        adapters: those of the model that generates; None where none does.
         find_index: raises a DovetailError for an index that is not there.
         prepare: has ready what a generation needs, or raises a DovetailError.
     """
@@ -90,7 +90,7 @@ def check_workflow(
                 find_index(node.index)
                 _check_filters(node.filters)
             elif isinstance(node, Generation | Embedding):
-                _check_model(node, models, generates)
+                _check_model(node, models, adapters)
                 if isinstance(node, Generation):
                     prepare(node)
         except DovetailError as error:
@@ -106,13 +106,17 @@ def _check_filters(filters: Mapping[str, object]) -> None:
         raise WorkflowError(f"filters must be plain values by names of fields: {error}") from None
 
 
-def _check_model(node: Generation | Embedding, models: Collection[str], generates: bool) -> None:
+def _check_model(
+    node: Generation | Embedding, models: Collection[str], adapters: Collection[str] | None
+) -> None:
     if node.model is not None and node.model not in models:
         known = ", ".join(map(repr, models)) or "none"
         raise WorkflowError(f"there is no model {node.model!r}; there are: {known}")
     if isinstance(node, Embedding):
         return
-    if not generates:
+    if adapters is None:
         raise WorkflowError("the app has no model that generates")
-    if SamplingParams.make(node.options).n != 1:
+    params = SamplingParams.make(node.options)
+    params.check_adapter(adapters)
+    if params.n != 1:
         raise WorkflowError("a generation node writes one text; n must be 1")

@@ -279,9 +279,7 @@ class Generator:
         """
         params = SamplingParams.make(options)
         params = self._read_form(self._read_words(params))
-        if params.adapter and params.adapter not in self.adapters:
-            known = ", ".join(self.adapters) or "none"
-            raise RequestError(f"there is no adapter {params.adapter!r}; the artifact has {known}")
+        params.check_adapter(self.adapters)
         if single and params.n != 1:
             raise RequestError(f"a stream or a job has one completion; n must be 1, not {params.n}")
         check_priority(priority)

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from dovetail.ir.artifact import KernelEntry
 from dovetail.ir.errors import ArtifactError
+from dovetail.ir.model import OWN_GATE
 from dovetail.ir.schedule import ORDERS, SCHEDULE_VALUES, Row, ScheduleFile, ScheduleTable
 from dovetail.runtime.artifact import Artifact, ModelPart
 
@@ -47,7 +48,7 @@ def fix_reduction(
     Raises LookupError with the name of a kernel family that is not among `kernels`.
     """
     known, fixed = {kernel.name: kernel for kernel in kernels}, []
-    for table in tables:
+    for table in (table for table in tables if table.op != OWN_GATE):  # it may serve one phase
         first = known.get(table.rows[0].kernel)
         rule = _RULES.get(first.family) if first else None
         fixed.append(replace(table, rows=rule(table.rows, known)) if rule else table)

@@ -17,9 +17,9 @@ from msgspec.structs import replace
 from dovetail.ir.artifact import PHASES, PhasePlan
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.errors import ArtifactError
-from dovetail.ir.model import KV_BLOCK, ModelSpec
+from dovetail.ir.model import KV_BLOCK, OWN_GATE, ModelSpec
 from dovetail.ir.schedule import SCHEDULE_VALUES, Row, ScheduleTable
-from dovetail.ir.tape import ADAPTED, ADAPTER_ARGS, WHOLE, Tape
+from dovetail.ir.tape import ADAPTED, ADAPTER_ARGS, GATED, WHOLE, Tape
 from dovetail.runtime.artifact import Artifact, ModelPart, Part
 from dovetail.runtime.machine.abi import COLLECTIVES
 from dovetail.runtime.machine.library import KernelLibrary
@@ -119,8 +119,7 @@ class ForwardModel:
         part, library = self._part, self._library
         self.team = Team(library, plan.threads, plan.spin)
         self.weights = Weights(part)
-        cuts = {ranks: self._cut(plan, ranks) for ranks in map(plan.ranks_of, plan.phases)}
-        self.parts = {phase: cuts[plan.ranks_of(phase)] for phase in plan.phases}
+        self.parts = {phase: self._cut(plan, phase) for phase in plan.phases}
         home = self.parts[plan.phases[-1]]  # decode says where memory lies
         self.spec, self.shard = home.spec, home.shard
         self._place_weights(home.tape, plan)
@@ -136,10 +135,11 @@ class ForwardModel:
         """The same for steps that have rows of adapters."""
         self._group_args: dict[str, dict[str, int]] = {phase: {} for phase in plan.phases}
 
-    def _cut(self, plan: RankPlan, ranks: int) -> PhasePart:
-        """Return this rank's part of a phase of so many."""
-        part, unit = self._part, pool_unit(self._part.file.spec, plan)
-        spec, tape = part.file.spec, find_tape(part, "forward")
+    def _cut(self, plan: RankPlan, phase: str) -> PhasePart:
+        """Return this rank's part of a phase."""
+        part, unit, ranks = self._part, pool_unit(self._part.file.spec, plan), plan.ranks_of(phase)
+        name = GATED if OWN_GATE in self._tables(phase) else "forward"
+        spec, tape = part.file.spec, find_tape(part, name)
         if ranks == 1 and not unit:
             return PhasePart(spec, tape, None)
         shard = split_model(spec, plan.rank, ranks)
@@ -263,7 +263,7 @@ def find_tape(part: Part, name: str) -> Tape:
 
 def arena_bytes(part: ModelPart) -> int:
     """Return the bytes of buffers of a step of one process."""
-    tapes = (part.tapes.get(name) for name in ("forward", ADAPTED))
+    tapes = (part.tapes.get(name) for name in ("forward", GATED, ADAPTED))
     return max((tape.arena_bytes for tape in tapes if tape), default=0)
 
 

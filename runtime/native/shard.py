@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.errors import SpecError
 from dovetail.ir.formats import FORMATS, cut_unit, inner_unit
-from dovetail.ir.model import MAX_KV_SPLITS, PANEL, ROWS, ModelSpec, WeightEntry
+from dovetail.ir.model import APART, MAX_KV_SPLITS, OWN_GATE, PANEL, ROWS, ModelSpec, WeightEntry
 from dovetail.ir.tape import ArgRef, BufferRef, Entry, IntConst, KvRef, Slot, Tape, WeightRef
 from dovetail.runtime.machine.abi import ALL_GATHER, ALL_REDUCE, COLLECTIVES
 
@@ -377,10 +377,24 @@ def _cut_heads(place: _Place, column: int = 0) -> Iterator[Entry]:
         yield replace(entry, barrier=entry.barrier and not number)
 
 
-def _cut_gate_up(place: _Place, **more: Slot) -> Iterator[Entry]:
+def _cut_gate_up(place: _Place, each: int = 1, **more: Slot) -> Iterator[Entry]:
+    """Yield gates and ups of the inner columns of a rank; each: how often N counts these."""
+    columns = place.slot("N")
+    assert isinstance(columns, IntConst)
+    inner = place.shard.inner(columns.value // each)
+    part, bias = place.columns(inner.start, planes=2), place.vector("bias", 2 * inner.start)
+    yield place.edit(N=each * len(inner), B=part, bias=bias, **more)
+
+
+def _cut_up(place: _Place, **more: Slot) -> Iterator[Entry]:
     inner = place.inner("N")
-    columns, bias = place.columns(inner.start, planes=2), place.vector("bias", 2 * inner.start)
-    yield place.edit(N=len(inner), B=columns, bias=bias, **more)
+    bias = place.vector("bias", inner.start)
+    yield place.edit(N=len(inner), B=place.columns(inner.start), bias=bias, **more)
+
+
+def _cut_inner(place: _Place, **more: Slot) -> Iterator[Entry]:
+    """Yield what is done to inner columns, those of the rank."""
+    yield place.edit(H=len(place.inner("H")), **more)
 
 
 def _cut_rows(place: _Place, rows: range) -> Iterator[Entry]:
@@ -404,6 +418,11 @@ def _cut_head(place: _Place) -> Iterator[Entry]:
     yield place.edit(N=len(vocab), B=place.columns(vocab.start), C=logits)
 
 
+def _cap_head(place: _Place) -> Iterator[Entry]:
+    vocab = place.shard.vocab
+    yield place.edit(V=len(vocab), x=_shift(place.slot("x"), vocab.start))
+
+
 _EDITS: dict[str, Callable[[_Place], Iterator[Entry]]] = {
     "qkv": _split_qkv,
     **dict.fromkeys(("rope_rows", "rope_store"), _store_heads),
@@ -411,12 +430,16 @@ _EDITS: dict[str, Callable[[_Place], Iterator[Entry]]] = {
     "decode_attention": _cut_heads,
     "o": lambda place: _cut_rows(place, head_columns(place.spec, place.shard)),
     "gate_up": _cut_gate_up,
+    "up": _cut_up,
+    "xielu_rows": _cut_inner,
     "down": lambda place: _cut_rows(place, place.inner("K")),
     "dense_gate_up": _cut_gate_up,
-    "gate_rows": lambda place: iter((place.edit(H=len(place.inner("H"))),)),
+    APART: lambda place: _cut_gate_up(place, 2),
+    **dict.fromkeys(("gate_rows", OWN_GATE), _cut_inner),
     "dense_down": lambda place: _cut_rows(place, place.inner("K")),
     "combine_experts": _sum_experts,
     "head": _cut_head,
+    "cap_rows": _cap_head,
 }
 _OF_HEADS = ("qkv", "rope_rows", "rope_store", "prefill_attention", "decode_attention")
 """What a rank that has all heads does unit by unit."""
@@ -484,6 +507,8 @@ _WHOLE_EDITS = {
     "decode_attention": _place_heads,
     "o": _gather_heads,
     "gate_up": lambda p: _cut_gate_up(p, C=_shift(p.slot("C"), p.inner("N").start)),
+    "up": lambda p: _cut_up(p, C=_shift(p.slot("C"), p.inner("N").start)),
+    "xielu_rows": lambda p: _cut_inner(p, x=_shift(p.slot("x"), p.inner("H").start)),
     "down": _gather_inner,
 }
 

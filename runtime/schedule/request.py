@@ -10,7 +10,7 @@ import math
 import re
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dovetail.ir.errors import DovetailError, RequestError
@@ -96,6 +96,12 @@ class SamplingParams:
                 f"not {params.min_tokens}"
             )
         return params
+
+    def check_adapter(self, known: Collection[str]) -> None:
+        """Raise RequestError where the adapter that is asked for is not among those of a model."""
+        if self.adapter and self.adapter not in known:
+            names = ", ".join(known) or "none"
+            raise RequestError(f"there is no adapter {self.adapter!r}; the artifact has {names}")
 
     @property
     def changes_logits(self) -> bool:

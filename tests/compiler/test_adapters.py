@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from safetensors.numpy import load_file, save_file
 
-from dovetail.compiler.adapters import RANKS, A, B, read_adapters
+from dovetail.compiler.adapters import RANKS, A, B, Stacked, adapter_sources, read_adapters
+from dovetail.compiler.fits import memory_need
 from dovetail.compiler.model_source import open_model
 from dovetail.compiler.model_spec import read_model_spec
 from dovetail.compiler.quantising import Calibration
 from dovetail.compiler.request import CompileRequest, read_inputs
-from dovetail.errors import SpecError
+from dovetail.errors import CapacityError, SpecError
 from dovetail.ir.model import ModelSpec
+from dovetail.topology.hardware import dump_hardware, read_hardware
 from tests.adapters import save_adapter
 from tests.encoders import save_encoder
 from tests.models import save_model
@@ -29,9 +33,12 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(tmp_path_factory.mktemp("base") / "model", "llama")
 
 
+def plan(base: Path, **adapters: Path) -> dict[str, Stacked]:
+    return read_adapters(adapters, open_model(base), spec_of(base))
+
+
 def read(base: Path, **adapters: Path) -> dict[str, np.ndarray]:
-    source = open_model(base)
-    return read_adapters(adapters, source, spec_of(base))
+    return {name: rows[0 : rows.n] for name, rows in plan(base, **adapters).items()}
 
 
 def spec_of(base: Path) -> ModelSpec:
@@ -179,18 +186,63 @@ def test_names_in_the_text_part_of_a_model_of_pictures_are_known(
     assert all((found[name] == rows).all() for name, rows in wanted.items())
 
 
-def test_a_wrong_adapter_is_told_before_the_model_is_measured(base: Path, tmp_path: Path) -> None:
+def test_pairs_are_read_adapter_by_adapter_while_they_are_packed(tmp_path: Path) -> None:
+    base = save_model(tmp_path / "model", "llama", num_hidden_layers=8)
+    given = {f"a{i}": save_adapter(tmp_path / f"a{i}", base, 64, seed=i) for i in range(8)}
+    tracemalloc.start()
+    try:
+        found = plan(base, **given)
+        largest = max((rows for rows in found.values()), key=lambda rows: rows.n * rows.k)
+        part = largest[7 : largest.n - 7]
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    every = sum(4 * rows.n * rows.k for rows in found.values())
+    assert most < every / 4
+    np.testing.assert_array_equal(part, largest[0 : largest.n][7:-7])
+
+
+def test_the_check_of_memory_counts_adapters(base: Path, tmp_path: Path) -> None:
+    folder = save_adapter(tmp_path / "law", base, 64)
+    bare, step = spec_of(base), (64, 8)
+    spec = replace(bare, adapters=("law",))
+    beside = [*adapter_sources(plan(base, law=folder).values())]
+    least, without = memory_need(spec, step, beside), memory_need(bare, step)
+    stored = sum(4 * source.n * source.k for source in beside)
+    assert least.weights >= without.weights + stored
+    assert least.activations > without.activations
+    hardware = replace(read_hardware(), memory_bytes=1 << 40, memory_limit=least.total - 1)
+    (file := tmp_path / "machine.json").write_bytes(dump_hardware(hardware))
+    given = {"model": base, "output": tmp_path / "a.dove", "effort": "none", "hardware": file}
+    options = {"weight_dtype": "f32", "max_step_tokens": 64, "max_step_sequences": 8}
+    read_inputs(CompileRequest(**given, **options))
+    with pytest.raises(CapacityError, match=r"does not fit.* or fewer adapters"):
+        read_inputs(CompileRequest(**given, **options, adapters={"law": folder}))
+
+
+@pytest.mark.parametrize(
+    ("takes", "said"),
+    [
+        ({"typo": "typo"}, "is no folder of an adapter"),
+        ({"law": "other"}, "the sum for .* has shape"),
+    ],
+)
+def test_a_wrong_adapter_is_told_before_the_model_is_measured(
+    base: Path, tmp_path: Path, takes: dict[str, str], said: str
+) -> None:
+    other = save_model(tmp_path / "wider", "llama", hidden_size=128)
+    save_adapter(tmp_path / "other", other, 4)
     (text := tmp_path / "text.txt").write_text("a text")
     request = CompileRequest(
         model=base,
         output=tmp_path / "a.dove",
         weight_dtype="int4",
         calibrate=text,
-        adapters={"law": str(tmp_path / "typo")},
+        adapters={name: str(tmp_path / folder) for name, folder in takes.items()},
     )
 
     def measure(*_: object) -> Calibration:
         pytest.fail("the model was measured first")
 
-    with pytest.raises(SpecError, match="is no folder of an adapter"):
+    with pytest.raises(SpecError, match=said):
         read_inputs(request, calibrate=measure)

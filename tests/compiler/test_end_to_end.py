@@ -16,6 +16,7 @@ from dovetail.compiler.pipeline import compile_model
 from dovetail.compiler.replay import ReplayJob, ReplayTimes, run_replay
 from dovetail.compiler.search.policy import FINAL_ROUNDS
 from dovetail.compiler.tables import default_tables
+from dovetail.ir.model import OWN_GATE
 from dovetail.ir.schedule import ScheduleFile
 from dovetail.runtime.artifact import open_artifact
 from dovetail.topology.hardware import read_hardware
@@ -84,6 +85,17 @@ def test_a_lost_phase_runs_the_rules_and_the_other_what_was_found(one, lost) -> 
     for phase in PHASES:
         assert differ(kept, rules, TARGET.name, phase, one) == (phase not in lost)
         assert differ(kept, found, TARGET.name, phase, one) == (phase in lost)
+
+
+def test_a_lost_phase_has_no_gate_of_a_users_own() -> None:
+    one = plan(2, 2)
+    rules = rules_of(one)
+    gates = [
+        msgspec.structs.replace(rules[-1], op=OWN_GATE, n=0, k=0, phase=phase) for phase in PHASES
+    ]
+    kept = put_rules((*rules, *gates), rules, TARGET.name, one, ["prefill"])
+    assert [table.phase for table in kept if table.op == OWN_GATE] == ["decode"]
+    assert differ(kept, rules, TARGET.name, "decode", one)
 
 
 def test_what_is_the_rules_own_is_not_measured() -> None:

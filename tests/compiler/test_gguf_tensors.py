@@ -20,24 +20,24 @@ from tests.gguf_files import (
     save_gguf,
     smollm2,
 )
-from tests.models import EXPERTS, FAMILIES, save_model
+from tests.models import EXPERTS, FAMILIES, UNGATED, save_model
 
 WIDE = {"hidden_size": 256, "intermediate_size": 512}
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *EXPERTS])
+@pytest.mark.parametrize("family", [*FAMILIES, *UNGATED, *EXPERTS])
 @pytest.mark.parametrize("tied", [False, True])
 def test_values_and_names_are_the_models(family, tied, tmp_path):
-    tied = tied or family in ("cohere", "cohere2")  # whose files have no place for a head
+    tied = tied or family in ("cohere", "cohere2", "gemma2")  # whose files have no place for a head
     folder = save_model(tmp_path / "m", family, tie_word_embeddings=tied)
     source = open_model(save_gguf(tmp_path / "m.gguf", folder))
-    wanted = read_own_state(folder)
+    wanted = {n: v for n, v in read_own_state(folder).items() if not n.endswith("act_fn.eps")}
     checkpoint = source.checkpoint()
     known = open_model(folder).checkpoint().tensors
-    for name in wanted:  # of experts, those of the directory have these names, too
+    for name, values in wanted.items():  # of experts, those of the directory have these names, too
         if family.startswith("granite") and name not in known:  # gates and ups are one tensor there
             continue
-        np.testing.assert_array_equal(open_model(folder).checkpoint().load(name), wanted[name])
+        np.testing.assert_array_equal(open_model(folder).checkpoint().load(name), values)
     assert set(checkpoint.tensors) == set(wanted)
     for name, values in wanted.items():
         stored = values + 1 if is_offset(family, name) else values  # as the file multiplies

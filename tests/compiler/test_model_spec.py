@@ -8,7 +8,7 @@ import pytest
 from dovetail.compiler.model_source import open_model
 from dovetail.compiler.model_spec import read_dimensions, read_generation_defaults, read_model_spec
 from dovetail.ir.errors import SpecError
-from tests.models import FAMILIES, OWN, SMALL, save_model
+from tests.models import FAMILIES, OWN, SMALL, UNGATED, save_model
 
 
 @pytest.fixture(scope="module")
@@ -28,11 +28,11 @@ def edited(source, target, drop=(), **values):
     return target
 
 
-NORMED = ("qwen3", "gemma3", "olmo2", "olmo3", "exaone4", "hunyuan")
+NORMED = ("apertus", "qwen3", "gemma3", "olmo2", "olmo3", "exaone4", "hunyuan")
 """Families that norm queries and keys."""
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *UNGATED])
 @pytest.mark.parametrize("tied", [False, True])
 def test_every_family(family, tied, tmp_path):
     path = save_model(tmp_path / "m", family, tie_word_embeddings=tied)
@@ -47,6 +47,23 @@ def test_every_family(family, tied, tmp_path):
     assert not (spec.output_bias or spec.mlp_bias)
     assert (spec.weight_dtype, spec.checkpoint_dtype, spec.kv_dtype) == ("f32", "f32", "f32")
     assert (spec.bos_token_id, spec.eos_token_ids) == (1, (2,))
+
+
+@pytest.mark.parametrize(
+    ("values", "drop", "caps", "windows"),
+    [
+        ({}, (), (1, 3.0), 24),
+        ({}, ("attn_logit_softcapping", "final_logit_softcapping"), (50, 30.0), 24),
+        (dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping")), (), (0, 0.0), 24),
+        ({}, ("sliding_window", "layer_types"), (1, 3.0), 4096),
+    ],
+)
+def test_caps_and_windows_of_gemma_2(values, drop, caps, windows, tmp_path):
+    path = save_model(tmp_path / "m", "gemma2", num_hidden_layers=3)
+    spec = read_model_spec(edited(path, tmp_path / "e", drop, **values))
+    assert (spec.attention_cap, spec.logits_cap) == caps
+    assert [spec.layer_window(i) for i in range(3)] == [windows, 0, windows]
+    assert spec.attention_scale == 32**-0.5
 
 
 def test_llama_biases_and_head_dim(tmp_path):
@@ -256,6 +273,11 @@ BAD_OF_FAMILIES = [
     ("smollm3", "no_rope_layers", [1], "no_rope_layers"),
     ("smollm3", "no_rope_layers", [1, [0]], "no_rope_layers"),
     ("smollm3", "use_sliding_window", "yes", "use_sliding_window"),
+    ("gemma2", "attn_logit_softcapping", 2.5, "only whole numbers up to 1024"),
+    ("gemma2", "attn_logit_softcapping", 2000, "only whole numbers up to 1024"),
+    ("gemma3", "attn_logit_softcapping", 50.0, "only null"),
+    ("apertus", "hidden_act", "silu", "only xielu"),
+    ("apertus", "post_norm", True, "only False"),
     ("gemma3", "hidden_activation", "silu", "only gelu_pytorch_tanh"),
     ("gemma3", "layer_types", ["full_attention"], "layer_types"),
     ("gemma3", "rope_parameters", {"rope_type": "default"}, "full_attention|sliding_attention"),

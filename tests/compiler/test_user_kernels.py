@@ -250,8 +250,8 @@ def test_the_chosen_kernel_is_the_one_that_runs(
     import dovetail
 
     use_virtual_meters(monkeypatch)
-    for module in ("choose", "tune"):
-        monkeypatch.setattr(f"dovetail.compiler.{module}.Meter", Favouring)
+    for module in ("dovetail.compiler.choose", "dovetail.compiler.tune"):
+        monkeypatch.setattr(f"{module}.Meter", Favouring)
     model = save_model(tmp_path / "model", "llama")
     usual = {"budget": 1.0, "threads": 1}
     zeros = RMSNORM.replace("weight[j] * (ss * x[j])", "0.0f * ss")

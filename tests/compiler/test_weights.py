@@ -48,6 +48,12 @@ LAST = (
 )
 ROWS = tuple((f"{part}_rows_norm", f"self_attn.{part}_norm", 1) for part in "qk")
 TURNED = (("q_norm", "self_attn.query_layernorm", 1), ("k_norm", "self_attn.key_layernorm", 1))
+GEMMA = (
+    ("input_norm", "input_layernorm", 1),
+    ("attention_norm", "post_attention_layernorm", 1 / 8),  # a stream of 64 values
+    ("post_norm", "pre_feedforward_layernorm", 1),
+    ("mlp_norm", "post_feedforward_layernorm", 1 / 8),
+)
 NORMS = {
     **dict.fromkeys(("olmo2", "olmo3"), (*LAST, *ROWS)),
     **dict.fromkeys(("cohere", "cohere2"), PLAIN[:1]),
@@ -58,12 +64,7 @@ NORMS = {
         ("attention_norm", "post_self_attn_layernorm", 1),
         ("mlp_norm", "post_mlp_layernorm", 1),
     ),
-    "gemma3": (
-        ("input_norm", "input_layernorm", 1),
-        ("attention_norm", "post_attention_layernorm", 1 / 8),  # a stream of 64 values
-        ("post_norm", "pre_feedforward_layernorm", 1),
-        ("mlp_norm", "post_feedforward_layernorm", 1 / 8),
-    ),
+    **dict.fromkeys(("gemma2", "gemma3"), GEMMA),
 }
 """(ours, theirs, scale), and those of models with norms of branches."""
 
@@ -104,7 +105,7 @@ def test_packed_weights_are_the_checkpoints(family, chunk_bytes, tmp_path, monke
     assert all(name.endswith("_bias") or name[:2] in ("q_", "k_") for name in extra)
     np.testing.assert_array_equal(got["embed"], state["model.embed_tokens.weight"])
     np.testing.assert_array_equal(got["head"], state["lm_head.weight"])
-    plus = 1 if family == "gemma3" else 0
+    plus = 1 if family in ("gemma2", "gemma3") else 0
     np.testing.assert_array_equal(
         got["final_norm"][:, 0], (state["model.norm.weight"] + plus) * spec.logits_scale
     )

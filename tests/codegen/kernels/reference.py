@@ -46,11 +46,13 @@ def attention(
     scale: float,
     window: int,
     sinks: npt.NDArray | None = None,
+    cap: float = 0.0,
 ) -> Array:
     """q [T][n_q][hd] are the last T positions of k, v [L][n_kv][hd] -> [T][n_q][hd]."""
     group = q.shape[1] // k.shape[1]
     k64, v64 = (np.repeat(x.astype(np.float64), group, axis=1) for x in (k, v))
     scores = np.einsum("tnd,lnd->ntl", q.astype(np.float64), k64) * scale
+    scores = cap * np.tanh(scores / cap) if cap else scores
     position = np.arange(len(k) - len(q), len(k))[:, None]
     key = np.arange(len(k))[None, :]
     hidden = key > position

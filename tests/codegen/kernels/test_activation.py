@@ -55,6 +55,18 @@ def test_rows_are_capped(any_runner: Runner) -> None:
         assert (x[:, v:] == there[:, v:]).all()
 
 
+def test_xielu_of_numbers_of_a_layer(any_runner: Runner) -> None:
+    numbers = np.array([-0.7, 0.4, 0.5], np.float32)
+    (p, n), b = np.log1p(np.exp(numbers[:2].astype(np.float64))), 0.5
+    for h in edges(any_runner.lanes):
+        x = np.random.default_rng(h).standard_normal((2, h + 3)).astype(np.float32) * 6
+        there, y = x.copy(), x[:, :h].astype(np.float64)
+        any_runner("xielu_rows", 2, h, x, h + 3, numbers, nth=3)
+        want = np.where(y > 0, p * y * y, (n + b) * (np.expm1(np.minimum(y, 0)) - y)) + b * y
+        np.testing.assert_allclose(x[:, :h], want, rtol=2e-6, atol=2e-6)
+        assert (x[:, h:] == there[:, h:]).all()
+
+
 @pytest.mark.parametrize("act", ACTIVATIONS["activate_rows"])
 def test_every_column_edge(any_runner: Runner, act: str) -> None:
     for h in (*edges(any_runner.lanes), 21):

@@ -34,6 +34,7 @@ def check(
     unrounded: bool = False,
     bound: float = 2e-5,
     sinking: bool = False,
+    cap: int = 0,
 ) -> None:
     """Decode rows behind one prefill sequence of three rows, against float64.
 
@@ -57,12 +58,12 @@ def check(
     sinks = drawn_sinks(rng, n_q) if sinking else None
     head_args = (1, n, n_q, n_kv, hd, scale, window, sinks, splits, q, ldq)
     args = (*head_args, *tables, pool.k, pool.v, partial, out, ldo)
-    run(f"{kernel}_{kv}", *args, nth=nth)
+    run(f"{kernel}_{kv}" + f"_cap{cap}" * (cap > 0), *args, nth=nth)
     assert (out == 7).all()
     run(f"decode_attention_merge_{kv}", *args, nth=nth)
     for d in range(n):
         query = q[first + d, : n_q * hd].reshape(1, n_q, hd)
-        want = attention(query, true.keys[1 + d], true.values[1 + d], scale, window, sinks)[0]
+        want = attention(query, true.keys[1 + d], true.values[1 + d], scale, window, sinks, cap)[0]
         got = out[first + d, : n_q * hd].reshape(want.shape)
         np.testing.assert_allclose(got, want, rtol=bound if bound < 1e-3 else 0, atol=bound)
     assert (out[:first] == 7).all()

@@ -33,6 +33,7 @@ def check(
     kernel: str = "prefill_attention",
     bound: float = 2e-5,
     sinking: bool = False,
+    cap: int = 0,
 ) -> None:
     """Sequences with the given new rows, seeing the given key counts, against float64."""
     n_q, n_kv = heads
@@ -47,11 +48,11 @@ def check(
     sinks = drawn_sinks(rng, n_q) if sinking else None
     head_args = (len(rows), n_q, n_kv, hd, scale, window, sinks, q, ldq)
     args = (*head_args, *tables, pool.k, pool.v, out, ldo)
-    ends = "_wide" * (hd > 256) + "_pairs" * (bound == ROUNDED)
+    ends = "_wide" * (hd > 256) + "_pairs" * (bound == ROUNDED) + f"_cap{cap}" * (cap > 0)
     run(f"{kernel}_{kv}{ends}", *args, nth=nth)
     for s, (first, last) in enumerate(itertools.pairwise(starts)):
         query = q[first:last, : n_q * hd].reshape(-1, n_q, hd)
-        want = attention(query, pool.keys[s], pool.values[s], scale, window, sinks)
+        want = attention(query, pool.keys[s], pool.values[s], scale, window, sinks, cap)
         got = out[first:last, : n_q * hd].reshape(want.shape)
         np.testing.assert_allclose(got, want, rtol=bound, atol=bound)
     assert (out[:2] == 7).all()
@@ -118,7 +119,9 @@ def test_bits_do_not_depend_on_how_a_prompt_is_cut(native: Runner, kv: str, wind
     check_cuts(native, kv, window, 2e-5)
 
 
-def check_cuts(native: Runner, kv: str, window: int, bound: float, sinking: bool = False) -> None:
+def check_cuts(
+    native: Runner, kv: str, window: int, bound: float, sinking: bool = False, cap: int = 0
+) -> None:
     """The same bits for each way to cut a prompt; kv: the end of the kernels' names, too."""
     n, n_q, n_kv, hd = 150, 6, 2, 32
     rng = np.random.default_rng(window)
@@ -147,7 +150,7 @@ def check_cuts(native: Runner, kv: str, window: int, bound: float, sinking: bool
     for position in range(n):
         decode(position, tokens)
     query = q[:, : n_q * hd].reshape(n, n_q, hd)
-    want = attention(query, pool.keys[0], pool.values[0], hd**-0.5, window, sinks)
+    want = attention(query, pool.keys[0], pool.values[0], hd**-0.5, window, sinks, cap)
     want = want.reshape(whole.shape)
     np.testing.assert_allclose(whole, want, rtol=bound, atol=bound)
     assert whole.tobytes() == chunks.tobytes() == tokens.tobytes()

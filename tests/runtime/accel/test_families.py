@@ -15,6 +15,7 @@ from tests.runtime.accel.engines import ASKED, PROMPTS, TwoPools, make_artifact
     [
         *("phi3", "smollm3", "gemma3", "gemma4", "granite", "qwen3_moe", "granitemoe", "gpt_oss"),
         *("qwen2_moe", "glm4_moe", "ernie4_5_moe", "olmo3", "exaone4", "hunyuan", "cohere2"),
+        *("gemma2", "apertus"),
     ],
 )
 def test_a_device_gives_the_tokens_of_the_cpu(

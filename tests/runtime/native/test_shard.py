@@ -11,7 +11,7 @@ from dovetail.compiler.operators import OPERATORS
 from dovetail.compiler.tapes import build_forward_tape
 from dovetail.compiler.weights import total_bytes
 from dovetail.ir.errors import SpecError
-from dovetail.ir.model import ExpertSpec
+from dovetail.ir.model import XIELU, ExpertSpec
 from dovetail.runtime.native.shard import matrix_ranges, shard_tape, split_model
 from dovetail.topology.configuration import allows_processes
 from tests.compiler.test_tapes import make_spec, plan_weights
@@ -21,7 +21,13 @@ BESIDE = ExpertSpec(
     count=5, used=2, shared=72, gated=True, dense=200, dense_layers=(True, False, False)
 )
 SHARED = {"experts": BESIDE, "intermediate_size": 112, "n_layers": 3}
-MODELS = [("f32", {}), ("bf16", {}), ("f32", EXPERTS), ("f32", SHARED)]
+MODELS = [
+    ("f32", {}),
+    ("bf16", {}),
+    ("f32", {"activation": XIELU}),
+    ("f32", EXPERTS),
+    ("f32", SHARED),
+]
 
 
 def slots(op: str) -> tuple[str, ...]:

@@ -60,11 +60,12 @@ def test_each_model_answers_as_offline(
     options = {"effort": "none", "weight_dtype": "f32"}
     dovetail.compile(LLAMA, output=tmp_path / "all.dove", adapters=folders, **options)
     with dovetail.load(tmp_path / "all.dove", deterministic=True) as app:
-        texts = {}
+        texts, scores = {}, {}
         for name in ("base", *folders):
             adapter = None if name == "base" else name
             found = app.generate(PROMPT, adapter=adapter, **ASKED)[0]
             texts[name] = found.text
+            scores[name] = app.score(PROMPT, adapter=adapter)[0].logprobs
             chat = app.chat(MESSAGES, adapter=adapter, **ASKED)
             asked = client.chat.completions.create(model=name, messages=MESSAGES, **ASKED)
             assert asked.choices[0].message.content == chat.text and asked.model == name
@@ -74,6 +75,10 @@ def test_each_model_answers_as_offline(
         assert (one.choices[0].text, one.model) == (text, name)
         pieces = client.completions.create(model=name, prompt=PROMPT, stream=True, **ASKED)
         assert "".join(piece.choices[0].text for piece in pieces) == text
+        echoed = client.completions.create(
+            model=name, prompt=PROMPT, max_tokens=1, echo=True, logprobs=1
+        ).choices[0]
+        assert echoed.logprobs.token_logprobs[1:-1] == pytest.approx(scores[name][1:], abs=1e-6)
         response = client.responses.create(model=name, input=PROMPT, max_output_tokens=5)
         assert response.model == name
 

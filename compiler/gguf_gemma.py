@@ -1,6 +1,7 @@
-"""Gemma 4 in GGUF files: what their metadata tell layer by layer, as keys of config.json.
+"""Gemma 2 to 4 in GGUF files: what their metadata tell, as keys of config.json.
 
-In: metadata and arrays with a value for each layer. Out: keys that `gemma4.py` reads.
+In: metadata and, of Gemma 4, arrays with a value for each layer. Out: keys that `families.py` and
+`gemma4.py` read.
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ WINDOWS, KV_HEADS = "attention.sliding_window_pattern", "attention.head_count_kv
 INNER = "feed_forward_length"
 PER_LAYER = (WINDOWS, KV_HEADS, INNER)
 """Keys whose values may differ between layers."""
+CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
+WIDTHS_SCALE = {"gemma2": 46, "gemma3": 62, "gemma-embedding": 0}
+"""Architectures to the layers of the model in which the width of the stream scales queries, by
+heads; in others that of heads does. As in llama.cpp: files do not tell."""
 FIXED = 1e30
 """Divisor of the frequencies of pairs that are not turned."""
 
@@ -30,6 +35,25 @@ Layers = Mapping[str, npt.NDArray[Any]]
 def first_values(layers: Layers) -> dict[str, Any]:
     """Return a value of each key, that of the first layer: others are told by `gemma4_config`."""
     return {key: values.flat[0].item() for key, values in layers.items() if values.size}
+
+
+def gemma_config(metadata: Config, arch: str, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the own keys of Gemma 2 and 3, whose files have norms as they multiply."""
+    window, width = "attention.sliding_window", found["hidden_size"]
+    whole = found["num_hidden_layers"] == WIDTHS_SCALE[arch]
+    scalar = width // found["num_attention_heads"] if whole else found["head_dim"]
+    keys = {"query_pre_attn_scalar": scalar, "norm_offset": 0.0}
+    if arch == "gemma2":
+        keys |= {key: metadata.values[key] or None for key in CAPS if metadata.has(key)}
+        return {**keys, "sliding_window": metadata.integer(window, 0, 1 << 31, 4096) or None}
+    local = metadata.number("rope.freq_base_swa", 1.001, 1e12, 10000.0)
+    return {
+        **keys,
+        "sliding_window": metadata.values.get(window),
+        "sliding_window_pattern": metadata.values.get(WINDOWS),
+        "rope_parameters": {FULL: found["rope_parameters"], SLIDING: {"rope_theta": local}},
+        "use_bidirectional_attention": arch == "gemma-embedding",
+    }
 
 
 def gemma4_config(

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from dovetail.codegen.library import LibrarySpec, build_library
 from dovetail.codegen.targets import host_target
 from dovetail.runtime.machine import abi
-from dovetail.runtime.machine.shared_memory import SharedMemory
+from dovetail.runtime.machine.memory import SharedMemory
 from dovetail.runtime.native.collective import Communicator, comm_bytes
 
 F32 = npt.NDArray[np.float32]
@@ -85,7 +85,7 @@ class Side:
     ) -> None:
         torch.set_num_threads(1)
         dist.init_process_group("gloo", f"file://{meeting}", rank=rank, world_size=RANKS)
-        self._comm = Communicator(c, group.bytes, rank=rank, ranks=RANKS, lanes=1, spin=SPIN)
+        self._comm = Communicator(c, group.bytes, rank=rank, ranks=RANKS, threads=1, spin=SPIN)
         self._lock, self._naive = lock, naive.bytes
         self._rank = rank
         self._contestants: dict[str, Callable[[F32], Any]] = {

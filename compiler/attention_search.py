@@ -37,7 +37,7 @@ from dovetail.ir.errors import ScheduleError, SpecError
 from dovetail.ir.model import ModelSpec
 from dovetail.ir.schedule import ScheduleTable
 from dovetail.ir.tuning import CRASH, OK, TIMEOUT, WRONG, WorkKey
-from dovetail.runtime.native.kv_parts import PART_TOKENS, count_parts
+from dovetail.runtime.native.step import PART_TOKENS, count_parts
 
 Tiles = Mapping[str, int]
 Schedule = tuple[int, ...]

@@ -35,7 +35,7 @@ from dovetail.ir.tuning import OK
 from dovetail.runtime.child.child import Child, ChildLost
 from dovetail.runtime.machine import abi
 from dovetail.runtime.machine.cpu_time import QUIET_CORES, busy_cores
-from dovetail.runtime.machine.shared_memory import SharedMemory
+from dovetail.runtime.machine.memory import SharedMemory
 from dovetail.runtime.native.collective import comm_bytes
 from dovetail.topology.binding import choose_pus
 from dovetail.topology.hardware import HardwareSpec

@@ -11,7 +11,7 @@ import numpy as np
 
 from dovetail.runtime.child.framing import Channel
 from dovetail.runtime.machine import abi
-from dovetail.runtime.machine.shared_memory import SharedMemory
+from dovetail.runtime.machine.memory import SharedMemory
 from dovetail.runtime.native.collective import Communicator
 
 RANKS = 2
@@ -41,7 +41,7 @@ def sum_times(job: SumJob, fd: int) -> SumTimes:
     os.sched_setaffinity(0, {job.pu})
     shared = SharedMemory(fd, job.nbytes)
     library = abi.declare(ctypes.CDLL(job.library))
-    comm = Communicator(library, shared.bytes, rank=job.rank, ranks=RANKS, lanes=1, spin=SPIN)
+    comm = Communicator(library, shared.bytes, rank=job.rank, ranks=RANKS, threads=1, spin=SPIN)
     return SumTimes(seconds=tuple(_rounds(comm, size) for size in job.sizes))
 
 

@@ -19,7 +19,7 @@ from dovetail.ir.model import KV_BLOCK, MAX_KV_SPLITS
 from dovetail.ir.schedule import SCHEDULE_VALUES
 from dovetail.runtime.machine.library import KernelLibrary
 from dovetail.runtime.machine.memory import allocate
-from dovetail.runtime.native.kv_parts import count_parts
+from dovetail.runtime.native.step import count_parts
 from dovetail.runtime.native.tape import Team
 
 EXACT, ROUNDED, SINGLE = 2e-5, 2e-3, 2e-2

@@ -25,9 +25,8 @@ from dovetail.ir.workflow import Workflow
 from dovetail.ir.workflow_file import read_workflow
 from dovetail.runtime.artifact import open_artifact
 from dovetail.runtime.embed.open import open_encoders
-from dovetail.runtime.flows.checks import check_workflow
 from dovetail.runtime.flows.service import FlowService, FlowSettings
-from dovetail.runtime.flows.stored_workflows import run_file
+from dovetail.runtime.flows.stored_workflows import check_workflow, run_file
 from dovetail.runtime.index.manifest import MANIFEST, check_file, read_manifest
 from dovetail.runtime.machine.devices import CPU
 from dovetail.topology.hardware import read_hardware

@@ -21,7 +21,7 @@ from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.encoder import EncoderSpec, Spec
 from dovetail.ir.model import ModelSpec
 from dovetail.ir.schedule import Row, ScheduleTable
-from dovetail.runtime.native.kv_parts import PART_TOKENS
+from dovetail.runtime.native.step import PART_TOKENS
 from dovetail.topology.hardware import HardwareSpec
 
 

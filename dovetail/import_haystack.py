@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Unpack
 
+from dovetail.bound import Bound
 from dovetail.ir.errors import WorkflowError, install
 from dovetail.ir.options import SamplingOptions
 from dovetail.ir.ragraph import RAGraph, make_generation
 from dovetail.ir.workflow import END, START, Generation, Retrieval, State
-from dovetail.runtime.flows.services import Services, perform
-from dovetail.runtime.flows.workflow_run import Call
+from dovetail.runtime.flows.services import Services
 from dovetail.runtime.index.documents import Document
 
 try:
@@ -42,7 +42,7 @@ class DovetailGenerator:
     def run(self, prompt: str) -> dict[str, Any]:
         """Return the reply."""
         node = self.node("reply", "{prompt}", "reply")
-        return {"reply": _run(node, {"prompt": prompt}, self.services)}
+        return Bound(node, self.services)({"prompt": prompt})
 
     def node(self, name: str, prompt: str, output: str) -> Generation:
         """Return the node of a workflow that does the same."""
@@ -69,7 +69,8 @@ class DovetailRetriever:
     def run(self, query: str) -> dict[str, Any]:
         """Return documents of Haystack: content, score, and title and metadata as `meta`."""
         node = self.node("documents", "query", "documents")
-        return {"documents": _convert(_run(node, {"query": query}, self.services))}
+        found = Bound(node, self.services)({"query": query})
+        return {"documents": _convert(found["documents"])}
 
     def node(self, name: str, query: str, output: str) -> Retrieval:
         """Return the node of a workflow that does the same."""
@@ -207,12 +208,3 @@ def _convert(value: object) -> object:
 def _document(found: Document) -> haystack.Document:
     meta = {"title": found.title, **found.metadata}
     return haystack.Document(id=str(found.id), content=found.text, meta=meta, score=found.score)
-
-
-def _run(node: Generation | Retrieval, state: State, services: Services | None) -> object:
-    if services is None:
-        raise WorkflowError(
-            f"the component that gives {node.output!r} has no services to run with; "
-            "make it with services=..., or import the pipeline and run it here"
-        )
-    return perform(Call(node, 0, state, {}), services)

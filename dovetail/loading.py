@@ -17,7 +17,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 from dovetail.errors import MissingKernelsError
 from dovetail.runtime import app
 from dovetail.runtime.artifact import Artifact, open_artifact
-from dovetail.runtime.machine.trust import meet
+from dovetail.runtime.machine.trust import check_trust
 from dovetail.topology.hardware import HardwareSpec
 
 Given = ParamSpec("Given")
@@ -84,5 +84,5 @@ def open_ready(
 ) -> Artifact:
     """Open an artifact as `open_artifact` does, its kernels at hand; trust: see `load`."""
     artifact = open_artifact(Path(path), hardware)
-    meet(artifact.path, trust=trust)
+    check_trust(artifact.path, trust=trust)
     return artifact

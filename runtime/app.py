@@ -37,15 +37,14 @@ from dovetail.runtime.flows.indexes import AppIndex, EmbedTexts
 from dovetail.runtime.flows.job import WorkflowJob
 from dovetail.runtime.flows.service import AnyWorkflow, FlowService, FlowSettings
 from dovetail.runtime.hosting.division import divide_cpu
-from dovetail.runtime.hosting.draft_fit import check_draft
 from dovetail.runtime.hosting.generator import Generator, Job, Prompt, as_list
 from dovetail.runtime.hosting.loop import EngineLoop
-from dovetail.runtime.hosting.open_engine import open_engine
+from dovetail.runtime.hosting.open_engine import check_draft, open_engine
 from dovetail.runtime.hosting.process import EngineProcess
 from dovetail.runtime.hosting.wire import Ask
 from dovetail.runtime.machine.devices import CPU
 from dovetail.runtime.machine.seat import Board
-from dovetail.runtime.machine.trust import meet
+from dovetail.runtime.machine.trust import check_trust
 from dovetail.runtime.native.encoder import Rows
 from dovetail.runtime.retrieval.memory_plan import GpuMemoryPlan
 from dovetail.runtime.schedule.request import Chunk, Completion, Score
@@ -133,7 +132,7 @@ def load(
     hardware = read_hardware()
     options = EngineOptions(**engine).settle(hardware)
     artifact = open_artifact(path, hardware, check_weights=check_weights)
-    meet(artifact.path, trust=trust, code=artifact.code)
+    check_trust(artifact.path, trust=trust, code=artifact.code)
     check_draft(artifact, options, hardware, trust=trust)
     settings, memory, options = (workflows or FlowSettings()).share_gpu(artifact, options)
     board = divide_cpu(artifact, options, hardware)
@@ -225,10 +224,10 @@ class App:
         return engine and self.embeddings.ready and self.flows.worker.ready
 
     @property
-    def ailment(self) -> str:
+    def failure(self) -> str:
         """Why it is not ready, in words; "" if it is ready or the reason is unknown."""
-        engine = self._generator.host.ailment if self._generator else ""
-        return engine or self.flows.worker.ailment
+        engine = self._generator.host.failure if self._generator else ""
+        return engine or self.flows.worker.failure
 
     @property
     def generator(self) -> Generator:

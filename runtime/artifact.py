@@ -144,7 +144,7 @@ class Artifact:
         return (*self.models.values(), *self.encoders.values())
 
 
-class _Version(msgspec.Struct):
+class _FormatVersion(msgspec.Struct):
     format_major: int
     command: tuple[str, ...] = ()
     kind: str = ""
@@ -219,7 +219,7 @@ class ArtifactReader:
                 f"{self.path / 'manifest.json'} is missing: {self.path} is not an artifact; "
                 "give a directory that `dovetail compile` wrote"
             )
-        version = self._read("manifest.json", self.path / "manifest.json", _Version)
+        version = self._read("manifest.json", self.path / "manifest.json", _FormatVersion)
         if version.kind == "index":
             raise ArtifactError(f"{self.path} is an index, not an artifact; give it by --index")
         if version.format_major != FORMAT_MAJOR:

@@ -37,14 +37,12 @@ class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
     models: tuple[str, ...] = ()
 
 
-def verify_artifact(
-    path: str | os.PathLike[str], hardware: HardwareSpec | None = None
-) -> VerifyReport:
+def verify_artifact(path: str | os.PathLike[str]) -> VerifyReport:
     """Check every file of the artifact at `path` against its manifest, and that it runs here.
 
     Faults are reported, not raised; reading the weights takes seconds per gigabyte.
     """
-    machine = hardware or read_hardware()
+    machine = read_hardware()
     try:
         reader = ArtifactReader(Path(path))
     except ArtifactError as error:

@@ -20,9 +20,9 @@ from tests.repository import FOLDERS, ROOT
 
 QUESTION = "Question: What is the capital of Zorvia? Answer:"
 ROOMS = {folder.name for folder in FOLDERS.values()}
-MOST = {"generate": 18, "embed": 10}
+MOST = {"generate": 15, "embed": 10}
 """Files of ours that run in a call of a warm app. A larger number wants a reason. Of each: the
-workers' seats, which say who has which CPUs; of `generate` what a form or draft asks of a row."""
+workers' seats, which say who has which CPUs."""
 OWN_CLOCK = "division"
 """The thread that looks at the CPUs' load once in a while: no call waits for it."""
 

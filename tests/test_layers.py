@@ -66,20 +66,20 @@ LINES = {
     "codegen": 19_320,
     "topology": 4_040,
     "ir": 11_050,
-    "runtime": 41_280,
-    "runtime/machine": 1_240,
-    "runtime/schedule": 4_080,
-    "runtime/child": 890,
-    "runtime/text": 4_060,
+    "runtime": 41_140,
+    "runtime/machine": 1_230,
+    "runtime/schedule": 3_960,
+    "runtime/child": 880,
+    "runtime/text": 4_050,
     "runtime/native": 2_790,
-    "runtime/group": 560,
-    "runtime/engine": 1_820,
+    "runtime/group": 510,
+    "runtime/engine": 1_930,
     "runtime/index": 1_570,
     "runtime/embed": 2_890,
-    "runtime/accel": 4_970,
-    "runtime/hosting": 1_800,
+    "runtime/accel": 4_950,
+    "runtime/hosting": 1_790,
     "runtime/retrieval": 1_650,
-    "runtime/flows": 5_570,
+    "runtime/flows": 5_550,
     "runtime/server": 5_010,
     "runtime/sim": 1_090,
 }
@@ -194,14 +194,15 @@ def test_the_core_is_thin() -> None:
     that makes some of these and rows of adapters came on top. So did experts and recurrent states.
     """
     assert {f"runtime/{room}" for room in ROOMS if (ROOT / "runtime" / room).is_dir()} < set(LINES)
-    assert sum(count_lines(f"runtime/{room}") for room in CORE) <= 15_090
+    assert sum(count_lines(f"runtime/{room}") for room in CORE) <= 14_990
 
 
-def test_no_class_of_the_runtime_is_named_as_another() -> None:
+def test_no_two_classes_of_the_runtime_or_the_command_line_look_alike() -> None:
+    """Names that differ only by an underscore do."""
     homes = defaultdict(list)
     for module, path in MODULES.items():
-        if room(module) is not None:
+        if module != FACE and layer(module) in ("dovetail", "runtime"):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.ClassDef):
-                    homes[node.name].append(module)
+                    homes[node.name.strip("_")].append(module)
     assert {name: where for name, where in homes.items() if len(where) > 1} == {}

@@ -25,8 +25,7 @@ from dovetail.runtime.engine.executor import open_on_cpu
 from dovetail.runtime.engine.options import EngineOptions
 from dovetail.runtime.machine.seat import SEARCH_SLOT, Board, Seat
 from dovetail.runtime.native.adapt import deal_cpus
-from dovetail.runtime.native.kv_parts import PART_TOKENS
-from dovetail.runtime.native.step import StepShape
+from dovetail.runtime.native.step import PART_TOKENS, StepShape
 from dovetail.runtime.schedule.request import SamplingParams
 from dovetail.topology.division import DECODE, PREFILL, SEARCHES
 from dovetail.topology.hardware import read_hardware

@@ -256,7 +256,7 @@ def test_a_form_that_cannot_be_followed_fails_alone(
             gate.wait()
         find(self)
 
-    class Patient(masks._Batch):
+    class Patient(masks._MaskBatch):
         """Is given up once its thread hangs, never for what a busy machine takes."""
 
         def __init__(self, found: Sequence[TokenMask], thread: ThreadPoolExecutor) -> None:
@@ -270,7 +270,7 @@ def test_a_form_that_cannot_be_followed_fails_alone(
                 raise TimeoutError
             self.whole.result()
 
-    monkeypatch.setattr(masks, "_Batch", Patient)
+    monkeypatch.setattr(masks, "_MaskBatch", Patient)
     monkeypatch.setattr(masks.Grammars, "open", mark)
     monkeypatch.setattr(TokenMask, "find", hang)
     try:

@@ -68,7 +68,7 @@ def serve_bench_command(
     json: AsJson = False,
 ) -> None:
     """Send requests to a server at given rates; report throughput, latency and goodput."""
-    from dovetail.cli.serve_client import METRICS, ask_model, count_answers, run_load, summarize
+    from dovetail.cli.serve_client import ask_model, count_answers, run_load, summarize
 
     if target.backend not in ENDPOINTS:
         raise SpecError(f"no backend {target.backend!r}; choose one of {', '.join(ENDPOINTS)}")
@@ -77,12 +77,7 @@ def serve_bench_command(
             f"unexpected argument {more_bounds[0]!r}; only limits of --goodput need no option name"
         )
     bounds = _read_bounds([*(results.goodput or []), *(more_bounds or [])])
-    percentiles = [_read_number(text) for text in results.metric_percentiles.split(",")]
-    if not all(0 <= percentile <= 100 for percentile in percentiles):
-        raise SpecError(f"--metric-percentiles {results.metric_percentiles} must be from 0 to 100")
-    metrics = results.percentile_metrics.split(",")
-    if unknown := ", ".join(sorted({*metrics} - {*METRICS})):
-        raise SpecError(f"--percentile-metrics has no {unknown}; choose of {', '.join(METRICS)}")
+    metrics, percentiles = _read_metrics(results)
     rates = [None if rate == RECORDED else _read_number(rate) for rate in request_rate or ["inf"]]
     if results.plot is not None:
         _check_plot(rates)
@@ -112,6 +107,24 @@ def serve_bench_command(
         )
     shown = found[0] if len(found) == 1 else found
     show_report(shown, lambda _: _describe(found, metrics, percentiles), json=json)
+    _keep_results(results, found, shown)
+
+
+def _read_metrics(results: ResultFlags) -> tuple[list[str], list[float]]:
+    """Return the metrics that the table shows, and the percentiles to compute."""
+    from dovetail.cli.serve_client import METRICS
+
+    percentiles = [_read_number(text) for text in results.metric_percentiles.split(",")]
+    if not all(0 <= percentile <= 100 for percentile in percentiles):
+        raise SpecError(f"--metric-percentiles {results.metric_percentiles} must be from 0 to 100")
+    metrics = results.percentile_metrics.split(",")
+    if unknown := ", ".join(sorted({*metrics} - {*METRICS})):
+        raise SpecError(f"--percentile-metrics has no {unknown}; choose of {', '.join(METRICS)}")
+    return metrics, percentiles
+
+
+def _keep_results(results: ResultFlags, found: Sequence[dict[str, Any]], shown: object) -> None:
+    """Write the files that were asked for."""
     if results.save_result:
         path = results.result_dir / (results.result_filename or _name_file(found))
         with writing(path):

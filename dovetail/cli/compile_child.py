@@ -79,7 +79,7 @@ class CompileChild:
             stderr=said,
             process_group=0,
         )
-        self._told: float | None = None
+        self._stopped: float | None = None
 
     def wait(self) -> int:
         """Return its exit code; nothing that it started is left. Ends it where this is interrupted.
@@ -101,20 +101,20 @@ class CompileChild:
 
     def stop(self) -> None:
         """Have it end."""
-        self._told = self._told or time.monotonic()
+        self._stopped = self._stopped or time.monotonic()
         self._signal(signal.SIGTERM)
 
     def _join(self, *unheard: type[BaseException]) -> None:
         """Return once it has ended; `unheard`: what does not interrupt this."""
         while self._process.poll() is None:
             with suppress(subprocess.TimeoutExpired, *unheard):
-                self._process.wait(END_SECONDS if self._told is None else self._left())
-            if self._told is not None and not self._left():
+                self._process.wait(END_SECONDS if self._stopped is None else self._left())
+            if self._stopped is not None and not self._left():
                 self._signal(signal.SIGKILL)
 
     def _left(self) -> float:
-        assert self._told is not None, "nobody has stopped it"
-        return max(0.0, self._told + END_SECONDS - time.monotonic())
+        assert self._stopped is not None, "nobody has stopped it"
+        return max(0.0, self._stopped + END_SECONDS - time.monotonic())
 
     def _signal(self, number: int) -> None:
         with suppress(ProcessLookupError, PermissionError):

@@ -46,8 +46,8 @@ def _facts(found: Inspection) -> Iterator[tuple[str, str]]:
         yield encoder.file.name, _describe_encoder(encoder)
     rows = [row for part in found.parts for table in part.schedules for row in table.rows]
     sources = Counter(row.source for row in rows)
-    told = ", ".join(f"{count} {source}" for source, count in sorted(sources.items()))
-    yield "schedules", f"{len(rows)} rows: {told}"
+    shown = ", ".join(f"{count} {source}" for source, count in sorted(sources.items()))
+    yield "schedules", f"{len(rows)} rows: {shown}"
     if fastest := max(_rates(found), default=None):
         yield "fastest product", f"{fastest[0]:.0f} GFLOP/s: {fastest[1]}"
     if errors := [w for p in found.parts if p.quantisation for w in p.quantisation.weights]:
@@ -76,8 +76,8 @@ def _describe_choice(found: Inspection) -> str:
     assert choice is not None
     best, others = choice.pairs[0], len(choice.pairs) - 1
     seconds = best.simulated if best.measured is None else best.measured
-    told = "" if seconds is None else f", {seconds:.4f} s per request of trace {choice.trace}"
-    return f"{choice.source}{told}; {show_count(others, 'other pair')}"
+    shown = "" if seconds is None else f", {seconds:.4f} s per request of trace {choice.trace}"
+    return f"{choice.source}{shown}; {show_count(others, 'other pair')}"
 
 
 def _describe_model(model: ModelInspection) -> str:

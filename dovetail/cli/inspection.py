@@ -14,10 +14,14 @@ import msgspec
 from rich.console import RenderableType
 from rich.table import Table
 
-from dovetail.cli.inspect_encoder import encoder_facts
 from dovetail.cli.inspect_memory import division_tables
+from dovetail.cli.inspect_parts import (
+    describe_index,
+    encoder_facts,
+    transformation_table,
+    workflow_table,
+)
 from dovetail.cli.inspect_plans import graph_table, plan_tables, show_cpus
-from dovetail.cli.inspect_workflows import describe_index, transformation_table, workflow_table
 from dovetail.cli.profile_table import profile_table
 from dovetail.cli.report import facts_table, make_table, show_bytes, show_count
 from dovetail.ir.artifact import MACHINE, SERVE, KernelIndex, Manifest, PhasePlan, ServicePlan
@@ -123,7 +127,13 @@ def inspect_artifact(path: Path) -> Inspection:
             name: reader.json(f"indexes/{name}/manifest.json", IndexManifest)
             for name in reader.manifest.indexes
         },
-        models=tuple(_inspect_model(reader, name) for name in reader.manifest.models),
+        models=tuple(
+            ModelInspection(
+                file=reader.json(f"models/{name}/model.json", ModelFile),
+                **_inspect_files(reader, name),
+            )
+            for name in reader.manifest.models
+        ),
         encoders=tuple(_inspect_encoder(reader, name) for name in reader.manifest.encoders),
         kernels=tuple(
             reader.json(f"kernels/{target}/index.json", KernelIndex)
@@ -131,11 +141,6 @@ def inspect_artifact(path: Path) -> Inspection:
         ),
         devices=kept_profiles(reader.manifest.model_fingerprint),
     )
-
-
-def _inspect_model(reader: ArtifactReader, name: str) -> ModelInspection:
-    file = reader.json(f"models/{name}/model.json", ModelFile)
-    return ModelInspection(file=file, **_inspect_files(reader, name))
 
 
 def _inspect_encoder(reader: ArtifactReader, name: str) -> EncoderInspection:

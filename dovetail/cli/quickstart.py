@@ -54,7 +54,7 @@ class Hop(msgspec.Struct, frozen=True, kw_only=True):
     reply: str
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class AnsweredQuestion(msgspec.Struct, frozen=True, kw_only=True):
     """A question with its known answer, the reply without documents and the one from them."""
 
     question: str
@@ -76,7 +76,7 @@ class QuickstartReport(msgspec.Struct, frozen=True, kw_only=True):
     index_seconds: float
     compile_seconds: float
     load_seconds: float
-    asked: tuple[Asked, ...]
+    asked: tuple[AnsweredQuestion, ...]
     new_tokens: int
     decode_tokens_per_second: float
     serve: str
@@ -104,7 +104,7 @@ def quickstart_command(
         load_seconds = time.perf_counter() - start
         say(f"4. loaded in {load_seconds * 1e3:.0f} ms; workflows: {', '.join(app.workflows)};")
         say("   questions drawn from the dev split:")
-        reader, asked = Reader(app), []
+        reader, asked = QuestionReader(app), []
         for question in draw_questions(corpus.questions("dev")):
             asked.append(reader.ask(question))
             say(describe_asked(asked[-1]))
@@ -206,14 +206,14 @@ def draw_questions(questions: Sequence[Question]) -> list[Question]:
     ]
 
 
-class Reader:
+class QuestionReader:
     """Answers questions with an app, and counts tokens and how fast they come."""
 
     def __init__(self, app: App) -> None:
         self._app = app
         self._said: list[Completion] = []
 
-    def ask(self, question: Question) -> Asked:
+    def ask(self, question: Question) -> AnsweredQuestion:
         """Answer without documents, and with them: in steps what no single passage tells."""
         from dovetail.runtime.flows.events import NodeFinished
 
@@ -225,7 +225,7 @@ class Reader:
         ended = [event for event in job if isinstance(event, NodeFinished)]
         result = job.result()
         answer = result.outputs["answer"].strip()
-        return Asked(
+        return AnsweredQuestion(
             question=text,
             wanted=question.answer,
             workflow=workflow,
@@ -262,7 +262,7 @@ def read_hops(question: str, ended: Sequence[NodeFinished]) -> list[Hop]:
     ]
 
 
-def describe_asked(asked: Asked) -> str:
+def describe_asked(asked: AnsweredQuestion) -> str:
     """Return the question, what was read for it, and both replies."""
     lines = [f"\n   Q: {asked.question}   ({asked.workflow}, {asked.seconds * 1e3:.0f} ms)"]
     for hop in asked.hops:

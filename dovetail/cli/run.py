@@ -42,7 +42,7 @@ NO_PROMPT = (
 )
 
 
-class WorkflowRun(msgspec.Struct, frozen=True):
+class WorkflowOutcome(msgspec.Struct, frozen=True):
     """A run of a workflow as `--json` prints it: all that was written, and when; in seconds."""
 
     workflow: str
@@ -125,8 +125,6 @@ def run_command(
 ) -> None:
     """Ask a model: one prompt streams, several run as a batch; without any, chat on a terminal."""
     from dovetail.cli.model_cache import find_artifact, is_artifact
-    from dovetail.cli.talk import Asker
-    from dovetail.ir.options import advised
     from dovetail.loading import load
     from dovetail.runtime.engine.options import EngineOptions
     from dovetail.runtime.schedule.request import SamplingParams
@@ -135,20 +133,19 @@ def run_command(
         raise SpecError("--input and --index are for a workflow; add --workflow NAME")
     if workflow is not None and adapter:
         raise SpecError("--adapter is for prompts; write `adapter` into the nodes' options")
-    talks = not (prompt or prompt_ids or workflow or json) and sampling.n == 1 and _on_terminal()
-    prompts: list[Prompt] = []
-    if workflow is None and not talks:
-        prompts = _read_prompts(prompt or [], prompt_ids or [])
-    elif prompt or prompt_ids:
+    if workflow is not None and (prompt or prompt_ids):
         raise SpecError("a workflow makes its own prompts; give --input, or omit --workflow")
+    talks = not (prompt or prompt_ids or workflow or json) and sampling.n == 1 and _on_terminal()
+    asks = workflow is None and not talks
+    prompts = _read_prompts(prompt or [], prompt_ids or []) if asks else []
     named = {name: value for name, value in vars(sampling).items() if value is not None}
     most = RAW_TOKENS if max_tokens is None else max_tokens
     SamplingParams.make({**named, "max_tokens": most})  # before a model is fetched and compiled
     EngineOptions(**vars(engine))
     graph = None if workflow is None else _read_graph(workflow, stored=is_artifact(Path(model)))
     name, beside, _ = (adapter or "").partition("=")
-    options = compiling.chosen() | (adapter_options([adapter]) if adapter and beside else {})
-    artifact = find_artifact(model, options)
+    compiled = compiling.chosen() | (adapter_options([adapter]) if adapter and beside else {})
+    artifact = find_artifact(model, compiled)
     with load(artifact, check_weights=check_weights, trust=trust, **vars(engine)) as app:
         if workflow is not None:
             if graph is not None and workflow not in (one.name for one in app.artifact.workflows):
@@ -162,11 +159,21 @@ def run_command(
         chats = texts and _has_chats(app, raw=raw, system=system)
         if max_tokens is None and chats:
             most = app.chat_prompts.context
-        file = next((part.file for part in app.artifact.models.values()), None)
-        of_model = advised(file.generation) if file else {}
-        chosen = choose_sampling(of_model, named, talks=talks and chats)
-        asker = Asker(app, chats, system, {**chosen, "max_tokens": most, "adapter": name})
+        options = named | {"max_tokens": most, "adapter": name}
+        asker = _make_asker(app, options, system, chats=chats, talks=talks)
         _answer(asker, None if talks else prompts, json=json)
+
+
+def _make_asker(
+    app: App, named: Mapping[str, Any], system: str | None, *, chats: bool, talks: bool
+) -> Asker:
+    """Return what asks the model, by what is `named`, else as the model advises."""
+    from dovetail.cli.talk import Asker
+    from dovetail.ir.options import advised
+
+    file = next((part.file for part in app.artifact.models.values()), None)
+    of_model = advised(file.generation) if file else {}
+    return Asker(app, chats, system, choose_sampling(of_model, named, talks=talks and chats))
 
 
 def choose_sampling(
@@ -236,8 +243,8 @@ def _run_workflow(
     result = app.run(workflow, _read_inputs(workflow.inputs, given))
     if json:
         left = {name: why.said for name, why in result.left.items()}
-        told = result.timeline, result.seconds, result.notes, left
-        print_json(WorkflowRun(name, dict(result.outputs), *told))
+        facts = result.timeline, result.seconds, result.notes, left
+        print_json(WorkflowOutcome(name, dict(result.outputs), *facts))
     else:
         for note in result.notes:
             tell(note)

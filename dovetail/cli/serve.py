@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -201,6 +200,7 @@ def serve_command(
     from dovetail.runtime.embed.settings import EmbeddingSettings
     from dovetail.runtime.engine.options import EngineOptions
     from dovetail.runtime.flows.service import FlowSettings
+    from dovetail.runtime.hosting.worker import log_to_stderr
     from dovetail.runtime.server.run import check_address, open_models
 
     served.check(http.timeline)
@@ -210,7 +210,7 @@ def serve_command(
     embedding = None if embed_slo is None else EmbeddingSettings(slo=embed_slo)
     EngineOptions(**vars(engine), kv_blocks=kv_blocks)  # before a model is fetched and compiled
     check_address(settings)
-    _log_to_stderr()
+    log_to_stderr(logging.INFO)
     if served.adapter and len(models) > 1:
         raise SpecError("--adapter is for one model; compile each model with its own adapters")
     options = weights.chosen() | adapter_options(served.adapter or ())
@@ -310,11 +310,3 @@ def _read_keys(path: Path | None) -> list[str]:
     if not keys:
         raise SpecError(f"{path} has no keys; write one per line")
     return keys
-
-
-def _log_to_stderr() -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    logger = logging.getLogger("dovetail")
-    logger.handlers, logger.propagate = [handler], False
-    logger.setLevel(logging.INFO)

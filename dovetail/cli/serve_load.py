@@ -263,7 +263,7 @@ def _trace(spec: LoadSpec, _rng: np.random.Generator) -> _Lengths:
     return _Lengths(lengths.prompt_lengths, lengths.output_lengths, times=read_times(file))
 
 
-class _Line(msgspec.Struct):
+class _PromptLine(msgspec.Struct):
     """A line of a custom dataset."""
 
     prompt: str
@@ -274,7 +274,7 @@ def _custom(spec: LoadSpec, _rng: np.random.Generator) -> _Lengths:
     file = _file(spec)
     try:
         lines = [
-            msgspec.json.decode(line, type=_Line)
+            msgspec.json.decode(line, type=_PromptLine)
             for line in file.read_bytes().splitlines()
             if line.strip()
         ]

@@ -21,7 +21,7 @@ from dovetail.runtime.app import App
 from dovetail.runtime.hosting.generator import Prompt
 from dovetail.runtime.schedule.request import Completion
 from dovetail.runtime.text.chat import AnswerReader, ChatCompletion, Delta
-from dovetail.runtime.text.messages import Message
+from dovetail.runtime.text.chat_template import Message
 
 
 class RunResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,7 +104,7 @@ HINT = "Ctrl-C stops an answer, Ctrl-D ends"
 
 
 @dataclass
-class Pace:
+class TokenRate:
     """Tokens of an answer by the wall clock, in seconds."""
 
     start: float
@@ -136,7 +136,7 @@ def show(pieces: Generator[Delta, None, None], *, stoppable: bool = False) -> st
 
     Ctrl-C ends the answer; stoppable: and is no error.
     """
-    pace, text, notes, stopped = Pace(perf_counter()), "", list[str](), False
+    pace, text, notes, stopped = TokenRate(perf_counter()), "", list[str](), False
     try:
         with closing(pieces):
             for piece in pieces:

@@ -164,17 +164,12 @@ def _machine_tree(machine: TopologyReport) -> Tree:
 
 
 def _grow(tree: Tree, node: TreeNode) -> None:
-    if _only_cores(node):
+    below = (item for child in node.children for item in (child, *child.children))
+    if all(item.kind in CORE_KINDS for item in below):
         tree.label = f"{tree.label}: {_describe_cores(node)}"
         return
     for number, child in enumerate(node.children):
         _grow(tree.add(f"{child.kind} {number}"), child)
-
-
-def _only_cores(node: TreeNode) -> bool:
-    return all(
-        item.kind in CORE_KINDS for child in node.children for item in (child, *child.children)
-    )
 
 
 def _describe_cores(node: TreeNode) -> str:

@@ -19,7 +19,7 @@ from dovetail.errors import SpecError
 
 if TYPE_CHECKING:
     from dovetail.compiler.jobs import TuneProgress
-    from dovetail.compiler.tune import ClusterReport, TuneReport
+    from dovetail.compiler.tune import TuneReport
     from dovetail.compiler.tune_kernel import KernelReport
 
 
@@ -84,7 +84,8 @@ def tune_command(
     except (KeyboardInterrupt, Terminated):
         fail(describe_stop(live.latest))
     if kinds:
-        show_report(ClusterReport(reports), describe_cluster, json=json)
+        words = "\n".join(f"{kind.machine}: {describe_report(kind)}" for kind in reports)
+        show_report(ClusterReport(reports), lambda _: words, json=json)
     else:
         show_report(reports[0], describe_report, json=json)
 
@@ -126,11 +127,6 @@ def describe_progress(at: TuneProgress) -> str:
         f"{at.gain:.2f}x the default ({at.gain_low:.2f} to {at.gain_high:.2f}); "
         f"ETA {show_seconds(at.eta)}"
     )
-
-
-def describe_cluster(report: ClusterReport) -> str:
-    """Return the lines on the jobs for several kinds of machines."""
-    return "\n".join(f"{kind.machine}: {describe_report(kind)}" for kind in report.kinds)
 
 
 def describe_report(report: TuneReport) -> str:

@@ -48,7 +48,7 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PageSection:
     """A section of the page: notes above, charts and pictures, then tables."""
 
     name: str
@@ -83,7 +83,7 @@ def make_report(found: Inspection, trace: Any, progress: Progress) -> str:
     parts = list(_parts(found, progress))
     script = ""
     if trace is not None:
-        parts.insert(1, Part("timeline", "Timeline", timeline=True))
+        parts.insert(1, PageSection("timeline", "Timeline", timeline=True))
         script = TIMELINE.read_text() + (WEB / "report.js").read_text()
     style = (WEB / "report.css").read_text()
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
@@ -103,9 +103,9 @@ def make_report(found: Inspection, trace: Any, progress: Progress) -> str:
     )
 
 
-def _parts(found: Inspection, progress: Progress) -> Iterator[Part]:
+def _parts(found: Inspection, progress: Progress) -> Iterator[PageSection]:
     records = read_records(Path(found.path), found.manifest.files)
-    yield Part("summary", "Summary", tables=[facts_table("", summarise(found))])
+    yield PageSection("summary", "Summary", tables=[facts_table("", summarise(found))])
     for section in read_sections(found):
         yield _illustrate(section, found)
         if section.name == "plans":
@@ -115,7 +115,7 @@ def _parts(found: Inspection, progress: Progress) -> Iterator[Part]:
             yield from _history(records)
 
 
-def _illustrate(section: Section, found: Inspection) -> Part:
+def _illustrate(section: Section, found: Inspection) -> PageSection:
     """Return a section with the pictures that it has."""
     charts, pictures = [], list[Picture]()
     if section.name == "plans":
@@ -125,10 +125,12 @@ def _illustrate(section: Section, found: Inspection) -> Part:
     if section.name == "memory":
         rows = [(name, size, show_bytes(size)) for name, size, _ in memory_rows(found)]
         charts = [("memory on the CPU", Markup(draw_bar("memory on the CPU", rows)))]
-    return Part(section.name, section.title, charts=charts, pictures=pictures, tables=section.parts)
+    return PageSection(
+        section.name, section.title, charts=charts, pictures=pictures, tables=section.parts
+    )
 
 
-def _what_if(found: Inspection, progress: Progress) -> Iterator[Part]:
+def _what_if(found: Inspection, progress: Progress) -> Iterator[PageSection]:
     if found.hardware is None or not found.models:
         return
     file = found.models[0].file
@@ -145,10 +147,10 @@ def _what_if(found: Inspection, progress: Progress) -> Iterator[Part]:
         "where that was measured."
     ]
     tables = [make_table(title, columns, rows)]
-    yield Part("what-if", "What if", notes=notes, tables=tables)
+    yield PageSection("what-if", "What if", notes=notes, tables=tables)
 
 
-def _products(found: Inspection, records: Sequence[TuningRecord]) -> Iterator[Part]:
+def _products(found: Inspection, records: Sequence[TuningRecord]) -> Iterator[PageSection]:
     figures = None if found.hardware is None else planned_parameters(found.hardware, found.choice)
     curves = product_curves(found, records, figures)
     if not curves:
@@ -167,7 +169,7 @@ def _products(found: Inspection, records: Sequence[TuningRecord]) -> Iterator[Pa
         )
     charts = [(curve.title, _draw_product(curve)) for curve in curves]
     tables = list(map(_product_table, curves))
-    yield Part("products", "Products", notes=notes, charts=charts, tables=tables)
+    yield PageSection("products", "Products", notes=notes, charts=charts, tables=tables)
 
 
 def _draw_product(curve: ProductCurve) -> Markup:
@@ -197,13 +199,15 @@ def _product_table(curve: ProductCurve) -> Table:
     return make_table(f"{curve.title}, GFLOP/s", columns, rows)
 
 
-def _history(records: Sequence[TuningRecord]) -> Iterator[Part]:
+def _history(records: Sequence[TuningRecord]) -> Iterator[PageSection]:
     if not records:
         return
     title = "mean over products and M of default time / best time so far"
     axes = Axis("seconds spent on trials"), Axis("default time / best time", least=1.0)
     chart = draw_lines(title, *axes, [Series("best so far", best_so_far(records), marked=False)])
-    yield Part("tuning", "Tuning", charts=[(title, Markup(chart))], tables=[history_table(records)])
+    yield PageSection(
+        "tuning", "Tuning", charts=[(title, Markup(chart))], tables=[history_table(records)]
+    )
 
 
 def _rows(table: Table) -> list[tuple[RenderableType, ...]]:

@@ -80,9 +80,9 @@ def workflow_pictures(file: WorkflowFile) -> Iterator[Picture]:
     yield Picture(draw_svg(workflow), f"{file.name}, before: nodes, and what runs after them")
     if not functions:
         graph, made = rewrite_request(workflow)
-        told = ", ".join(made) or "no rewrite"
-        words = f"{file.name}, after {told}: a request under way (made-up replies and times)"
-        yield Picture(draw_graphs([(f"after {told}", graph)]), words)
+        rewrites = ", ".join(made) or "no rewrite"
+        words = f"{file.name}, after {rewrites}: a request under way (made-up replies and times)"
+        yield Picture(draw_graphs([(f"after {rewrites}", graph)]), words)
 
 
 def _names_of_code(file: WorkflowFile) -> tuple[str, ...]:
@@ -105,7 +105,7 @@ REPORTS, NODES = 60, 14
 """Where a request is left, and the most nodes that are drawn."""
 
 
-class _Catalog:
+class _SampleCatalog:
     """Twelve clusters of a hundred vectors."""
 
     def sizes(self, index: str | None) -> Sequence[int]:
@@ -117,7 +117,7 @@ class _Catalog:
 
 def rewrite_request(workflow: Workflow) -> tuple[ExecutionGraph, tuple[str, ...]]:
     """Return the graph of a request when most is in it, and the rewrites so far, by name."""
-    control = Wavefront(WavefrontSettings(fixed_clusters=2), COSTS, _Catalog())
+    control = Wavefront(WavefrontSettings(fixed_clusters=2), COSTS, _SampleCatalog())
     run = WorkflowRun(workflow, dict.fromkeys(workflow.inputs, "?"))
     number = control.submit(run, 0.0)
     live = control.front.tickets[number].graph

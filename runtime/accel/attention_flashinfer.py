@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from dovetail.ir.model import KV_BLOCK
-from dovetail.runtime.accel.recorder import ROWS
+from dovetail.runtime.accel.graph_cache import ROWS
 from dovetail.runtime.accel.step import Attended, PagedAttention, Step
 
 WORKSPACE = 128 << 20

@@ -80,7 +80,7 @@ class TorchCollective:
         self._living()  # nothing to sum is an error, too, from then on
         if values.numel():
             dense = values.to(self._device).contiguous()
-            self._meet(lambda group: group.allreduce([dense]))
+            self._perform(lambda group: group.allreduce([dense]))
             if dense.data_ptr() != values.data_ptr():
                 values.copy_(dense)
 
@@ -94,7 +94,7 @@ class TorchCollective:
         mine = torch.zeros((len(values), widest), device=self._device)
         mine[:, : len(own)] = values[:, own.start : own.stop]
         found = [torch.empty_like(mine) for _ in parts]
-        self._meet(lambda group: group.allgather([found], [mine]))
+        self._perform(lambda group: group.allgather([found], [mine]))
         for part, theirs in zip(parts, found, strict=True):
             values[:, part.start : part.stop] = theirs[:, : len(part)]
 
@@ -117,11 +117,11 @@ class TorchCollective:
             if self._lost():
                 self.fail()
 
-    def _meet(self, give: Callable[[Any], Any]) -> None:
-        """Wait for what `give` has the group do; RankError where that fails, and for good."""
+    def _perform(self, begin: Callable[[Any], Any]) -> None:
+        """Run the collective that `begin` starts; a group that failed raises for good."""
         done = threading.Event()
         try:
-            work = give(self._living())
+            work = begin(self._living())
             work.get_future().add_done_callback(lambda _: done.set())
             while not done.wait(LOOK_SECONDS):  # `work.wait` takes a time, and gloo ignores it
                 if self._lost():

@@ -20,28 +20,26 @@ from dovetail.ir.errors import CapacityError, SpecError
 from dovetail.ir.profile import ProfileFile
 from dovetail.runtime.accel.attention_choice import choose_attention
 from dovetail.runtime.accel.device import CPU, TYPES, TorchDevice
+from dovetail.runtime.accel.graph_cache import ROWS
 from dovetail.runtime.accel.group import PairGroup
 from dovetail.runtime.accel.orders import BatchSizes, PairSetup, StepOrder
 from dovetail.runtime.accel.pair import UNSEEN, DevicePair
 from dovetail.runtime.accel.profile import find_profile
-from dovetail.runtime.accel.recorder import ROWS
 from dovetail.runtime.accel.sampling import DRAWN_BYTES
 from dovetail.runtime.accel.step import moment_bytes
-from dovetail.runtime.accel.sub_batch import draw_nothing
+from dovetail.runtime.accel.sub_batch import record_nothing
 from dovetail.runtime.artifact import Artifact, ModelPart
-from dovetail.runtime.engine.engine import Engine, Filled, Pen, StepTooLarge, StepWaits
+from dovetail.runtime.engine.engine import Engine, Filled, RecordSpan, StepTooLarge, StepWaits
 from dovetail.runtime.engine.executor import CpuExecutor, fit_service
-from dovetail.runtime.engine.options import EngineOptions
-from dovetail.runtime.group.rank_options import RankOptions
+from dovetail.runtime.engine.options import EngineOptions, RankOptions
 from dovetail.runtime.machine.seat import ENGINE_SLOT, Board, Seat
 from dovetail.runtime.native.forward import kv_block_bytes
 from dovetail.runtime.native.weights import row_bytes, weight_bytes
-from dovetail.runtime.schedule.cost_tables import TablePredictor
+from dovetail.runtime.schedule.cost_tables import Predictor, TablePredictor
 from dovetail.runtime.schedule.device_limits import DeviceLimits, device_limits
 from dovetail.runtime.schedule.kv_pool import KvPool, blocks_for
 from dovetail.runtime.schedule.neo import NeoScheduler
 from dovetail.runtime.schedule.plan import PrefillChunk, StepPlan, split_rounds
-from dovetail.runtime.schedule.predictor import Predictor
 from dovetail.runtime.schedule.request import Home
 from dovetail.runtime.schedule.scheduler import Scheduler
 from dovetail.topology.division import DECODE
@@ -161,11 +159,6 @@ class DeviceExecutor:
             self.join()
             undo.pop_all()
 
-    @property
-    def room(self) -> int:
-        """Bytes of the device that KV may take, beside weights and workspace."""
-        return self.sizes.room
-
     # ---- opening ----
 
     def _choose_sizes(self, kind: torch.dtype) -> DeviceLimits:
@@ -189,7 +182,7 @@ class DeviceExecutor:
             row_bytes=2 * row,
             logits_bytes=(2 * 4 + 4 + kind.itemsize) * spec.vocab_size,
             context=spec.max_context,
-            wishes=options,
+            asked=options,
             utilization=options.gpu_memory_utilization,
             blocks=options.gpu_blocks,
         )
@@ -232,9 +225,9 @@ class DeviceExecutor:
         if self.group is not None:
             self.pair.join(self.group.collective)
 
-    def record(self, pen: Pen | None) -> None:
+    def record(self, record_span: RecordSpan | None) -> None:
         """Device, CPU attention and link have tracks of their own."""
-        self.pair.record(pen or draw_nothing)
+        self.pair.record(record_span or record_nothing)
 
     def close(self) -> None:
         """End the threads and processes, and give the device's memory back."""

@@ -7,22 +7,26 @@ and this GPU, if a comparison, kept in the artifact, found it faster; nothing be
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 from statistics import median
 from typing import TypeAlias
+from uuid import uuid4
 
+import msgspec
 import numpy as np
 import torch
 
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.errors import install
+from dovetail.ir.files import read_json
 from dovetail.ir.formats import FORMATS, is_quantised
-from dovetail.runtime.accel.choices import Key, Shape, choices_path, keep_choices, read_choices
 from dovetail.runtime.accel.skinny import NAMES, GpuModule, Tensor, gemm_skinny, register_module
 from dovetail.runtime.artifact import Artifact, ModelPart, device_module
 from dovetail.runtime.native.polymerize import (
@@ -140,7 +144,9 @@ class GeneratedProducts:
         if not plans:
             return
         digests = sorted(kernel.digest for kernel in self._module.kernels.values())
-        about = device_name(self._device), torch.__version__, str(self._dtype), digests, plans
+        on = self._device
+        name = str(torch.cuda.get_device_name(on)) if on.type == "cuda" else on.type
+        about = name, torch.__version__, str(self._dtype), digests, plans
         path = choices_path(self._folder, *about)
         try:
             faster = read_choices(path)
@@ -239,11 +245,6 @@ def _run(calls: Iterable[Work]) -> None:
         call()
 
 
-def device_name(device: torch.device) -> str:
-    """Return the name of a device's kind, which choices are made for."""
-    return str(torch.cuda.get_device_name(device)) if device.type == "cuda" else device.type
-
-
 def compare_in_graphs(ours: Work, theirs: Work) -> float:
     """Time both as CUDA graphs, in turns; return the median of the ratios."""
     graphs = [_record(work) for work in (ours, theirs)]
@@ -273,3 +274,51 @@ def _milliseconds(work: Work) -> float:
     end.record()
     end.synchronize()
     return float(begin.elapsed_time(end))
+
+
+Shape: TypeAlias = tuple[int, int, str]
+"""Columns of C, steps of K, and the format of the weights."""
+Key: TypeAlias = tuple[Shape, int]
+"""A shape and a number of rows."""
+MAX_BYTES = 1 << 20
+
+log = logging.getLogger("dovetail")
+
+
+def choices_path(folder: Path, *compared: object) -> Path:
+    """Return where the choices between such things are: their `repr` makes the name."""
+    digest = hashlib.sha256(repr(compared).encode()).hexdigest()
+    return folder / f"gpu_products.{digest[:16]}.json"
+
+
+def read_choices(path: Path) -> set[Key] | None:
+    """Return what an earlier load chose; None where none did, or its file is damaged."""
+    try:
+        return read_json(path, set[Key], MAX_BYTES)
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        log.warning("%s: %s; products are compared again", path, error)
+        return None
+
+
+def keep_choices(path: Path, chosen: set[Key]) -> set[Key]:
+    """Keep a choice, whole or not at all; return it, or what another load has kept meanwhile.
+
+    A folder that takes none is told of in the log.
+    """
+    part = path.with_name(f"{path.name}.{uuid4().hex}.part")
+    try:
+        part.write_bytes(msgspec.json.encode(sorted(chosen)) + b"\n")
+        try:
+            path.hardlink_to(part)
+        except FileExistsError:
+            if (found := read_choices(path)) is not None:
+                return found
+            part.replace(path)  # a damaged one
+    except OSError as error:
+        log.warning("%s could not be kept (%s): loads may differ in bits", path, error.strerror)
+    finally:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+    return chosen

@@ -18,11 +18,11 @@ from msgspec.structs import replace
 
 from dovetail.ir.errors import DovetailError, RankError, install
 from dovetail.runtime.accel.collective import TorchCollective, open_store
-from dovetail.runtime.accel.orders import Hello, Meet, PairSetup
+from dovetail.runtime.accel.orders import Hello, JoinGroup, PairSetup
 from dovetail.runtime.child.child import Child, hung_up
 from dovetail.runtime.child.framing import Channel
 from dovetail.runtime.child.launch import LocalProcess, Member, end_members
-from dovetail.runtime.group.rank_options import RankOptions
+from dovetail.runtime.engine.options import RankOptions
 from dovetail.runtime.group.ranks import START_SECONDS, Group, await_all, tell_all
 
 MODULE = "dovetail.runtime.accel.rank"
@@ -62,8 +62,8 @@ class PairGroup(Group):
         self._children += self._launch(deadline)
         tell_all(self._children, self._setups)
         await_all(self._children, deadline)
-        meet = Meet(backend=self._backend, host=self._host, port=store.port, seconds=seconds)
-        tell_all(self._children, [meet] * len(self._children))
+        join = JoinGroup(backend=self._backend, host=self._host, port=store.port, seconds=seconds)
+        tell_all(self._children, [join] * len(self._children))
         peers = [child.channel.socket for child in self._children]
         collective = TorchCollective(
             self._backend,
@@ -82,9 +82,9 @@ class PairGroup(Group):
         token, members = secrets.token_hex(16), list[Member]()
         try:
             with socket.create_server((self._host, 0)) as listener:
-                told = {PARENT: f"{self._host}:{listener.getsockname()[1]}", TOKEN: token}
+                environment = {PARENT: f"{self._host}:{listener.getsockname()[1]}", TOKEN: token}
                 for plan in (setup.part.plan for setup in self._setups):
-                    words = told | {RANK: str(plan.rank)}
+                    words = environment | {RANK: str(plan.rank)}
                     if self._ray is None:
                         members.append(LocalProcess(MODULE, words=words))
                     else:
@@ -127,8 +127,8 @@ class PairGroup(Group):
     ) -> None:
         for rank, member in enumerate(members, 1):
             name = f"rank {rank} of {self._ranks} ({member.where})"
-            if rank not in found and (fate := member.fate(0)) is not None:
-                raise RankError(f"{name} {fate or 'ended'} on its start")
+            if rank not in found and (end := member.wait(0)) is not None:
+                raise RankError(f"{name} {end or 'ended'} on its start")
             if rank not in found and time.monotonic() > deadline:
                 raise RankError(f"{name} was not ready in {START_SECONDS:.0f} s")
 

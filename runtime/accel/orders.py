@@ -37,7 +37,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     machine: str
 
 
-class Meet(msgspec.Struct, frozen=True, kw_only=True):
+class JoinGroup(msgspec.Struct, frozen=True, kw_only=True):
     """How a rank joins the collective -> RankReady: where the first rank's store is, what sums."""
 
     backend: str

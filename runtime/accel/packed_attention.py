@@ -59,7 +59,7 @@ class Heads:
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class _HeadGroup:
     """Texts of alike length. rows [n x width]: where each row of a padded text lies.
 
     Padding repeats a text's last row. own: places among those that are rows of texts, None where
@@ -88,7 +88,7 @@ def attend_groups(step: Step, qkv: torch.Tensor, out: torch.Tensor, heads: Heads
             out.index_copy_(0, group.rows.index_select(0, own), found.index_select(0, own))
 
 
-def _group_texts(step: Step, device: torch.device) -> list[_Group]:
+def _group_texts(step: Step, device: torch.device) -> list[_HeadGroup]:
     starts = step.host["seq_starts"]
     lengths = np.diff(starts)
     shifts = np.maximum([int(n).bit_length() - 1 - FINE for n in lengths], 0)
@@ -102,7 +102,7 @@ def _group_texts(step: Step, device: torch.device) -> list[_Group]:
         own = places < each[:, None]
         padded = not own.all()
         groups.append(
-            _Group(
+            _HeadGroup(
                 rows=torch.from_numpy(rows.reshape(-1).astype(np.int64)).to(device),
                 width=width,
                 own=torch.from_numpy(np.flatnonzero(own)).to(device) if padded else None,
@@ -113,7 +113,7 @@ def _group_texts(step: Step, device: torch.device) -> list[_Group]:
 
 
 def _attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: _Group, heads: Heads
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: _HeadGroup, heads: Heads
 ) -> torch.Tensor:
     """Return [n][heads][width][size] for q, k and v alike."""
     if heads.keys < heads.count:
@@ -140,7 +140,7 @@ def _attend(
 
 
 def _weigh(
-    group: _Group, heads: Heads, queries: range, keys: range, dtype: torch.dtype
+    group: _HeadGroup, heads: Heads, queries: range, keys: range, dtype: torch.dtype
 ) -> torch.Tensor:
     """Return which keys queries see, or what their distances add to scores: as SDPA takes it."""
     device = group.rows.device

@@ -19,14 +19,14 @@ from dovetail.ir.model import KV_BLOCK, ModelSpec
 from dovetail.runtime.accel.device import TYPES, TorchDevice
 from dovetail.runtime.accel.experts import without_experts
 from dovetail.runtime.accel.generated import GeneratedProducts
+from dovetail.runtime.accel.graph_cache import GraphCache
 from dovetail.runtime.accel.orders import StepOrder
-from dovetail.runtime.accel.recorder import Recorder
 from dovetail.runtime.accel.step import PagedAttention
-from dovetail.runtime.accel.sub_batch import LINK, DeviceModel, SubBatch, draw_nothing
+from dovetail.runtime.accel.sub_batch import LINK, DeviceModel, SubBatch, record_nothing
 from dovetail.runtime.accel.tape import DevicePools
 from dovetail.runtime.accel.weights import load_weights
 from dovetail.runtime.artifact import Artifact, ModelPart
-from dovetail.runtime.engine.engine import Pen
+from dovetail.runtime.engine.engine import RecordSpan
 from dovetail.runtime.native.forward import ForwardModel, kv_block_bytes
 from dovetail.runtime.native.runner import Runner
 from dovetail.runtime.schedule.device_limits import DeviceLimits
@@ -79,11 +79,11 @@ class DevicePair:
                 attention=attention,
             )
             self._runner = Runner(model.team, model.decode.plan.cpus)
-            recorder = Recorder(device)
+            graphs = GraphCache(device)
             self.sub_batches = [
-                SubBatch(f"batch {i}", self.model, recorder, self._runner) for i in range(2)
+                SubBatch(f"batch {i}", self.model, graphs, self._runner) for i in range(2)
             ]
-        self._pen: Pen = draw_nothing
+        self._record_span: RecordSpan = record_nothing
         self._held = ExitStack()
         if limits.landing:
             self._held.enter_context(device.pinned(model.kv.k, model.kv.v))
@@ -94,11 +94,11 @@ class DevicePair:
         for sub_batch in self.sub_batches:
             sub_batch.forward.collective = collective
 
-    def record(self, pen: Pen) -> None:
+    def record(self, record_span: RecordSpan) -> None:
         """Draw what devices and link do from now on."""
-        self._pen = pen
+        self._record_span = record_span
         for sub_batch in self.sub_batches:
-            sub_batch.pen = pen
+            sub_batch.record_span = record_span
 
     # ---- a step ----
 
@@ -163,7 +163,7 @@ class DevicePair:
             out = i < leaving
             ends = (move.source, move.target) if out else (move.target, move.source)
             home = Home.CPU if out else Home.GPU
-            with self._pen(LINK, "KV moves out" if out else "KV moves in"):
+            with self._record_span(LINK, "KV moves out" if out else "KV moves in"):
                 self.model.copy_blocks(layer, np.array(ends, np.int32), home)
         # a prompt may begin like a request that moves in this very step
         brought = [sub_batch.bring(layer) for sub_batch in sub_batches]

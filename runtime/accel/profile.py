@@ -19,8 +19,8 @@ from dovetail.ir.errors import ArtifactError
 from dovetail.ir.model import KV_BLOCK
 from dovetail.ir.profile import CostRow, ProfileFile, ProfileKey
 from dovetail.runtime.accel.device import TorchDevice
+from dovetail.runtime.accel.graph_cache import ROWS
 from dovetail.runtime.accel.pair import DevicePair
-from dovetail.runtime.accel.recorder import ROWS
 from dovetail.runtime.artifact import Artifact
 from dovetail.runtime.engine.executor import CpuExecutor
 from dovetail.runtime.engine.profiler import (

@@ -1,7 +1,7 @@
 """A rank of an accelerated group, as a process: `python -P -m dovetail.runtime.accel.rank`.
 
-In: where its parent listens, in the environment; then a `PairSetup`, a `Meet` and a `StepOrder` per
-step. It ends when the parent hangs up.
+In: where its parent listens, in the environment; then a `PairSetup`, a `JoinGroup` and a
+`StepOrder` per step. It ends when the parent hangs up.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from dovetail.runtime.accel.attention_choice import choose_attention
 from dovetail.runtime.accel.collective import TorchCollective, open_store
 from dovetail.runtime.accel.device import TYPES, TorchDevice
 from dovetail.runtime.accel.group import PARENT, RANK, TOKEN, keep_alive
-from dovetail.runtime.accel.orders import Hello, Meet, PairSetup, StepOrder
+from dovetail.runtime.accel.orders import Hello, JoinGroup, PairSetup, StepOrder
 from dovetail.runtime.accel.pair import DevicePair
 from dovetail.runtime.child.child import hung_up
-from dovetail.runtime.child.errors import ErrorText
-from dovetail.runtime.child.framing import Channel
+from dovetail.runtime.child.framing import Channel, ErrorText
 from dovetail.runtime.child.worker import begin_child
 from dovetail.runtime.group.ranks import RankReady
 from dovetail.runtime.native.forward import ForwardModel
@@ -44,7 +43,7 @@ def call_parent(words: Mapping[str, str]) -> None:
 
 
 def serve(channel: Channel) -> None:
-    """Set up, meet the others and run steps, each as the parent says; raises as a load does."""
+    """Set up, join the group and run steps, each as the parent says; raises as a load does."""
     setup = channel.receive(PairSetup)
     if setup is None:
         return
@@ -55,17 +54,17 @@ def serve(channel: Channel) -> None:
     attention = choose_attention(device, model.spec, kind)
     pair = DevicePair(model, device, kind, setup.limits, attention)
     channel.send(RankReady())
-    told = channel.receive(Meet)
-    if told is None:
+    join = channel.receive(JoinGroup)
+    if join is None:
         return
     link = channel.socket
     collective = TorchCollective(
-        told.backend,
-        open_store(told.host, told.port, server=False, seconds=told.seconds),
+        join.backend,
+        open_store(join.host, join.port, server=False, seconds=join.seconds),
         rank=setup.part.plan.rank,
         ranks=setup.part.plan.ranks,
         host=link.getsockname()[0],
-        seconds=told.seconds,
+        seconds=join.seconds,
         lost=lambda: bool(hung_up([link])),
     )
     pair.join(collective)

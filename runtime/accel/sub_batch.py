@@ -21,13 +21,13 @@ import torch
 
 from dovetail.ir.model import KV_BLOCK
 from dovetail.ir.tape import BufferRef, Entry, IntConst, Tape, WeightRef
+from dovetail.runtime.accel.graph_cache import GraphCache, pad_arrays, padded_rows
 from dovetail.runtime.accel.operators import decoder_operators
 from dovetail.runtime.accel.orders import BatchOrder, BatchSizes, pack_arrays, unpack_arrays
-from dovetail.runtime.accel.recorder import Recorder, pad_arrays, padded_rows
 from dovetail.runtime.accel.sampling import choose_tokens
 from dovetail.runtime.accel.step import Step
 from dovetail.runtime.accel.tape import DevicePools, PlacedModel, TorchTape
-from dovetail.runtime.engine.engine import Pen, Times
+from dovetail.runtime.engine.engine import RecordSpan
 from dovetail.runtime.native.forward import ForwardModel, layer_block_bytes
 from dovetail.runtime.native.runner import Runner
 from dovetail.runtime.native.step import StepBuffers, StepShape
@@ -43,12 +43,12 @@ DEVICE, ATTENTION, LINK = "device", "CPU attention", "link"
 OUT_ROWS = ("out_rows", "temperature", "top_k", "top_p", "min_p", "uniform")
 
 Blocks = npt.NDArray[np.int32]
-_UNDRAWN = nullcontext()
+_UNRECORDED = nullcontext()
 
 
-def draw_nothing(track: str, name: str, times: Times = None) -> AbstractContextManager[None]:
+def record_nothing(*_what: object) -> AbstractContextManager[None]:
     """Return a body that nobody records."""
-    return _UNDRAWN
+    return _UNRECORDED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,9 +124,9 @@ def store_only(entry: Entry, segment: str) -> Entry:
 class SubBatch:
     """Buffers of one batch, on both sides, and the tapes bound to them."""
 
-    def __init__(self, name: str, model: DeviceModel, recorder: Recorder, runner: Runner) -> None:
-        self._name, self._recorder, self._runner = name, recorder, runner
-        self.pen: Pen = draw_nothing
+    def __init__(self, name: str, model: DeviceModel, graphs: GraphCache, runner: Runner) -> None:
+        self._name, self._graphs, self._runner = name, graphs, runner
+        self.record_span: RecordSpan = record_nothing
         spec, tape, device = model.cpu.spec, model.tape, model.device
         tokens, sequences = model.sizes
         self._model, self._device = model, device
@@ -231,7 +231,7 @@ class SubBatch:
 
     def _pad(self, sizes: BatchSizes, alone: bool) -> None:
         """Have a batch of decodes the shape of others, where its work is recorded."""
-        records = self._recorder.on and self.forward.collective is None
+        records = self._graphs.on and self.forward.collective is None
         most = min(self._model.sizes) if records else 0
         rows, attention = padded_rows(sizes, most), self.forward.attention
         self.step.recorded, self.whole = rows is not None, False
@@ -335,28 +335,28 @@ class SubBatch:
         """Copy what prompts on the CPU computed before to the landing; tell whether they did."""
         if not self._brought.size:
             return False
-        with self.pen(LINK, f"{self._name}: KV in"):
+        with self.record_span(LINK, f"{self._name}: KV in"):
             self._model.copy_blocks(layer, self._brought, Home.GPU)
         return True
 
     def start_layer(self, layer: int) -> None:
         """Give all up to and including the attention of a layer; the CPU's part to its thread."""
-        with self.pen(DEVICE, f"{self._name}: products"):
+        with self.record_span(DEVICE, f"{self._name}: products"):
             self.give(self.between[layer])
         if self._decodes:
             self.hand_over(layer)
         if self._sent.size:
             self._device.follow(self._device.copy, self._device.mark(self._device.compute))
-            with self.pen(LINK, f"{self._name}: KV out"):
+            with self.record_span(LINK, f"{self._name}: KV out"):
                 self._model.copy_blocks(layer, self._sent, Home.CPU)
-        with self.pen(DEVICE, f"{self._name}: attention"):
+        with self.record_span(DEVICE, f"{self._name}: attention"):
             self.forward.run(self.attention[layer], self.step)
 
     def hand_over(self, layer: int) -> None:
         """Have the CPU attend for a layer as soon as what it needs has come."""
         device, (host, there) = self._device, self._crossing["qkv"]
         rows = slice(self._decodes)
-        with self.pen(LINK, f"{self._name}: qkv"):
+        with self.record_span(LINK, f"{self._name}: qkv"):
             ours = self._own_rows("qkv")
             there[rows, : ours.shape[1]].copy_(ours)
             if device.apart:
@@ -381,8 +381,8 @@ class SubBatch:
         times = self._runner.wait(number, self._orders[layer])
         self.waited += time.perf_counter() - asked
         self.attending += times[1] - times[0]
-        self.pen(ATTENTION, f"{self._name}: attention", times)
-        with self.pen(LINK, f"{self._name}: attention"):
+        self.record_span(ATTENTION, f"{self._name}: attention", times)
+        with self.record_span(LINK, f"{self._name}: attention"):
             if device.apart:
                 with device.copying():
                     there[rows].copy_(host[rows], non_blocking=True)
@@ -393,7 +393,7 @@ class SubBatch:
     def end(self) -> None:
         """Give the rest of the step, all of it where it is `whole`, and the choice of tokens."""
         rows = self._sizes.n_out
-        with self.pen(DEVICE, f"{self._name}: logits"):
+        with self.record_span(DEVICE, f"{self._name}: logits"):
             self.give(self._whole if self.whole else self.between[-1])
             if self._samples and rows:
                 choose_tokens(self.step, rows, self._model.cpu.spec.vocab_size)
@@ -402,7 +402,7 @@ class SubBatch:
         """Give entries beside attention to the device, recorded ones where the batch is."""
         if self.step.recorded:
             name = self._name, self.step.counts["n_tokens"], span
-            self._recorder.run(name, partial(self.forward.run, span, self.step))
+            self._graphs.run(name, partial(self.forward.run, span, self.step))
         else:
             self.forward.run(span, self.step)
 

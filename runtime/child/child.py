@@ -114,14 +114,14 @@ class Child:
         except (OSError, msgspec.MsgspecError):
             found = None
         if found is None:
-            raise ChildLost(self.member.fate(END_SECONDS) or "hung up")
+            raise ChildLost(self.member.wait(END_SECONDS) or "hung up")
         return found
 
     def end(self) -> str:
         """Hang up and wait: it goes by itself, else it is killed. Return how it ended, in words."""
         self.channel.socket.close()
         end_members([self.member])
-        return self.member.fate(END_SECONDS) or "ended"
+        return self.member.wait(END_SECONDS) or "ended"
 
     def kill(self) -> None:
         """End it at once: it may be in the midst of anything."""

@@ -35,7 +35,7 @@ class Member(Protocol):
     def where(self) -> str:
         """The process and its machine, in words."""
 
-    def fate(self, seconds: float) -> str | None:
+    def wait(self, seconds: float) -> str | None:
         """Return how it ended, within so many seconds; "" where as it should, None: it runs."""
 
     def kill(self) -> None:
@@ -113,7 +113,7 @@ class LocalProcess:
         """See Member."""
         return f"process {self.process.pid}"
 
-    def fate(self, seconds: float) -> str | None:
+    def wait(self, seconds: float) -> str | None:
         """See Member."""
         if os.getpid() != self._parent:  # in a fork, whose child it is not
             return ""
@@ -134,6 +134,6 @@ def end_members(members: Sequence[Member]) -> None:
     """Wait for processes that have been told to end; kill those that do not."""
     deadline = time.monotonic() + END_SECONDS
     for member in members:
-        if member.fate(max(0.0, deadline - time.monotonic())) is None:
+        if member.wait(max(0.0, deadline - time.monotonic())) is None:
             member.kill()
-            member.fate(END_SECONDS)
+            member.wait(END_SECONDS)

@@ -15,8 +15,7 @@ from typing import Generic, TypeVar
 
 from dovetail.ir.errors import DovetailError, RequestError
 from dovetail.runtime.child.child import Child, StartError
-from dovetail.runtime.child.errors import ErrorText
-from dovetail.runtime.child.framing import Outbox
+from dovetail.runtime.child.framing import ErrorText, Outbox
 from dovetail.runtime.child.launch import END_SECONDS
 from dovetail.runtime.child.watch import PATIENCE, Reading, Watch
 
@@ -54,7 +53,7 @@ class Supervisor(ABC, Generic[M]):
         self._lock = threading.Lock()
         self._child: Child | None = None
         self._outbox: Outbox | None = None  # of a process that is ready
-        self._ailment = self._hang = ""
+        self._failure = self._hang = ""
         self._wanted = False
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
@@ -104,9 +103,9 @@ class Supervisor(ABC, Generic[M]):
         return self._outbox is not None
 
     @property
-    def ailment(self) -> str:
+    def failure(self) -> str:
         """Why the last process died, in words, while there is no other; else ""."""
-        return "" if self.ready else self._ailment
+        return "" if self.ready else self._failure
 
     def _check_open(self) -> None:
         """Raise RequestError where this is closed, or a forked parent has the process."""
@@ -188,14 +187,14 @@ class Supervisor(ABC, Generic[M]):
             for message in child.channel.messages(self._kind):
                 self._hear(message)
         except Exception:
-            log.exception("what %s is sent or says is wrong", child.name)
+            log.exception("the messages from or to %s failed because of a bug", child.name)
         ended.set()
         with self._lock:
             self._outbox = self._child = None
         child.channel.hang_up()
-        fate = child.member.fate(END_SECONDS) or "hung up"
+        end = child.member.wait(END_SECONDS) or "hung up"
         hang, self._hang = self._hang, ""
-        self._ailment = why = f"{child.name} {hang or fate}"
+        self._failure = why = f"{child.name} {hang or end}"
         self.deaths += not self._closing.is_set()
         self._lose(why)  # at once: to bury the process may take long
         child.end()

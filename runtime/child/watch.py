@@ -12,7 +12,7 @@ import mmap
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.runtime.machine.shared_memory import SharedMemory
+from dovetail.runtime.machine.memory import SharedMemory
 
 PATIENCE = 5.0
 """Seconds without progress that are never too long."""
@@ -66,7 +66,7 @@ class Watch:
         bound = max(self.patience, SLACK * reading.predicted)
         if self.stood <= bound:
             return ""
-        return f"hung: it had work, and ended no step within {bound:.3g} s"
+        return f"hung: it had work but finished no step within {bound:.3g} s"
 
 
 TURNS, PREDICTED = 0, 1

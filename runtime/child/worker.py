@@ -22,8 +22,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from dovetail.ir.errors import DovetailError
-from dovetail.runtime.child.errors import ErrorText
-from dovetail.runtime.child.framing import Channel
+from dovetail.runtime.child.framing import Channel, ErrorText
 from dovetail.runtime.child.launch import CPUS, PARENT
 
 PR_SET_PDEATHSIG = 1

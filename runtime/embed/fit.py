@@ -88,7 +88,7 @@ def _alone(points: Sequence[Point]) -> float:
 
 
 @dataclass(slots=True)
-class _Search:
+class _DepthSearch:
     """The largest concurrency of one device that passes, between bounds that close in."""
 
     line: Line
@@ -148,7 +148,9 @@ def stress_depths(
     soon. A device of predicted depth 0 stays out. The median of `repeats` runs of a trial counts;
     where `trials` end first, what passed.
     """
-    searches = {name: _Search(lines[name], depth) for name, depth in predicted.items() if depth}
+    searches = {
+        name: _DepthSearch(lines[name], depth) for name, depth in predicted.items() if depth
+    }
     seen: list[tuple[dict[str, int], tuple[Mapping[str, float], ...]]] = []
     for _ in range(trials):
         if all(search.settled for search in searches.values()):

@@ -142,7 +142,7 @@ def start_accelerators(
         except DovetailError as error:
             if device != AUTO:
                 raise
-            log.warning("%s does not embed: %s", accelerator.name, error)
+            log.warning("%s is not used for embeddings: %s", accelerator.name, error)
     return found
 
 

@@ -18,8 +18,7 @@ import numpy as np
 
 from dovetail.ir.errors import DeviceError, DovetailError
 from dovetail.runtime.child.child import Child, ChildLost
-from dovetail.runtime.child.errors import ErrorText
-from dovetail.runtime.child.framing import Channel
+from dovetail.runtime.child.framing import Channel, ErrorText
 from dovetail.runtime.embed.encoder import EmbeddingModel, EncoderSource, InstanceLost
 from dovetail.runtime.machine.seat import Board, Seat
 from dovetail.runtime.native.encoder import Encoder, Ids, Rows
@@ -89,7 +88,7 @@ class ProcessInstance:
     @property
     def dead(self) -> bool:
         """Whether it has died, also with nothing to do; what was closed is not dead."""
-        return self._end.alive and self._child.member.fate(0) is not None
+        return self._end.alive and self._child.member.wait(0) is not None
 
     def watch(self, died: Callable[[], object]) -> None:
         """Have `died` called, on a thread, whenever it dies."""
@@ -131,7 +130,7 @@ class ProcessInstance:
 
 
 def _wait(child: Child, died: Callable[[], object]) -> None:
-    child.member.fate(math.inf)
+    child.member.wait(math.inf)
     died()
 
 

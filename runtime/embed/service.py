@@ -307,7 +307,7 @@ class EmbeddingService:
                 if self._observe:
                     self._observe(batch, now - batch.started)
             except Exception:  # whoever looks on must not end the device
-                log.exception("%s: what observes its batches failed", batch.device)
+                log.exception("%s: the observer of its batches failed", batch.device)
             wrong = _deliver(batch, rows, now)
             with self._deciding() as manager:
                 for query in manager.complete(batch):

@@ -151,8 +151,8 @@ class TextEncoder:
         """
         asked = self._cut(query, 0)
         if self.spec.template:
-            told = {"query": asked, "instruction": self._choose_prompt(None, instruction)}
-            for ids in self._fill(told, documents):
+            values = {"query": asked, "instruction": self._choose_prompt(None, instruction)}
+            for ids in self._fill(values, documents):
                 yield ids, np.zeros_like(ids)
             return
         if instruction is not None:
@@ -164,11 +164,11 @@ class TextEncoder:
                 kinds = np.array(encoding.type_ids, np.int32)
                 yield np.array(encoding.ids, np.int32), kinds if segments else np.zeros_like(kinds)
 
-    def _fill(self, told: Mapping[str, str], documents: Sequence[object]) -> Iterator[Ids]:
+    def _fill(self, values: Mapping[str, str], documents: Sequence[object]) -> Iterator[Ids]:
         """Yield the template's tokens with each document in its place, which is cut at its end."""
         before, _, after = self.spec.template.partition("{document}")
-        names = re.compile(rf"{{({'|'.join(told)})}}")
-        before, after = (names.sub(lambda name: told[name[1]], part) for part in (before, after))
+        names = re.compile(rf"{{({'|'.join(values)})}}")
+        before, after = (names.sub(lambda name: values[name[1]], part) for part in (before, after))
         end = self._tokenizer.encode(after, add_special_tokens=False).ids
         texts = [before + self._cut(text, i) for i, text in enumerate(documents)]
         for first in range(0, len(texts), SLICE):

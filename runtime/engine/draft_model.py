@@ -59,8 +59,8 @@ def add_draft_model(
     speculation.drafter = Drafter(limits, pool, partial(_read, executor), time.perf_counter)
     speculation.drafter.warm()
     kv = kv_block_bytes(executor.spec) * executor.blocks
-    told = part.chunks.total_bytes >> 20, kv >> 20
-    log.info("the draft model takes %d MiB of weights and %d MiB of KV", *told)
+    sizes = part.chunks.total_bytes >> 20, kv >> 20
+    log.info("the draft model takes %d MiB of weights and %d MiB of KV", *sizes)
 
 
 def _options(engine: Engine, context: int, options: EngineOptions) -> EngineOptions:

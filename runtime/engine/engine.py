@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import NamedTuple, Protocol, TypeAlias
@@ -18,18 +18,17 @@ import msgspec
 from dovetail.ir.artifact import ServicePlan
 from dovetail.ir.errors import CapacityError, DeviceError, DovetailError, RankError, RequestError
 from dovetail.ir.model import ModelSpec
+from dovetail.runtime.engine.logits import log_sum, score_token, top_logprobs
 from dovetail.runtime.engine.recorder import StepRecorder
 from dovetail.runtime.engine.rules import Rules
-from dovetail.runtime.engine.sampling import log_sum, score_token, top_logprobs
 from dovetail.runtime.engine.step_watch import StepWatch
 from dovetail.runtime.group.ranks import START_SECONDS, Group
 from dovetail.runtime.native.forward import ForwardModel
 from dovetail.runtime.native.step import StepBuffers, StepShape
-from dovetail.runtime.schedule.logit_rules import Logits
 from dovetail.runtime.schedule.plan import Batch, StepPlan
 from dovetail.runtime.schedule.request import FAILED, Request, SamplingParams, TokenLogprob
 from dovetail.runtime.schedule.scheduler import Scheduler
-from dovetail.runtime.text.masks import Grammars
+from dovetail.runtime.text.masks import Grammars, Logits
 
 _UNRECORDED = nullcontext()
 
@@ -56,15 +55,8 @@ class StepWaits(NamedTuple):
     cpu: float
 
 
-Times: TypeAlias = tuple[float, float] | None
-"""When something began and ended."""
-
-
-class Pen(Protocol):
-    """Records what its body does, or what has been done, with its times: a track and a name."""
-
-    def __call__(self, track: str, name: str, times: Times = None) -> AbstractContextManager[None]:
-        """Return the body's context."""
+RecordSpan: TypeAlias = Callable[..., AbstractContextManager[None]]
+"""Records what its body does, a track and a name, or with times what has been done."""
 
 
 class Executor(Protocol):
@@ -102,7 +94,7 @@ class Executor(Protocol):
     def join(self) -> None:
         """Compute with the ranks of `group`, which has been started anew."""
 
-    def record(self, pen: Pen | None) -> None:
+    def record(self, record_span: RecordSpan | None) -> None:
         """Record what runs beside the engine's thread from now on, or no longer."""
 
     def close(self) -> None:
@@ -164,7 +156,7 @@ class Engine:
         Raises RankError when the group cannot be started again.
         """
         with self._span("step"):
-            touched = self._mend_group()
+            touched = self._restart_group()
             if touched:
                 return touched
             with self._span("schedule"):
@@ -213,7 +205,7 @@ class Engine:
 
     # ---- the group ----
 
-    def _mend_group(self) -> list[Request]:
+    def _restart_group(self) -> list[Request]:
         """Start a group that has ended anew; first return the requests whose KV died with it."""
         group = self.executor.group
         if group is None or group.alive:
@@ -278,11 +270,17 @@ class Engine:
                 self.scheduler.complete(one.batch)
                 if shape.outputs or shape.scored:
                     with self._span("sample", rows=shape.n_out):
-                        sample = partial(executor.sample, one)
-                        raw = self._rules.choose(shape, buffers, self.grammars, sample)
-                        self._accept(shape, buffers, raw)
+                        self._accept(shape, buffers, self._sample(one))
                 touched += shape.touched
         return touched
+
+    def _sample(self, filled: Filled) -> Mapping[int, Logits]:
+        """Choose tokens; return the model's logits of rows that options of requests changed."""
+        sample = partial(self.executor.sample, filled)
+        if any(request.ruled for request in filled.shape.outputs):
+            return self._rules.choose(filled.shape, filled.buffers, self.grammars, sample)
+        sample()
+        return {}
 
     def _compute(self, plan: StepPlan) -> Sequence[Filled]:
         """Return the batches of a round, which have been computed."""
@@ -372,15 +370,15 @@ class Engine:
 
 def _exhausted(request: Request) -> RequestError:
     return RequestError(
-        f"no token is left after token {len(request.tokens)} of the request: "
-        "the answer's form, allowed_token_ids, bad_words and min_tokens exclude all that there are"
+        f"no token is left after token {len(request.tokens)} of the request: the answer's form, "
+        "allowed_token_ids, bad_words and min_tokens exclude every token; relax one of them"
     )
 
 
 def _poisoned(after: int) -> RequestError:
     return RequestError(
-        f"the logits after token {after} of the request are not finite: a weight "
-        "that it meets is damaged or a value overflowed; `dovetail verify` checks the weights"
+        f"the logits after token {after} of the request are not finite: a weight that it uses is "
+        "damaged, or a value overflowed; `dovetail verify` checks the weights"
     )
 
 

@@ -14,14 +14,14 @@ from functools import cache, partial
 from dovetail.ir.artifact import PHASES, ServicePlan
 from dovetail.ir.errors import CapacityError, RequestError
 from dovetail.ir.model import KV_BLOCK, ModelSpec
+from dovetail.ir.tape import Tape
 from dovetail.runtime.artifact import Artifact, ModelPart
-from dovetail.runtime.engine.engine import Engine, Filled, Pen
+from dovetail.runtime.engine.engine import Engine, Filled, RecordSpan
 from dovetail.runtime.engine.options import EngineOptions
 from dovetail.runtime.group.ranks import RankGroup, make_setups, plan_ranks
 from dovetail.runtime.machine.cpu_time import read_busy
-from dovetail.runtime.machine.memory import Bytes, allocate, available_memory
+from dovetail.runtime.machine.memory import Bytes, SharedMemory, allocate, available_memory
 from dovetail.runtime.machine.seat import ENGINE_SLOT, Board, Seat
-from dovetail.runtime.machine.shared_memory import SharedMemory
 from dovetail.runtime.native.adapt import adapt_service, deal_cpus
 from dovetail.runtime.native.forward import (
     ForwardModel,
@@ -30,13 +30,12 @@ from dovetail.runtime.native.forward import (
     kv_block_bytes,
     shared_kv_bytes,
 )
-from dovetail.runtime.native.kv_parts import count_parts
-from dovetail.runtime.native.step import StepBuffers, StepShape, step_bytes
+from dovetail.runtime.native.step import StepBuffers, StepShape, count_parts, step_bytes
 from dovetail.runtime.native.tape import Operands
-from dovetail.runtime.schedule.device_limits import MemoryNeed
+from dovetail.runtime.schedule.cost_tables import Predictor
+from dovetail.runtime.schedule.device_limits import DeviceLimits, MemoryNeed
 from dovetail.runtime.schedule.kv_pool import KvPool, blocks_for
 from dovetail.runtime.schedule.plan import Limits, StepPlan
-from dovetail.runtime.schedule.predictor import Predictor
 from dovetail.runtime.schedule.scheduler import Scheduler
 from dovetail.runtime.schedule.states import StateSlots
 from dovetail.topology.division import DECODE, PREFILL
@@ -73,7 +72,7 @@ class CpuExecutor:
             ArtifactError: the artifact's parts do not fit each other.
             CapacityError: the KV pool does not fit into memory, or threads cannot be started.
             SpecError: the model cannot be shared by so many processes, or the artifact holds less
-                than is wished.
+                than is asked for.
             RankError: a process could not be started.
         """
         self.spec: ModelSpec = part.file.spec
@@ -83,15 +82,7 @@ class CpuExecutor:
         sequences = min(forward.max_sequences, sample.max_sequences)
         bounds = options.bound(forward.max_tokens, sequences, self.spec.max_context)
         tokens, sequences = bounds.step_tokens, bounds.sequences
-        shared = self.service.prefill_processes not in (0, self.service.processes)
-        copies = 1 if shared else max(1, self.service.processes // self.spec.n_kv_heads)
-        arenas = arena_bytes(part) + sample.arena_bytes
-        need = MemoryNeed(
-            weights=0 if own_logits else part.chunks.total_bytes,
-            block=kv_block_bytes(self.spec) * copies,  # of a KV head
-            activations=arenas + step_bytes(self.spec, tokens, sequences) + self.spec.state_bytes,
-            context=KV_BLOCK if own_logits else bounds.context,  # a device has room of its own
-        )
+        need = self._need_memory(part, sample, bounds, own_logits)
         wanted = self.service.kv_blocks or sequences * blocks_for(bounds.context)
         free = available_memory(hardware)
         self.state_slots = count_states(self.spec.state_bytes, need, free, sequences)
@@ -132,6 +123,20 @@ class CpuExecutor:
         ends = frozenset(self.spec.eos_token_ids)
         self.limits = Limits(tokens, sequences, bounds.context, self.spec.vocab_size, ends)
 
+    def _need_memory(
+        self, part: ModelPart, sample: Tape, bounds: DeviceLimits, own_logits: bool
+    ) -> MemoryNeed:
+        """Return what one request needs; where a device computes, the CPU's part of that."""
+        shared = self.service.prefill_processes not in (0, self.service.processes)
+        copies = 1 if shared else max(1, self.service.processes // self.spec.n_kv_heads)
+        steps = step_bytes(self.spec, bounds.step_tokens, bounds.sequences)
+        return MemoryNeed(
+            weights=0 if own_logits else part.chunks.total_bytes,
+            block=kv_block_bytes(self.spec) * copies,  # of a KV head
+            activations=arena_bytes(part) + sample.arena_bytes + steps + self.spec.state_bytes,
+            context=KV_BLOCK if own_logits else bounds.context,  # a device has room of its own
+        )
+
     # ---- an Executor: see there ----
 
     def begin(self, plan: StepPlan, scheduler: Scheduler) -> tuple[StepPlan]:
@@ -168,7 +173,7 @@ class CpuExecutor:
         if self.group is not None:
             self.model.join(self.group.sums)
 
-    def record(self, pen: Pen | None) -> None:
+    def record(self, record_span: RecordSpan | None) -> None:
         """Nothing runs beside the engine's thread."""
 
     def close(self) -> None:

@@ -2,25 +2,51 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, TypedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypedDict
 
 from dovetail.ir.artifact import ServicePlan
-from dovetail.ir.errors import RequestError
-from dovetail.runtime.group.rank_options import RankOptions
+from dovetail.ir.errors import RequestError, SpecError
 from dovetail.runtime.machine.devices import AUTO, CPU, choose_device, find_torch, parse_device
 from dovetail.runtime.native.deterministic import ACTIVATIONS
-from dovetail.runtime.schedule.device_limits import Wishes, check_counts
+from dovetail.runtime.schedule.device_limits import LimitOptions, check_counts
 from dovetail.runtime.schedule.plan import OFFLOADS, ON_CPU, Offload, SchedulerSettings
 from dovetail.runtime.schedule.speculation import DRAFTED, read_speculation
 from dovetail.topology.hardware import HardwareSpec
+
+BACKENDS = ("gloo", "nccl")
+
+
+@dataclass(frozen=True, slots=True)
+class RankOptions:
+    """How ranks beyond the first one are started, and how they sum.
+
+    backend: torch.distributed's `gloo` or `nccl`; None is what the device calls for.
+    ray: address of a Ray cluster (extra `ray`) that places the ranks on its machines, each of
+    which has the artifact under the same path; None: all run on this machine. The first rank is
+    the process that loads.
+    resources: what a rank asks of the machine Ray puts it on, beside its threads as CPUs.
+    seconds: after which a rank that does not answer in a sum is given up.
+    """
+
+    backend: Literal["gloo", "nccl"] | None = None
+    ray: str | None = None
+    resources: Mapping[str, float] = field(default_factory=dict)
+    seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        """Raises SpecError for a backend that there is not."""
+        if self.backend is not None and self.backend not in BACKENDS:
+            raise SpecError(f"the backend must be gloo or nccl, not {self.backend!r}")
+
 
 DTYPES = ("auto", "f32", "bf16", "f16")
 """What activations on a device may be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineOptions(Wishes):
+class EngineOptions(LimitOptions):
     """What `load` says about engines; its arguments have these names.
 
     spare_cpu: whether the CPU alone will do where the device cannot be had; `settle` says so.
@@ -47,7 +73,7 @@ class EngineOptions(Wishes):
 
     def __post_init__(self) -> None:
         """Raises RequestError for what no engine can have."""
-        Wishes.__post_init__(self)
+        LimitOptions.__post_init__(self)
         names = ("threads", "kv_blocks", "gpu_blocks", "max_waiting", "kv_file_bytes")
         check_counts(**{name: getattr(self, name) for name in names})
         if self.activations not in ACTIVATIONS:

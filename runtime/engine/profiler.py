@@ -260,7 +260,9 @@ class _TapeBench:
         for number, length in enumerate(lengths):
             # alike, all rows would choose the same experts
             tokens = [(number + place) % self.executor.spec.vocab_size for place in range(length)]
-            self._requests[number] = _make_request(number, tokens, decode)
+            request = Request(number, tokens, length, 1, SamplingParams(), Metrics(arrival=0.0))
+            request.computed = length - 1 if decode else 0
+            self._requests[number] = request
             self.pool.open(number)
             self.pool.grow(number, length)
             self._touch(self.pool.table(number), layers)
@@ -289,15 +291,3 @@ class _TapeBench:
             return (time.perf_counter() - start) / layers
 
         return run
-
-
-def _make_request(number: int, tokens: list[int], decode: bool) -> Request:
-    return Request(
-        id=number,
-        tokens=tokens,
-        prompt_length=len(tokens),
-        max_tokens=1,
-        params=SamplingParams(),
-        metrics=Metrics(arrival=0.0),
-        computed=len(tokens) - 1 if decode else 0,
-    )

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from dovetail.ir.errors import RequestError
+from dovetail.runtime.engine.logits import LogitRules
 from dovetail.runtime.native.step import StepBuffers, StepShape
-from dovetail.runtime.schedule.logit_rules import LogitRules, Logits
 from dovetail.runtime.schedule.request import Request, SamplingParams
-from dovetail.runtime.text.masks import TRIES, Grammars, TokenMask
+from dovetail.runtime.text.masks import TRIES, Grammars, Logits, TokenMask
 
 
 @dataclass(slots=True)

@@ -73,7 +73,7 @@ class Executors:
 
 
 class Session:
-    """A control plane with its executors. Everything but `told` is for the driver's thread."""
+    """A control plane with its executors. Everything but `report` is for the driver's thread."""
 
     def __init__(
         self, executors: Executors, control: Wavefront, later: Callable[[Callable[[], None]], None]
@@ -84,12 +84,17 @@ class Session:
         self._jobs: dict[int, WorkflowJob] = {}
         self._over = False
         self.generations = Generations(
-            executors.generator, self.told, self._show, self._note, self._watcher, self._soon
+            executors.generator, self.report, self._show, self._note, self._watcher, self._soon
         )
         self._retrievals = Retrievals(
-            executors.worker, executors.indexes, executors.hot, self.told, self._scanned, self._soon
+            executors.worker,
+            executors.indexes,
+            executors.hot,
+            self.report,
+            self._scanned,
+            self._soon,
         )
-        self._embedding = EmbeddingThreads(self.told, self._embedded)
+        self._embedding = EmbeddingThreads(self.report, self._embedded)
         self._do: dict[type, Callable[[Any], None]] = {
             messages.Generate: self.generations.begin,
             messages.Embed: self._embed,
@@ -151,7 +156,7 @@ class Session:
 
     # ---- messages ----
 
-    def told(self, report: messages.Report) -> None:
+    def report(self, report: messages.Report) -> None:
         """Take a report, from any thread."""
         self._soon(lambda: self.control.tell(report, time.perf_counter()))
 
@@ -202,13 +207,13 @@ class Session:
             indexes = self._executors.indexes
             embed = indexes.find(order.index).embed if order.query else self._executors.embed
         except DovetailError as error:
-            self.told(messages.Failed(order.job, error))
+            self.report(messages.Failed(order.job, error))
             return
         self._embedding.put(order, embed)
 
     def _invoke(self, order: messages.Invoke | messages.Choose) -> None:
         def run() -> None:  # one that hangs holds up neither others nor the end of the program
-            self.told(call_function(order))
+            self.report(call_function(order))
 
         threading.Thread(target=run, name="dovetail-function", daemon=True).start()
 
@@ -311,7 +316,7 @@ class Driver:
                 if self._session is not None and (self._inbox.empty() or taken % MESSAGES == 0):
                     self._session.cycle()
             except BaseException as error:  # nobody else would tell those who wait
-                log.exception("workflows failed by a fault of the program")
+                log.exception("workflows failed because of a bug")
                 self._leave(error)
         self._end()
 

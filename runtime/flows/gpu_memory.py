@@ -192,7 +192,7 @@ def divide_memory(
         host, _ = measure_scan(worker, "planned", opened, threads)
     if opened.hot is None:
         why = opened.why_cold or "no cluster fits"
-        log.warning("all memory of the GPU is for KV: its index has no hot clusters (%s)", why)
+        log.warning("all memory of the GPU goes to KV: there are no hot clusters (%s)", why)
     bytes_ = [size * opened.code_bytes for size in opened.sizes]
     problem = memory_plan.MemoryProblem(
         budget=budget,

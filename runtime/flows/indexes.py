@@ -166,7 +166,7 @@ class AppIndex:
             parts, long = divide(passages, lambda text, head: cut(text, before + head))
             passages = tuple(parts)
             if long:
-                log.warning("%d documents are longer than the encoder reads: each was cut up", long)
+                log.warning("%d documents were longer than the encoder reads and were split", long)
         rows = self._embed(found, passages, vectors)
         with found.changing:
             index = self._find()  # another change may have come before

@@ -83,7 +83,7 @@ class Retrievals:
     ) -> None:
         """Have the worker do something; one of the last two is called with what comes of it."""
 
-        def told(done: Future[wire.WorkerReply]) -> None:
+        def answered(done: Future[wire.WorkerReply]) -> None:
             if isinstance(error := done.exception(), DovetailError):
                 fail(error)
             else:
@@ -95,7 +95,7 @@ class Retrievals:
         except Exception as error:  # whatever users gave as filters
             fail(messages.as_ours(error))
         else:
-            asked.add_done_callback(lambda done: self._later(lambda: told(done)))
+            asked.add_done_callback(lambda done: self._later(lambda: answered(done)))
 
     def _probed(
         self,
@@ -106,11 +106,11 @@ class Retrievals:
         body = reply.body
         assert isinstance(body, wire.ProbedQueries)
         for order, found in zip(orders, body.queries, strict=True):
-            told, node = (found.clusters, found.centroids, found.known, body.version), order.node
+            fields, node = (found.clusters, found.centroids, found.known, body.version), order.node
             # with filters it was not measured when a search may end
             ends = () if node.filters else index.early
             patience = find_patience(ends, node.topk, index.nprobe)
-            self._tell(messages.Probed(order.job, *told, patience))
+            self._tell(messages.Probed(order.job, *fields, patience))
 
     def _refused(self, orders: Sequence[messages.FindClusters], error: DovetailError) -> None:
         """Report an error; of several queries one may be wrong, so they are tried one by one."""
@@ -164,28 +164,28 @@ class EmbeddingThreads:
     ) -> None:
         """`tell` and `draw` (a batch, its start and end) are called on the threads."""
         self._tell, self._draw = tell, draw
-        self._lanes: dict[EmbedTexts, SimpleQueue[messages.Embed | None]] = {}
+        self._queues: dict[EmbedTexts, SimpleQueue[messages.Embed | None]] = {}
         self._closed = False
 
     def put(self, order: messages.Embed, embed: EmbedTexts) -> None:
         """Have the text of an order embedded."""
-        if embed not in self._lanes:
-            lane = self._lanes[embed] = SimpleQueue()
-            threading.Thread(target=self._serve, args=(lane, embed), daemon=True).start()
-        self._lanes[embed].put(order)
+        if embed not in self._queues:
+            queue = self._queues[embed] = SimpleQueue()
+            threading.Thread(target=self._serve, args=(queue, embed), daemon=True).start()
+        self._queues[embed].put(order)
 
     def close(self) -> None:
         """Leave what waits; batches under way may end."""
         self._closed = True
-        for lane in self._lanes.values():
-            lane.put(None)
+        for queue in self._queues.values():
+            queue.put(None)
 
-    def _serve(self, lane: SimpleQueue[messages.Embed | None], embed: EmbedTexts) -> None:
+    def _serve(self, queue: SimpleQueue[messages.Embed | None], embed: EmbedTexts) -> None:
         while not self._closed:
-            taken = [lane.get()]
+            taken = [queue.get()]
             with suppress(Empty):
                 while len(taken) < BATCH:
-                    taken.append(lane.get_nowait())
+                    taken.append(queue.get_nowait())
             if not self._closed:
                 self._run([order for order in taken if order is not None], embed)
 

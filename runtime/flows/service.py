@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from threading import Event, Lock
-from typing import Any, Protocol, TypeAlias, get_type_hints
+from typing import Any, TypeAlias, get_type_hints
 
 import msgspec
 
@@ -29,7 +29,6 @@ from dovetail.runtime.artifact import Artifact
 from dovetail.runtime.engine.options import EngineOptions
 from dovetail.runtime.engine.tally import Histogram
 from dovetail.runtime.flows import gpu_memory
-from dovetail.runtime.flows.checks import check_workflow
 from dovetail.runtime.flows.control.costs import StageCosts
 from dovetail.runtime.flows.control.front import Statistics
 from dovetail.runtime.flows.control.messages import Device
@@ -50,31 +49,24 @@ from dovetail.runtime.flows.indexes import (
 from dovetail.runtime.flows.job import WorkflowJob
 from dovetail.runtime.flows.prompts import check_inputs
 from dovetail.runtime.flows.recorder import FlowRecorder
-from dovetail.runtime.flows.stored_workflows import open_workflow
+from dovetail.runtime.flows.stored_workflows import check_workflow, open_workflow
 from dovetail.runtime.flows.workflow_run import WorkflowRun
 from dovetail.runtime.hosting.generator import Generator
 from dovetail.runtime.index.cursor import choose_probes
 from dovetail.runtime.index.documents import open_documents
 from dovetail.runtime.index.manifest import read_manifest
 from dovetail.runtime.machine.seat import Board
-from dovetail.runtime.machine.trust import meet
+from dovetail.runtime.machine.trust import check_trust
 from dovetail.runtime.native.encoder import Rows
 from dovetail.runtime.retrieval.hot import HotSets, HotStatistics
 from dovetail.runtime.retrieval.memory_plan import GpuMemoryPlan
 from dovetail.runtime.retrieval.process import RetrievalProcess
-from dovetail.runtime.retrieval.wire import MEND, Opened
+from dovetail.runtime.retrieval.wire import ADVICE, Opened
 from dovetail.runtime.timeline import Timeline
 
 log = logging.getLogger("dovetail")
 
 AnyWorkflow: TypeAlias = str | RAGraph | Workflow
-
-
-class EmbedPrompted(Protocol):
-    """Texts -> a float32 row for each, `prompt` being put before each text."""
-
-    def __call__(self, texts: list[str], /, *, prompt: str | None = None) -> Rows:
-        """Embed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +100,7 @@ class FlowSettings:
         planned, allowed = find_searches(artifact.serve), os.sched_getaffinity(0)
         cpus = tuple(cpu for cpu in planned.cpus if cpu in allowed)
         if len(cpus) < len(planned.cpus):
-            log.warning("searches are planned for CPUs that this process may not use")
+            log.warning("the plan gives searches CPUs that this process may not use")
         most = len(cpus or allowed)
         return PhasePlan(threads=self.threads or min(planned.threads, most), cpus=cpus)
 
@@ -139,7 +131,7 @@ class FlowService:
     def __init__(
         self,
         generator: Generator | None,
-        embed: EmbedPrompted,
+        embed: Callable[..., Rows],
         settings: FlowSettings,
         artifact: Artifact,
         gpu: str | None = None,
@@ -149,6 +141,8 @@ class FlowService:
         board: Board | None = None,
     ) -> None:
         """`embed` turns texts into vectors: of embedding nodes, and queries by default.
+
+        It puts its keyword `prompt` before each text.
 
         `cut`: gives the parts of a text that it takes whole; None where nothing embeds.
 
@@ -236,9 +230,9 @@ class FlowService:
         called = folder.name if name is None else name
         manifest = read_manifest(folder)
         if folder not in self._own and manifest.targets:
-            meet(folder, trust=self._trust)
+            check_trust(folder, trust=self._trust)
         if embed is None and self._cut is None:
-            raise SpecError(f"there is no encoder for queries of index {called!r}; {MEND}")
+            raise SpecError(f"there is no encoder for queries of index {called!r}; {ADVICE}")
         made = manifest.embedder or EmbedderEntry(name="", fingerprint="")
         prompts = made.query_prompt, made.passage_prompt
         own = partial(embed_checked, embed) if embed else None
@@ -256,12 +250,12 @@ class FlowService:
                 self._hot.add(called, index.bytes if room and opened.hot else None)
             bound.set()
 
-        def told(opened: Opened) -> None:
+        def exchange(opened: Opened) -> None:
             self._driver.exchange(called, partial(bind, opened))
 
         with self._open.hold(called):
             opened = self.worker.open(
-                called, folder, room=room, first=first, same=embed is None, told=told
+                called, folder, room=room, first=first, same=embed is None, opened=exchange
             )
             bound.wait()
         if opened.why_cold:

@@ -1,21 +1,27 @@
-"""Workflows of an artifact: a template of data, and the Python file that made it where it has code.
+"""Workflows before they run: those of an artifact are opened, and each node must be able to run.
 
-In: the template, and the file beside it. Out: the workflow. The file is code of the artifact, as
-its kernels are: it is listed with its sha256 and runs where the artifact is loaded.
+In: a template of data, and the Python file that made it where it has code; a workflow, and what
+there is. Out: the workflow, or a WorkflowError that names the node. The file is code of the
+artifact, as its kernels are: it is listed with its sha256 and runs where the artifact is loaded.
 """
 
 from __future__ import annotations
 
 import hashlib
 import sys
+from collections.abc import Callable, Collection, Mapping
 from types import ModuleType
+from typing import Any
 
-from dovetail.ir.errors import ArtifactError, WorkflowError, describe_error
+import msgspec
+
+from dovetail.ir.errors import ArtifactError, DovetailError, WorkflowError, describe_error
 from dovetail.ir.ragraph import RAGraph
 from dovetail.ir.template import raise_file
-from dovetail.ir.workflow import Workflow
+from dovetail.ir.workflow import Embedding, Generation, Retrieval, Workflow
 from dovetail.ir.workflow_file import make_graph
 from dovetail.runtime.artifact import StoredWorkflow
+from dovetail.runtime.schedule.request import SamplingParams
 
 
 def run_file(source: bytes, path: str) -> dict[str, Workflow]:
@@ -59,3 +65,58 @@ def open_workflow(stored: StoredWorkflow) -> Workflow:
             "compile the artifact again"
         )
     return found
+
+
+def check_workflow(
+    workflow: Workflow,
+    models: Collection[str],
+    *,
+    adapters: Collection[str] | None,
+    find_index: Callable[[str | None], object],
+    prepare: Callable[[Generation], None] = lambda node: None,
+) -> None:
+    """Raise a WorkflowError that names the first node which cannot run.
+
+    Args:
+        workflow: a checked one.
+        models: what nodes may ask for by name.
+        adapters: those of the model that generates; None where none does.
+        find_index: raises a DovetailError for an index that is not there.
+        prepare: has ready what a generation needs, or raises a DovetailError.
+    """
+    for node in workflow.nodes.values():
+        try:
+            if isinstance(node, Retrieval):
+                find_index(node.index)
+                _check_filters(node.filters)
+            elif isinstance(node, Generation | Embedding):
+                _check_model(node, models, adapters)
+                if isinstance(node, Generation):
+                    prepare(node)
+        except DovetailError as error:
+            where = f"workflow {workflow.name!r}: node {node.name!r}"
+            raise WorkflowError(f"{where}: {error}") from None
+
+
+def _check_filters(filters: Mapping[str, object]) -> None:
+    """Raise a WorkflowError for what cannot be sent to the process that searches."""
+    try:
+        msgspec.msgpack.decode(msgspec.msgpack.encode(dict(filters)), type=dict[str, Any])
+    except (TypeError, ValueError, OverflowError, msgspec.ValidationError) as error:
+        raise WorkflowError(f"filters must be plain values by names of fields: {error}") from None
+
+
+def _check_model(
+    node: Generation | Embedding, models: Collection[str], adapters: Collection[str] | None
+) -> None:
+    if node.model is not None and node.model not in models:
+        known = ", ".join(map(repr, models)) or "none"
+        raise WorkflowError(f"there is no model {node.model!r}; there are: {known}")
+    if isinstance(node, Embedding):
+        return
+    if adapters is None:
+        raise WorkflowError("the app has no model that generates")
+    params = SamplingParams.make(node.options)
+    params.check_adapter(adapters)
+    if params.n != 1:
+        raise WorkflowError("a generation node writes one text; n must be 1")

@@ -35,7 +35,7 @@ def survey(setup: Setup) -> Survey:
                 "cluster_bytes and gpu_blocks instead of a share"
             )
         device = describe_device(executor.accelerator)
-        return Survey(device=device, room=executor.room, profile=executor.profile)
+        return Survey(device=device, room=executor.sizes.room, profile=executor.profile)
     finally:
         engine.close()
 

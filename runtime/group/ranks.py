@@ -1,8 +1,9 @@
 """The processes of a tensor-parallel group: planned, started, told each step, watched and ended.
 
-In: the plan of each rank. Out: a `RankGroup` whose first rank is this process. Step arrays and
-sums lie in shared memory; a step itself is one small message per rank. Descriptors are inherited,
-and sockets hang up with their process: whatever ends a rank or the parent, the others notice.
+In: the plan of each rank. Out: a `RankGroup` whose first rank is this process; the others run
+`serve`. Step arrays and sums lie in shared memory; a step itself is one small message per rank.
+Descriptors are inherited, and sockets hang up with their process: whatever ends a rank or the
+parent, the others notice.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from mmap import PAGESIZE
 
 import msgspec
@@ -25,14 +27,14 @@ from dovetail.runtime.child.child import Child, StartError, hung_up
 from dovetail.runtime.child.framing import Channel, pack_value
 from dovetail.runtime.child.launch import END_SECONDS, end_members
 from dovetail.runtime.machine.library import KernelLibrary
+from dovetail.runtime.machine.memory import SharedMemory
 from dovetail.runtime.machine.placement import choose_nodes
-from dovetail.runtime.machine.shared_memory import SharedMemory
 from dovetail.runtime.native.adapt import fit_plans
 from dovetail.runtime.native.collective import Collective, Communicator, comm_bytes
-from dovetail.runtime.native.forward import RankPlan
+from dovetail.runtime.native.forward import ForwardModel, RankPlan, shared_kv_bytes
+from dovetail.runtime.native.step import StepBuffers, step_bytes
 from dovetail.topology.hardware import HardwareSpec, read_hardware
 
-MODULE = "dovetail.runtime.group.rank_worker"
 START_SECONDS = 240.0
 STEP_ARGS = ("n_tokens", "n_prefill", "n_decode", "n_out", "kv_splits")
 """The arguments of a forward step that change."""
@@ -109,7 +111,7 @@ def plan_ranks(
         wanted, run = (threads or plan.threads) * ranks, fitted[name][0].threads * ranks
         if run < wanted:
             log.warning(
-                "%s: %d threads wanted, this process gets %g CPUs: %d run",
+                "%s: %d threads were planned, but this process may use %g CPUs: running %d",
                 name, wanted, min(len(allowed), hardware.cpu_quota or len(allowed)), run,
             )  # fmt: skip
         most = max(most, run)
@@ -217,7 +219,7 @@ class Group(ABC):
         while left and (seconds := deadline - time.monotonic()) > 0:
             places = hung_up([child.channel.socket for child in left], seconds)
             for child in [left[place] for place in places]:
-                if said := _last_words(child) or child.member.fate(END_SECONDS):
+                if said := _last_words(child) or child.member.wait(END_SECONDS):
                     return f"{child.name} {said}"
                 first = first or f"{child.name} has ended"
                 left.remove(child)
@@ -251,7 +253,7 @@ class RankGroup(Group):
         try:
             for setup in self._setups:
                 name = f"rank {setup.plan.rank} of {self._ranks} (process {{}})"
-                self._children.append(Child.start(MODULE, name, fds=(shared.fd, self._steps.fd)))
+                self._children.append(Child.start(__name__, name, fds=(shared.fd, self._steps.fd)))
             peers = [child.channel for child in self._children]
             self.sums = PhaseSums(join_sums(self._library, first, shared, peers))
         finally:
@@ -306,7 +308,7 @@ def join_sums(
                 memory,
                 rank=plan.rank,
                 ranks=plan.ranks_of(phase),
-                lanes=plan.threads,
+                threads=plan.threads,
                 spin=plan.spin,
                 peers=[peer.socket.fileno() for peer in peers],
             )
@@ -353,3 +355,27 @@ def _last_words(child: Child) -> str:
 def fingerprint(manifest: Manifest) -> str:
     """Return what tells one artifact from another."""
     return hashlib.sha256(msgspec.json.encode(manifest)).hexdigest()
+
+
+def serve(channel: Channel, comm_fd: int, step_fd: int) -> None:
+    """Be a rank: join the group, and run steps until the parent hangs up or the group fails.
+
+    The memory of the sums and that of the step arrays are inherited.
+    """
+    setup = channel.receive(RankSetup)
+    if setup is None:
+        return
+    artifact, part = setup.open()
+    library, plan = artifact.open_kernels(), setup.plan
+    sizes = part.file.spec, setup.max_tokens, setup.max_sequences
+    steps = SharedMemory(step_fd, step_bytes(*sizes) + shared_kv_bytes(part.file.spec, plan))
+    model = ForwardModel(artifact, part, library, plan, steps)
+    shared = SharedMemory(comm_fd, sum_bytes(library, plan))
+    sums = join_sums(library, plan, shared, [channel])  # kept: the model has its address
+    model.join(sums)
+    buffers = StepBuffers(steps.take, *sizes)
+    channel.send(RankReady())
+    with suppress(RankError):  # the parent knows, or is gone
+        for step in channel.messages(RankStep):
+            usable = step.usable[plan.rank] if step.usable else None
+            model.run({**buffers.addresses, **step.args}, step.phase, usable)

@@ -93,7 +93,7 @@ class RayMember:
         """See Member; Ray knows the task, the rank itself says its machine."""
         return f"process of Ray task {self._task.task_id().hex()[:12]}"
 
-    def fate(self, seconds: float) -> str | None:
+    def wait(self, seconds: float) -> str | None:
         """See Member."""
         if not ray.wait([self._task], timeout=seconds)[0]:
             return None

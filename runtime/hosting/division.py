@@ -49,7 +49,7 @@ def divide_cpu(artifact: Artifact, options: EngineOptions, hardware: HardwareSpe
     if said or len(set(map(worker_of, shares))) < 2:
         return None
     if not {pu for cpus in shares.values() for pu in cpus} <= set(hardware.allowed_pus):
-        log.warning("the CPUs are planned to be shared as this process may not: workers take turns")
+        log.warning("the plan divides CPUs that this process may not use: workers take turns")
         return None
     board = Board()
     board.divide(shares)

@@ -33,7 +33,7 @@ class EngineLoop:
     """Owns an engine; only functions of `call` may touch it meanwhile. For any thread."""
 
     ready = True
-    ailment = ""
+    failure = ""
 
     def __init__(self, engine: Engine, pause: Callable[[], object] = lambda: None) -> None:
         """`pause` is called on the engine's thread after each step, and before it waits."""
@@ -221,7 +221,7 @@ class EngineLoop:
                 self._tell(self._jobs[request.id])
         except Exception as error:
             if not isinstance(error, DovetailError):
-                log.exception("a step failed by a fault of the program")
+                log.exception("a step failed because of a bug")
             self._fail_all(error)
 
     def _tell(self, job: Listener) -> None:

@@ -27,10 +27,10 @@ from dovetail.runtime.hosting.wire import (
     Drop,
     EngineLoad,
     EngineReady,
-    News,
     Record,
+    RequestUpdate,
     Setup,
-    Told,
+    StepReport,
     pack_call,
 )
 from dovetail.runtime.machine.seat import ENGINE_SLOT, Board
@@ -44,13 +44,13 @@ CLOSED_MEANWHILE = "the app was closed while the request was running"
 log = logging.getLogger("dovetail")
 
 
-class EngineProcess(Supervisor[Told]):
+class EngineProcess(Supervisor[StepReport]):
     """An engine in a child process, started with this. For any thread; as `EngineLoop`."""
 
     def __init__(self, path: Path, options: EngineOptions, board: Board | None = None) -> None:
         """Start it; `wait` tells of what goes wrong with that. board: of all workers."""
         super().__init__(
-            Told, closed=CLOSED_MEANWHILE, send_seconds=SEND_SECONDS, patience=PATIENCE
+            StepReport, closed=CLOSED_MEANWHILE, send_seconds=SEND_SECONDS, patience=PATIENCE
         )
         self._setup = Setup(
             path=str(path.resolve()), options=options, log_level=log.getEffectiveLevel()
@@ -61,7 +61,7 @@ class EngineProcess(Supervisor[Told]):
         self._waiting: list[tuple[tuple[int, ...], bytes]] = []  # for a process
         self._tickets: dict[int, Future[None]] = {}
         self._progress, self._board = Progress(), board
-        self._load = EngineLoad()
+        self.load = EngineLoad()  # as the process last told
         self._service: ServicePlan | None = None
         self._vocab_size = 0
         self._timeline: Timeline | None = None
@@ -83,11 +83,6 @@ class EngineProcess(Supervisor[Told]):
         """As the process that was ready last told."""
         assert self._service is not None, "nobody has waited for the first one"
         return self._service
-
-    @property
-    def load(self) -> EngineLoad:
-        """As the process last told."""
-        return self._load
 
     def now(self) -> float:
         """Return seconds on the machine's monotonic clock."""
@@ -206,63 +201,63 @@ class EngineProcess(Supervisor[Told]):
     def _look(self) -> Reading:
         return self._progress.read(busy=bool(self._jobs or self._tickets))
 
-    def _hear(self, told: Told) -> None:
-        self._load = told.load
-        if told.drawn is not None and self._timeline is not None:
-            self._timeline.add(told.drawn)
-        stopped = [news.number for news in told.news if self._take(news, told.now)]
+    def _hear(self, report: StepReport) -> None:
+        self.load = report.load
+        if report.drawn is not None and self._timeline is not None:
+            self._timeline.add(report.drawn)
+        stopped = [update.number for update in report.updates if self._take(update, report.now)]
         with self._lock:
             if stopped:
                 self._send(Drop(tuple(stopped)))
-            done = [self._tickets.pop(ticket) for ticket in told.tickets]
+            done = [self._tickets.pop(ticket) for ticket in report.tickets]
         for future in done:
             future.set_result(None)
 
-    def _take(self, news: News, now: float) -> bool:
+    def _take(self, update: RequestUpdate, now: float) -> bool:
         """Tell a job; return whether it ends here, at a stop text."""
-        job = self._jobs.get(news.number)
+        job = self._jobs.get(update.number)
         if job is None:  # it has ended here
             return False
-        request, error = job.request, news.end.error if news.end else None
-        if news.metrics is None and error is not None:  # refused: it never began
-            del self._jobs[news.number]
+        request, error = job.request, update.end.error if update.end else None
+        if update.metrics is None and error is not None:  # refused: it never began
+            del self._jobs[update.number]
             job.fail(error.make())
             return False
-        if news.metrics is not None:
-            news.metrics.arrival = request.metrics.arrival
-            request.metrics = news.metrics
+        if update.metrics is not None:
+            update.metrics.arrival = request.metrics.arrival
+            request.metrics = update.metrics
         request.error = error.make() if error else None
-        request.prompt_logprobs += news.prompt_logprobs
-        stopped = self._extend(job, news)
-        if stopped and news.end is None:
+        request.prompt_logprobs += update.prompt_logprobs
+        stopped = self._extend(job, update)
+        if stopped and update.end is None:
             request.metrics.last_token = now
-        if stopped or news.end is not None:
-            del self._jobs[news.number]
+        if stopped or update.end is not None:
+            del self._jobs[update.number]
             job.end()
         else:
             job.show()
-        return stopped and news.end is None
+        return stopped and update.end is None
 
-    def _extend(self, job: Listener, news: News) -> bool:
+    def _extend(self, job: Listener, update: RequestUpdate) -> bool:
         """Add tokens to a request, as the engine does; return whether there is a stop text."""
         request = job.request
-        for place, token in enumerate(news.tokens):
+        for place, token in enumerate(update.tokens):
             request.tokens.append(token)
-            request.logprobs += news.logprobs[place : place + 1]
-            if news.end is not None and place == len(news.tokens) - 1:
-                request.finish(news.end.reason)
+            request.logprobs += update.logprobs[place : place + 1]
+            if update.end is not None and place == len(update.tokens) - 1:
+                request.finish(update.end.reason)
             if job.extend():
                 request.finish("stop")
                 return True
-        if news.end is not None and not job.done:  # no token came with it
-            request.finish(news.end.reason)
+        if update.end is not None and not job.done:  # no token came with it
+            request.finish(update.end.reason)
         return False
 
     def _lose(self, why: str) -> None:
         if self._board is not None:
             self._board.clear(ENGINE_SLOT)
         with self._lock:
-            self._load = EngineLoad()
+            self.load = EngineLoad()
             lost = [self._jobs.pop(number) for number in set(self._jobs) - self._unsent]
             tickets = list(self._tickets.values())
             self._tickets.clear()

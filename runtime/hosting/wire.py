@@ -1,7 +1,8 @@
 """What an app and its engine's process say to each other: msgpack structs after their length.
 
-In: structs. Out: messages. All that a step brought to all requests is one message, `Told`. Requests
-have the app's numbers; times are those of this machine's monotonic clock, which processes share.
+In: structs. Out: messages. All that a step brought to all requests is one message, `StepReport`.
+Requests have the app's numbers; times are those of this machine's monotonic clock, which processes
+share.
 """
 
 from __future__ import annotations
@@ -14,8 +15,7 @@ import msgspec
 
 from dovetail.ir.artifact import ServicePlan
 from dovetail.ir.errors import RequestError
-from dovetail.runtime.child.errors import ErrorText
-from dovetail.runtime.child.framing import pack_value
+from dovetail.runtime.child.framing import ErrorText, pack_value
 from dovetail.runtime.engine.engine import DeviceWaits
 from dovetail.runtime.engine.options import EngineOptions
 from dovetail.runtime.engine.step_watch import STEP_TOKENS
@@ -148,7 +148,7 @@ class RequestEnd(msgspec.Struct, frozen=True, array_like=True):
     error: ErrorText | None = None
 
 
-class News(msgspec.Struct, frozen=True, array_like=True):
+class RequestUpdate(msgspec.Struct, frozen=True, array_like=True):
     """What a request got since it was last told of.
 
     prompt_logprobs: with its first tokens, or its end where it has none. metrics: with its first
@@ -163,11 +163,11 @@ class News(msgspec.Struct, frozen=True, array_like=True):
     prompt_logprobs: list[TokenLogprob] = []
 
 
-class Told(msgspec.Struct, frozen=True, array_like=True):
+class StepReport(msgspec.Struct, frozen=True, array_like=True):
     """All there is to tell after a step: at time `now`, tickets of orders that are done."""
 
     now: float
     load: EngineLoad
-    news: list[News]
+    updates: list[RequestUpdate]
     tickets: list[int] = []
     drawn: Drawn | None = None

@@ -19,8 +19,7 @@ from typing import Any
 
 from dovetail.ir.model import KV_BLOCK
 from dovetail.runtime.artifact import open_artifact
-from dovetail.runtime.child.errors import ErrorText
-from dovetail.runtime.child.framing import Channel
+from dovetail.runtime.child.framing import Channel, ErrorText
 from dovetail.runtime.child.watch import Progress
 from dovetail.runtime.child.worker import read_beside
 from dovetail.runtime.engine.engine import DeviceWaits, Engine
@@ -31,16 +30,16 @@ from dovetail.runtime.hosting.open_engine import open_engine
 from dovetail.runtime.hosting.wire import (
     Drop,
     EngineReady,
-    News,
     Order,
     Record,
     RequestEnd,
+    RequestUpdate,
     Setup,
+    StepReport,
     Submit,
-    Told,
 )
+from dovetail.runtime.machine.memory import SharedMemory
 from dovetail.runtime.machine.seat import Board
-from dovetail.runtime.machine.shared_memory import SharedMemory
 from dovetail.runtime.schedule.request import Listener, SamplingParams
 from dovetail.runtime.timeline import Timeline
 from dovetail.topology.hardware import read_hardware
@@ -70,8 +69,8 @@ class Stub(Listener):
         self.number, self.finished = number, False
         self._live, self._changed = live, changed
         self._error: BaseException | None = None
-        self._told = 0  # tokens
-        self._scores_told = 0  # log probabilities of the prompt's tokens
+        self._sent = 0  # tokens
+        self._scores_sent = 0  # log probabilities of the prompt's tokens
 
     def show(self) -> None:
         """Have tokens told that have come."""
@@ -91,26 +90,28 @@ class Stub(Listener):
     @property
     def urgent(self) -> bool:
         """Whether its first tokens or its end are to be told."""
-        return self.finished or not self._told
+        return self.finished or not self._sent
 
-    def tell(self) -> News:
+    def report(self) -> RequestUpdate:
         """Return what has not been told yet."""
         if not self.begun:
             assert self._error is not None, "it has not begun, and nothing is wrong"
-            return News(self.number, [], end=RequestEnd("error", ErrorText.of(self._error)))
-        request, told = self.request, self._told
-        tokens = request.tokens[request.prompt_length + told :]
-        self._told += len(tokens)
-        scored = request.prompt_logprobs[self._scores_told :]
-        self._scores_told += len(scored)
+            return RequestUpdate(
+                self.number, [], end=RequestEnd("error", ErrorText.of(self._error))
+            )
+        request, sent = self.request, self._sent
+        tokens = request.tokens[request.prompt_length + sent :]
+        self._sent += len(tokens)
+        scored = request.prompt_logprobs[self._scores_sent :]
+        self._scores_sent += len(scored)
         end = None
         if self.finished:
             error = self._error or request.error
             end = RequestEnd(
                 request.finish_reason or "error", ErrorText.of(error) if error else None
             )
-        metrics = request.metrics if end or (tokens and not told) else None
-        return News(self.number, tokens, request.logprobs[told:], metrics, end, scored)
+        metrics = request.metrics if end or (tokens and not sent) else None
+        return RequestUpdate(self.number, tokens, request.logprobs[sent:], metrics, end, scored)
 
 
 class EngineWorker:
@@ -118,13 +119,13 @@ class EngineWorker:
 
     def __init__(self, channel: Channel, engine: Engine, progress: Progress) -> None:
         self._channel, self._engine, self._progress = channel, engine, progress
-        self._loop = EngineLoop(engine, self._tell)
+        self._loop = EngineLoop(engine, self._report)
         self._stubs: dict[int, Stub] = {}
         self._changed: dict[int, Stub] = {}
         self._tickets: list[int] = []
         self._timeline: Timeline | None = None
         self._last = 0.0  # when tokens were told
-        self._load_told = 0.0, (0, 0)  # when, and how many requests waited and ran
+        self._load_sent = 0.0, (0, 0)  # when, and how many requests waited and ran
 
     @property
     def crowded(self) -> bool:
@@ -176,31 +177,31 @@ class EngineWorker:
         if ticket is not None:
             self._tickets.append(ticket)
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         unread = self._stubs and not self._engine.scheduler.busy  # their grammars
         self._progress.end(FIRST if unread else 0.0)
         drawn = self._timeline.drain() if self._timeline is not None else None
         now = self._loop.now()
-        told = list(self._changed.values())
-        if now < self._last + PACE * len(told):
-            told = [stub for stub in told if stub.urgent]
+        changed = list(self._changed.values())
+        if now < self._last + PACE * len(changed):
+            changed = [stub for stub in changed if stub.urgent]
         else:
             self._last = now
         book = self._engine.scheduler
         counts = len(book.waiting), len(book.requests)
-        then, known = self._load_told
+        then, known = self._load_sent
         stale = counts != known or now > then + LOAD_SECONDS
-        if not (told or self._tickets or drawn or stale):
+        if not (changed or self._tickets or drawn or stale):
             return
-        self._load_told = now, counts
-        news = [stub.tell() for stub in told]
-        for stub in told:
+        self._load_sent = now, counts
+        updates = [stub.report() for stub in changed]
+        for stub in changed:
             del self._changed[stub.number]
             if stub.finished:
                 self._stubs.pop(stub.number, None)
         tickets, self._tickets = self._tickets, []
         try:
-            self._channel.send(Told(now, self._loop.load, news, tickets, drawn))
+            self._channel.send(StepReport(now, self._loop.load, updates, tickets, drawn))
         except OSError:  # the app is gone
             os._exit(0)
 
@@ -220,7 +221,7 @@ def serve(channel: Channel, progress: int, board: int = -1) -> None:
     setup = channel.receive(Setup)
     if setup is None:
         return
-    _log_to_stderr(setup.log_level)
+    log_to_stderr(setup.log_level, "engine: ")
     opened: Future[EngineWorker] = Future()
     order: Any = Order
     take = partial(take_order, channel, opened)
@@ -277,9 +278,10 @@ def take_order(
         sleep(GATHER)
 
 
-def _log_to_stderr(level: int) -> None:
+def log_to_stderr(level: int, who: str = "") -> None:
+    """Write a line with the time for each record of this program's log."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s engine: %(message)s"))
+    handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s {who}%(message)s"))
     logger = logging.getLogger("dovetail")
     logger.handlers, logger.propagate = [handler], False
     logger.setLevel(level)

@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from dovetail.runtime.machine.shared_memory import SharedMemory
+from dovetail.runtime.machine.memory import SharedMemory
 from dovetail.topology.division import STAGES, Shares, lend
 
 SLOTS, MOST_CPUS, BANK = 1024, 4096, 8

@@ -1,4 +1,4 @@
-"""The word that is said once, before code of others runs: of an artifact, or of an index.
+"""The warning, given once, before code of others runs: that of an artifact or an index.
 
 In: the folder that is about to be loaded. Out: a line in the log, unless it is known or trusted.
 """
@@ -14,13 +14,13 @@ from dovetail.ir.files import open_regular
 from dovetail.ir.trust import is_known, remember
 
 TRUST = "DOVETAIL_TRUST"
-"""Set to 1, it silences the word, as `load(trust=True)` does."""
+"""Set to 1, it silences the warning, as `load(trust=True)` does."""
 
 log = logging.getLogger("dovetail")
 
 
-def meet(folder: Path, *, trust: bool = False, code: str = "native code") -> None:
-    """Say what it means to load `folder`, which has a manifest, unless it was made or met here.
+def check_trust(folder: Path, *, trust: bool = False, code: str = "native code") -> None:
+    """Warn of the first load of `folder`, which has a manifest, unless it was made here.
 
     code: what it is about to run.
     """
@@ -39,7 +39,7 @@ def meet(folder: Path, *, trust: bool = False, code: str = "native code") -> Non
 
 
 def is_known_folder(folder: Path) -> bool:
-    """Tell whether an artifact or index was made or met here."""
+    """Tell whether an artifact or index was made or loaded here before."""
     return is_known(read_manifest_bytes(folder))
 
 

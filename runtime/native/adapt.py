@@ -35,8 +35,8 @@ def adapt_service(
     said: list[str] = []
     if service.most_processes > count:
         said.append(
-            f"{service.most_processes} processes were planned and {count} CPUs are there: "
-            "one process runs"
+            f"{service.most_processes} processes were planned, but only {count} CPUs are "
+            "available: running one process"
         )
         service = _merge(service)
     phases = {}

@@ -57,17 +57,23 @@ class Communicator:
         *,
         rank: int,
         ranks: int,
-        lanes: int,
+        threads: int,
         spin: int,
         peers: Sequence[int] = (),
     ) -> None:
         """Join the group in `shared`, `comm_bytes(library, ranks, lanes)` long and page-aligned."""
         self.rank, self.ranks, self._c, self._shared = rank, ranks, library, shared
         handle = library.dt_comm_create(
-            int(shared.ctypes.data), rank, ranks, lanes, spin, int32_array(tuple(peers)), len(peers)
+            int(shared.ctypes.data),
+            rank,
+            ranks,
+            threads,
+            spin,
+            int32_array(tuple(peers)),
+            len(peers),
         )
         if not handle:
-            raise CapacityError(f"cannot join rank {rank} of {ranks} with {lanes} threads")
+            raise CapacityError(f"cannot join rank {rank} of {ranks} with {threads} threads")
         self.handle: int = handle
         self._failed = library.dt_comm_failed(handle)
         weakref.finalize(self, library.dt_comm_destroy, handle)
@@ -92,9 +98,9 @@ class Communicator:
         self._c.dt_comm_fail(self.handle)
 
 
-def comm_bytes(library: ctypes.CDLL, ranks: int, lanes: int) -> int:
+def comm_bytes(library: ctypes.CDLL, ranks: int, threads: int) -> int:
     """Return the bytes of shared memory a group needs; CapacityError for an impossible group."""
-    size = int(library.dt_comm_bytes(ranks, lanes))
+    size = int(library.dt_comm_bytes(ranks, threads))
     if size < 0:
-        raise CapacityError(f"a group of {ranks} processes with {lanes} threads cannot be made")
+        raise CapacityError(f"a group of {ranks} processes with {threads} threads cannot be made")
     return size

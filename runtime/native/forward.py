@@ -23,9 +23,8 @@ from dovetail.ir.tape import ADAPTED, ADAPTER_ARGS, GATED, WHOLE, Tape
 from dovetail.runtime.artifact import Artifact, ModelPart, Part
 from dovetail.runtime.machine.abi import COLLECTIVES
 from dovetail.runtime.machine.library import KernelLibrary
-from dovetail.runtime.machine.memory import allocate
+from dovetail.runtime.machine.memory import SharedMemory, allocate
 from dovetail.runtime.machine.placement import place_pages, placing_on
-from dovetail.runtime.machine.shared_memory import SharedMemory
 from dovetail.runtime.native.collective import Communicator
 from dovetail.runtime.native.deterministic import adapt_part
 from dovetail.runtime.native.shard import (

@@ -132,7 +132,7 @@ def shard_tape(
     own_weights: bool = False,
     unit: int = 0,
 ) -> Tape:
-    """Return the forward tape of one rank; all ranks must run theirs, and meet at its end.
+    """Return the forward tape of one rank; all ranks must run theirs; it ends with a barrier.
 
     It writes its own columns of `logits`, which all ranks share, and takes the argument `comm`.
     With `own_logits` each rank has logits of its own, and the columns of the others are gathered.
@@ -164,11 +164,13 @@ def shard_tape(
     head = next(entry for entry in reversed(tape.entries) if entry.op == "head")
     if own_logits:
         columns = -(-spec.vocab_size // PANEL)
-        meet = _gather(_Place(head, spec, index, slots, shard), ("N", "C", "ldc"), columns, PANEL)
+        barrier = _gather(
+            _Place(head, spec, index, slots, shard), ("N", "C", "ldc"), columns, PANEL
+        )
     else:
         last = next(entry for entry in reversed(edited) if entry.op in COLLECTIVES)
-        meet = _meet(last, segment=edited[-1].segment)
-    return replace(tape, args=(*tape.args, COMM), entries=(*edited, meet))
+        barrier = _barrier(last, segment=edited[-1].segment)
+    return replace(tape, args=(*tape.args, COMM), entries=(*edited, barrier))
 
 
 def head_columns(spec: ModelSpec, shard: Shard) -> range:
@@ -514,8 +516,8 @@ _WHOLE_EDITS = {
 # ---- the end of a step ----
 
 
-def _meet(entry: Entry, segment: str) -> Entry:
-    """Return a sum of no columns, of the rows that `entry` is about: it makes the ranks meet."""
+def _barrier(entry: Entry, segment: str) -> Entry:
+    """Return a sum of no columns, of the rows that `entry` is about: a barrier of all ranks."""
     comm, rows, _, x, stride = entry.slots[:5]
     slots = (comm, rows, IntConst(value=0), x, stride)
     return replace(entry, op=ALL_REDUCE, slots=slots, segment=segment)

@@ -79,10 +79,6 @@ def _share_gate_up(product: _Product) -> WeightShare:
     return WeightShare(np.concatenate([gate, gate + matrices * size]))
 
 
-def _share_down(product: _Product) -> WeightShare:
-    return WeightShare(columns=_slice(product.inner("K")[1]))
-
-
 def _slice(part: range) -> slice:
     return slice(part.start, part.stop)
 
@@ -92,6 +88,9 @@ _SHARES: dict[str, Callable[[_Product], WeightShare]] = {
     "qkv": _share_qkv,
     "o": lambda product: WeightShare(columns=_slice(head_columns(product.spec, product.shard))),
     **dict.fromkeys(("gate_up", "dense_gate_up"), _share_gate_up),
-    **dict.fromkeys(("down", "dense_down"), _share_down),
+    **dict.fromkeys(
+        ("down", "dense_down"),
+        lambda product: WeightShare(columns=_slice(product.inner("K")[1])),
+    ),
     "head": lambda product: WeightShare(_slice(product.shard.vocab)),
 }

@@ -37,8 +37,8 @@ def open_index(path: str | os.PathLike[str]) -> Collection:
     except SpecError as error:
         raise damaged(folder, VECTORS, str(error)) from None
     store = open_documents(folder / DOCUMENTS, folder / OFFSETS)
-    told = (manifest.dim, manifest.clusters, manifest.codes, manifest.metric)
-    if (index.dim, index.clusters, index.codes, index.metric) != told:
+    expected = (manifest.dim, manifest.clusters, manifest.codes, manifest.metric)
+    if (index.dim, index.clusters, index.codes, index.metric) != expected:
         raise damaged(folder, VECTORS, "is of another kind than the manifest says")
     if not len(index) == len(store) == manifest.documents:
         raise damaged(folder, DOCUMENTS, "holds more or fewer documents than there are vectors")

@@ -39,7 +39,7 @@ DEATHS = 3
 
 
 @dataclass(slots=True)
-class _Ask:
+class _PendingRequest:
     """A request on its way, and the message that it is. deaths: workers that died with it alone."""
 
     request: wire.WorkerRequest
@@ -66,8 +66,8 @@ class RetrievalProcess(Supervisor[wire.WorkerReply]):
         super().__init__(wire.WorkerReply, closed=closed, send_seconds=SEND_SECONDS)
         self._threads, self._cpus, self._board = threads, tuple(cpus), board
         self._numbers = count()
-        self._waiting: deque[_Ask] = deque()
-        self._sent: dict[int, _Ask] = {}
+        self._waiting: deque[_PendingRequest] = deque()
+        self._sent: dict[int, _PendingRequest] = {}
         self._opened: dict[str, tuple[wire.OpenIndex, ChangeLog]] = {}  # and the changes since
         self._suspects: set[int] = set()  # what a worker had that died
         self._answered, self._longest = 0, 0.0  # the seconds that a search took
@@ -86,12 +86,12 @@ class RetrievalProcess(Supervisor[wire.WorkerReply]):
         room: wire.Room | None = None,
         first: bytes = b"",
         same: bool = False,
-        told: Callable[[wire.Opened], object] = lambda opened: None,
+        opened: Callable[[wire.Opened], object] = lambda opened: None,
     ) -> wire.Opened:
         """Open an index in the worker, and in those that follow it; see `OpenIndex`.
 
         A new worker begins with no hot clusters. What fails leaves an index of that name as it was.
-        told: called, on any thread, before the worker is heard of anything that it did later.
+        opened: called, on any thread, before the worker is heard of anything that it did later.
 
         Raises:
             ArtifactError: there is no index at `path`, or it is damaged.
@@ -104,7 +104,7 @@ class RetrievalProcess(Supervisor[wire.WorkerReply]):
 
         def take(done: Future[wire.WorkerReply]) -> None:
             if done.exception() is None:
-                told(cast("wire.Opened", done.result().body))
+                opened(cast("wire.Opened", done.result().body))
 
         return cast("wire.Opened", self.ask(body, take).result().body)
 
@@ -119,7 +119,7 @@ class RetrievalProcess(Supervisor[wire.WorkerReply]):
         Raises TypeError or OverflowError at once for values that no message can hold.
         """
         request = wire.WorkerRequest(next(self._numbers), body)
-        asked = _Ask(request, pack_value(request))
+        asked = _PendingRequest(request, pack_value(request))
         asked.future.set_running_or_notify_cancel()
         if take is not None:
             asked.future.add_done_callback(take)

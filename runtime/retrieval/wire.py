@@ -10,11 +10,11 @@ from typing import Any, TypeAlias
 import msgspec
 
 from dovetail.ir.index_file import Passage
-from dovetail.runtime.child.errors import ErrorText
+from dovetail.runtime.child.framing import ErrorText
 from dovetail.runtime.index.scans import Part
 from dovetail.runtime.retrieval.budget import ScanCost
 
-MEND = "give the encoder that the index was built with: in the artifact, or `embed=` of add_index"
+ADVICE = "give the encoder that the index was built with: in the artifact, or `embed=` of add_index"
 
 # ---- requests ----
 

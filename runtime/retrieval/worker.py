@@ -20,8 +20,7 @@ import numpy as np
 
 from dovetail.ir.errors import ArtifactError, CapacityError, DeviceError, DovetailError, SpecError
 from dovetail.ir.index_file import EmbedderEntry
-from dovetail.runtime.child.errors import ErrorText
-from dovetail.runtime.child.framing import Channel
+from dovetail.runtime.child.framing import Channel, ErrorText
 from dovetail.runtime.child.worker import read_beside
 from dovetail.runtime.index.ivf import IvfIndex, Scanner
 from dovetail.runtime.index.manifest import open_list_kernels
@@ -196,7 +195,7 @@ def _check_encoder(body: wire.OpenIndex, index: IvfIndex) -> None:
     if len(vector) != index.dim:
         raise SpecError(
             f"index {body.index!r} has vectors of {index.dim} values; its encoder here makes some "
-            f"of {len(vector)}; {wire.MEND}"
+            f"of {len(vector)}; {wire.ADVICE}"
         )
     for far in index.distances(vector, (0,)).values() if body.same else ():
         own = float(vector @ vector)
@@ -204,7 +203,7 @@ def _check_encoder(body: wire.OpenIndex, index: IvfIndex) -> None:
         if not ALIKE <= like <= 1 / ALIKE:
             raise SpecError(
                 f"index {body.index!r} was made with another encoder than this one, which makes "
-                f"other vectors of its passages; {wire.MEND}"
+                f"other vectors of its passages; {wire.ADVICE}"
             )
 
 

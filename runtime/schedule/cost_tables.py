@@ -23,7 +23,43 @@ from dovetail.ir.cache import cache_directory
 from dovetail.ir.errors import ArtifactError
 from dovetail.ir.files import read_json, write_whole
 from dovetail.ir.profile import CostRow, LatencyRow, ProfileFile, ProfileKey
-from dovetail.runtime.schedule.predictor import Predictor
+
+
+class Predictor:
+    """Seconds on this machine for this model; this one is for who weighs no times, and says 0."""
+
+    def look_up(self, table: str, x: float) -> float:
+        """Return the seconds at `x` of a table with one coordinate; 0 of nothing."""
+        return 0.0
+
+    def linear(self, tokens: int) -> float:
+        """All projections of one layer over `tokens` rows."""
+        return self.look_up("linear", tokens)
+
+    def prefill(self, lengths: Sequence[int]) -> float:
+        """Prefill attention of one layer over prompts of `lengths`: they add up."""
+        return sum(self.look_up("prefill", length) for length in lengths)
+
+    def gpu_decode(self, tokens: int) -> float:
+        """Accelerator decode attention of one layer over `tokens` stored tokens."""
+        return self.look_up("gpu_decode", tokens)
+
+    def cpu_decode(self, sequences: int, tokens: int) -> float:
+        """CPU decode attention of one layer over `sequences` with `tokens` stored tokens in all."""
+        return 0.0
+
+    def swap(self, nbytes: int) -> float:
+        """Move `nbytes` of KV between devices."""
+        return self.look_up("swap", nbytes)
+
+    def launch(self) -> float:
+        """Fixed cost of starting one layer stage."""
+        return 0.0
+
+    def head(self, rows: int) -> float:
+        """Logits of `rows` tokens: once a step, not once a layer."""
+        return self.look_up("head", rows)
+
 
 AXES: dict[str, int] = {
     "linear": 1,  # token rows
@@ -128,14 +164,14 @@ def check_tables(profile: ProfileFile, where: str = "the profile") -> None:
     """Raise ArtifactError where a table is unknown, empty, or its rows make no sense."""
     for name, rows in profile.tables.items():
         if name not in AXES:
-            raise ArtifactError(f"{where}: no table is called {name!r}; {_MEND}")
+            raise ArtifactError(f"{where}: no table is called {name!r}; {_ADVICE}")
         if not rows:
-            raise ArtifactError(f"{where}: table {name!r} is empty; {_MEND}")
+            raise ArtifactError(f"{where}: table {name!r} is empty; {_ADVICE}")
         points = {row.at for row in rows}
         if len(points) < len(rows) or not all(_is_sound(row, AXES[name]) for row in rows):
             raise ArtifactError(
                 f"{where}: table {name!r} has rows that repeat, have not {AXES[name]} positive "
-                f"coordinates, or a negative time; {_MEND}"
+                f"coordinates, or a negative time; {_ADVICE}"
             )
 
 
@@ -144,7 +180,7 @@ def _is_sound(row: CostRow, axes: int) -> bool:
     return len(row.at) == axes and all(x > 0 for x in row.at) and ordered and row.seconds >= 0
 
 
-_MEND = "delete the file, and it is measured anew"
+_ADVICE = "delete the file, and it is measured anew"
 
 
 def read_profile(folder: Path, key: ProfileKey) -> ProfileFile | None:
@@ -160,7 +196,7 @@ def read_profile(folder: Path, key: ProfileKey) -> ProfileFile | None:
     except FileNotFoundError:
         return None
     except ValueError as error:
-        raise ArtifactError(f"{path}: {error}; {_MEND}") from None
+        raise ArtifactError(f"{path}: {error}; {_ADVICE}") from None
     check_tables(profile, str(path))
     check_key(profile, key, str(path))
     return profile
@@ -176,7 +212,7 @@ def check_key(profile: ProfileFile, key: ProfileKey, where: str = "the profile")
     if profile.schema != 1:
         wrong.append(f"schema {profile.schema} where this version reads 1")
     if wrong:
-        raise ArtifactError(f"{where}: was made for {', '.join(wrong)}; {_MEND}")
+        raise ArtifactError(f"{where}: was made for {', '.join(wrong)}; {_ADVICE}")
 
 
 def profile_folder(key: ProfileKey) -> Path:

@@ -1,7 +1,7 @@
-"""What a step may hold, chosen when a model is loaded: by wishes, by memory, by the artifact.
+"""What a step may hold, chosen when a model is loaded: by options, by memory, by the artifact.
 
 In: free bytes, what weights, KV and activations take, vLLM's options. Out: `DeviceLimits`. A device
-divides its memory here; the CPU's tapes were laid out by the compiler, and wishes only bound them.
+divides its memory here; the CPU's tapes were laid out by the compiler, and options only bound them.
 Whether a model fits at all is a `MemoryNeed`: the arithmetic that a compile and a load show alike.
 """
 
@@ -14,10 +14,10 @@ from dovetail.ir.model import KV_BLOCK
 from dovetail.runtime.schedule.kv_pool import blocks_for
 
 STEP_TOKENS, SEQUENCES = 8192, 256
-"""Most that a step takes where nothing is wished: vLLM's."""
+"""Most that a step takes where nothing is asked for: vLLM's."""
 SHARE = 16
-"""Of what weights leave, one part in so many is for rows of tokens where none are wished, so that
-memory bounds prompts (NEO §3.2, step 3), and one for rows of logits; never less than one row."""
+"""Of what weights leave, one part in so many is for rows of tokens where no number is asked for, so
+that memory bounds prompts (NEO §3.2, step 3), and one for rows of logits; never less than a row."""
 
 
 def check_counts(**counts: int | None) -> None:
@@ -28,7 +28,7 @@ def check_counts(**counts: int | None) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
+class LimitOptions:
     """Options with vLLM's names and meaning; None leaves the choice to what is there."""
 
     max_num_seqs: int | None = None
@@ -48,11 +48,11 @@ class Wishes:
             )
 
     def bound_context(self, context: int) -> int:
-        """Return the context of a model of so much; SpecError where more is wished."""
+        """Return the context of a model of so much; SpecError where more is asked for."""
         return _bound("max_model_len", self.max_model_len, context, "--max-context")
 
     def bound(self, tokens: int, sequences: int, context: int) -> DeviceLimits:
-        """Return limits within those of an artifact's tapes; SpecError where more is wished."""
+        """Return limits within those of an artifact's tapes; SpecError where more is asked for."""
         tokens = _bound(
             "max_num_batched_tokens", self.max_num_batched_tokens, tokens, "max_step_tokens"
         )
@@ -80,8 +80,8 @@ class DeviceLimits:
     landing: int = 0
 
 
-ANY = Wishes()
-"""No wishes."""
+ANY = LimitOptions()
+"""Nothing is asked for."""
 
 
 def device_limits(
@@ -92,14 +92,14 @@ def device_limits(
     row_bytes: int,
     logits_bytes: int,
     context: int,
-    wishes: Wishes = ANY,
+    asked: LimitOptions = ANY,
     utilization: float = 0.9,
     blocks: int | None = None,
 ) -> DeviceLimits:
     """Divide a device's memory between weights, activations and KV.
 
-    Wishes are kept or refused. With more memory nothing that is chosen becomes less. KV gets all
-    that is left, as far as a full step of full contexts can use it.
+    What is asked for is kept or refused. With more memory nothing that is chosen becomes less. KV
+    gets all that is left, as far as a full step of full contexts can use it.
 
     Args:
         free: bytes of the device that are free before anything of the model is there.
@@ -108,20 +108,22 @@ def device_limits(
         row_bytes: of the activations of one token of a step.
         logits_bytes: of one row of logits, with what choosing its token takes.
         context: tokens that the model may see.
-        wishes: see there.
+        asked: what the user wants.
         utilization: part of `free` to use.
         blocks: KV blocks, instead of what is left.
 
     Raises:
-        CapacityError: there is no room for what is wished, or not for one block and one token.
-        SpecError: a longer context is wished than the model has.
+        CapacityError: there is no room for what is asked for, or not for one block and one token.
+        SpecError: a longer context is asked for than the model has.
     """
-    context = wishes.bound_context(context)
+    context = asked.bound_context(context)
     usable = int(free * utilization)
     left = (usable - weights) // SHARE * SHARE
-    share, wish, fewest = left // SHARE, wishes.max_num_batched_tokens, wishes.max_num_seqs or 1
-    tokens, for_tokens = _choose(wish, share, row_bytes, fewest, STEP_TOKENS)
-    sequences, for_logits = _choose(wishes.max_num_seqs, share, logits_bytes, 1, SEQUENCES)
+    share, fewest = left // SHARE, asked.max_num_seqs or 1
+    tokens, for_tokens = _choose(
+        asked.max_num_batched_tokens, share, row_bytes, fewest, STEP_TOKENS
+    )
+    sequences, for_logits = _choose(asked.max_num_seqs, share, logits_bytes, 1, SEQUENCES)
     room = left - for_tokens - for_logits
     least = blocks or 1
     if room // block_bytes < least:
@@ -141,25 +143,27 @@ def device_limits(
     )
 
 
-def _choose(wish: int | None, share: int, row_bytes: int, least: int, most: int) -> tuple[int, int]:
+def _choose(
+    asked: int | None, share: int, row_bytes: int, least: int, most: int
+) -> tuple[int, int]:
     """Return how many rows there are to be, and the bytes that are kept for them.
 
     These are the whole share: so more memory is never less room for KV because a row more fits.
     """
-    if wish is not None:
-        return wish, wish * row_bytes
+    if asked is not None:
+        return asked, asked * row_bytes
     kept = max(least * row_bytes, min(share, most * row_bytes))
     return kept // row_bytes, kept
 
 
-def _bound(name: str, wish: int | None, most: int, option: str) -> int:
-    """Return what is wished, `most` without a wish; SpecError where that is less."""
-    if wish is not None and wish > most:
+def _bound(name: str, asked: int | None, most: int, option: str) -> int:
+    """Return what is asked for, else `most`; SpecError where that is less."""
+    if asked is not None and asked > most:
         raise SpecError(
-            f"{name} {wish} is more than the artifact was compiled for ({most}); lower it, or "
-            f"compile with {option} {wish}"
+            f"{name} {asked} is more than the artifact was compiled for ({most}); lower it, or "
+            f"compile with {option} {asked}"
         )
-    return wish or most
+    return asked or most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

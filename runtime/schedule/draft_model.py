@@ -50,7 +50,7 @@ likeliest next token of each that was read to its end, in row order, and its log
 
 
 @dataclass(slots=True, eq=False)
-class _Copy:
+class _DraftText:
     """A request as the model has read it: its first `known` tokens, then what it thought."""
 
     request: Request
@@ -76,7 +76,7 @@ class _Copy:
 class Guess:
     """What is drafted for a request: at most so many tokens, and the chance that each holds."""
 
-    copy: _Copy
+    copy: _DraftText
     most: int
     chance: float  # of the next one, if all before it hold
     gain: float = 1.0  # that all hold
@@ -102,7 +102,7 @@ class Drafter:
         self.limits, self.pool, self._read, self._clock = limits, pool, read, clock
         self.spent = 0.0
         """Seconds that drafting took in the last step."""
-        self._copies: dict[int, _Copy] = {}
+        self._copies: dict[int, _DraftText] = {}
         self._known = _Experience(), _Experience()  # of greedy answers, of drawn ones
         self._forget_times()
         self._steps = 0
@@ -242,11 +242,11 @@ class Drafter:
 
     # ---- a pass ----
 
-    def _open(self, request: Request) -> _Copy:
+    def _open(self, request: Request) -> _DraftText:
         text = Request(request.id, [], 0, 1, SamplingParams(), Metrics(0.0))
         text.computed = self.pool.open(request.id, hash_blocks(request.tokens))
         text.tokens = request.tokens[: text.computed]
-        copy = self._copies[request.id] = _Copy(request, text, text.computed)
+        copy = self._copies[request.id] = _DraftText(request, text, text.computed)
         copy.follow(self.limits.vocab_size)
         return copy
 

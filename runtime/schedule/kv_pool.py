@@ -81,11 +81,6 @@ class KvPool:
         """Number of blocks nobody holds."""
         return len(self._blank) + len(self._kept) + len(self._popular)
 
-    @property
-    def has_room(self) -> bool:
-        """Whether a sequence more may have a state, where there are any."""
-        return self.states is None or self.states.free > 0
-
     def slot(self, sequence: Hashable) -> int:
         """Return which state is that of `sequence`, 0 where there are none."""
         return self.states.slot(sequence) if self.states else 0

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from dovetail.ir.model import KV_BLOCK
+from dovetail.runtime.schedule.cost_tables import Predictor
 from dovetail.runtime.schedule.kv_pool import KvPool, blocks_for
-from dovetail.runtime.schedule.offload import Demand, Lateness, OffloadVerdict, Pace, weigh_offload
+from dovetail.runtime.schedule.offload import Demand, Lateness, OffloadDecision, Pace, weigh_offload
 from dovetail.runtime.schedule.pipeline import LayerTimes, Pipeline
 from dovetail.runtime.schedule.plan import Batch, Limits, SchedulerSettings, StepPlan
-from dovetail.runtime.schedule.predictor import Predictor
 from dovetail.runtime.schedule.request import Home, Request
 from dovetail.runtime.schedule.scheduler import Draft, Scheduler
 
@@ -25,7 +25,7 @@ Ready = tuple[Request, int, int]
 PLAYED_MARGIN = 0.4
 """Part of `min_gain`'s margin that is asked for where all run at once: with and without the CPU the
 queue is then played forward in the same way, and what is told wrong, is so in both. Not where the
-verdict is `doubted`."""
+decision is `doubted`."""
 
 
 class NeoScheduler(Scheduler):
@@ -49,9 +49,9 @@ class NeoScheduler(Scheduler):
         settings = settings or SchedulerSettings()
         super().__init__(limits, gpu, predictor, clock, home=Home.GPU, settings=settings)
         self.pools[Home.CPU] = cpu
-        self.verdict = OffloadVerdict(1.0, 0)
+        self.decision = OffloadDecision(1.0, 0)
         self._offloading = self._at_once = False
-        self._weighed = (0, 0)  # plans and requests when the verdict was found
+        self._weighed = (0, 0)  # plans and requests when the decision was found
         self._known = 0  # requests that had come by then
         known = predictor.launch() > 0.0
         self.lateness = Lateness(0.0 if known else settings.first_lateness)
@@ -130,12 +130,12 @@ class NeoScheduler(Scheduler):
             on_gpu=len(self.running[Home.GPU]),
         )
         times = LayerTimes(self.predictor, self.lateness.seconds, self.pace.factor)
-        self.verdict = weigh_offload(demand, self.limits, times, self.settings.min_gain)
-        self._offloading = self._gains(self.verdict, len(running))
-        self._at_once = self._offloading and self.verdict.at_once
+        self.decision = weigh_offload(demand, self.limits, times, self.settings.min_gain)
+        self._offloading = self._gains(self.decision, len(running))
+        self._at_once = self._offloading and self.decision.at_once
         self._weighed, self._known = (self.plans, len(requests)), self._next_id
 
-    def _gains(self, found: OffloadVerdict, running: int) -> bool:
+    def _gains(self, found: OffloadDecision, running: int) -> bool:
         """Tell whether to begin to offload, or to go on: what has been begun is paid for."""
         if self._offloading:
             return found.cpu_requests > 0 and found.gain >= 1.0
@@ -153,7 +153,7 @@ class NeoScheduler(Scheduler):
 
     def _spares_gpu(self) -> bool:
         """Tell whether the next request should not decode on the GPU; the CPU must hold it all."""
-        if not self._at_once or not self.verdict.cpu_only:
+        if not self._at_once or not self.decision.cpu_only:
             return False
         most = max((r.prompt_length + r.max_tokens for r in self.waiting[:1]), default=0)
         return blocks_for(most) <= self.pools[Home.CPU].n_blocks
@@ -162,7 +162,7 @@ class NeoScheduler(Scheduler):
         """Tell whether the CPU should take one more request, this one."""
         if blocks_for(len(request.tokens)) > self.pools[Home.GPU].n_blocks:
             return True
-        room = self._at_once or len(self.running[Home.CPU]) < self.verdict.cpu_requests
+        room = self._at_once or len(self.running[Home.CPU]) < self.decision.cpu_requests
         return self.pays and (room or self.settings.offload == "full")
 
     def evict(self, draft: Draft, victim: Request) -> None:

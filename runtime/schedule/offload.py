@@ -1,7 +1,7 @@
 """Does sending requests to the CPU pay here, and what did steps teach that no table tells?
 
 In: the known queue, cost tables, what the CPU's attention of past steps took. Out: an
-`OffloadVerdict` (when the queue ends with and without the CPU); `Pace` and `Lateness`, which mend
+`OffloadDecision` (when the queue ends with and without the CPU); `Pace` and `Lateness`, which mend
 the tables. A step's own rate cannot tell: a prompt computed for the CPU is paid now and returns
 later.
 """
@@ -78,10 +78,10 @@ class Pace(Recent[float]):
         """See there."""
         return statistics.median(self.samples) if self.known else 1.0
 
-    def learn(self, told: float, measured: float) -> None:
+    def learn(self, predicted: float, measured: float) -> None:
         """Take note of a step's attention, in seconds by the table and as it was."""
-        if told > 0.0 and measured > 0.0:
-            self.add(measured / told)
+        if predicted > 0.0 and measured > 0.0:
+            self.add(measured / predicted)
 
 
 LEARN_EVERY = 8
@@ -111,10 +111,10 @@ class Lateness(Recent[tuple[Stages, float]]):
 
     def learn(self, stages: Stages, seconds: float) -> None:
         """Take note of a step: its stages by the tables, and what it took, both for one layer."""
-        told = sum(max(stage) for stage in stages)
-        if told <= 0.0 or seconds <= 0.0:
+        predicted = sum(max(stage) for stage in stages)
+        if predicted <= 0.0 or seconds <= 0.0:
             return
-        self.add((stages, min(seconds, LONGEST * told)))
+        self.add((stages, min(seconds, LONGEST * predicted)))
         self._seen += 1
         if self.known and self._seen % LEARN_EVERY == 0:
             self.seconds = self._solve()
@@ -129,8 +129,8 @@ class Lateness(Recent[tuple[Stages, float]]):
         """Return by which part of their time steps were longer than predicted, on average."""
         total = 0.0
         for stages, seconds in self.samples:
-            told = sum(max(gpu, cpu + late if cpu else 0.0) for gpu, cpu in stages)
-            total += (seconds - told) / seconds
+            predicted = sum(max(gpu, cpu + late if cpu else 0.0) for gpu, cpu in stages)
+            total += (seconds - predicted) / seconds
         return total / len(self.samples)
 
     def _solve(self) -> float:
@@ -144,7 +144,7 @@ class Lateness(Recent[tuple[Stages, float]]):
         return high
 
 
-# ---- the verdict ----
+# ---- the decision ----
 
 GROWTH = 1.25
 """Ratio of the numbers of CPU requests that are tried."""
@@ -180,7 +180,7 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True)
-class OffloadVerdict:
+class OffloadDecision:
     """`gain`: how much sooner the known requests end than without the CPU (inf: they never do).
 
     It takes so many `cpu_requests`; with them so many times the requests are served per second as
@@ -200,7 +200,7 @@ class OffloadVerdict:
 
 def weigh_offload(
     demand: Demand, limits: Limits, times: LayerTimes, min_gain: float
-) -> OffloadVerdict:
+) -> OffloadDecision:
     """Return how much sooner the requests end with decodes on the CPU.
 
     A doubted gain up to `min_gain` gives way to that of a steady state, where there is one.
@@ -235,11 +235,11 @@ def weigh_offload(
             doubted = whole >= alone
             if gain > (max(1.0, min_gain) if doubted and pays else 1.0):
                 spared = pure < mixed * NEAR
-                return OffloadVerdict(gain, most, gain, True, spared, doubted)
+                return OffloadDecision(gain, most, gain, True, spared, doubted)
     if not pays:
-        return OffloadVerdict(1.0, 0)
+        return OffloadDecision(1.0, 0)
     served = steady.rate(count, other) / max(steady.rate(0, 0), NO_TIME)
-    return OffloadVerdict(alone / max(end, NO_TIME), count, served)
+    return OffloadDecision(alone / max(end, NO_TIME), count, served)
 
 
 def _spread(most: int) -> list[int]:

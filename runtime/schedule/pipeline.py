@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import cache
 
+from dovetail.runtime.schedule.cost_tables import Predictor
 from dovetail.runtime.schedule.plan import Limits, PrefillChunk
-from dovetail.runtime.schedule.predictor import Predictor
 
 NO_TIME = 1e-12
 """Seconds that stand for none, where a rate is asked for."""

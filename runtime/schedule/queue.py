@@ -244,7 +244,8 @@ class RequestQueues:
     def prepare(self, request: Request, home: Home, spare: int) -> bool:
         """Open a waiting `request` on `home` if its tokens fit and `spare` blocks stay free."""
         pool = self.pools[home]
-        if blocks_for(len(request.tokens)) > pool.n_blocks or not pool.has_room:
+        stateless = pool.states is not None and not pool.states.free
+        if stateless or blocks_for(len(request.tokens)) > pool.n_blocks:
             return False
         if request.hashes is None:
             request.hashes = hash_blocks(request.tokens, request.params.adapter)

@@ -41,7 +41,7 @@ class SamplingParams:
     `prompt_logprobs` likewise for the prompt's tokens, once for all `n` samples. With it
     `max_tokens` may be 0: nothing is generated.
     `min_tokens` come before any end. `stop_token_ids` end the answer as end tokens do. What
-    penalties, biases, `bad_words` and `allowed_token_ids` mean: `logit_rules`.
+    penalties, biases, `bad_words` and `allowed_token_ids` mean: `engine/logits.py`.
     Special tokens are no part of the text, but with `skip_special_tokens` false.
     `structured_outputs` says what form the answer must have; it then ends where that does, whatever
     `min_tokens` and `ignore_eos` say.

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dovetail.ir.model import KV_BLOCK
+from dovetail.runtime.schedule.cost_tables import Predictor
 from dovetail.runtime.schedule.kv_pool import KvPool
 from dovetail.runtime.schedule.pipeline import LayerTimes
 from dovetail.runtime.schedule.plan import (
@@ -21,7 +22,6 @@ from dovetail.runtime.schedule.plan import (
     SchedulerSettings,
     StepPlan,
 )
-from dovetail.runtime.schedule.predictor import Predictor
 from dovetail.runtime.schedule.queue import RequestQueues
 from dovetail.runtime.schedule.request import Home, Request
 from dovetail.runtime.schedule.speculation import Speculation

@@ -97,8 +97,8 @@ def _read(
     n = body.n or 1
     if body.best_of not in (None, n):
         raise ApiError(400, "`best_of` must equal `n`", param="best_of")
-    told = body.echo or body.prompt_logprobs is not None
-    if body.max_tokens == 0 and (not told or body.stream):
+    scores = body.echo or body.prompt_logprobs is not None
+    if body.max_tokens == 0 and (not scores or body.stream):
         message = "`max_tokens` must be at least 1, or `echo` be true without `stream`"
         raise ApiError(400, message, param="max_tokens")
     given = as_inputs(body.prompt, param="prompt")

@@ -17,7 +17,7 @@ from starlette.requests import Request
 
 from dovetail.runtime.server.edge import (
     EventStream,
-    StrangeFields,
+    UnknownFields,
     body_length,
     last_event,
     read_json,
@@ -88,7 +88,7 @@ class ServerContext:
     timeline: ServerTimeline | None = None
     draining: bool = False
     traffic: Traffic = field(default_factory=Traffic)
-    strange: StrangeFields = field(default_factory=StrangeFields)
+    unknown: UnknownFields = field(default_factory=UnknownFields)
     metrics: ServerMetrics = field(init=False)
 
     def __post_init__(self) -> None:
@@ -106,7 +106,7 @@ class ServerContext:
             kind,
             most=settings.max_body_bytes,
             seconds=settings.body_seconds,
-            strange=self.strange,
+            unknown=self.unknown,
         )
 
     async def aside(self, request: Request, work: Callable[[], T]) -> T:

@@ -21,7 +21,7 @@ from dovetail.runtime.server.errors import ApiError, ClientGone, decode_error
 
 log = logging.getLogger("dovetail.server")
 T = TypeVar("T")
-MAX_TOLD = 256
+MAX_SEEN = 256
 """Unknown fields that are told of; names are the clients' to make up."""
 PING = b": ping\n\n"
 """A comment: keeps proxies from closing a stream in which nothing happens."""
@@ -71,27 +71,27 @@ def last_event(error: ApiError) -> bytes:
     return event(error.reply) + DONE
 
 
-class StrangeFields:
+class UnknownFields:
     """Says in the log which fields of bodies nobody reads: of each name once."""
 
     def __init__(self) -> None:
-        self._told: set[str] = set()
+        self._seen: set[str] = set()
 
     def look(self, body: bytes | bytearray, kind: type, path: str) -> None:
         """Look at a body that was read as a `kind`."""
-        if not issubclass(kind, msgspec.Struct) or len(self._told) >= MAX_TOLD:
+        if not issubclass(kind, msgspec.Struct) or len(self._seen) >= MAX_SEEN:
             return
         given = msgspec.json.decode(body, type=dict[str, msgspec.Raw]).keys()
-        strange = {name[:64] for name in given - {*kind.__struct_encode_fields__}} - self._told
-        if found := sorted(strange)[:16]:
-            self._told.update(found)
+        unknown = {name[:64] for name in given - {*kind.__struct_encode_fields__}} - self._seen
+        if found := sorted(unknown)[:16]:
+            self._seen.update(found)
             log.warning("%s: unknown fields are ignored: %s", path, ", ".join(map(repr, found)))
 
 
 async def read_json(
-    request: Request, kind: type[T], *, most: int, seconds: float, strange: StrangeFields
+    request: Request, kind: type[T], *, most: int, seconds: float, unknown: UnknownFields
 ) -> T:
-    """Return the body as `kind`; `strange` tells of fields that are not part of one.
+    """Return the body as `kind`; `unknown` tells of fields that are not part of one.
 
     Raises ApiError where it has more than `most` bytes, takes longer than `seconds` to come, or is
     not a `kind`; ClientGone where it ends early.
@@ -106,7 +106,7 @@ async def read_json(
         raise ClientGone from None
     try:
         found = msgspec.json.decode(body, type=kind)
-        strange.look(body, kind, request.url.path)
+        unknown.look(body, kind, request.url.path)
         return found
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise decode_error(error) from None

@@ -66,14 +66,14 @@ async def _converse(
 
 def _translate(body: CountRequest) -> dict[str, Any]:
     """Return the fields of a chat that make its prompt."""
-    told: list[dict[str, Any]] = []
+    conversation: list[dict[str, Any]] = []
     if body.system:
-        told.append({"role": "system", "content": _join(body.system, "system")})
+        conversation.append({"role": "system", "content": _join(body.system, "system")})
     for place, message in enumerate(body.messages):
-        told += _read_message(message, f"messages[{place}]")
-    if len(told) > 1 and told[-1] == {"role": "assistant", "content": ""}:
-        told.pop()  # nothing has been begun
-    last = told[-1]
+        conversation += _read_message(message, f"messages[{place}]")
+    if len(conversation) > 1 and conversation[-1] == {"role": "assistant", "content": ""}:
+        conversation.pop()  # nothing has been begun
+    last = conversation[-1]
     begun = last.get("role") == "assistant" and "tool_calls" not in last and bool(last["content"])
     choice = body.tool_choice
     names = {"auto": "auto", "any": "required", "none": "none"}
@@ -92,7 +92,7 @@ def _translate(body: CountRequest) -> dict[str, Any]:
     thinks = None if body.thinking is None else body.thinking.type != "disabled"
     return {
         "model": body.model,
-        "messages": told,
+        "messages": conversation,
         "add_generation_prompt": not begun,
         "continue_final_message": begun,
         "tools": tools,
@@ -124,10 +124,10 @@ def _read_message(message: BlockMessage, place: str) -> list[dict[str, Any]]:
         elif block.type != "redacted_thinking":
             raise _unsupported("blocks", block.type, f"{where}.type")
     text = "\n".join(texts)
-    told: dict[str, Any] = {"role": message.role, "content": text or (None if calls else "")}
-    told |= {"tool_calls": calls} if calls else {}
-    told |= {"reasoning_content": "\n".join(thoughts)} if thoughts else {}
-    return [*results, told] if text or calls or not results else results
+    answer: dict[str, Any] = {"role": message.role, "content": text or (None if calls else "")}
+    answer |= {"tool_calls": calls} if calls else {}
+    answer |= {"reasoning_content": "\n".join(thoughts)} if thoughts else {}
+    return [*results, answer] if text or calls or not results else results
 
 
 def _join(said: str | Sequence[Block], where: str) -> str:
@@ -263,11 +263,11 @@ async def _events(
     opening: list[dict[str, Any]] = [{"type": "message_start", "message": begun}]
     async with asked.start(server) as jobs:
         async for parts in found.parts(server, jobs):
-            for told in (*opening, *writer.take(parts)):
-                yield named_event(told["type"], told)
+            for data in (*opening, *writer.take(parts)):
+                yield named_event(data["type"], data)
             opening.clear()
-        for told in writer.end():
-            yield named_event(told["type"], told)
+        for data in writer.end():
+            yield named_event(data["type"], data)
         delta = _end(found, body, await jobs[0], calls=writer.calls)
         usage = _usage(asked.usage_of(jobs))
         end = {"type": "message_delta", "delta": delta, "usage": usage}

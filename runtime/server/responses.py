@@ -245,8 +245,8 @@ class ItemWriter:
 
     def _tell(self, what: str, **said: str) -> dict[str, Any]:
         """Return an event of the text of the item under way."""
-        told = {"type": f"response.{_DELTAS[self._kind]}.{what}", **self._place, **said}
-        return told | {"logprobs": []} if self._kind == "message" else told
+        data = {"type": f"response.{_DELTAS[self._kind]}.{what}", **self._place, **said}
+        return data | {"logprobs": []} if self._kind == "message" else data
 
     def _item(self, status: str) -> Item:
         id, text = self._id, self._text
@@ -283,8 +283,8 @@ async def _events(
 ) -> AsyncGenerator[bytes]:
     writer, numbers = ItemWriter(found), count()
 
-    def tell(told: dict[str, Any]) -> bytes:
-        return named_event(told["type"], {**told, "sequence_number": next(numbers)})
+    def tell(data: dict[str, Any]) -> bytes:
+        return named_event(data["type"], {**data, "sequence_number": next(numbers)})
 
     empty = _make(found, body, [], "", None)
     opening: list[dict[str, Any]] = [
@@ -292,12 +292,12 @@ async def _events(
     ]
     async with found.asked.start(server) as jobs:
         async for parts in found.parts(server, jobs):
-            for told in (*opening, *writer.take(parts)):
-                yield tell(told)
+            for data in (*opening, *writer.take(parts)):
+                yield tell(data)
             opening.clear()
         reason = (await jobs[0]).finish_reason
-        for told in writer.end("incomplete" if reason == "length" else "completed"):
-            yield tell(told)
+        for data in writer.end("incomplete" if reason == "length" else "completed"):
+            yield tell(data)
         reply = _make(found, body, writer.output, reason, found.asked.usage_of(jobs))
         yield tell({"type": f"response.{reply.status}", "response": reply})
 
@@ -349,6 +349,6 @@ def _usage(usage: Usage, reasoning: int) -> ResponsesUsage:
 
 def _fail(error: ApiError) -> bytes:
     """Return the event of an error in a stream; the official client raises on its `error`."""
-    told = error.reply.error
-    same = {name: getattr(told, name) for name in ("code", "message", "param")}
-    return named_event("error", {"type": "error", **same, "sequence_number": 0, "error": told})
+    found = error.reply.error
+    same = {name: getattr(found, name) for name in ("code", "message", "param")}
+    return named_event("error", {"type": "error", **same, "sequence_number": 0, "error": found})

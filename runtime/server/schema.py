@@ -17,7 +17,7 @@ from dovetail.runtime.schedule.request import (
     MAX_N,
     MAX_REPETITION,
 )
-from dovetail.runtime.text.messages import Message
+from dovetail.runtime.text.chat_template import Message
 
 MAX_TOKENS = 1 << 30
 MAX_STOPS = 16

@@ -54,9 +54,8 @@ async def tokenize(server: ServerContext, request: Request) -> Response:
     if body.messages is None:
         encode = partial(served.encode, body.prompt or "", special=body.add_special_tokens)
     else:
-        told = body.add_generation_prompt
-        plain = msgspec.to_builtins(body.messages)
-        text = await served.render(plain, add_generation_prompt=told)
+        plain, begun = msgspec.to_builtins(body.messages), body.add_generation_prompt
+        text = await served.render(plain, add_generation_prompt=begun)
         encode = partial(served.encode, text, param="messages", special=False)
     ids = await server.aside(request, encode)
     return JsonReply(Tokens(tokens=ids, count=len(ids), max_model_len=served.context))
@@ -80,9 +79,9 @@ async def ready(server: ServerContext, _request: Request) -> Response:
     """Say whether new requests are taken."""
     if server.draining:
         return JsonReply(Health(status="draining"), 503)
-    ill = [model for model in server.models if not model.app.ready]
-    if ill:
-        reason = next(filter(None, (model.app.ailment for model in ill)), None)
+    down = [model for model in server.models if not model.app.ready]
+    if down:
+        reason = next(filter(None, (model.app.failure for model in down)), None)
         return JsonReply(Health(status="restarting", reason=reason), 503)
     return JsonReply(Health(status="ok"))
 

@@ -116,17 +116,17 @@ async def _score_vectors(
 
 
 async def _score_pairs(
-    model: ServedModel, query: str, documents: list[str], told: str | None
+    model: ServedModel, query: str, documents: list[str], instruction: str | None
 ) -> tuple[list[float], int]:
     assert model.ranker is not None
     ranker = model.ranker
 
     def count() -> int:
-        return sum(len(ids) for ids, _ in ranker.read_pairs(query, documents, told))
+        return sum(len(ids) for ids, _ in ranker.read_pairs(query, documents, instruction))
 
     tokens = await asyncio.to_thread(count)
     ranked = await asyncio.to_thread(
-        model.app.rerank, query, documents, model=ranker.name, instruction=told
+        model.app.rerank, query, documents, model=ranker.name, instruction=instruction
     )
     scores = {one.index: one.score for one in ranked}
     return [scores[i] for i in range(len(documents))], tokens

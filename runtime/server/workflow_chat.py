@@ -28,7 +28,7 @@ from dovetail.runtime.server.replies import (
 from dovetail.runtime.server.schema import ChatRequest
 from dovetail.runtime.server.served_workflow import ServedWorkflow
 from dovetail.runtime.server.workflows import running
-from dovetail.runtime.text.messages import Message
+from dovetail.runtime.text.chat_template import Message
 
 
 async def chat_with(
@@ -90,12 +90,12 @@ async def _events(
 
     shown, opening = "", chunk(ChatDelta(role="assistant", content=""))
     async with running(server, served, inputs, "messages") as job:
-        async for told in job:
-            if isinstance(told, NodeText) and told.node in served.speakers and told.text:
+        async for item in job:
+            if isinstance(item, NodeText) and item.node in served.speakers and item.text:
                 if not shown:
                     yield opening
-                shown += told.text
-                yield chunk(ChatDelta(content=told.text))
+                shown += item.text
+                yield chunk(ChatDelta(content=item.text))
         answer = served.answer(await job)
     if not shown:
         yield opening

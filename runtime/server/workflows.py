@@ -96,9 +96,9 @@ async def _events(
     server: ServerContext, served: ServedWorkflow, body: RunRequest
 ) -> AsyncGenerator[bytes]:
     async with running(server, served, body.inputs) as job:
-        async for told in job:
-            said = {field.name: getattr(told, field.name) for field in fields(told)}
-            yield event({"type": KINDS[type(told)], **said})
+        async for item in job:
+            said = {field.name: getattr(item, field.name) for field in fields(item)}
+            yield event({"type": KINDS[type(item)], **said})
         result = await job
     yield event({"type": "run_finished", **msgspec.structs.asdict(_reply(served, result))})
     yield DONE

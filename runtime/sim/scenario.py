@@ -15,11 +15,10 @@ import msgspec
 
 from dovetail.ir.errors import SpecError
 from dovetail.ir.model import KV_BLOCK, ModelSpec
-from dovetail.runtime.schedule.cost_tables import TablePredictor
+from dovetail.runtime.schedule.cost_tables import Predictor, TablePredictor
 from dovetail.runtime.schedule.kv_pool import KvPool
 from dovetail.runtime.schedule.neo import NeoScheduler
 from dovetail.runtime.schedule.plan import Limits, Offload, SchedulerSettings
-from dovetail.runtime.schedule.predictor import Predictor
 from dovetail.runtime.sim.machines import Machine, assumed_profile, find_machine, kv_token_bytes
 from dovetail.runtime.sim.simulated_step import Truth
 from dovetail.runtime.sim.simulator import Arrival, Simulation, simulate
@@ -52,8 +51,8 @@ class Scenario:
             hidden=self.hidden,
             seed=self.seed,
         )
-        told = {name: rows for name, rows in profile.tables.items() if name != "launch"}
-        tables = TablePredictor(msgspec.structs.replace(profile, tables=told))
+        known = {name: rows for name, rows in profile.tables.items() if name != "launch"}
+        tables = TablePredictor(msgspec.structs.replace(profile, tables=known))
         blocks, spec = (self.machine.gpu_blocks, self.machine.cpu_blocks), self.spec
         limits = Limits(
             max_step_tokens=self.machine.step_tokens,

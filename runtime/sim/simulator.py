@@ -95,7 +95,7 @@ def simulate(
     in_flight: with so many requests in the system, later ones come as these end.
     """
     run = _Run(make_scheduler, arrivals, in_flight)
-    start, picture = run.now, _Picture(timeline) if timeline else None
+    start, picture = run.now, _StepTimeline(timeline) if timeline else None
     while run.queue or run.scheduler.busy:
         run.admit()
         plan = run.plan()
@@ -214,7 +214,7 @@ def _spread(values: Sequence[float]) -> Spread:
     return Spread(statistics.fmean(ordered), *at)
 
 
-class _Picture:
+class _StepTimeline:
     """Draws steps: a track for each device and way of the link, and the life of each request."""
 
     def __init__(self, timeline: Timeline) -> None:

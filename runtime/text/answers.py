@@ -77,7 +77,7 @@ class ReasoningSplitter:
         self._thinking, self._inside = thinking, begun
         self._over = thinking is None
         self._held = ""
-        self._told = self._after = False  # whether reasoning, or content, has said anything
+        self._begun = self._after = False  # whether reasoning, or content, has said anything
 
     def feed(self, text: str) -> tuple[str, str]:
         """Return new reasoning, and new text behind it."""
@@ -113,8 +113,8 @@ class ReasoningSplitter:
 
     def _trim(self, text: str) -> str:
         """Return reasoning without the white space that it begins with."""
-        text = text if self._told else text.lstrip(SPACE)
-        self._told |= bool(text)
+        text = text if self._begun else text.lstrip(SPACE)
+        self._begun |= bool(text)
         return text
 
     def _skip(self, text: str) -> str:
@@ -348,13 +348,13 @@ class AnswerParser:
         """Return the new parts."""
         reasoning, rest = self._reasoning.feed(text)
         parts = self._unwrap(self._splitter.feed(rest), last=False)
-        return list(self._told([Reasoning(reasoning), *parts]))
+        return list(self._noted([Reasoning(reasoning), *parts]))
 
     def close(self) -> list[Part]:
         """Return what was held back; nothing more will come."""
         reasoning, rest = self._reasoning.close()
         parts = self._unwrap([*self._splitter.feed(rest), *self._splitter.close()], last=True)
-        return list(self._told([Reasoning(reasoning), *parts]))
+        return list(self._noted([Reasoning(reasoning), *parts]))
 
     def _unwrap(self, parts: Iterable[Part], *, last: bool) -> Iterator[Part]:
         """Yield parts without the marks around content."""
@@ -366,7 +366,7 @@ class AnswerParser:
         if last and self._unwrapper is not None:
             yield Content(self._unwrapper.feed("", last=True))
 
-    def _told(self, parts: Iterable[Part]) -> Iterator[Part]:
+    def _noted(self, parts: Iterable[Part]) -> Iterator[Part]:
         """Yield the parts that say something, but for calls beyond `most`."""
         for part in parts:
             self.calls += isinstance(part, CallBegin)

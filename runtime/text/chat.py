@@ -16,8 +16,7 @@ import msgspec
 
 from dovetail.ir.errors import LengthError, RequestError
 from dovetail.runtime.schedule.request import Chunk, Completion
-from dovetail.runtime.text.chat_template import ChatTemplate
-from dovetail.runtime.text.messages import Message
+from dovetail.runtime.text.chat_template import ChatTemplate, Message
 from dovetail.runtime.text.tokenizer import BYTES_PER_TOKEN, Tokenizer
 
 STAYING = ("system", "developer")

@@ -12,15 +12,45 @@ import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from dovetail.ir.errors import ArtifactError, RequestError
 from dovetail.runtime.child.supervisor import CLOSED
-from dovetail.runtime.text.messages import Message
 from dovetail.runtime.text.template_process import SHARED
 from dovetail.runtime.text.template_worker import Teach
+
+
+class TextPart(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of a message; `text` is the one type there is."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A message of a conversation, as the model's template is given it."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[TextPart] | None = None
+    name: str | UnsetType = UNSET
+    tool_calls: list[dict[str, Any]] | UnsetType | None = UNSET
+    tool_call_id: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType | None = UNSET
+    reasoning: str | UnsetType | None = UNSET
+
+    def __post_init__(self) -> None:
+        """Raise ValueError where it says nothing at all, or holds a call of no function."""
+        beside = self.tool_calls or self.reasoning_content or self.reasoning
+        if self.content is None and not beside:
+            raise ValueError("a message without calls of tools must have `content`")
+        for call in self.tool_calls or ():
+            function = call.get("function")
+            if not (isinstance(function, dict) and isinstance(function.get("name"), str)):
+                raise ValueError("a call must have `function` with `name` and `arguments`")
+
 
 TEMPLATE, CONFIG, TOKENS = "chat_template.jinja", "tokenizer_config.json", "special_tokens_map.json"
 SPECIAL = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
@@ -32,7 +62,7 @@ class ChatTemplate:
     def __init__(self, text: str, tokens: Mapping[str, str]) -> None:
         """Raises ArtifactError where `text` is no template."""
         key = hashlib.sha256(msgspec.json.encode([text, dict(tokens)])).hexdigest()
-        self._teach = Teach(key, text, dict(tokens))
+        self.text, self._teach = text, Teach(key, text, dict(tokens))
         SHARED.take()
         self._end = weakref.finalize(self, SHARED.give_back)
         try:
@@ -40,11 +70,6 @@ class ChatTemplate:
         except BaseException:
             self._end()
             raise
-
-    @property
-    def text(self) -> str:
-        """The template itself."""
-        return self._teach.template
 
     def render(self, messages: Sequence[Message | Mapping[str, Any]], **wishes: Any) -> str:
         """Return the prompt that `start` promises; waits, so that no event loop may call it."""

@@ -52,11 +52,11 @@ class HarmonyParser(AnswerParser):
     def feed(self, text: str) -> list[Part]:
         """Return the new parts."""
         self._held += text
-        return list(self._told(self._read(last=False)))
+        return list(self._noted(self._read(last=False)))
 
     def close(self) -> list[Part]:
         """Return what was held back; nothing more will come."""
-        return list(self._told(self._read(last=True)))
+        return list(self._noted(self._read(last=True)))
 
     def _read(self, *, last: bool) -> Iterator[Part]:
         while self._held:

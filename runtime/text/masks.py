@@ -23,12 +23,13 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail.ir.errors import RequestError
-from dovetail.runtime.schedule.logit_rules import EXCLUDED, Logits
 from dovetail.runtime.text.grammar import make_limits, shorten
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
+Logits: TypeAlias = npt.NDArray[np.float32]
+EXCLUDED = np.float32(-np.inf)
 PATIENCE = 1.0
 """Seconds that a step waits for masks, of which a row takes some 0.03 ms. A grammar that takes more
 is given up, with the thread that follows it: others go on with a new one."""
@@ -166,7 +167,7 @@ class TokenMask:
         self.ended = matcher.is_stopped()
         self.left = left  # tokens that the request may still have
         self.found = not self.due
-        self.batch: _Batch | None = None
+        self.batch: _MaskBatch | None = None
 
     @property
     def due(self) -> bool:
@@ -319,7 +320,7 @@ def _only(mask: Bits, last: list[int]) -> Bits:
     return found
 
 
-class _Batch:
+class _MaskBatch:
     """Masks that are found together, one after the other, by one task of the thread."""
 
     def __init__(self, masks: Sequence[TokenMask], thread: ThreadPoolExecutor) -> None:
@@ -341,7 +342,9 @@ class Grammars:
     def __init__(self, tokenizer: Path | None, vocab_size: int, ends: Iterable[int]) -> None:
         """`tokenizer`: a tokenizer.json. `ends`: the model's end tokens."""
         self._path, self._vocab_size, self._ends = tokenizer, vocab_size, sorted(ends)
-        self._futures = lru_cache(KEPT)(self._begin_read)
+        self._futures = lru_cache(KEPT)(
+            lambda grammar: self._thread(READER).submit(self._compile, grammar)
+        )
         self._lock = threading.Lock()
         self._under_way: list[TokenMask] = []
         self._threads: dict[str, ThreadPoolExecutor] = {}
@@ -360,9 +363,6 @@ class Grammars:
         if self._path is not None:
             with self._lock:
                 self._thread(READER).submit(lambda: self._words)
-
-    def _begin_read(self, grammar: str) -> Future[LLMatcher]:
-        return self._thread(READER).submit(self._compile, grammar)
 
     # ---- on the engine's thread ----
 
@@ -383,7 +383,7 @@ class Grammars:
         if not masks:
             return
         self._under_way = [*(mask for mask in self._under_way if not mask.found), *masks]
-        _Batch(masks, self._thread(FOLLOWER))
+        _MaskBatch(masks, self._thread(FOLLOWER))
 
     def _wait(self, mask: TokenMask) -> None:
         """Return once a mask has been found; RequestError where the thread has got stuck in it."""

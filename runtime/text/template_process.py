@@ -49,7 +49,7 @@ FORMS = "forms"
 
 
 @dataclass(slots=True)
-class _Job:
+class _TemplateJob:
     """An order on its way. teach: the template that it needs."""
 
     order: Order
@@ -68,7 +68,7 @@ class _RenderProcess:
         self._known: set[str] = set()
         self._closed = False
 
-    def put(self, job: _Job) -> Future[str]:
+    def put(self, job: _TemplateJob) -> Future[str]:
         """Have a job done; return its future."""
         try:
             self._thread.submit(self._serve, job)
@@ -91,7 +91,7 @@ class _RenderProcess:
 
     # ---- the thread ----
 
-    def _serve(self, job: _Job) -> None:
+    def _serve(self, job: _TemplateJob) -> None:
         if job.future.cancelled():
             return
         try:
@@ -120,7 +120,7 @@ class _RenderProcess:
             return _refuse(order, f"it takes too much memory ({MEMORY >> 20} MiB)")
         return DeviceError(f"the process of chat templates {lost}; send the request again")
 
-    def _do(self, job: _Job) -> str | DovetailError:
+    def _do(self, job: _TemplateJob) -> str | DovetailError:
         """Return the text, or why there is none."""
         if self._closed:
             return RequestError(CLOSED)
@@ -205,7 +205,7 @@ class Renderer:
 
     def learn(self, teach: Teach) -> None:
         """Return once the template is known; ArtifactError where it is none."""
-        self._quick.put(_Job(teach)).result()
+        self._quick.put(_TemplateJob(teach)).result()
 
     def render(self, teach: Teach, conversation: bytes) -> Future[str]:
         """Return the future of a text.
@@ -216,11 +216,11 @@ class Renderer:
         order = Render(teach.key, conversation)
         if len(conversation) > MAX_CONVERSATION:
             raise _refuse(order, f"they take more than {MAX_CONVERSATION >> 20} MiB")
-        return self._quick.put(_Job(order, teach))
+        return self._quick.put(_TemplateJob(order, teach))
 
     def try_form(self, form: StructuredOutputs) -> Future[str]:
         """Return the future of a form's grammar; RequestError where it cannot be followed."""
-        return self._quick.put(_Job(TryForm(form)))
+        return self._quick.put(_TemplateJob(TryForm(form)))
 
     def take(self) -> None:
         """Note one more user."""

@@ -15,8 +15,7 @@ from dovetail.compiler.gguf_words import WORDS
 from dovetail.compiler.model_source import open_model
 from dovetail.ir.errors import SpecError
 from dovetail.ir.options import advised
-from dovetail.runtime.text.chat_template import read_template
-from dovetail.runtime.text.messages import Message
+from dovetail.runtime.text.chat_template import Message, read_template
 from tests.gguf_files import add_tokenizer, smollm2
 from tests.repository import ROOT
 

@@ -364,7 +364,7 @@ def start_child(built):
 def test_a_child_that_nobody_hears_ends_without_a_word(built, capfd):
     child = start_child(built)
     child.channel.hang_up()  # before it is ready
-    assert child.member.fate(60) == ""
+    assert child.member.wait(60) == ""
     assert capfd.readouterr() == ("", "")
 
 
@@ -375,7 +375,7 @@ def test_a_hanging_child_ends_with_its_parent(built):
     events = [child.ask(None, Reply, 60).event for _ in range(3)]
     assert events == ["ready", "bound", "start"]
     child.channel.hang_up()  # as when the parent is killed
-    assert child.member.fate(60) == ""
+    assert child.member.wait(60) == ""
 
 
 def test_a_stop_while_the_child_is_started_ends_it(built, monkeypatch):

@@ -15,7 +15,7 @@ from itertools import chain
 from pathlib import Path
 
 from dovetail.runtime.machine import abi
-from dovetail.runtime.machine.shared_memory import SharedMemory
+from dovetail.runtime.machine.memory import SharedMemory
 from dovetail.runtime.native.collective import Communicator, comm_bytes
 
 Work = Callable[[Communicator], object]
@@ -26,10 +26,10 @@ class Group:
     """Ranks 0..n-1 as children; rank 0 holds a socket to each of the others, as a master does."""
 
     def __init__(
-        self, library: Path, ranks: int, work: Work, *, lanes: int = 1, spin: int = 200
+        self, library: Path, ranks: int, work: Work, *, threads: int = 1, spin: int = 200
     ) -> None:
         c = abi.declare(ctypes.CDLL(str(library)))
-        self.shared = SharedMemory.create(comm_bytes(c, ranks, lanes))
+        self.shared = SharedMemory.create(comm_bytes(c, ranks, threads))
         pairs = [socket.socketpair() for _ in range(ranks - 1)]
         self.children: list[int] = []
         for rank in range(ranks):
@@ -42,7 +42,7 @@ class Group:
                 for end in (end for pair in pairs for end in pair if end not in mine):
                     end.close()
                 comm = Communicator(
-                    c, self.shared.bytes, rank=rank, ranks=ranks, lanes=lanes, spin=spin,
+                    c, self.shared.bytes, rank=rank, ranks=ranks, threads=threads, spin=spin,
                     peers=[end.fileno() for end in mine],
                 )  # fmt: skip
                 work(comm)

@@ -129,5 +129,5 @@ def test_a_fault_of_the_program_fails_all_and_the_next_are_served(
         for job in jobs:
             with pytest.raises(AssertionError, match="made-up"):
                 job.result()
-        assert "fault of the program" in caplog.text and is_idle(app)
+        assert "because of a bug" in caplog.text and is_idle(app)
         assert list(app.generate([7], **OPTIONS)[0].token_ids) == answer([7], 20, eos=False)

@@ -82,7 +82,7 @@ def test_a_fork_does_not_kill_children_of_its_parent() -> None:
     child = Child.start("dovetail.runtime.text.template_worker", "the process {}")
     member = child.member
     assert isinstance(member, LocalProcess)
-    threading.Thread(target=member.fate, args=(math.inf,), daemon=True).start()
+    threading.Thread(target=member.wait, args=(math.inf,), daemon=True).start()
     while not member.process._waitpid_lock.locked():  # type: ignore[attr-defined]
         pass
     fork = os.fork()

@@ -7,11 +7,11 @@ from array import array
 from dataclasses import dataclass
 
 from dovetail.ir.model import KV_BLOCK
+from dovetail.runtime.schedule.cost_tables import Predictor
 from dovetail.runtime.schedule.kv_pool import KvPool, blocks_for
 from dovetail.runtime.schedule.neo import NeoScheduler
 from dovetail.runtime.schedule.pipeline import LayerTimes, Pipeline
 from dovetail.runtime.schedule.plan import Limits, SchedulerSettings, StepPlan
-from dovetail.runtime.schedule.predictor import Predictor
 from dovetail.runtime.schedule.request import Home, Request, SamplingParams
 from dovetail.runtime.schedule.scheduler import Scheduler
 

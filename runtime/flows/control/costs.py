@@ -250,7 +250,7 @@ class Learned:
         """Take the seconds until a query was a vector."""
         self.embedding = _mean(self.embedding, seconds) if self.embedding else seconds
 
-    def sought(self, search: Name, needed: Needed | None) -> None:
+    def note_needed(self, search: Name, needed: Needed | None) -> None:
         """Take what a node's search after another needed, whichever order was followed.
 
         None: it had no history. What is known fades then, so that a scout is tried again where

@@ -27,7 +27,7 @@ from dovetail.runtime.flows.control.transformation import (
     Transformation,
     check_transformations,
 )
-from dovetail.runtime.flows.control.work import Key, Lot, NextStage, Reply, Search, Takes
+from dovetail.runtime.flows.control.work import Key, NextStage, Reply, ScanBatch, Search, Takes
 from dovetail.runtime.flows.workflow_run import Call, WorkflowRun
 from dovetail.runtime.index.cursor import SearchHistory
 from dovetail.runtime.retrieval.budget import count_vectors, deal_rows, plan_sub_stage
@@ -165,7 +165,7 @@ class Front:
         self.searches: list[Search] = []
         self.left = 0
         self.replies: dict[Reply, None] = {}
-        self.busy: dict[messages.Device, Lot] = {}
+        self.busy: dict[messages.Device, ScanBatch] = {}
         self.news, self.pays, self.due = Changes(), True, False
         self.statistics = Statistics()
         self.prefixes = Prefixes()
@@ -233,7 +233,7 @@ class Front:
         """Seconds that all threads take for what is left of searches under way."""
         return self.costs.shared_seconds(self.left)
 
-    def lot(self, takes: Takes, sizes: Sequence[int]) -> Lot:
+    def batch(self, takes: Takes, sizes: Sequence[int]) -> ScanBatch:
         """Return a scan on the CPU, the clusters of a search dealt to threads that would idle."""
         if SPLIT in self.asked and takes:
             rows = deal_rows([clusters for _, clusters in takes], sizes, self.costs.costs.scan)
@@ -242,7 +242,7 @@ class Front:
         else:
             loads = [count_vectors(clusters, sizes) for _, clusters in takes]
         seconds = self.costs.scan_seconds(loads) if takes else 0.0
-        return Lot("cpu", takes, seconds, self.costs.shared_seconds(sum(loads)))
+        return ScanBatch("cpu", takes, seconds, self.costs.shared_seconds(sum(loads)))
 
     def plan(self, stage: NextStage, sizes: Sequence[int]) -> list[tuple[Search, int]]:
         """Return how many clusters of each search of a stage are to be scanned now; 0: it waits."""

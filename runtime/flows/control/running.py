@@ -22,7 +22,7 @@ from dovetail.runtime.flows.control import messages
 from dovetail.runtime.flows.control.front import REORDER, SPLIT, Front
 from dovetail.runtime.flows.control.settings import MEASURED
 from dovetail.runtime.flows.control.transformations import Prefetch
-from dovetail.runtime.flows.control.work import Lot, NextStage, Reply, Search, Takes
+from dovetail.runtime.flows.control.work import NextStage, Reply, ScanBatch, Search, Takes
 from dovetail.runtime.flows.prompts import pack_vector
 from dovetail.runtime.index.cursor import SearchHistory, begin_search
 from dovetail.runtime.retrieval.budget import count_vectors
@@ -39,7 +39,7 @@ class Searches:
         self._front = front
         self._changed, self._ended, self._failed = changed, ended, failed
         front.choose = self._choose
-        self._again: list[Lot] = []  # that the device failed to scan
+        self._again: list[ScanBatch] = []  # that the device failed to scan
         self._since_refresh = 0
         self._newest = -inf  # when the first search of a request began last
 
@@ -175,35 +175,35 @@ class Searches:
                 (there if side.device == GPU else here).append((search, side.clusters))
             search.begin_stage()
         if here:
-            self._scan(front.lot(here, stage.sizes))
+            self._scan(front.batch(here, stage.sizes))
         if there:
-            self._scan(Lot("gpu", there, 0.0))
+            self._scan(ScanBatch("gpu", there, 0.0))
         self._since_refresh += 1
         return True
 
-    def _scan(self, lot: Lot) -> None:
-        front, began, index = self._front, self._front.now, lot.takes[0][0].spec.index
-        parts = tuple(search.part(clusters) for search, clusters in lot.takes)
-        sources = tuple(search.source for search, _ in lot.takes)
-        for search, _ in lot.takes:
+    def _scan(self, batch: ScanBatch) -> None:
+        front, began, index = self._front, self._front.now, batch.takes[0][0].spec.index
+        parts = tuple(search.part(clusters) for search, clusters in batch.takes)
+        sources = tuple(search.source for search, _ in batch.takes)
+        for search, _ in batch.takes:
             search.scans += 1
-        front.busy[lot.device] = lot
+        front.busy[batch.device] = batch
         front.post(
-            lambda job: messages.ScanClusters(job, lot.device, index, parts, sources),
+            lambda job: messages.ScanClusters(job, batch.device, index, parts, sources),
             None,
-            lambda report: self._scanned(lot, report, front.now - began),
-            partial(self._lost, lot),
+            lambda report: self._scanned(batch, report, front.now - began),
+            partial(self._lost, batch),
         )
 
-    def _redo(self, lot: Lot) -> None:
+    def _redo(self, batch: ScanBatch) -> None:
         """Have the CPU scan what the device failed to scan: it has all vectors."""
-        for search, _ in lot.takes:
+        for search, _ in batch.takes:
             search.scans -= 1
             search.leave_device()
-        takes = [(search, clusters) for search, clusters in lot.takes if not search.over]
+        takes = [(search, clusters) for search, clusters in batch.takes if not search.over]
         if takes:
             sizes = self._front.catalog.sizes(takes[0][0].spec.index)
-            self._scan(self._front.lot(takes, sizes))
+            self._scan(self._front.batch(takes, sizes))
 
     def copy(self, node: LiveNode) -> None:
         """Order a copy to the device.
@@ -251,15 +251,15 @@ class Searches:
         else:
             front.news.found.append(search)
 
-    def _scanned(self, lot: Lot, report: messages.Scanned, elapsed: float) -> None:
-        front, index = self._front, lot.takes[0][0].spec.index
-        del front.busy[lot.device]
-        if lot.device == "cpu":
-            front.costs.scanned(lot.predicted, report.seconds, elapsed - lot.shared)
+    def _scanned(self, batch: ScanBatch, report: messages.Scanned, elapsed: float) -> None:
+        front, index = self._front, batch.takes[0][0].spec.index
+        del front.busy[batch.device]
+        if batch.device == "cpu":
+            front.costs.scanned(batch.predicted, report.seconds, elapsed - batch.shared)
         sizes, hot = front.catalog.sizes(index), front.hot.get(index)
         if hot is not None:
             hot.lose(report.absent)
-        for (search, clusters), found in zip(lot.takes, report.found, strict=True):
+        for (search, clusters), found in zip(batch.takes, report.found, strict=True):
             if search.over:
                 continue
             if hot is not None:
@@ -284,7 +284,7 @@ class Searches:
             for share, ids in search.seen:
                 costs.stayed(name, share, ids == search.nearest)
         if search.call is not None:
-            costs.sought(name, search.needed())
+            costs.note_needed(name, search.needed())
         self._leave(search)
         self._ended(search)
 
@@ -293,14 +293,14 @@ class Searches:
         self._front.searches.remove(search)
         self._front.left -= search.left
 
-    def _lost(self, lot: Lot, error: DovetailError) -> None:
-        del self._front.busy[lot.device]
-        if lot.device == "gpu":
-            if (hot := self._front.hot.get(lot.takes[0][0].spec.index)) is not None:
-                hot.lose({cluster for _, clusters in lot.takes for cluster in clusters})
-            self._again.append(lot)
+    def _lost(self, batch: ScanBatch, error: DovetailError) -> None:
+        del self._front.busy[batch.device]
+        if batch.device == "gpu":
+            if (hot := self._front.hot.get(batch.takes[0][0].spec.index)) is not None:
+                hot.lose({cluster for _, clusters in batch.takes for cluster in clusters})
+            self._again.append(batch)
         else:
-            self._fail([search for search, _ in lot.takes], error)
+            self._fail([search for search, _ in batch.takes], error)
 
     def _fail(self, searches: Sequence[Search], error: DovetailError) -> None:
         for search in searches:
@@ -312,10 +312,9 @@ class Searches:
 class Replies:
     """Generations of all requests."""
 
-    def __init__(self, front: Front, changed: Tell, ended: Tell, failed: Fail) -> None:
-        """These are told of a reply, as of a search."""
-        self._front = front
-        self._changed, self._ended, self._failed = changed, ended, failed
+    def __init__(self, front: Front, ended: Tell, failed: Fail) -> None:
+        """These are told of a reply: when it is over, has failed."""
+        self._front, self._ended, self._failed = front, ended, failed
 
     def begin(self, reply: Reply) -> None:
         """Have the engine write a reply."""
@@ -324,7 +323,7 @@ class Replies:
         reply.job = self._front.post(
             lambda job: messages.Generate(job, *order),
             reply.source.request,
-            partial(self._told, reply),
+            partial(self._reported, reply),
             partial(self._fail, reply),
         )
         reply.graph.begin(reply.node)
@@ -367,12 +366,12 @@ class Replies:
         if reply.read is not None:
             reply.graph.remove(reply.read)
 
-    def _told(self, reply: Reply, report: messages.Progressed | messages.Finished) -> None:
+    def _reported(self, reply: Reply, report: messages.Progressed | messages.Finished) -> None:
         if isinstance(report, messages.Progressed):
             if (steps := report.tokens - reply.tokens) > 0:
                 reply.text, reply.tokens, reply.ended = report.text, report.tokens, reply.node
                 reply.node = split_reply(reply.graph, reply.node, steps)
-                self._changed(reply)
+                self._front.news.told.append(reply)
             return
         self._end(reply)
         reply.graph.finish(reply.node)

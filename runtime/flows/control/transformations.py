@@ -218,7 +218,7 @@ class Put(Transformation):
         here = [(search, left) for search, left in lefts if left]
         vectors = [count_vectors(clusters, stage.sizes) for clusters in held.values() if clusters]
         seconds = device.seconds(vectors) if vectors else 0.0
-        alone, beside = (front.lot(some, stage.sizes).predicted for some in (takes, here))
+        alone, beside = (front.batch(some, stage.sizes).predicted for some in (takes, here))
         saved = (alone - max(beside, seconds)) * sum(s.call is not None for s in front.searches)
         for search, count in plan:
             there = held.get(search, ())

@@ -63,14 +63,11 @@ class Wavefront:
         Raises SpecError where the settings name a transformation that is not registered.
         """
         self.front = front = Front(settings, costs, catalog, {} if hot is None else hot)
+        self.statistics: Statistics = front.statistics
+        """What came of guesses."""
         self._numbers = count(1)
         self._searches = Searches(front, self._searched_on, self._searched, self._search_failed)
-        self._replies = Replies(front, self._replied_on, self._replied, self._reply_failed)
-
-    @property
-    def statistics(self) -> Statistics:
-        """What came of guesses."""
-        return self.front.statistics
+        self._replies = Replies(front, self._replied, self._reply_failed)
 
     def submit(self, run: WorkflowRun, now: float) -> int:
         """Take a run that has not begun; return the number of the request."""
@@ -336,9 +333,6 @@ class Wavefront:
             self._fail(ticket, search.source.node, error)
         elif ticket.scouts.pop(search.source.node, None) is not None:
             roll_back(ticket.graph, search.node)
-
-    def _replied_on(self, reply: Reply) -> None:
-        self.front.news.told.append(reply)
 
     def _replied(self, reply: Reply) -> None:
         self.front.news.room = True

@@ -52,7 +52,7 @@ class Search:
     known: SearchHistory | None = None  # that it began with
     version: int = 0  # of the documents, since its clusters are known
     patience: int | None = None  # clusters without change after which it may end
-    told: list[Part] = field(default_factory=list)  # what all scans of it found
+    results: list[Part] = field(default_factory=list)  # what all scans of it found
     shown: list[Document] | None = None  # that were looked up last
     ended: LiveNode | None = None
     taken: tuple[int, ...] = ()
@@ -136,7 +136,7 @@ class Search:
     def find(self, found: Part) -> bool:
         """Take what one part of a scan found; tell whether the sub-stage is over with it."""
         self.found += found.hits
-        self.told.append(found)
+        self.results.append(found)
         self.scans -= 1
         if self.scans:
             return False
@@ -151,7 +151,7 @@ class Search:
     def homes(self) -> dict[int, int]:
         """The cluster of each document that it has found, or knew."""
         homes = dict[int, int]() if self.known is None else dict(self.known.homes)
-        for part in self.told:
+        for part in self.results:
             homes.update(zip((id_ for _, id_ in part.hits), part.homes, strict=True))
         return homes
 
@@ -276,7 +276,7 @@ Takes: TypeAlias = list[tuple[Search, tuple[int, ...]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Lot:
+class ScanBatch:
     """What is scanned together on one device. predicted: its seconds.
 
     shared: seconds that this would be with no fixed part and all threads busy to the end.

@@ -13,7 +13,7 @@ import pytest
 
 from dovetail.cli.quickstart import (
     ASKED,
-    Asked,
+    AnsweredQuestion,
     _describe,
     describe_asked,
     draw_questions,
@@ -50,7 +50,7 @@ def test_hops_are_read_search_by_search() -> None:
     assert hops[0].passages == ("A: A is B.",)
     (shot,) = read_hops("Q?", finished(("search", 0, [one, two]), ("answer", 0, " B.")))
     assert (shot.question, shot.reply, len(shot.passages)) == ("Q?", "B.", 2)
-    asked = Asked(
+    asked = AnsweredQuestion(
         question="Q?",
         wanted="D",
         workflow="multistep",

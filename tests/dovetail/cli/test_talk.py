@@ -22,7 +22,7 @@ import dovetail as face
 from dovetail.cli import model_cache
 from dovetail.cli.model_cache import find_artifact
 from dovetail.cli.run import choose_sampling
-from dovetail.cli.talk import Pace
+from dovetail.cli.talk import TokenRate
 from dovetail.errors import SpecError
 from dovetail.ir.options import LIVELY
 from tests.caches import link_cache
@@ -34,17 +34,17 @@ MAIN = "from dovetail.cli import main; main()"
 STOPPED = """
 import signal
 from dovetail.cli.model_cache import find_artifact
-from dovetail.cli.talk import Pace
+from dovetail.cli.talk import TokenRate
 from dovetail.errors import SpecError
 
-count = Pace.count
+count = TokenRate.count
 
 def interrupt(self, tokens, now):
-    Pace.count = count
+    TokenRate.count = count
     count(self, tokens, now)
     signal.raise_signal(signal.SIGINT)  # while the first answer is on its way
 
-Pace.count = interrupt
+TokenRate.count = interrupt
 """
 PATIENCE = 240
 """Seconds until a program that says nothing is given up, whatever the machine is busy with."""
@@ -162,7 +162,7 @@ def test_ctrl_c_ends_the_answer_to_a_single_prompt_on_a_line_of_its_own(
 ) -> None:
     asked = ("run", artifact, "--ignore-eos", "-p", QUESTION)
     later = STOPPED.replace(
-        "    Pace.count = count\n",
+        "    TokenRate.count = count\n",
         "    if not self.tokens:\n        return count(self, tokens, now)\n",
     )
     terminal = open_terminal(*asked, script=later)
@@ -357,7 +357,7 @@ def test_an_artifact_takes_no_options_of_a_compile(artifact: Path) -> None:
 
 
 def test_the_pace_counts_what_came_after_the_first_tokens() -> None:
-    pace = Pace(start=10.0)
+    pace = TokenRate(start=10.0)
     assert str(pace) == "0 tokens"
     pace.count(1, 10.5)
     assert str(pace) == "1 token, 2.0 tokens/s, the first after 0.50 s"

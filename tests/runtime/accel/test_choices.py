@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.runtime.accel.choices import Key, choices_path, keep_choices, read_choices
+from dovetail.runtime.accel.generated import Key, choices_path, keep_choices, read_choices
 
 FIRST: set[Key] = {((64, 32, "f32"), 1), ((64, 32, "f32"), 8)}
 SECOND: set[Key] = {((64, 32, "f32"), 2)}

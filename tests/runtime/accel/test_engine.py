@@ -29,8 +29,8 @@ from dovetail.runtime.accel import attention_choice, device, executor, profile, 
 from dovetail.runtime.accel.attention import PlainAttention
 from dovetail.runtime.accel.device import TorchDevice
 from dovetail.runtime.accel.executor import DeviceExecutor
+from dovetail.runtime.accel.graph_cache import GraphCache
 from dovetail.runtime.accel.orders import BatchSizes
-from dovetail.runtime.accel.recorder import Recorder
 from dovetail.runtime.accel.sub_batch import DeviceModel, SubBatch, attention_tape
 from dovetail.runtime.accel.tape import TorchTape
 from dovetail.runtime.app import App, load
@@ -39,12 +39,11 @@ from dovetail.runtime.engine import executor as cpu_executor
 from dovetail.runtime.engine.engine import Engine
 from dovetail.runtime.engine.options import EngineOptions
 from dovetail.runtime.machine.seat import ENGINE_SLOT, SEARCH_SLOT, Board, Seat
-from dovetail.runtime.native import kv_parts
+from dovetail.runtime.native import step as native_step
 from dovetail.runtime.schedule import neo, speculation
-from dovetail.runtime.schedule.cost_tables import AXES
+from dovetail.runtime.schedule.cost_tables import AXES, Predictor
 from dovetail.runtime.schedule.neo import NeoScheduler
-from dovetail.runtime.schedule.offload import OffloadVerdict
-from dovetail.runtime.schedule.predictor import Predictor
+from dovetail.runtime.schedule.offload import OffloadDecision
 from dovetail.runtime.schedule.request import Home, Request, SamplingParams
 from dovetail.runtime.schedule.scheduler import Draft
 from dovetail.topology.division import DECODE, PREFILL, SEARCHES
@@ -140,9 +139,9 @@ def test_padded_steps_of_decodes_give_the_same_tokens(
 ) -> None:
     """As a GPU's graphs have them; what is under one name runs over the same shapes."""
     shapes: dict[Any, tuple[int, ...]] = {}
-    run, padded = Recorder.run, set[bool]()
+    run, padded = GraphCache.run, set[bool]()
 
-    def note(recorder: Recorder, name: Any, work: Any) -> None:
+    def note(recorder: GraphCache, name: Any, work: Any) -> None:
         step = work.args[1]
         rows = tuple(step.counts[n] for n in ("n_tokens", "n_stored", "n_out"))
         assert shapes.setdefault(name, rows) == rows == (name[1],) * 3
@@ -151,7 +150,7 @@ def test_padded_steps_of_decodes_give_the_same_tokens(
 
     monkeypatch.setattr(TorchDevice, "records", True)
     monkeypatch.setattr(PlainAttention, "records", whole)
-    monkeypatch.setattr(Recorder, "run", note)
+    monkeypatch.setattr(GraphCache, "run", note)
     for offload, gpu, cpu in (("off", 60, 1), ("auto", 8, 30), ("full", 1, 60)):
         with engines.two_pools(artifact, gpu, cpu, offload=offload, min_gain=0.0) as (app, _):
             assert [done.token_ids for done in app.generate(PROMPTS, **ASKED)] == alone
@@ -166,8 +165,8 @@ def test_decodes_of_a_gpu_are_recorded(artifact: Path, alone: list[tuple[int, ..
     with engines.two_pools(artifact, 60, 1, device="cuda", offload="off") as (app, _):
         for _ in range(2):
             assert [done.token_ids for done in app.generate(PROMPTS, **ASKED)] == alone
-        recorder = app.engine.executor.pair.sub_batches[0]._recorder
-        assert recorder.on and recorder._held
+        graphs = app.engine.executor.pair.sub_batches[0]._graphs
+        assert graphs.on and graphs._held
 
 
 @pytest.mark.parametrize("offload", ["off", "full", "auto"])
@@ -226,7 +225,7 @@ def test_b6_8_fails_where_a_layer_of_what_moves_is_left_out(
     two_pools: TwoPools,
 ) -> None:
     """B6.8 is the test below."""
-    pays, copy = OffloadVerdict(2.0, len(PROMPTS), 2.0), DeviceModel.copy_blocks
+    pays, copy = OffloadDecision(2.0, len(PROMPTS), 2.0), DeviceModel.copy_blocks
 
     def skip(model: DeviceModel, layer: int, blocks: Any, target: Home) -> None:
         if layer != 1:
@@ -251,7 +250,7 @@ def test_swaps_both_ways_and_two_batches_are_run(
     monkeypatch: pytest.MonkeyPatch,
     two_pools: TwoPools,
 ) -> None:
-    pays = OffloadVerdict(2.0, len(PROMPTS), 2.0)  # as with a long queue: not all start at once
+    pays = OffloadDecision(2.0, len(PROMPTS), 2.0)  # as with a long queue: not all start at once
     monkeypatch.setattr(neo, "weigh_offload", lambda *_: pays)
     seen = {"out": 0, "in": 0, "two": 0, "later": 0}
     for gpu, cpu, slow in ((8, 60, False), (9, 30, False), (12, 40, True), (6, 12, False)):
@@ -398,7 +397,7 @@ def run_with_a_fault(
 def test_threads_share_long_keys_with_all_heads(
     artifact: Path, monkeypatch: pytest.MonkeyPatch, two_pools: TwoPools
 ) -> None:
-    monkeypatch.setattr(kv_parts, "LONG_TOKENS", 32)
+    monkeypatch.setattr(native_step, "LONG_TOKENS", 32)
     found: set[int] = set()
     set_args = SubBatch.set_args
 
@@ -514,7 +513,7 @@ def test_memory_is_counted_once(artifact: Path, monkeypatch: pytest.MonkeyPatch)
         given: dict[str, Any] = {"device": "torch:cpu", "offload": "full", **LIMITS}
         with load(artifact, kv_blocks=kv_blocks, **given) as app:
             assert isinstance(app.engine.executor, DeviceExecutor)
-            room.append(app.engine.executor.room)
+            room.append(app.engine.executor.sizes.room)
             held = app.engine.scheduler.limits.block_bytes * kv_blocks
         made = PlainAttention.workspace(torch.device("cpu"), 64, 256, 0.0) + moment
         taken.append((held, made))

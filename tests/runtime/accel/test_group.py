@@ -22,7 +22,7 @@ from dovetail.runtime.accel.executor import DeviceExecutor
 from dovetail.runtime.accel.orders import StepOrder
 from dovetail.runtime.accel.tape import Step, TorchTape
 from dovetail.runtime.app import App, load
-from dovetail.runtime.group.rank_options import RankOptions
+from dovetail.runtime.engine.options import RankOptions
 from dovetail.runtime.schedule.plan import Move, StepPlan
 from tests.processes import running
 from tests.runtime.accel.engines import (

@@ -17,8 +17,14 @@ from dovetail.ir.errors import (
     LengthError,
     MissingKernelsError,
 )
-from dovetail.runtime.child.errors import ErrorText
-from dovetail.runtime.child.framing import LENGTH, MAX_MESSAGE, READ_BYTES, Channel, pack_value
+from dovetail.runtime.child.framing import (
+    LENGTH,
+    MAX_MESSAGE,
+    READ_BYTES,
+    Channel,
+    ErrorText,
+    pack_value,
+)
 
 
 class Note(msgspec.Struct):

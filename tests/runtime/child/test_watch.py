@@ -10,7 +10,7 @@ import pytest
 
 from dovetail.runtime.child.watch import LOOKS, PATIENCE, SLACK, Progress, Reading, Watch
 from dovetail.runtime.engine.step_watch import FEW, FIRST, StepTimes, StepWork
-from dovetail.runtime.machine.shared_memory import SharedMemory
+from dovetail.runtime.machine.memory import SharedMemory
 from dovetail.runtime.schedule.plan import Batch, PrefillChunk, StepPlan
 
 

@@ -106,7 +106,7 @@ def test_a_device_that_torch_does_not_have_is_left_out_unless_it_was_named(
     with closing(open_encoders(artifact, hardware, threads=1)) as embeddings:
         assert embeddings.choose(labels=False).service.manager.depths().keys() == {"cpu"}
         np.testing.assert_allclose(embeddings.embed(TEXTS), wanted, atol=1e-6)
-    assert "npu0 does not embed" in caplog.text and "has no device npu:0" in caplog.text
+    assert "npu0 is not used for embeddings" in caplog.text and "has no device npu:0" in caplog.text
     with pytest.raises(DeviceError, match="has no device npu:0"):
         open_encoders(artifact, hardware, device="npu")
     with closing(open_encoders(artifact, hardware, threads=1, device="cpu")) as embeddings:

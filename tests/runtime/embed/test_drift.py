@@ -132,5 +132,5 @@ def test_a_fit_that_no_thread_can_be_started_for_is_tried_again(
 
     monkeypatch.setattr(drift.threading, "Thread", Late)
     slow_down(service, LEAST_BATCHES + 1)
-    assert "cpu: its line could not be fitted anew (can't start new thread)" in caplog.text
+    assert "cpu: its latency line could not be fitted again (can't start new thread)" in caplog.text
     assert len(started) == len(service.queues) == 2

@@ -312,7 +312,7 @@ def test_an_observer_that_fails_ends_no_device(caplog: pytest.LogCaptureFixture)
     with alone(Toy(), observe=observe) as service:
         for _ in range(2):
             assert len(embed(service, [ids(1)])) == 1
-    assert "observes its batches failed" in caplog.text
+    assert "observer of its batches failed" in caplog.text
 
 
 def test_closing_fails_what_is_queued() -> None:

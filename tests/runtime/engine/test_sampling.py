@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.runtime.engine.sampling import log_sum, top_logprobs
+from dovetail.runtime.engine.logits import log_sum, top_logprobs
 from dovetail.runtime.native.step import draw_uniform
 from dovetail.runtime.schedule.request import Metrics, Request, SamplingParams
 

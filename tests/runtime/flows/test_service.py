@@ -26,7 +26,7 @@ from dovetail.ir.index_file import DOCUMENTS, VECTORS, EmbedderEntry, Passage
 from dovetail.ir.ragraph import RAGraph
 from dovetail.ir.workflow import END, START
 from dovetail.runtime.app import App
-from dovetail.runtime.child.errors import ErrorText
+from dovetail.runtime.child.framing import ErrorText
 from dovetail.runtime.flows.control.settings import WavefrontSettings
 from dovetail.runtime.flows.events import (
     Event,

@@ -17,7 +17,7 @@ pytest.importorskip("torch", reason="torch is not installed: pip install 'doveta
 
 from dovetail.ir.errors import RankError, SpecError
 from dovetail.runtime.app import App, load
-from dovetail.runtime.group.rank_options import RankOptions
+from dovetail.runtime.engine.options import RankOptions
 from tests.processes import running
 from tests.runtime.accel.engines import ASKED, PROMPTS, check_blocks, make_artifact
 from tests.runtime.accel.test_group import HEADS, answers, ranks

@@ -24,7 +24,7 @@ from dovetail.runtime.child.supervisor import STARTS
 from dovetail.runtime.engine.options import EngineOptions
 from dovetail.runtime.hosting.generator import Job
 from dovetail.runtime.hosting.process import EngineProcess
-from dovetail.runtime.hosting.wire import Told
+from dovetail.runtime.hosting.wire import StepReport
 from dovetail.runtime.schedule.plan import SchedulerSettings
 from tests.processes import running, stop
 from tests.runtime.conftest import ROOT
@@ -237,17 +237,17 @@ def test_a_stopped_process_is_found_to_hang_and_the_next_one_serves(
     with load(make_artifact(), apart=True) as app, starting_later(app) as held:
         first = pid(app)
         stop(first)
-        assert app.ready and app.ailment == "", "it has no work"
+        assert app.ready and app.failure == "", "it has no work"
         lost = [app.submit([3, 3], **LONG) for _ in range(4)]
         for job in lost:
             with pytest.raises(DeviceError, match=r"hung: .*0\.5 s; send the request again"):
                 job.result(timeout=300)
-        assert not app.ready and f"process {first} hung" in app.ailment
+        assert not app.ready and f"process {first} hung" in app.failure
         kept = app.submit([4, 4, 4], max_tokens=30)
         process(app)._patience = 300.0  # the next one may be slow
         held.set()
         assert list(kept.result(timeout=300).token_ids) == answer([4, 4, 4], 30)
-        assert app.ready and app.ailment == "" and pid(app) != first
+        assert app.ready and app.failure == "" and pid(app) != first
 
 
 def test_a_step_that_never_ends_is_found_out(
@@ -294,18 +294,18 @@ def test_results_alone_cross_once(
     make_artifact: MakeArtifact, answer: Answer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The load is told as it changes all the same."""
-    heard, hear = list[Told](), EngineProcess._hear
+    heard, hear = list[StepReport](), EngineProcess._hear
 
-    def note(host: EngineProcess, told: Told) -> None:
-        heard.append(told)
-        hear(host, told)
+    def note(host: EngineProcess, report: StepReport) -> None:
+        heard.append(report)
+        hear(host, report)
 
     monkeypatch.setattr(EngineProcess, "_hear", note)
     with load(make_artifact(), apart=True) as app:
         jobs = app.submit_all([[4, 4, 4], [5, 4]], chunks=False, **LONG)
         assert list(jobs[0].result().token_ids) == answer([4, 4, 4], 200)
         assert outcomes(jobs) == ["length"] * 2
-    assert [len(news.tokens) for told in heard for news in told.news] == [200, 200]
+    assert [len(u.tokens) for report in heard for u in report.updates] == [200, 200]
     assert any(told.load.running + told.load.waiting == 2 for told in heard)
 
 
@@ -377,7 +377,7 @@ def test_closing_ends_the_process_and_fails_what_runs(make_artifact: MakeArtifac
     app.close()
     app.close()
     assert set(outcomes(jobs)) <= {"RequestError", "length"}
-    assert child.member.fate(0) is not None and process(app).pid is None
+    assert child.member.wait(0) is not None and process(app).pid is None
     with pytest.raises(RequestError, match="closed"):
         app.generate([4])
 

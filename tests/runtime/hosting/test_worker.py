@@ -15,7 +15,7 @@ from dovetail.runtime.child.framing import Channel, pack_value
 from dovetail.runtime.child.watch import PATIENCE, Progress, Watch
 from dovetail.runtime.engine.options import EngineOptions
 from dovetail.runtime.hosting.open_engine import open_engine
-from dovetail.runtime.hosting.wire import Ask, Drop, Order, Submit, Told
+from dovetail.runtime.hosting.wire import Ask, Drop, Order, StepReport, Submit
 from dovetail.runtime.hosting.worker import GATHER, WARM_ANSWER, EngineWorker, take_order, warm_up
 from dovetail.runtime.schedule.request import SamplingParams
 from dovetail.runtime.text import masks
@@ -104,14 +104,14 @@ def test_a_grammar_that_takes_long_to_read_is_no_hang(
     ours, theirs = socket.socketpair()
     progress = Progress()
     worker = EngineWorker(Channel(theirs), engine, progress)
-    messages = Channel(ours).messages(Told)
+    messages = Channel(ours).messages(StepReport)
 
     def ask(number: int, grammar: str = "") -> None:
         params = SamplingParams(max_tokens=2, grammar=grammar)
         worker.take(Submit((number,), Ask([[1, 2]], params, 0)))
 
     def await_end(number: int) -> None:
-        assert any(news.number == number and news.end for told in messages for news in told.news)
+        assert any(u.number == number and u.end for report in messages for u in report.updates)
 
     def look() -> str:
         watch = Watch()

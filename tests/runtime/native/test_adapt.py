@@ -78,7 +78,7 @@ def test_idle_cpus_stand_in_for_those_that_are_gone_first() -> None:
 def test_more_processes_than_cpus_become_one(hardware: HardwareSpec) -> None:
     fitted, said = adapt_service(service(2, 4), hardware, {})
     assert fitted.processes == 1 and fitted.decode.threads == 8
-    assert "2 processes were planned and 1 CPUs are there" in said[0]
+    assert "2 processes were planned, but only 1 CPUs are available" in said[0]
     (plan,) = plan_ranks(fitted, hardware, None, 1)
     assert plan.decode.threads == 1 and set(plan.decode.cpus) <= set(hardware.allowed_pus)
 
@@ -141,7 +141,7 @@ def test_a_smaller_affinity_mask_shrinks_the_plan_and_says_so(
     )  # fmt: skip
     assert json.loads(done.stdout) == [1, [HERE[1]], whole]
     assert f"planned for CPU {HERE[0]}, offline or not allowed" in done.stderr
-    assert "2 threads wanted" in done.stderr
+    assert "2 threads were planned" in done.stderr
 
 
 def write_plan(path: Path, plan: ServicePlan) -> None:

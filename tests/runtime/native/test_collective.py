@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from dovetail.ir.errors import CapacityError, RankError
 from dovetail.runtime.machine import abi
-from dovetail.runtime.machine.shared_memory import SharedMemory
+from dovetail.runtime.machine.memory import SharedMemory
 from dovetail.runtime.native.collective import Communicator, comm_bytes
 from tests.runtime.groups import Group, named_memory
 
@@ -62,7 +62,7 @@ def test_any_sizes_in_any_order(toy_library: Path, ranks: int, sizes: list[int])
 
 @pytest.mark.parametrize("threads", [(1, 1), (2, 2), (3, 1)])
 def test_threads_share_strided_rows(toy_library: Path, threads: tuple[int, int]) -> None:
-    rows, columns, stride, lanes = 37, 999, 1008, 3
+    rows, columns, stride, most = 37, 999, 1008, 3
 
     def work(comm: Communicator) -> None:
         c = abi.declare(ctypes.CDLL(str(toy_library)))
@@ -82,7 +82,7 @@ def test_threads_share_strided_rows(toy_library: Path, threads: tuple[int, int])
         np.testing.assert_array_equal(x[:, :columns], wanted)
         assert (x[:, columns:] == 7).all()
 
-    assert Group(toy_library, 2, work, lanes=lanes).wait() == [0, 0]
+    assert Group(toy_library, 2, work, threads=most).wait() == [0, 0]
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
@@ -104,7 +104,7 @@ def test_columns_of_all_ranks_are_gathered(toy_library: Path, ranks: int) -> Non
             np.testing.assert_array_equal(x[:, :columns], whole[:, :columns])
             np.testing.assert_array_equal(x[:, columns:], rest)
 
-    assert Group(toy_library, ranks, work, lanes=2).wait() == [0] * ranks
+    assert Group(toy_library, ranks, work, threads=2).wait() == [0] * ranks
 
 
 def test_a_death_is_noticed_within_two_seconds() -> None:
@@ -162,7 +162,7 @@ def test_memory_and_descriptors_are_given_back(toy_library: Path) -> None:
 
     def use() -> None:
         shared = SharedMemory.create(comm_bytes(c, 1, 1))
-        comm = Communicator(c, shared.bytes, rank=0, ranks=1, lanes=1, spin=0)
+        comm = Communicator(c, shared.bytes, rank=0, ranks=1, threads=1, spin=0)
         comm.all_reduce(values(0, 5))
         shared.close()
         assert Group(toy_library, 2, lambda comm: comm.all_reduce(values(0, 9))).wait() == [0, 0]
@@ -180,6 +180,6 @@ def test_impossible_groups_are_refused(toy_library: Path) -> None:
         comm_bytes(c, 300, 1)
     shared = SharedMemory.create(comm_bytes(c, 2, 1))
     with pytest.raises(CapacityError, match="rank 2 of 2"):
-        Communicator(c, shared.bytes, rank=2, ranks=2, lanes=1, spin=0)
+        Communicator(c, shared.bytes, rank=2, ranks=2, threads=1, spin=0)
     with pytest.raises(CapacityError, match="shared memory"):
         SharedMemory.create(1 << 62)

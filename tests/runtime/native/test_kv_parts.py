@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail.ir.model import MAX_KV_SPLITS
-from dovetail.runtime.native.kv_parts import EVEN_ITEMS, LONG_TOKENS, PART_TOKENS, count_parts
+from dovetail.runtime.native.step import EVEN_ITEMS, LONG_TOKENS, PART_TOKENS, count_parts
 
 
 def test_one_thread_or_enough_sequences_leave_them_whole() -> None:

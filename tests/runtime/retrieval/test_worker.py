@@ -11,7 +11,7 @@ pytest.importorskip("faiss")
 
 from dovetail.compiler.index_build import IndexRequest, build_index_folder
 from dovetail.ir.index_file import EmbedderEntry, Passage
-from dovetail.runtime.child.errors import ErrorText
+from dovetail.runtime.child.framing import ErrorText
 from dovetail.runtime.index.scans import Part
 from dovetail.runtime.retrieval.wire import (
     OpenIndex,

@@ -14,7 +14,7 @@ from dovetail.runtime.schedule.device_limits import (
     SEQUENCES,
     STEP_TOKENS,
     DeviceLimits,
-    Wishes,
+    LimitOptions,
     device_limits,
 )
 
@@ -43,15 +43,15 @@ FREE = st.integers(0, 1 << 24)
 
 
 @st.composite
-def wishes(draw: st.DrawFn) -> Wishes:
+def asked(draw: st.DrawFn) -> LimitOptions:
     sequences = draw(st.none() | st.integers(1, 512))
     tokens = draw(st.none() | st.integers(sequences or 1, 1 << 14))
-    return Wishes(max_num_seqs=sequences, max_num_batched_tokens=tokens)
+    return LimitOptions(max_num_seqs=sequences, max_num_batched_tokens=tokens)
 
 
-def find(free: int, sizes: dict[str, Any], wished: Wishes) -> DeviceLimits | None:
+def find(free: int, sizes: dict[str, Any], wished: LimitOptions) -> DeviceLimits | None:
     try:
-        return device_limits(free=free, wishes=wished, **sizes)
+        return device_limits(free=free, asked=wished, **sizes)
     except CapacityError:
         return None
 
@@ -62,9 +62,9 @@ def taken(sizes: dict[str, Any], found: DeviceLimits) -> int:
     return int(sizes["weights"] + activations + found.blocks * sizes["block_bytes"])
 
 
-@given(FREE, SIZES, wishes())
+@given(FREE, SIZES, asked())
 def test_what_is_chosen_fits_and_is_what_was_wished(
-    free: int, sizes: dict[str, Any], wished: Wishes
+    free: int, sizes: dict[str, Any], wished: LimitOptions
 ) -> None:
     found = find(free, sizes, wished)
     assume(found is not None)
@@ -77,9 +77,9 @@ def test_what_is_chosen_fits_and_is_what_was_wished(
     assert found.context == sizes["context"]
 
 
-@given(FREE, st.integers(0, 1 << 16), SIZES, wishes())
+@given(FREE, st.integers(0, 1 << 16), SIZES, asked())
 def test_more_memory_never_gives_less(
-    free: int, more: int, sizes: dict[str, Any], wished: Wishes
+    free: int, more: int, sizes: dict[str, Any], wished: LimitOptions
 ) -> None:
     less, found = find(free, sizes, wished), find(free + more, sizes, wished)
     if less is not None:
@@ -89,9 +89,9 @@ def test_more_memory_never_gives_less(
         assert found.blocks >= less.blocks
 
 
-@given(SIZES, wishes())
+@given(SIZES, asked())
 def test_a_device_is_refused_only_where_the_least_does_not_fit(
-    sizes: dict[str, Any], wished: Wishes
+    sizes: dict[str, Any], wished: LimitOptions
 ) -> None:
     rows = wished.max_num_seqs or 1
     tokens = wished.max_num_batched_tokens or rows
@@ -117,9 +117,9 @@ def test_sizes_of_a_model_on_devices_that_people_have(
 def test_what_does_not_fit_is_told_with_figures() -> None:
     with pytest.raises(CapacityError, match=r"weights take 16000000000, .*raise gpu_memory_util"):
         device_limits(free=16 * GIB, **EIGHT_B)
-    wished = Wishes(max_num_batched_tokens=100_000)
+    wished = LimitOptions(max_num_batched_tokens=100_000)
     with pytest.raises(CapacityError, match="a step of 100000 tokens 9000000000,"):
-        device_limits(free=24 * GIB, wishes=wished, **EIGHT_B)
+        device_limits(free=24 * GIB, asked=wished, **EIGHT_B)
 
 
 def test_a_pool_is_no_larger_than_full_steps_of_full_contexts_use() -> None:
@@ -137,20 +137,20 @@ def test_a_pool_is_no_larger_than_full_steps_of_full_contexts_use() -> None:
 )
 def test_impossible_wishes_are_refused(asked: dict[str, int], said: str) -> None:
     with pytest.raises(RequestError, match=said):
-        Wishes(**asked)
+        LimitOptions(**asked)
 
 
 def test_wishes_bound_what_an_artifact_holds_and_never_exceed_it() -> None:
-    assert Wishes().bound(512, 64, 4096) == DeviceLimits(
+    assert LimitOptions().bound(512, 64, 4096) == DeviceLimits(
         step_tokens=512, sequences=64, context=4096
     )
-    few = Wishes(max_num_seqs=2, max_num_batched_tokens=32, max_model_len=100)
+    few = LimitOptions(max_num_seqs=2, max_num_batched_tokens=32, max_model_len=100)
     assert few.bound(512, 64, 4096) == DeviceLimits(step_tokens=32, sequences=2, context=100)
-    assert Wishes(max_num_batched_tokens=8).bound(512, 64, 4096).sequences == 8
+    assert LimitOptions(max_num_batched_tokens=8).bound(512, 64, 4096).sequences == 8
     for asked, said in (
         ({"max_num_seqs": 65}, "for .64.; lower it, or compile with max_step_sequences 65"),
         ({"max_num_batched_tokens": 513}, "compile with max_step_tokens 513"),
         ({"max_model_len": 4097}, "max_model_len 4097 is more .*compile with --max-context 4097"),
     ):
         with pytest.raises(SpecError, match=said):
-            Wishes(**asked).bound(512, 64, 4096)
+            LimitOptions(**asked).bound(512, 64, 4096)

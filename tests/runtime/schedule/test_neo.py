@@ -9,12 +9,12 @@ import pytest
 
 from dovetail.ir.errors import CapacityError, SpecError
 from dovetail.runtime.schedule import neo
+from dovetail.runtime.schedule.cost_tables import Predictor
 from dovetail.runtime.schedule.kv_pool import KvPool, blocks_for
 from dovetail.runtime.schedule.neo import NeoScheduler
-from dovetail.runtime.schedule.offload import Demand, OffloadVerdict, weigh_offload
+from dovetail.runtime.schedule.offload import Demand, OffloadDecision, weigh_offload
 from dovetail.runtime.schedule.pipeline import LayerTimes, Pipeline
 from dovetail.runtime.schedule.plan import Limits, SchedulerSettings, StepPlan
-from dovetail.runtime.schedule.predictor import Predictor
 from dovetail.runtime.schedule.request import Home, Request, SamplingParams
 from dovetail.runtime.schedule.scheduler import Scheduler
 from tests.runtime.schedule.integrity import check_integrity
@@ -58,7 +58,7 @@ def pipeline_of(
 def test_both_inequalities_and_the_greedy_choice_on_random_queues_and_times(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pays = OffloadVerdict(2.0, 80, 2.0)  # as with a long queue: not all start at once
+    pays = OffloadDecision(2.0, 80, 2.0)  # as with a long queue: not all start at once
     monkeypatch.setattr(neo, "weigh_offload", lambda *_: pays)
     rng = random.Random(seed)
     plans = hidden = beyond = 0
@@ -110,7 +110,7 @@ def test_where_offload_does_not_pay_the_plans_are_those_without_it() -> None:
         scheduler = make(predictor=slow, offload=offload)
         load_up(scheduler, 20, 330, 45)
         found[offload] = serve(scheduler)[1]
-        assert scheduler.verdict.cpu_requests == 0
+        assert scheduler.decision.cpu_requests == 0
     assert found["auto"] == found["off"]
 
 
@@ -143,7 +143,7 @@ def test_what_steps_take_beyond_the_tables_is_learnt_and_weighed(
 ) -> None:
     told: list[float] = []
 
-    def follow(demand: Demand, limits: Limits, times: LayerTimes, least: float) -> OffloadVerdict:
+    def follow(demand: Demand, limits: Limits, times: LayerTimes, least: float) -> OffloadDecision:
         told.append(times.late)
         found = weigh_offload(demand, limits, times, least)
         sooner = weigh_offload(demand, limits, LayerTimes(times.predictor), least)
@@ -219,7 +219,7 @@ def test_a_doubted_gain_begins_at_the_whole_margin_and_what_is_begun_goes_on(
     paid: list[bool],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    verdicts = iter([OffloadVerdict(gain, 9, gain, True, doubted=doubted) for gain in gains])
+    verdicts = iter([OffloadDecision(gain, 9, gain, True, doubted=doubted) for gain in gains])
     monkeypatch.setattr(neo, "weigh_offload", lambda *_: next(verdicts))
     scheduler = make(predictor=T4, weigh_every=1, min_gain=asked)
     load_up(scheduler, 60, 330, 45)
@@ -242,7 +242,7 @@ def test_starting_the_cpu_costs_something_until_steps_or_tables_tell() -> None:
 
 
 def test_steps_are_weighed_with_what_the_cpu_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    pays = OffloadVerdict(2.0, 1000, 2.0)
+    pays = OffloadDecision(2.0, 1000, 2.0)
     monkeypatch.setattr(neo, "weigh_offload", lambda *_: pays)
     silent = Roofline(H200.weights, H200.kv, H200.gpu_bytes, H200.gpu_flops, start=0.0)
     scheduler = make(100, 8000, silent, tokens=20480, first_lateness=1e-3)
@@ -374,7 +374,7 @@ def test_a_slow_cpu_request_waits_no_longer_than_it_may() -> None:
 def test_a_burst_that_has_waited_long_is_still_started_in_order_and_not_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    pays = OffloadVerdict(2.0, 1000, 2.0)
+    pays = OffloadDecision(2.0, 1000, 2.0)
     monkeypatch.setattr(neo, "weigh_offload", lambda *_: pays)
     scheduler = make(100, 8000, H200, tokens=20480, patience=5)
     load_up(scheduler, 120, 1000, 40)

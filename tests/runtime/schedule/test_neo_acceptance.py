@@ -29,16 +29,16 @@ from dovetail.ir.profile import CostRow, ProfileFile, ProfileKey
 from dovetail.runtime.schedule import cost_tables, neo
 from dovetail.runtime.schedule.cost_tables import (
     Curve,
+    Predictor,
     Surface,
     TablePredictor,
     keep_profile,
     read_profile,
 )
 from dovetail.runtime.schedule.neo import NeoScheduler
-from dovetail.runtime.schedule.offload import OffloadVerdict
+from dovetail.runtime.schedule.offload import OffloadDecision
 from dovetail.runtime.schedule.pipeline import LayerTimes, Pipeline
 from dovetail.runtime.schedule.plan import StepPlan
-from dovetail.runtime.schedule.predictor import Predictor
 from dovetail.runtime.schedule.request import Home, SamplingParams
 from tests.codegen.kernels.harness import NATIVE, Runner, native_runner
 from tests.codegen.kernels.reference import attention, paged
@@ -202,7 +202,7 @@ def choose(predictor: Predictor = T4) -> None:
     assert shared
 
 
-LONG_QUEUE = OffloadVerdict(2.0, 60, 2.0)
+LONG_QUEUE = OffloadDecision(2.0, 60, 2.0)
 """As of a queue that does not start all at once."""
 WITHOUT_CHOICE: dict[str, tuple[Mutate, Predictor]] = {
     "inequalities": (replace(Pipeline, "slack", lambda *_: 1.0), T4),

@@ -6,11 +6,10 @@ import msgspec
 import pytest
 
 from dovetail.ir.model import KV_BLOCK
-from dovetail.runtime.schedule.cost_tables import TablePredictor
-from dovetail.runtime.schedule.offload import Demand, OffloadVerdict, weigh_offload
+from dovetail.runtime.schedule.cost_tables import Predictor, TablePredictor
+from dovetail.runtime.schedule.offload import Demand, OffloadDecision, weigh_offload
 from dovetail.runtime.schedule.pipeline import LayerTimes
 from dovetail.runtime.schedule.plan import Limits
-from dovetail.runtime.schedule.predictor import Predictor
 from dovetail.runtime.sim.machines import assumed_profile, find_machine
 from dovetail.topology.presets import preset_model
 
@@ -27,7 +26,7 @@ def weigh(
     cpu: float = 1.0,
     cpu_blocks: int | None = None,
     min_gain: float = 1.05,
-) -> OffloadVerdict:
+) -> OffloadDecision:
     machine = find_machine(name).with_cpu(cpu)
     spec = preset_model(machine.model, kv_dtype="bf16")
     profile = assumed_profile(machine, spec)
@@ -109,14 +108,14 @@ def test_a_full_accelerator_is_still_refilled_where_it_has_time_to_spare() -> No
 )
 def test_nothing_is_sent_where_it_cannot_pay(options: dict[str, float]) -> None:
     found = weigh("t4", 330, 45, **options)  # type: ignore[arg-type]
-    assert found == OffloadVerdict(1.0, 0)
+    assert found == OffloadDecision(1.0, 0)
 
 
 def test_a_short_queue_gains_less_and_what_is_begun_counts_no_more() -> None:
     gains = [weigh("h100", 2000, 100, requests=count).gain for count in (30, 240, 4000)]
     assert gains == sorted(set(gains))
     assert weigh("h100", 2000, 100, requests=240, started=60).gain > gains[1]
-    assert weigh("h100", 2000, 100, requests=14) == OffloadVerdict(1.0, 0)
+    assert weigh("h100", 2000, 100, requests=14) == OffloadDecision(1.0, 0)
 
 
 def test_the_end_of_a_queue_alone_begins_nothing() -> None:
@@ -129,7 +128,7 @@ def test_the_end_of_a_queue_alone_begins_nothing() -> None:
 
 def test_requests_that_the_gpu_cannot_hold_are_weighed_without_an_error() -> None:
     assert weigh("t4", 2000, 45).cpu_requests > 0
-    assert weigh("t4", 1, 1, requests=1) == OffloadVerdict(1.0, 0)
+    assert weigh("t4", 1, 1, requests=1) == OffloadDecision(1.0, 0)
 
 
 def test_tables_that_know_nothing_give_a_verdict() -> None:

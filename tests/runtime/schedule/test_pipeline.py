@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from dovetail.runtime.schedule.cost_tables import Predictor
 from dovetail.runtime.schedule.pipeline import LayerTimes, MeanStep, Pipeline
 from dovetail.runtime.schedule.plan import PrefillChunk
-from dovetail.runtime.schedule.predictor import Predictor
 
 
 class Made(Predictor):

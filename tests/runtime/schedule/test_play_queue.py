@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from dovetail.runtime.schedule.cost_tables import Predictor
 from dovetail.runtime.schedule.pipeline import LayerTimes, MeanStep, play_queue
 from dovetail.runtime.schedule.plan import Limits
-from dovetail.runtime.schedule.predictor import Predictor
 from dovetail.runtime.sim.scenario import make_scenario, synthesize
 
 

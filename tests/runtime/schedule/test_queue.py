@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from dovetail.ir.errors import CapacityError
+from dovetail.runtime.schedule.cost_tables import Predictor
 from dovetail.runtime.schedule.kv_pool import blocks_for
 from dovetail.runtime.schedule.plan import Offload
-from dovetail.runtime.schedule.predictor import Predictor
 from dovetail.runtime.schedule.request import Request
 from tests.runtime.schedule.integrity import check_integrity
 from tests.runtime.two_pools import H200, T4, Memory, Noise, Roofline, check_plan, make, submit

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail.ir.errors import CapacityError, RequestError
+from dovetail.runtime.schedule.cost_tables import Predictor
 from dovetail.runtime.schedule.kv_pool import KvPool
 from dovetail.runtime.schedule.plan import Batch, Limits, PrefillChunk, SchedulerSettings, StepPlan
-from dovetail.runtime.schedule.predictor import Predictor
 from dovetail.runtime.schedule.request import Request, SamplingParams, TokenLogprob
 from dovetail.runtime.schedule.scheduler import Scheduler
 from tests.runtime.schedule.integrity import check_integrity

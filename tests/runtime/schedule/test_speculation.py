@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from dovetail.ir.errors import RequestError
+from dovetail.runtime.schedule.cost_tables import Predictor
 from dovetail.runtime.schedule.experience import FEW, STALE, RowTimes
 from dovetail.runtime.schedule.kv_pool import KvPool
 from dovetail.runtime.schedule.plan import Limits, SchedulerSettings
-from dovetail.runtime.schedule.predictor import Predictor
 from dovetail.runtime.schedule.request import Request, SamplingParams
 from dovetail.runtime.schedule.scheduler import Scheduler
 from dovetail.runtime.schedule.speculation import DRAFTED, read_speculation

@@ -33,7 +33,7 @@ class StatesMachine(RuleBasedStateMachine):
     @rule(beginning=st.integers(0, 1), length=st.integers(1, 70))
     def open(self, beginning: int, length: int) -> None:
         tokens = [beginning] * length
-        if not self.pool.has_room:
+        if self.pool.states is not None and not self.pool.states.free:
             with pytest.raises(CapacityError):
                 self.states.open(self.next_id)
             return

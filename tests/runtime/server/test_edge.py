@@ -10,10 +10,10 @@ from starlette.types import Message
 from dovetail.errors import DeviceError
 from dovetail.runtime.server.edge import (
     DONE,
-    MAX_TOLD,
+    MAX_SEEN,
     PING,
     EventStream,
-    StrangeFields,
+    UnknownFields,
     last_event,
 )
 from dovetail.runtime.server.errors import ClientGone, to_api_error
@@ -130,12 +130,12 @@ def test_a_stream_that_is_cancelled_says_why_at_its_end(draining: bool, said: by
 
 
 def test_fields_that_nobody_reads_are_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    strange, path = StrangeFields(), "/v1/chat/completions"
+    unknown, path = UnknownFields(), "/v1/chat/completions"
     body = b'{"messages": [], "temprature": 1, "best": {"of": [3]}}'
     for _ in range(2):
-        strange.look(body, ChatRequest, path)
-    strange.look(b'{"temprature": 1, "max_tokens": 2}', ChatRequest, path)
-    strange.look(b'{"stop_words": 1}', ChatRequest, path)
+        unknown.look(body, ChatRequest, path)
+    unknown.look(b'{"temprature": 1, "max_tokens": 2}', ChatRequest, path)
+    unknown.look(b'{"stop_words": 1}', ChatRequest, path)
     assert [record.getMessage() for record in caplog.records] == [
         f"{path}: unknown fields are ignored: 'best', 'temprature'",
         f"{path}: unknown fields are ignored: 'stop_words'",
@@ -143,8 +143,8 @@ def test_fields_that_nobody_reads_are_told_of_once(caplog: pytest.LogCaptureFixt
 
 
 def test_made_up_names_fill_no_log(caplog: pytest.LogCaptureFixture) -> None:
-    strange = StrangeFields()
+    unknown = UnknownFields()
     for turn in range(1000):
-        strange.look(f'{{"x\\n{turn}{"y" * 200}": 1}}'.encode(), ChatRequest, "/")
-    assert len(caplog.records) == MAX_TOLD
+        unknown.look(f'{{"x\\n{turn}{"y" * 200}": 1}}'.encode(), ChatRequest, "/")
+    assert len(caplog.records) == MAX_SEEN
     assert all(len(record.getMessage().splitlines()[0]) < 120 for record in caplog.records)

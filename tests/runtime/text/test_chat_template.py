@@ -16,9 +16,14 @@ from dovetail.runtime.child.child import Child
 from dovetail.runtime.machine.cpu_time import process_seconds
 from dovetail.runtime.schedule.structured import StructuredOutputs
 from dovetail.runtime.text import template_process
-from dovetail.runtime.text.chat_template import ChatTemplate, read_template
-from dovetail.runtime.text.messages import Message
-from dovetail.runtime.text.template_process import NICE, SHARED, Renderer, _Job, _RenderProcess
+from dovetail.runtime.text.chat_template import ChatTemplate, Message, read_template
+from dovetail.runtime.text.template_process import (
+    NICE,
+    SHARED,
+    Renderer,
+    _RenderProcess,
+    _TemplateJob,
+)
 from dovetail.runtime.text.template_worker import Render, Teach, TryForm
 from dovetail.tiny_world import LLAMA
 from tests.processes import running
@@ -207,7 +212,7 @@ def test_processes_that_are_killed_while_idle_cost_no_conversation(
     renderer = Renderer()
     monkeypatch.setattr("dovetail.runtime.text.chat_template.SHARED", renderer)
     template = ChatTemplate("{{ messages[0].content }}", {})
-    job = _Job(Teach("other", "", {}))
+    job = _TemplateJob(Teach("other", "", {}))
     renderer._patient.put(job)
     job.future.result()
     for pid in renderer.pids:
@@ -215,7 +220,7 @@ def test_processes_that_are_killed_while_idle_cost_no_conversation(
         os.kill(pid, signal.SIGKILL)
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     assert template.render(HELLO) == HELLO[0].content
-    renderer._patient.put(job := _Job(Teach("other", "", {})))
+    renderer._patient.put(job := _TemplateJob(Teach("other", "", {})))
     assert job.future.result() == ""
     template.close()
 
@@ -258,12 +263,12 @@ def test_a_process_that_is_closed_while_it_is_started_ends(
     assert not closing.is_alive() and process.pid is None
 
 
-def endless_job() -> _Job:
+def endless_job() -> _TemplateJob:
     teach = Teach("endless", ENDLESS, {})
     conversation = (
         b'{"messages": [{"content": "loop"}], "add_generation_prompt": true, "options": {}}'
     )
-    return _Job(Render(teach.key, conversation), teach)
+    return _TemplateJob(Render(teach.key, conversation), teach)
 
 
 def test_memory_that_the_first_form_uses_up_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

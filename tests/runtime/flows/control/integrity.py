@@ -48,7 +48,7 @@ def check_wavefront(front: Wavefront) -> None:
     for search in state.searches:
         assert not search.over
         lots = (*state.busy.values(), *front._searches._again)
-        held = [cs for lot in lots for s, cs in lot.takes if s is search]
+        held = [cs for batch in lots for s, cs in batch.takes if s is search]
         assert len(held) == search.scans and sum(map(len, held)) <= len(search.taken)
         if search.cursor is not None:
             check_cursor(search.cursor)

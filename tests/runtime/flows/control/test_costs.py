@@ -68,10 +68,10 @@ def test_an_order_is_followed_by_what_all_searches_of_its_node_showed() -> None:
     learned = made()
     assert learned.order_gain("search") > 0, "nothing is known"
     for _ in range(50):
-        learned.sought("search", Needed(alone=0.5, plain=0.1, ordered=0.3))
+        learned.note_needed("search", Needed(alone=0.5, plain=0.1, ordered=0.3))
     assert learned.order_gain("search") < 0 < learned.order_gain("other")
     for _ in range(50):
-        learned.sought("search", Needed(alone=0.5, plain=0.2, ordered=0.1))
+        learned.note_needed("search", Needed(alone=0.5, plain=0.2, ordered=0.1))
     assert learned.order_gain("search") > 0
 
 
@@ -100,8 +100,8 @@ def test_scouts_are_sent_where_the_beginning_of_a_search_says_little() -> None:
     learned.searched(1.0)
     learned.overhead = 1e-2
     for _ in range(50):
-        learned.sought("search", Needed(0.05, 0.02, 0.01))
-        learned.sought("other", Needed(0.5, 0.1, 0.3))
+        learned.note_needed("search", Needed(0.05, 0.02, 0.01))
+        learned.note_needed("other", Needed(0.5, 0.1, 0.3))
     assert learned.scout_gain("search", 1) < 0 < learned.scout_gain("other", 1)
 
 
@@ -114,7 +114,7 @@ def test_scouts_are_given_up_after_several_that_were_of_no_use_and_tried_again_n
     useless, sent = Needed(0.05, 0.05, 0.05), []
     for _ in range(2000):  # a workflow of one search: only its scouts leave it a history
         sent.append(learned.scout_gain("search", 1) > 0)
-        learned.sought("search", useless if sent[-1] else None)
+        learned.note_needed("search", useless if sent[-1] else None)
     assert all(sent[:10]) and 0 < sum(sent[1000:]) < 0.2 * 1000
 
 

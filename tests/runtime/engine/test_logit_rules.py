@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from dovetail.ir.errors import RequestError
 from dovetail.runtime.app import load
-from dovetail.runtime.engine.sampling import log_sum, top_logprobs
-from dovetail.runtime.schedule.logit_rules import LogitRules
+from dovetail.runtime.engine.logits import LogitRules, log_sum, top_logprobs
 from dovetail.runtime.schedule.request import SamplingParams
 
 VOCAB = 97

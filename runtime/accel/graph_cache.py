@@ -1,6 +1,6 @@
 """Decode steps for a fixed number of rows: recorded once as CUDA graphs, replayed from then on.
 
-In: a filled sub-batch of decodes. Out: the rows it is padded to, and a `Recorder`, which records
+In: a filled sub-batch of decodes. Out: the rows it is padded to, and a `GraphCache`, which records
 and replays where the device can, and else just runs. Rows that nobody asked for, and those of the
 CPU's decodes, store their keys in a block that nobody reads.
 """
@@ -44,7 +44,7 @@ def pad_arrays(
     arrays["kv_slots"][sizes.gpu_decode : rows] = unread * KV_BLOCK + 1  # of place 0 one is cleared
 
 
-class Recorder:
+class GraphCache:
     """Runs work under a name; what has run before under that name is replayed, if it was recorded.
 
     Memory that recorded work takes meanwhile is a pool of its own: one runs after another.

@@ -1,33 +1,19 @@
-"""What a request's options do to its logits before a token is chosen from them.
+"""What is done with a row of raw logits: rules of a request's options, and log probabilities.
 
-In: raw logits of one row and the tokens so far. Out: the row, changed in place. Rules, order and
-float32 arithmetic are vLLM's; presence and frequency penalties are OpenAI's, too.
+In: one row [vocab] and the tokens so far. Out: the row, changed in place before a token is chosen
+from it; log probabilities. Rules, order and float32 arithmetic are vLLM's; presence and frequency
+penalties are OpenAI's, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-from dovetail.runtime.schedule.request import SamplingParams
-
-Logits = npt.NDArray[np.float32]
-EXCLUDED = np.float32(-np.inf)
-
-
-class Mask(Protocol):
-    """What a grammar lets through next."""
-
-    @property
-    def ended(self) -> bool:
-        """Whether nothing but an end may come."""
-
-    def apply(self, logits: Logits) -> None:
-        """Exclude all else from a row [vocab]."""
+from dovetail.runtime.schedule.request import SamplingParams, TokenLogprob
+from dovetail.runtime.text.masks import EXCLUDED, Logits, TokenMask
 
 
 class LogitRules:
@@ -45,7 +31,7 @@ class LogitRules:
         params: SamplingParams,
         prompt: Sequence[int],
         ends: Iterable[int],
-        mask: Mask | None = None,
+        mask: TokenMask | None = None,
     ) -> None:
         """`ends`: the model's end tokens. `mask`: of its grammar, where it has one."""
         self._params, self._start, self._read = params, len(prompt), len(prompt)
@@ -105,3 +91,36 @@ class LogitRules:
         found -= np.float32(params.frequency_penalty) * self._counts
         found -= np.float32(params.presence_penalty) * (self._counts > 0)
         logits[self._ids] = found
+
+
+def score_token(logits: Logits, token: int, count: int, total: float) -> TokenLogprob:
+    """Return what a row [vocab] says of `token`, and its `count` most likely ones.
+
+    total: the row's `log_sum`.
+    """
+    rank = 1 + int(np.count_nonzero(logits > logits[token]))
+    logprob = float(logits[token]) - total
+    return TokenLogprob(token, logprob, top_logprobs(logits, count, total), rank)
+
+
+def top_logprobs(logits: Logits, count: int, total: float) -> tuple[tuple[int, float], ...]:
+    """Return the `count` most likely (token id, log softmax) of one row [vocab], best first.
+
+    total: the row's `log_sum`.
+    """
+    count = min(count, len(logits))
+    if count == 0:
+        return ()
+    if count == 1:  # quicker, and what harnesses ask for
+        best = np.array([logits.argmax()])
+    else:
+        best = np.argpartition(logits, -count)[-count:]
+        best = best[np.lexsort((best, -logits[best]))]
+    return tuple((int(i), float(logits[i]) - total) for i in best)
+
+
+def log_sum(logits: Logits) -> float:
+    """Return the logarithm of the sum of e**logit of one row [vocab]."""
+    wide = logits.astype(np.float64)
+    peak = float(wide.max())
+    return peak + float(np.log(np.exp(wide - peak).sum()))

@@ -194,7 +194,7 @@ def test_the_core_is_thin() -> None:
     that makes some of these and rows of adapters came on top. So did experts and recurrent states.
     """
     assert {f"runtime/{room}" for room in ROOMS if (ROOT / "runtime" / room).is_dir()} < set(LINES)
-    assert sum(count_lines(f"runtime/{room}") for room in CORE) <= 14_990
+    assert sum(count_lines(f"runtime/{room}") for room in CORE) <= 15_000
 
 
 def test_no_two_classes_of_the_runtime_or_the_command_line_look_alike() -> None:

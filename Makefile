@@ -23,10 +23,10 @@ quickstart: $(VENV)/.base
 
 # all kernels that models share, for this machine; else each is built when it is first needed
 kernels: $(VENV)/.base
-	$(BIN)/python -m dovetail.compiler.shared_kernels
+	$(BIN)/python -m dovetail.compiler.rules.shared_kernels
 
 wheel: $(VENV)/.installed
-	$(BIN)/python -m dovetail.compiler.shared_kernels --package $(WHEEL_TARGETS)
+	$(BIN)/python -m dovetail.compiler.rules.shared_kernels --package $(WHEEL_TARGETS)
 	$(BIN)/python -m build --wheel -C--build-option=--plat-name=linux_x86_64
 	rm -rf ir/libraries
 

@@ -32,7 +32,7 @@ from common import (
     sample,
     work_folder,
 )
-from dovetail.compiler.model_spec import read_dimensions
+from dovetail.compiler.models.spec import read_dimensions
 from dovetail.ir.artifact import ServicePlan
 from dovetail.ir.model import ModelSpec
 from dovetail.topology.hardware import read_hardware

@@ -26,15 +26,15 @@ from dovetail.codegen.catalog import (
 )
 from dovetail.codegen.library import LibrarySpec, build_library
 from dovetail.codegen.targets import host_target
-from dovetail.compiler.measure import DECODE, PREFILL, AttentionCase, Candidate
-from dovetail.compiler.measure_attention import AttentionRun
-from dovetail.compiler.roofline import (
+from dovetail.compiler.measure.attention import AttentionRun
+from dovetail.compiler.measure.meter import DECODE, PREFILL, AttentionCase, Candidate
+from dovetail.compiler.measure.roofline import (
     measure_fma_rate,
     measure_read_bandwidth,
     stream_bytes,
 )
-from dovetail.compiler.schedules import make_schedule
-from dovetail.compiler.tables import OWN_SCHEDULES
+from dovetail.compiler.rules.schedules import make_schedule
+from dovetail.compiler.rules.tables import OWN_SCHEDULES
 from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.dtypes import DTYPES
 from dovetail.runtime.machine.library import KernelLibrary

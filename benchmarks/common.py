@@ -28,7 +28,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from dovetail.compiler.paired import pair_times
+from dovetail.compiler.measure.paired import pair_times
 from dovetail.ir.files import write_whole
 from dovetail.runtime.machine.cpu_time import QUIET_CORES, busy_seconds, process_seconds
 from dovetail.topology.hardware import read_hardware
@@ -314,7 +314,7 @@ def keep_current(artifact: Path, make: Callable[[], object], settings: object = 
     A file beside it says of which, else older kernels would be timed in the newest ones' name.
     """
     from dovetail.codegen.text_cache import digest_sources
-    from dovetail.compiler.memory import PACKAGES
+    from dovetail.compiler.measure.memory import PACKAGES
 
     origin = artifact.with_name(f"{artifact.name}.origin")
     now = f"{digest_sources(*PACKAGES)} {settings}"

@@ -17,15 +17,15 @@ import numpy.typing as npt
 from common import Patience
 from dovetail.codegen.library import BuiltLibrary
 from dovetail.codegen.targets import get_target
-from dovetail.compiler.kernel_call import KernelCall
-from dovetail.compiler.measure import CACHE_FACTOR, Candidate, Meter
-from dovetail.compiler.quantise import quantise_rows
-from dovetail.compiler.recorder import Identity, Recorder
-from dovetail.compiler.schedules import GemmOp, default_gemm_rows
+from dovetail.compiler.formats.quantise import quantise_rows
+from dovetail.compiler.formats.weight_dtype import CHOICES
+from dovetail.compiler.measure.kernel_call import KernelCall
+from dovetail.compiler.measure.meter import CACHE_FACTOR, Candidate, Meter
+from dovetail.compiler.measure.recorder import Identity, Recorder
+from dovetail.compiler.rules.schedules import GemmOp, default_gemm_rows
 from dovetail.compiler.search.policy import SearchTask
 from dovetail.compiler.search.rows import make_rows
 from dovetail.compiler.search.tables import EFFORTS
-from dovetail.compiler.weight_dtype import CHOICES
 from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.block_format import BlockFormat
 from dovetail.ir.formats import FORMATS, WeightFormat

@@ -174,7 +174,7 @@ class Memory:
         On a guest these may be slower than others: 8 of 33 GB/s were seen, for as long as they
         lay in the page cache.
         """
-        from dovetail.compiler.roofline import measure_read_bandwidth
+        from dovetail.compiler.measure.roofline import measure_read_bandwidth
 
         (weights,) = Path(artifact).glob("models/*/weights/weights.bin")
         pages = np.memmap(weights, np.float32, "r")

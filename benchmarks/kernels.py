@@ -42,11 +42,11 @@ from common import (
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.library import LibrarySpec, build_library
 from dovetail.codegen.targets import get_target, host_target
-from dovetail.compiler.expected import Wide, rows_to_check
-from dovetail.compiler.measure import CACHE_FACTOR, Meter
-from dovetail.compiler.roofline import measure_fma_rate, measure_read_bandwidth
-from dovetail.compiler.schedules import LINEAR, GemmOp, gemm_requests
-from dovetail.compiler.weight_dtype import CHOICES
+from dovetail.compiler.formats.weight_dtype import CHOICES
+from dovetail.compiler.measure.expected import Wide, rows_to_check
+from dovetail.compiler.measure.meter import CACHE_FACTOR, Meter
+from dovetail.compiler.measure.roofline import measure_fma_rate, measure_read_bandwidth
+from dovetail.compiler.rules.schedules import LINEAR, GemmOp, gemm_requests
 from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.schedule import Row
 from dovetail.runtime.machine.library import KernelLibrary

@@ -30,8 +30,8 @@ from rich.console import Console
 
 from common import WIDTH, Report, geometric_mean, rows_table
 from dovetail.codegen.targets import get_target
-from dovetail.compiler.measure import Candidate
-from dovetail.compiler.schedules import LINEAR, GemmOp
+from dovetail.compiler.measure.meter import Candidate
+from dovetail.compiler.rules.schedules import LINEAR, GemmOp
 from dovetail.compiler.search.cost_model import CostModel
 from dovetail.compiler.search.fit import LEAST_SAMPLES, Sample, fit_cost_model
 from dovetail.compiler.search.policy import SearchTask

@@ -25,8 +25,8 @@ from dovetail.codegen.catalog import HeadShape, KernelRequest, kernel_request
 from dovetail.codegen.library import LibrarySpec, build_library
 from dovetail.codegen.lift.unroll import CHOICES, UNROLL, unroll_kernel
 from dovetail.codegen.targets import host_target
-from dovetail.compiler.measure import PREFILL, AttentionCase, Candidate, Meter
-from dovetail.compiler.schedules import make_schedule
+from dovetail.compiler.measure.meter import PREFILL, AttentionCase, Candidate, Meter
+from dovetail.compiler.rules.schedules import make_schedule
 from dovetail.ir.high import nodes as high
 
 FILE, FUNCTION = "llm_c__train_gpt2.c", "attention_forward"

@@ -42,8 +42,8 @@ from common import (
 )
 from dovetail import END, START, RAGraph
 from dovetail.codegen.targets import host_target
-from dovetail.compiler.index_build import IndexRequest, build_index_folder
 from dovetail.compiler.pipeline import compile_model
+from dovetail.compiler.write.index_build import IndexRequest, build_index_folder
 from dovetail.ir.artifact import SERVE
 from dovetail.ir.index_file import EmbedderEntry, Passage
 from dovetail.runtime.app import App, load

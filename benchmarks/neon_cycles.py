@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from dovetail.codegen.library import LibrarySpec, build_library
 from dovetail.codegen.targets import get_target
-from dovetail.compiler.schedules import LINEAR, GemmOp, MicroKernel, gemm_requests, rule_tiles
+from dovetail.compiler.rules.schedules import LINEAR, GemmOp, MicroKernel, gemm_requests, rule_tiles
 from dovetail.ir.model import PANEL
 
 TURNS = 200

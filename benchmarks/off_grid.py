@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import save_file
 
-from dovetail.compiler.model_source import CONFIG, ModelSource, open_model
+from dovetail.compiler.models.source import CONFIG, ModelSource, open_model
 from dovetail.compiler.request import COPIED_FILES
 from generate_models import order_for_rope
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from common import Report, add_report_options, geometric_mean, open_report
-from dovetail.compiler.workload import read_times, read_workload
+from dovetail.compiler.rules.workload import read_times, read_workload
 from dovetail.ir.model import KV_BLOCK
 from dovetail.runtime.sim.machines import MACHINES
 from dovetail.runtime.sim.scenario import make_scenario, schedule, synthesize

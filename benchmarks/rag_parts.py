@@ -114,7 +114,7 @@ def build_parts(
 
 def build_index(folder: Path, texts: Sequence[str], encoder: Any, **options: Any) -> None:
     """Build an index of texts. options: of `IndexRequest`."""
-    from dovetail.compiler.index_build import IndexRequest, build_index_folder
+    from dovetail.compiler.write.index_build import IndexRequest, build_index_folder
 
     entry = EmbedderEntry(name="all-MiniLM-L6-v2", fingerprint="")
     passages = [Passage(key=str(row), text=text) for row, text in enumerate(texts)]

@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common import interleave
-from dovetail.compiler.index_build import IndexRequest, build_index_folder
 from dovetail.compiler.pipeline import compile_model
+from dovetail.compiler.write.index_build import IndexRequest, build_index_folder
 from dovetail.ir.index_file import EmbedderEntry, Passage
 from dovetail.ir.workflow import Embedding, Generation, Retrieval, Workflow
 from dovetail.runtime.app import App, load

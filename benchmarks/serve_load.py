@@ -58,7 +58,7 @@ class Level:
 
 def read_trace(path: Path) -> list[tuple[float, int, int]]:
     """Return (seconds after the first, prompt tokens, answer tokens) of an Azure trace in order."""
-    from dovetail.compiler.workload import read_times, read_workload
+    from dovetail.compiler.rules.workload import read_times, read_workload
 
     lengths, times = read_workload(path), read_times(path)
     pairs = zip(lengths.prompt_lengths, lengths.output_lengths, strict=True)

@@ -30,7 +30,7 @@ from common import (
     sample,
     work_folder,
 )
-from dovetail.compiler.model_spec import read_dimensions
+from dovetail.compiler.models.spec import read_dimensions
 from dovetail.ir.artifact import ServicePlan
 from dovetail.topology.hardware import load_hardware, read_hardware
 from dovetail.topology.presets import preset_model

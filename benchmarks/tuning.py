@@ -38,9 +38,9 @@ from common import (
 )
 from dovetail.codegen.library import LibrarySpec, build_library
 from dovetail.codegen.targets import host_target
-from dovetail.compiler.measure import Candidate, Meter, pool_bytes
-from dovetail.compiler.measure_child import WeightPool
-from dovetail.compiler.schedules import LINEAR, GemmOp, gemm_requests
+from dovetail.compiler.measure.child import WeightPool
+from dovetail.compiler.measure.meter import Candidate, Meter, pool_bytes
+from dovetail.compiler.rules.schedules import LINEAR, GemmOp, gemm_requests
 from dovetail.compiler.search.policy import MEASURED, Choice, SearchResult, SearchTask
 from dovetail.compiler.search.sandwich import Sandwich
 from dovetail.compiler.search.tables import DENSE_POINTS, EFFORTS, POINTS

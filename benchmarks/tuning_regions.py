@@ -13,10 +13,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from common import Patience
-from dovetail.compiler.expected import ExpectedProduct, agrees
-from dovetail.compiler.measure import Candidate
-from dovetail.compiler.measure_child import SPIN, GemmRun, WeightPool, count_calls
-from dovetail.compiler.schedules import dot_rows, reduce_kernel
+from dovetail.compiler.measure.child import SPIN, GemmRun, WeightPool, count_calls
+from dovetail.compiler.measure.expected import ExpectedProduct, agrees
+from dovetail.compiler.measure.meter import Candidate
+from dovetail.compiler.rules.schedules import dot_rows, reduce_kernel
 from dovetail.compiler.search.policy import SearchTask
 from dovetail.ir.formats import FORMATS
 from dovetail.ir.model import PANEL

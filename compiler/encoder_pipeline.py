@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import ClassVar
 
 from dovetail.codegen.isa.target import Target
-from dovetail.compiler.embedding_decoders import read_ending_tokenizer
-from dovetail.compiler.encoder_folder import is_encoder, open_folder
-from dovetail.compiler.encoder_formats import TABLES, products, tell_widened
-from dovetail.compiler.encoder_spec import read_encoder_spec
-from dovetail.compiler.model_source import TOKENIZER, ModelDirectory
-from dovetail.compiler.parts import SearchScope
-from dovetail.compiler.payload import make_encoder_payload
-from dovetail.compiler.quantising import Advance, choose_formats
+from dovetail.compiler.formats.encoder_formats import TABLES, products, tell_widened
+from dovetail.compiler.formats.quantising import Advance, choose_formats
+from dovetail.compiler.formats.weight_dtype import QUANTISING
+from dovetail.compiler.models.embedding_decoders import read_ending_tokenizer
+from dovetail.compiler.models.encoder_folder import is_encoder, open_folder
+from dovetail.compiler.models.encoder_spec import read_encoder_spec
+from dovetail.compiler.models.source import TOKENIZER, ModelDirectory
+from dovetail.compiler.plan.service import plan_service
 from dovetail.compiler.request import (
     CompileRequest,
     Inputs,
@@ -27,9 +27,9 @@ from dovetail.compiler.request import (
     check_tokenizer,
     read_machine,
 )
-from dovetail.compiler.service import plan_service
-from dovetail.compiler.weight_dtype import QUANTISING
-from dovetail.compiler.writer import ArtifactWriter
+from dovetail.compiler.rules.payload import make_encoder_payload
+from dovetail.compiler.search.parts import SearchScope
+from dovetail.compiler.write.writer import ArtifactWriter
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.encoder import EncoderFile, EncoderSpec
 from dovetail.ir.errors import SpecError

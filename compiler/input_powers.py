@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail.codegen.targets import host_target
-from dovetail.compiler.model_source import TOKENIZER, ModelSource
-from dovetail.compiler.operators import named_slots
-from dovetail.compiler.quantising import Advance, Calibration
+from dovetail.compiler.formats.quantising import Advance, Calibration
+from dovetail.compiler.models.source import TOKENIZER, ModelSource
+from dovetail.compiler.plan.service import alone
 from dovetail.compiler.request import CompileRequest, ModelRequest
-from dovetail.compiler.service import alone
-from dovetail.compiler.writer import half_made, sweep
+from dovetail.compiler.tape.operators import named_slots
+from dovetail.compiler.write.writer import half_made, sweep
 from dovetail.ir.cache import cache_directory
 from dovetail.ir.errors import CapacityError, SpecError
 from dovetail.ir.model import ModelSpec

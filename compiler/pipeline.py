@@ -21,14 +21,6 @@ from dovetail.codegen.isa.target import Target
 from dovetail.codegen.library import LibrarySpec, build_library
 from dovetail.codegen.targets import host_target
 from dovetail.codegen.toolchain import find_compiler
-from dovetail.compiler.adapter_tape import build_adapted_tape
-from dovetail.compiler.attention_search import attention_kernels
-from dovetail.compiler.check_tape import verify_tape
-from dovetail.compiler.choose import ChoiceRequest, Chosen, choose_schedules
-from dovetail.compiler.config import parse_json_object
-from dovetail.compiler.database import default_path
-from dovetail.compiler.division import Mix, divide_graph, read_mix
-from dovetail.compiler.encoder_folder import is_encoder
 from dovetail.compiler.encoder_pipeline import (
     EncoderInputs,
     read_beside,
@@ -36,19 +28,19 @@ from dovetail.compiler.encoder_pipeline import (
     whole_plan,
     write_encoder,
 )
-from dovetail.compiler.encoder_tape import build_encode_tape
-from dovetail.compiler.end_to_end import EndToEnd, compare_tables
-from dovetail.compiler.gain import Gain, measure_gain
-from dovetail.compiler.gate_tape import build_gated_tape
-from dovetail.compiler.hub import find_adapters, find_model, find_models
+from dovetail.compiler.files.config import parse_json_object
+from dovetail.compiler.formats.quantising import Advance, Calibration
 from dovetail.compiler.input_powers import calibrate
-from dovetail.compiler.memory import Memory
-from dovetail.compiler.model_source import TOKENIZER, ModelSource
-from dovetail.compiler.payload import Payload
-from dovetail.compiler.quantising import Advance, Calibration
+from dovetail.compiler.measure.database import default_path
+from dovetail.compiler.measure.memory import Memory
+from dovetail.compiler.models.encoder_folder import is_encoder
+from dovetail.compiler.models.hub import find_adapters, find_model, find_models
+from dovetail.compiler.models.source import TOKENIZER, ModelSource
+from dovetail.compiler.plan.division import Mix, divide_graph, read_mix
+from dovetail.compiler.plan.end_to_end import EndToEnd, compare_tables
+from dovetail.compiler.plan.replay import measure_choice
+from dovetail.compiler.plan.service import describe_choice, mark_tuned, place_searches, service_plan
 from dovetail.compiler.reopen import is_artifact, kept_mix, link_weights, read_artifact, take_over
-from dovetail.compiler.replay import measure_choice
-from dovetail.compiler.report import CompileReport, EncoderReport, Progress, Steps, our_version
 from dovetail.compiler.request import (
     COPIED_FILES,
     CompileOptions,
@@ -59,9 +51,13 @@ from dovetail.compiler.request import (
     is_here,
     read_inputs,
 )
-from dovetail.compiler.schedules import gemm_kernels, option_kernels
-from dovetail.compiler.service import describe_choice, mark_tuned, place_searches, service_plan
-from dovetail.compiler.shared_kernels import TargetKernels, target_kernels
+from dovetail.compiler.rules.payload import Payload
+from dovetail.compiler.rules.schedules import gemm_kernels, option_kernels
+from dovetail.compiler.rules.shared_kernels import TargetKernels, target_kernels
+from dovetail.compiler.rules.tables import unique_tables
+from dovetail.compiler.search.attention_search import attention_kernels
+from dovetail.compiler.search.choose import ChoiceRequest, Chosen, choose_schedules
+from dovetail.compiler.search.gain import Gain, measure_gain
 from dovetail.compiler.stored import (
     check_indexes,
     read_indexes,
@@ -69,10 +65,20 @@ from dovetail.compiler.stored import (
     write_indexes,
     write_workflows,
 )
-from dovetail.compiler.tables import unique_tables
-from dovetail.compiler.tapes import build_forward_tape, build_sample_tape
-from dovetail.compiler.weights import pack_encoder, pack_weights
-from dovetail.compiler.writer import ArtifactWriter, write_artifact, write_libraries
+from dovetail.compiler.tape.adapters import build_adapted_tape
+from dovetail.compiler.tape.check import verify_tape
+from dovetail.compiler.tape.encoder import build_encode_tape
+from dovetail.compiler.tape.forward import build_forward_tape, build_sample_tape
+from dovetail.compiler.tape.gates import build_gated_tape
+from dovetail.compiler.write.report import (
+    CompileReport,
+    EncoderReport,
+    Progress,
+    Steps,
+    our_version,
+)
+from dovetail.compiler.write.weights import pack_encoder, pack_weights
+from dovetail.compiler.write.writer import ArtifactWriter, write_artifact, write_libraries
 from dovetail.ir.artifact import MACHINE, SERVE, ServicePlan
 from dovetail.ir.cache import use_cache
 from dovetail.ir.encoder import EncoderSpec

@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from dovetail.compiler.encoder_pipeline import EncoderInputs, read_encoder_inputs, whole_plan
+from dovetail.compiler.formats.weight_dtype import AUTO
 from dovetail.compiler.request import CompileRequest, Inputs, read_inputs
-from dovetail.compiler.weight_dtype import AUTO
-from dovetail.compiler.writer import MANIFEST, ArtifactWriter
+from dovetail.compiler.write.writer import MANIFEST, ArtifactWriter
 from dovetail.ir.artifact import SERVE, FileEntry, ServicePlan
 from dovetail.ir.errors import SpecError
 from dovetail.ir.model import WeightChunks, WeightEntry

@@ -17,10 +17,11 @@ from msgspec.structs import replace
 
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.targets import DEVICE_TARGETS, get_target, runs_on, target_for
-from dovetail.compiler.adapters import Stacked, adapter_sources, read_adapters
-from dovetail.compiler.calibrate import figures_of
-from dovetail.compiler.fits import check_fits
-from dovetail.compiler.model_source import (
+from dovetail.compiler.formats.quantising import Advance, Calibration, Quantised, choose_formats
+from dovetail.compiler.formats.weight_dtype import AUTO, QUANTISING, describe_weight_dtype
+from dovetail.compiler.formats.weight_formats import matrices, with_formats
+from dovetail.compiler.models.adapters import Stacked, adapter_sources, read_adapters
+from dovetail.compiler.models.source import (
     CHAT_TEMPLATE,
     SPECIAL_TOKENS,
     TOKENIZER,
@@ -30,12 +31,9 @@ from dovetail.compiler.model_source import (
     open_model,
     read_json,
 )
-from dovetail.compiler.model_spec import read_generation_defaults, read_model_spec
-from dovetail.compiler.parts import SearchScope
-from dovetail.compiler.payload import Payload, make_payload
-from dovetail.compiler.quantising import Advance, Calibration, Quantised, choose_formats
-from dovetail.compiler.search.tables import EFFORTS as SEARCH_EFFORTS
-from dovetail.compiler.service import (
+from dovetail.compiler.models.spec import read_generation_defaults, read_model_spec
+from dovetail.compiler.plan.calibrate import figures_of
+from dovetail.compiler.plan.service import (
     alone,
     asked_choice,
     choose_plans,
@@ -45,10 +43,12 @@ from dovetail.compiler.service import (
     service_plans,
     unmeasured,
 )
-from dovetail.compiler.user_kernels import UserKernel, check_in_models, read_user_kernels
-from dovetail.compiler.weight_dtype import AUTO, QUANTISING, describe_weight_dtype
-from dovetail.compiler.weight_formats import matrices, with_formats
-from dovetail.compiler.workload import WorkloadSpec, read_workload
+from dovetail.compiler.rules.payload import Payload, make_payload
+from dovetail.compiler.rules.workload import WorkloadSpec, read_workload
+from dovetail.compiler.search.parts import SearchScope
+from dovetail.compiler.search.tables import EFFORTS as SEARCH_EFFORTS
+from dovetail.compiler.search.user_kernels import UserKernel, check_in_models, read_user_kernels
+from dovetail.compiler.write.fits import check_fits
 from dovetail.ir.artifact import PHASES, ServicePlan
 from dovetail.ir.encoder import Spec
 from dovetail.ir.errors import SpecError

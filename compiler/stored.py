@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from dovetail.compiler.config import read_bounded
+from dovetail.compiler.files.config import read_bounded
 from dovetail.compiler.request import GivenWorkflow, check_name
-from dovetail.compiler.writer import ArtifactWriter
+from dovetail.compiler.write.writer import ArtifactWriter
 from dovetail.ir.errors import SpecError, WorkflowError
 from dovetail.ir.graph import ExecutionGraph
 from dovetail.ir.index_file import IndexManifest

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dovetail.compiler.pipeline import compile_model as compile
-    from dovetail.compiler.tune import tune_model as tune
+    from dovetail.compiler.tune.model import tune_model as tune
     from dovetail.errors import (
         ArtifactError,
         CapacityError,
@@ -90,7 +90,7 @@ _HOMES = {
     "kernels": "dovetail.ffi",
     "load": "dovetail.loading",
     "register_transformation": "dovetail.runtime.flows.control.transformations",
-    "tune": "dovetail.compiler.tune",
+    "tune": "dovetail.compiler.tune.model",
     "unregister_transformation": "dovetail.runtime.flows.control.transformations",
 }
 """Modules of public names, which have them for types as above; all others are errors. That of

@@ -37,7 +37,7 @@ def build_missing(load: Callable[Given, Loaded]) -> Callable[Given, Loaded]:
             try:
                 return load(*args, **options)
             except MissingKernelsError as missing:
-                from dovetail.compiler.shared_kernels import restore_kernels  # noqa: PLC0415
+                from dovetail.compiler.rules.shared_kernels import restore_kernels  # noqa: PLC0415
 
                 count = f"{len(missing.kernels)} kernels for {missing.target}"
                 print(f"dovetail: building {count}, once on this machine", file=sys.stderr)

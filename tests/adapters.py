@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from dovetail.compiler.checkpoint import open_checkpoint
+from dovetail.compiler.files.checkpoint import open_checkpoint
 
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 FUSED = ("qkv_proj", "gate_up_proj")

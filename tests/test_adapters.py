@@ -21,9 +21,9 @@ from safetensors.numpy import load_file, save_file
 import dovetail
 from dovetail import END, START, RAGraph
 from dovetail.cli.inspection import inspect_artifact, memory_rows
-from dovetail.compiler.adapters import adapter_sources
-from dovetail.compiler.fits import memory_need
-from dovetail.compiler.model_source import open_model
+from dovetail.compiler.models.adapters import adapter_sources
+from dovetail.compiler.models.source import open_model
+from dovetail.compiler.write.fits import memory_need
 from dovetail.errors import DeviceError, RequestError, SpecError, WorkflowError
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.runtime.app import App, load

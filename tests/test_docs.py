@@ -129,5 +129,12 @@ def test_rooms_are_listed_in_the_order_that_is_held() -> None:
     section = (ROOT / "ARCHITECTURE.md").read_text().split("## Rooms of the runtime")[1]
     listed = re.findall(r"^\| `(\w+)(?:/|\.py)", section.split("\n## ")[0], re.MULTILINE)
     folders = {path.parent.name for path in (ROOT / "runtime").glob("*/__init__.py")}
-    assert list(dict.fromkeys(listed)) == [room for room in ROOMS if room in listed]
+    assert list(dict.fromkeys(listed)) == [r for r in ROOMS["runtime"] if r in listed]
     assert folders - {"sim"} == set(listed) - {"app"}
+
+
+def test_rooms_of_the_compiler_are_listed_in_the_order_that_is_held() -> None:
+    section = (ROOT / "ARCHITECTURE.md").read_text().split("## Life of a compile")[1]
+    listed = re.findall(r"`(\w+)/`", section.split("\n1. ")[0])
+    folders = {path.parent.name for path in (ROOT / "compiler").glob("*/__init__.py")}
+    assert listed == [r for r in ROOMS["compiler"] if r in folders]

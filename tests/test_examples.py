@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from dovetail import load
-from dovetail.compiler.index_build import IndexRequest, build_index_folder, describe_embedder
 from dovetail.compiler.pipeline import compile_model
+from dovetail.compiler.write.index_build import IndexRequest, build_index_folder, describe_embedder
 from dovetail.ir.index_file import Passage
 from dovetail.tiny_world import ENCODER, LLAMA, corpus
 from dovetail.tiny_world.questions import SINGLE
@@ -46,7 +46,7 @@ def test_every_example_is_tested() -> None:
         "rag.py",
         "rag_folder.py",  # by tests/test_readme.py
         "saxpy.dk",
-        "tune_on_ray.py",  # by tests/compiler/test_ray_jobs.py
+        "tune_on_ray.py",  # by tests/compiler/tune/test_ray_jobs.py
     }
 
 

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail.cli.kernel import check_kernels
-from dovetail.compiler.corpus import read_corpus
-from dovetail.compiler.database import TuningDatabase
+from dovetail.compiler.measure.database import TuningDatabase
+from dovetail.compiler.write.corpus import read_corpus
 from dovetail.errors import DovetailError, SpecError, SyntaxDiagnostic
 from dovetail.ir.diagnostics import Source
 from dovetail.ir.tuning import encode_record

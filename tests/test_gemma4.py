@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from dovetail.compiler.input_powers import run_windows
-from dovetail.compiler.model_spec import read_dimensions, read_model_spec
+from dovetail.compiler.models.spec import read_dimensions, read_model_spec
 from dovetail.compiler.pipeline import compile_model
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.errors import SpecError

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dovetail.compiler.model_spec import read_model_spec
+from dovetail.compiler.models.spec import read_model_spec
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.errors import DeviceError, SpecError
 from dovetail.runtime.app import load

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dovetail.compiler.formats.weight_formats import matrices
 from dovetail.compiler.pipeline import compile_model
-from dovetail.compiler.weight_formats import matrices
 from dovetail.errors import RequestError
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.runtime.app import App, load

@@ -11,8 +11,8 @@ import gguf
 import numpy as np
 import pytest
 
-from dovetail.compiler.model_source import open_model
-from dovetail.compiler.model_spec import read_model_spec
+from dovetail.compiler.models.source import open_model
+from dovetail.compiler.models.spec import read_model_spec
 from dovetail.compiler.pipeline import compile_model
 from dovetail.ir.errors import DovetailError, RequestError, SpecError
 from dovetail.runtime.app import App, load

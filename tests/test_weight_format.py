@@ -10,12 +10,12 @@ import pytest
 
 from dovetail.codegen.library import LibrarySpec, build_library
 from dovetail.codegen.targets import host_target
-from dovetail.compiler.measure_child import GemmRun, WeightPool
+from dovetail.compiler.measure.child import GemmRun, WeightPool
 from dovetail.compiler.pipeline import compile_model
-from dovetail.compiler.schedules import LINEAR, SILU, GemmOp, built_tiles, gemm_requests
+from dovetail.compiler.rules.schedules import LINEAR, SILU, GemmOp, built_tiles, gemm_requests
 from dovetail.compiler.search.space import Problem, Program, Scheme, Slice
-from dovetail.compiler.tapes import build_forward_tape
-from dovetail.compiler.weights import total_bytes
+from dovetail.compiler.tape.forward import build_forward_tape
+from dovetail.compiler.write.weights import total_bytes
 from dovetail.ir.cpu import FORCED_TARGET
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.formats import FORMATS, FloatFormat
@@ -24,7 +24,7 @@ from dovetail.runtime.machine.library import KernelLibrary
 from dovetail.runtime.native.shard import matrix_ranges, shard_tape, split_model
 from dovetail.runtime.native.tape import Team
 from dovetail.runtime.schedule.request import SamplingParams
-from tests.compiler.test_tapes import make_spec, plan_weights
+from tests.compiler.tape.test_forward import make_spec, plan_weights
 from tests.models import make_model
 from tests.runtime.native.test_shard import slots
 from tests.test_fidelity import load_exact, reference_logits

@@ -16,7 +16,7 @@ import pytest
 
 from dovetail.codegen.shared import share_kernels
 from dovetail.codegen.targets import host_target
-from dovetail.compiler.shared_kernels import rule_kernels
+from dovetail.compiler.rules.shared_kernels import rule_kernels
 from dovetail.ir.shared_kernels import pack_libraries
 from tests.encoders import MODERN, Jina, save_encoder
 from tests.models import EXPERTS, FAMILIES, UNEVEN, UNGATED, save_model

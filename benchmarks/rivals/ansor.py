@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.compiler.measure import Measurer
-from dovetail.compiler.schedules import GATED, K_UNIT
+from dovetail.compiler.measure.meter import Measurer
+from dovetail.compiler.rules.schedules import GATED, K_UNIT
 from dovetail.compiler.search.cost_model import describe_program
 from dovetail.compiler.search.policy import SearchTask
 from dovetail.compiler.search.space import PREFETCHES, Program, Slice, ceil_div

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.compiler.measure import Measurer
-from dovetail.compiler.schedules import GATED, MicroKernel, micro_kernels
+from dovetail.compiler.measure.meter import Measurer
+from dovetail.compiler.rules.schedules import GATED, MicroKernel, micro_kernels
 from dovetail.compiler.search.dietcode import sample_points
 from dovetail.compiler.search.policy import SearchTask
 from dovetail.compiler.search.space import Program, Scheme, Slice, ceil_div

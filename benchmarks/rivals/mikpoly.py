@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from dovetail.compiler.measure import Measurer
-from dovetail.compiler.schedules import MicroKernel, dot_rows, micro_kernels
+from dovetail.compiler.measure.meter import Measurer
+from dovetail.compiler.rules.schedules import MicroKernel, dot_rows, micro_kernels
 from dovetail.compiler.search.policy import SearchTask
 from dovetail.compiler.search.space import WHOLE, Scheme, ceil_div
 from dovetail.ir.artifact import PhasePlan

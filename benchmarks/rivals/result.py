@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from dovetail.compiler.measure import Measurer
+from dovetail.compiler.measure.meter import Measurer
 from dovetail.compiler.search.policy import SearchResult, SearchTask
 from dovetail.compiler.search.space import Program
 from dovetail.ir.tuning import OK

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from dovetail.compiler.measure import Measurer
-from dovetail.compiler.schedules import GATED, MicroKernel, micro_kernels
+from dovetail.compiler.measure.meter import Measurer
+from dovetail.compiler.rules.schedules import GATED, MicroKernel, micro_kernels
 from dovetail.compiler.search.cost_model import CostModel
 from dovetail.compiler.search.policy import SearchTask
 from dovetail.compiler.search.space import Program, Scheme, Slice, ceil_div

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from dovetail.compiler.schedules import GATED
+from dovetail.compiler.rules.schedules import GATED
 from dovetail.compiler.search.policy import SearchTask
 from dovetail.compiler.search.space import PREFETCHES, Program, Scheme, Slice
 from dovetail.ir.formats import FORMATS

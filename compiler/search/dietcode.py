@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 
-from dovetail.compiler.schedules import MicroKernel, micro_kernels
+from dovetail.compiler.rules.schedules import MicroKernel, micro_kernels
 from dovetail.compiler.search.cost_model import estimate_work
 from dovetail.compiler.search.policy import PREDICTED, Choice, SearchTask
 from dovetail.compiler.search.space import WHOLE, Program

@@ -12,8 +12,8 @@ from importlib.util import find_spec
 import numpy as np
 
 from dovetail.codegen.isa.target import Target
-from dovetail.compiler.measure import Candidate
-from dovetail.compiler.schedules import MOST_ROWS, GemmOp
+from dovetail.compiler.measure.meter import Candidate
+from dovetail.compiler.rules.schedules import MOST_ROWS, GemmOp
 from dovetail.compiler.search.cost_model import CostModel, describe_program, estimate_work
 from dovetail.compiler.search.policy import SearchTask
 from dovetail.compiler.search.space import Program

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from dovetail.codegen.isa.target import Target
-from dovetail.compiler.measure import SKIPPED, Candidate, Measurement, Measurer
-from dovetail.compiler.paired import PairedRatio
-from dovetail.compiler.schedules import GemmOp, MicroKernel, default_prefetch, default_row
+from dovetail.compiler.measure.meter import SKIPPED, Candidate, Measurement, Measurer
+from dovetail.compiler.measure.paired import PairedRatio
+from dovetail.compiler.rules.schedules import GemmOp, MicroKernel, default_prefetch, default_row
 from dovetail.compiler.search.space import WHOLE, Problem, Program, Scheme, Slice
 from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.errors import ScheduleError

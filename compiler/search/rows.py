@@ -7,8 +7,13 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from dovetail.compiler.measure import Measurer
-from dovetail.compiler.schedules import MOST_ROWS, default_gemm_rows, merge_rows, reduce_kernel
+from dovetail.compiler.measure.meter import Measurer
+from dovetail.compiler.rules.schedules import (
+    MOST_ROWS,
+    default_gemm_rows,
+    merge_rows,
+    reduce_kernel,
+)
 from dovetail.compiler.search.policy import DEFAULT, FINAL_ROUNDS, Bench, Choice, SearchTask
 from dovetail.compiler.search.space import WHOLE
 from dovetail.ir.schedule import ORDERS, Row

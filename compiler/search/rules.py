@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from dovetail.compiler.measure import Candidate, GemmCase, Measurer
+from dovetail.compiler.measure.meter import Candidate, GemmCase, Measurer
 from dovetail.compiler.search.cost_model import CostModel
 from dovetail.compiler.search.policy import (
     DEFAULT,

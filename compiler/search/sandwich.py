@@ -11,8 +11,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from dovetail.compiler.measure import Measurer
-from dovetail.compiler.schedules import K_UNIT, MOST_ROWS, MicroKernel
+from dovetail.compiler.measure.meter import Measurer
+from dovetail.compiler.rules.schedules import K_UNIT, MOST_ROWS, MicroKernel
 from dovetail.compiler.search.cost_model import CostModel
 from dovetail.compiler.search.growth import distance, drive, fast_start, finetune, room_for
 from dovetail.compiler.search.policy import (

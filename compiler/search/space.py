@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from dovetail.codegen.isa.target import Target
-from dovetail.compiler.measure import Candidate, GemmCase
-from dovetail.compiler.schedules import (
+from dovetail.compiler.measure.meter import Candidate, GemmCase
+from dovetail.compiler.rules.schedules import (
     FAR_PREFETCH,
     GATED,
     K_UNIT,

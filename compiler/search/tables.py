@@ -13,16 +13,16 @@ from dataclasses import dataclass, field, replace
 
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.library import LibrarySpec
-from dovetail.compiler.measure import Measurer
-from dovetail.compiler.payload import Payload
-from dovetail.compiler.quantising import Advance
-from dovetail.compiler.schedules import GemmOp, gemm_formats, gemm_kinds, gemm_requests
+from dovetail.compiler.formats.quantising import Advance
+from dovetail.compiler.measure.meter import Measurer
+from dovetail.compiler.rules.payload import Payload
+from dovetail.compiler.rules.schedules import GemmOp, gemm_formats, gemm_kinds, gemm_requests
+from dovetail.compiler.rules.tables import gemm_table, other_tables, plan_teams, unique_tables
 from dovetail.compiler.search.cost_model import CostModel
 from dovetail.compiler.search.panels import choose_panels, keep_panels
 from dovetail.compiler.search.policy import DEFAULT, Choice, Policy, SearchTask
 from dovetail.compiler.search.rows import find_alone, make_rows, measure_losses
 from dovetail.compiler.search.sandwich import Sandwich
-from dovetail.compiler.tables import gemm_table, other_tables, plan_teams, unique_tables
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.encoder import Spec
 from dovetail.ir.schedule import Row, ScheduleTable

@@ -132,7 +132,7 @@ def profile_command(
 def _read_arrivals(
     trace: Path, requests: int, rate: float | None, speed: float, seed: int
 ) -> list[Arrival]:
-    from dovetail.compiler.workload import read_times, read_workload
+    from dovetail.compiler.rules.workload import read_times, read_workload
     from dovetail.runtime.sim.scenario import schedule
 
     workload, times = read_workload(trace), read_times(trace)

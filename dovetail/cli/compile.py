@@ -25,8 +25,8 @@ from dovetail.cli.options import (
 from dovetail.cli.report import progress_bars, show_bytes, show_report
 
 if TYPE_CHECKING:
-    from dovetail.compiler.end_to_end import EndToEnd
-    from dovetail.compiler.report import CompileReport
+    from dovetail.compiler.plan.end_to_end import EndToEnd
+    from dovetail.compiler.write.report import CompileReport
 
 
 def compile_command(
@@ -65,7 +65,7 @@ def compile_command(
 ) -> None:
     """Compile a model for a machine into one artifact; a failed compile writes nothing."""
     from dovetail.cli.workflow_files import find_workflow
-    from dovetail.compiler.hub import find_adapters, find_model, find_models
+    from dovetail.compiler.models.hub import find_adapters, find_model, find_models
     from dovetail.compiler.pipeline import compile_model
 
     found = find_model(model)  # with bars of its own

@@ -86,7 +86,7 @@ class CompileChild:
 
         One that was stopped is killed where it does not end in END_SECONDS.
         """
-        from dovetail.compiler.writer import sweep
+        from dovetail.compiler.write.writer import sweep
 
         try:
             self._join()

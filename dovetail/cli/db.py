@@ -15,7 +15,7 @@ from dovetail.cli.options import AsJson
 from dovetail.cli.report import make_table, show_bytes, show_count, show_report
 
 if TYPE_CHECKING:
-    from dovetail.compiler.machine_classes import DatabaseReport, MergeReport
+    from dovetail.compiler.tune.machine_classes import DatabaseReport, MergeReport
 
 
 def db_show_command(
@@ -26,8 +26,8 @@ def db_show_command(
     json: AsJson = False,
 ) -> None:
     """List machine classes of a tuning database: records, shapes, gains over default schedules."""
-    from dovetail.compiler.database import default_path
-    from dovetail.compiler.machine_classes import describe_database
+    from dovetail.compiler.measure.database import default_path
+    from dovetail.compiler.tune.machine_classes import describe_database
 
     show_report(describe_database(database or default_path()), _describe_classes, json=json)
 
@@ -40,7 +40,7 @@ def db_merge_command(
     json: AsJson = False,
 ) -> None:
     """Make one database of several, with the best record of each trial and machine class."""
-    from dovetail.compiler.machine_classes import merge_databases
+    from dovetail.compiler.tune.machine_classes import merge_databases
 
     show_report(merge_databases(databases, output), _describe_merge, json=json)
 

@@ -17,7 +17,7 @@ from dovetail.cli.report import Terminated, fail, progress_bars, show_bytes, sho
 from dovetail.errors import SpecError
 
 if TYPE_CHECKING:
-    from dovetail.compiler.index_build import IndexReport
+    from dovetail.compiler.write.index_build import IndexReport
     from dovetail.ir.index_file import EmbedderEntry, Passage
     from dovetail.runtime.app import App
 
@@ -51,9 +51,9 @@ def index_build_command(
     """Build a search index of a corpus. After an interruption, run it again: it continues."""
     from dovetail.cli.model_cache import find_artifact
     from dovetail.codegen.targets import host_target
-    from dovetail.compiler.corpus import read_corpus
-    from dovetail.compiler.hub import find_model
-    from dovetail.compiler.index_build import IndexRequest, build_index_folder
+    from dovetail.compiler.models.hub import find_model
+    from dovetail.compiler.write.corpus import read_corpus
+    from dovetail.compiler.write.index_build import IndexRequest, build_index_folder
     from dovetail.loading import load
 
     try:
@@ -98,7 +98,7 @@ def describe_index(report: IndexReport) -> str:
 
 def tell_unread(corpus: Path) -> None:
     """Say so where files of a folder are no corpus, such as PDF."""
-    from dovetail.compiler.corpus import READERS, unread_kinds
+    from dovetail.compiler.write.corpus import READERS, unread_kinds
 
     if kinds := unread_kinds(corpus):
         named = ", ".join(kind for kind, _ in kinds.most_common(5))
@@ -123,8 +123,8 @@ def warn_of_unknown(app: App, passages: Sequence[Passage]) -> None:
 
 def _check_family(model: Path) -> None:
     """Raise SpecError for a model that is no supported encoder, before it is compiled."""
-    from dovetail.compiler.encoder_families import find_family
-    from dovetail.compiler.encoder_folder import is_encoder, open_folder
+    from dovetail.compiler.families.encoders import find_family
+    from dovetail.compiler.models.encoder_folder import is_encoder, open_folder
 
     config = open_folder(model).config()
     if config.has("architectures") and not is_encoder(model):
@@ -133,8 +133,8 @@ def _check_family(model: Path) -> None:
 
 def describe_encoder(app: App, given: str | Path) -> EmbedderEntry:
     """Return what an index keeps of the app that embeds its passages, the model `given`."""
-    from dovetail.compiler.hub import name_model
-    from dovetail.compiler.index_build import describe_embedder
+    from dovetail.compiler.models.hub import name_model
+    from dovetail.compiler.write.index_build import describe_embedder
 
     if not app.artifact.encoders:
         raise SpecError(f"{given} has no encoder; give a model that embeds texts")

@@ -242,7 +242,7 @@ def write_library(built: BuiltLibrary, output: Path) -> None:
     Raises:
         SpecError: `output` exists and is no directory this command wrote.
     """
-    from dovetail.compiler.writer import half_made, replace_folder
+    from dovetail.compiler.write.writer import half_made, replace_folder
 
     if output.exists() and not (output / "index.json").is_file():
         raise SpecError(f"{output} exists and is not a kernel library; choose another directory")

@@ -74,7 +74,7 @@ def find_artifact(given: str | os.PathLike[str], options: Mapping[str, object]) 
         if options:
             _refuse(given, options)
         return Path(given)
-    from dovetail.compiler.hub import find_model, name_model
+    from dovetail.compiler.models.hub import find_model, name_model
 
     model = find_model(given)
     if not is_model(model):
@@ -142,8 +142,8 @@ def _mark_used(artifact: Path) -> Path:
 
 def is_model(given: str | os.PathLike[str]) -> bool:
     """Tell whether this names a model: a directory, a GGUF file, or one of the hub."""
-    from dovetail.compiler.adapter import is_adapter
-    from dovetail.compiler.hub import HubModel
+    from dovetail.compiler.models.adapter import is_adapter
+    from dovetail.compiler.models.hub import HubModel
 
     path = Path(given)
     if path.is_file() or (path / "config.json").is_file() or is_adapter(path):
@@ -197,7 +197,7 @@ def _absolute(path: Path) -> Path:
 
 def _is_measured(artifact: Path) -> bool:
     """Tell whether an artifact's schedules were measured on a machine like this one."""
-    from dovetail.compiler.recorder import hardware_key
+    from dovetail.compiler.measure.recorder import hardware_key
 
     effort = open_artifact(artifact, read_hardware()).manifest.effort
     made_for = read_hardware(artifact / "hardware.json")
@@ -207,7 +207,7 @@ def _is_measured(artifact: Path) -> bool:
 
 def _tuned_copy(given: Path) -> Path:
     """Return where the cache has a given artifact with schedules measured while it was served."""
-    from dovetail.compiler.hub import name_model
+    from dovetail.compiler.models.hub import name_model
 
     manifest = (given / "manifest.json").read_bytes()  # has the hashes of all files
     key = _source_key(hashlib.sha256(manifest).hexdigest())
@@ -216,7 +216,7 @@ def _tuned_copy(given: Path) -> Path:
 
 def _folder() -> Path:
     """Return the cache's folder of artifacts, made, and without what killed compiles left there."""
-    from dovetail.compiler.writer import sweep
+    from dovetail.compiler.write.writer import sweep
     from dovetail.ir.cache import cache_directory
 
     folder = cache_directory() / "models"
@@ -237,7 +237,7 @@ def _tuned(artifact: Path) -> Path:
 def _key(model: Path, options: Mapping[str, object]) -> str:
     """Return what an artifact is known by: target, the model's files, options, our own files."""
     from dovetail.codegen.targets import host_target
-    from dovetail.compiler.adapter import find_base, is_adapter
+    from dovetail.compiler.models.adapter import find_base, is_adapter
 
     root = _absolute(model)
     found = _parts(root) if root.is_file() else sorted(root.rglob("*"))

@@ -200,7 +200,7 @@ def read_named(flag: str, given: Iterable[str]) -> dict[str, str]:
 
 def adapter_options(given: Iterable[str]) -> dict[str, object]:
     """Return the option of a compile that has adapters, which may be those of the hub."""
-    from dovetail.compiler.hub import find_adapters
+    from dovetail.compiler.models.hub import find_adapters
 
     found = find_adapters(read_named("--adapter", given))
     texts = tuple(f"{name}={path.absolute()}" for name, path in found.items())

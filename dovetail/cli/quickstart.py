@@ -141,9 +141,9 @@ def _describe(report: QuickstartReport) -> str:
 
 def index_corpus(directory: Path, index: Path, say: Say, *, quiet: bool) -> tuple[int, float]:
     """Write the corpus, embed and index it; return the number of passages, and seconds."""
-    from dovetail.compiler.corpus import read_corpus
-    from dovetail.compiler.index_build import IndexRequest, build_index_folder
     from dovetail.compiler.pipeline import compile_model
+    from dovetail.compiler.write.corpus import read_corpus
+    from dovetail.compiler.write.index_build import IndexRequest, build_index_folder
     from dovetail.loading import load
 
     start = time.perf_counter()

@@ -195,7 +195,7 @@ def serve_command(
     """Serve models behind one OpenAI-compatible port."""
     from dovetail.cli.model_cache import find_artifacts, find_untuned
     from dovetail.cli.workflow_files import read_graphs
-    from dovetail.compiler.hub import find_model, name_model
+    from dovetail.compiler.models.hub import find_model, name_model
     from dovetail.loading import load
     from dovetail.runtime.embed.settings import EmbeddingSettings
     from dovetail.runtime.engine.options import EngineOptions

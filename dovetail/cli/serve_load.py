@@ -154,8 +154,8 @@ class _Lengths:
 
 def read_load_tokenizer(name: str) -> Tokenizer:
     """Return the tokenizer of a model; SpecError where it has none."""
-    from dovetail.compiler.hub import find_model
-    from dovetail.compiler.model_source import TOKENIZER, open_model
+    from dovetail.compiler.models.hub import find_model
+    from dovetail.compiler.models.source import TOKENIZER, open_model
     from dovetail.runtime.text.tokenizer import Tokenizer
 
     source = open_model(find_model(name))
@@ -256,7 +256,7 @@ def _sharegpt(spec: LoadSpec, rng: np.random.Generator) -> _Lengths:
 
 
 def _trace(spec: LoadSpec, _rng: np.random.Generator) -> _Lengths:
-    from dovetail.compiler.workload import read_times, read_workload
+    from dovetail.compiler.rules.workload import read_times, read_workload
 
     file = _file(spec)
     lengths = read_workload(file)

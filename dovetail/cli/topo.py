@@ -85,11 +85,11 @@ def topo_command(
 
 
 def _plan(source: str, spec: HardwareSpec, asked: PlanFlags) -> PlanReport:
-    from dovetail.compiler.calibrate import figures_of
-    from dovetail.compiler.division import MIXES, divide_load, read_mix
+    from dovetail.compiler.plan.calibrate import figures_of
+    from dovetail.compiler.plan.division import MIXES, divide_load, read_mix
+    from dovetail.compiler.plan.service import sample_trace, within_quota
     from dovetail.compiler.request import MAX_STEP_SEQUENCES, choose_targets
-    from dovetail.compiler.service import sample_trace, within_quota
-    from dovetail.compiler.workload import read_workload
+    from dovetail.compiler.rules.workload import read_workload
     from dovetail.runtime.index.manifest import read_manifest
     from dovetail.topology.plan import PlanBudget, plan_topology
     from dovetail.topology.report import report_plan
@@ -126,8 +126,8 @@ def _draw(report: TopologyReport) -> str:
 
 
 def _read_model(name: str, weight_dtype: str, target: Target) -> ModelSpec:
-    from dovetail.compiler.model_spec import read_dimensions
-    from dovetail.compiler.weight_dtype import resolve_weight_dtype
+    from dovetail.compiler.formats.weight_dtype import resolve_weight_dtype
+    from dovetail.compiler.models.spec import read_dimensions
     from dovetail.topology.presets import preset_model
 
     if Path(name).exists():

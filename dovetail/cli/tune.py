@@ -18,9 +18,9 @@ from dovetail.cli.report import Terminated, fail, show_count, show_report, show_
 from dovetail.errors import SpecError
 
 if TYPE_CHECKING:
-    from dovetail.compiler.jobs import TuneProgress
-    from dovetail.compiler.tune import TuneReport
-    from dovetail.compiler.tune_kernel import KernelReport
+    from dovetail.compiler.measure.jobs import TuneProgress
+    from dovetail.compiler.tune.kernel import KernelReport
+    from dovetail.compiler.tune.model import TuneReport
 
 
 def tune_command(
@@ -62,14 +62,14 @@ def tune_command(
     if model is None:
         tune_one_kernel((kernel or [""])[0], shape or [], target, search, json=json)
         return
-    from dovetail.compiler.hub import find_model
+    from dovetail.compiler.models.hub import find_model
 
     path = find_model(model)  # with bars of its own
     live, kinds = LiveProgress(), ray is not None and search.hardware == "all"
     try:
         with closing(live):
             live.say("starting")
-            from dovetail.compiler.tune import ClusterReport, tune_kinds, tune_model
+            from dovetail.compiler.tune.model import ClusterReport, tune_kinds, tune_model
 
             options: dict[str, Any] = {
                 **{"progress": live.show, "say": live.say, "resume": resume, "missing": missing},
@@ -94,7 +94,7 @@ def tune_one_kernel(
     kernel: str, shapes: list[str], target: str | None, search: SearchFlags, *, json: bool
 ) -> None:
     """Tune a user's kernel for shapes."""
-    from dovetail.compiler.tune_kernel import tune_kernel
+    from dovetail.compiler.tune.kernel import tune_kernel
 
     live, given = LiveProgress(), search.fields()
     options = {name: given[name] for name in ("database", "budget", "threads")}

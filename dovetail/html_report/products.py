@@ -17,8 +17,8 @@ from rich.table import Table
 
 from dovetail.cli.inspection import Inspection, ModelInspection, flops_of
 from dovetail.cli.report import make_table, show_count
-from dovetail.compiler.gain import row_at
-from dovetail.compiler.schedules import GemmOp, gemm_ops
+from dovetail.compiler.rules.schedules import GemmOp, gemm_ops
+from dovetail.compiler.search.gain import row_at
 from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.schedule import ScheduleTable
 from dovetail.ir.tuning import (

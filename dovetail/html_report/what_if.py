@@ -14,8 +14,8 @@ from typing import Any
 from msgspec import structs
 
 from dovetail.cli.inspection import Inspection
-from dovetail.compiler.service import choose_plans, sample_trace, within_quota
-from dovetail.compiler.workload import DEFAULT_WORKLOAD, WorkloadSpec, read_workload
+from dovetail.compiler.plan.service import choose_plans, sample_trace, within_quota
+from dovetail.compiler.rules.workload import DEFAULT_WORKLOAD, WorkloadSpec, read_workload
 from dovetail.ir.errors import SpecError
 from dovetail.ir.model import ModelSpec
 from dovetail.ir.plans import Figure

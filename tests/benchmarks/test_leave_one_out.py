@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from dovetail.compiler.schedules import MicroKernel
+from dovetail.compiler.rules.schedules import MicroKernel
 from dovetail.compiler.search.space import WHOLE, Scheme
 from tests.compiler.search.landscape import TARGET
 from tests.repository import ROOT

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dovetail.compiler.model_source import ModelDirectory
+from dovetail.compiler.models.source import ModelDirectory
 from tests.models import make_model, save_model
 from tests.repository import ROOT
 

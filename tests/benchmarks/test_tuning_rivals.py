@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 
 from dovetail.codegen.library import LibrarySpec, build_library
 from dovetail.codegen.targets import TARGETS, host_target
-from dovetail.compiler.measure import Meter
-from dovetail.compiler.measure_child import WeightPool
-from dovetail.compiler.schedules import LINEAR, MicroKernel, gemm_requests, micro_kernels
+from dovetail.compiler.measure.child import WeightPool
+from dovetail.compiler.measure.meter import Meter
+from dovetail.compiler.rules.schedules import LINEAR, MicroKernel, gemm_requests, micro_kernels
 from dovetail.compiler.search.dietcode import sample_points
 from dovetail.compiler.search.space import WHOLE, Scheme, Slice
 from dovetail.compiler.search.tables import tuning_library
 from dovetail.runtime.machine.library import KernelLibrary
+from tests.compiler.rules.test_tables import SPEC
 from tests.compiler.search.landscape import TARGET, Landscape, task
-from tests.compiler.test_tables import SPEC
 from tests.repository import ROOT
 
 sys.path.insert(0, str(ROOT / "benchmarks"))

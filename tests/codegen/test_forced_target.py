@@ -8,9 +8,9 @@ import pytest
 
 from dovetail.cli.model_cache import _key
 from dovetail.codegen.targets import TARGETS, host_target
+from dovetail.compiler.measure.roofline import measure_fma_rate
 from dovetail.compiler.pipeline import compile_model
 from dovetail.compiler.request import choose_targets
-from dovetail.compiler.roofline import measure_fma_rate
 from dovetail.ir.cpu import FORCED_TARGET
 from dovetail.ir.errors import ArtifactError, SpecError
 from dovetail.runtime.app import load

@@ -10,12 +10,12 @@ import pytest
 from msgspec.structs import replace
 
 from dovetail.codegen.targets import get_target
-from dovetail.compiler.model_source import open_model
-from dovetail.compiler.model_spec import read_dimensions, read_model_spec, stored_dtype
+from dovetail.compiler.models.source import open_model
+from dovetail.compiler.models.spec import read_dimensions, read_model_spec, stored_dtype
 from dovetail.ir.errors import SpecError
 from dovetail.ir.model import weight_shapes
 from dovetail.topology.contention import matrix_elements
-from tests.compiler.test_adapter import save_adapter
+from tests.compiler.models.test_adapter import save_adapter
 from tests.gguf_files import read_state, save_gguf
 from tests.models import save_model
 from tests.packed_files import save_packed

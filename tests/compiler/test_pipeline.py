@@ -12,10 +12,10 @@ import msgspec
 import pytest
 
 from dovetail.codegen.catalog import device_kernels
-from dovetail.compiler.database import TuningDatabase
+from dovetail.compiler.measure.database import TuningDatabase
 from dovetail.compiler.pipeline import compile_artifact, compile_model
-from dovetail.compiler.report import STEPS
 from dovetail.compiler.request import CompileRequest, choose_targets
+from dovetail.compiler.write.report import STEPS
 from dovetail.ir.artifact import KernelIndex, Manifest
 from dovetail.ir.errors import ArtifactError, SpecError, ToolchainError
 from dovetail.ir.graph import GraphFile, make_graph

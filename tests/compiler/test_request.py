@@ -10,18 +10,18 @@ import pytest
 
 from dovetail.codegen.targets import get_target, host_target
 from dovetail.compiler import pipeline
-from dovetail.compiler.choose import Chosen
 from dovetail.compiler.encoder_pipeline import read_encoder_inputs
 from dovetail.compiler.pipeline import compile_model
+from dovetail.compiler.plan.service import service_plans
 from dovetail.compiler.request import CompileRequest, Inputs, choose_targets, read_inputs
+from dovetail.compiler.search.choose import Chosen
 from dovetail.compiler.search.tables import EFFORTS, search_tasks
-from dovetail.compiler.service import service_plans
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.errors import SpecError
 from dovetail.ir.plans import ASKED
 from dovetail.tiny_world import ENCODER
 from dovetail.topology.hardware import read_hardware
-from tests.compiler.test_replay import make_choice
+from tests.compiler.plan.test_replay import make_choice
 from tests.models import save_model
 
 TARGETS = ("generic", host_target().name, "aarch64-neon")

@@ -9,19 +9,20 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dovetail.compiler import choose, replay
-from dovetail.compiler.choose import ChoiceRequest, Chosen, choose_schedules
-from dovetail.compiler.database import TuningDatabase
-from dovetail.compiler.memory import Memory
-from dovetail.compiler.replay import ReplayTimes, measure_choice
+from dovetail.compiler.measure.database import TuningDatabase
+from dovetail.compiler.measure.memory import Memory
+from dovetail.compiler.plan import replay
+from dovetail.compiler.plan.replay import ReplayTimes, measure_choice
+from dovetail.compiler.search import choose
+from dovetail.compiler.search.choose import ChoiceRequest, Chosen, choose_schedules
 from dovetail.ir.artifact import FileEntry, Manifest
 from dovetail.ir.cache import cache_directory
 from dovetail.ir.plans import MEASURED, SIMULATED, PlanChoice
 from dovetail.ir.tuning import RecordSet
 from dovetail.topology.hardware import read_hardware
+from tests.compiler.plan.test_replay import TRACE, make_choice
 from tests.compiler.search.landscape import Landscape
-from tests.compiler.test_choose import SCOPE, TARGET, WIDE
-from tests.compiler.test_replay import TRACE, make_choice
+from tests.compiler.search.test_choose import SCOPE, TARGET, WIDE
 
 QUIET = ReplayTimes(prefill=((1.0,), (2.0,)), decode=((0.1,), (0.05,)), others=(0.0,))
 BUSY = msgspec.structs.replace(QUIET, others=(1.0,))

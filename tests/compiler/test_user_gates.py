@@ -12,12 +12,12 @@ import pytest
 import dovetail
 from dovetail.codegen.library import build_library
 from dovetail.codegen.targets import host_target
-from dovetail.compiler.gate_search import GateTask, gate_tasks
-from dovetail.compiler.measure import Meter
-from dovetail.compiler.payload import GemmUse, Payload
+from dovetail.compiler.measure.meter import Meter
 from dovetail.compiler.pipeline import compile_model
-from dovetail.compiler.schedules import GemmOp
-from dovetail.compiler.user_kernels import UserKernel, read_user_kernel, user_library
+from dovetail.compiler.rules.payload import GemmUse, Payload
+from dovetail.compiler.rules.schedules import GemmOp
+from dovetail.compiler.search.gate_search import GateTask, gate_tasks
+from dovetail.compiler.search.user_kernels import UserKernel, read_user_kernel, user_library
 from dovetail.errors import SpecError
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.model import OWN_GATE
@@ -25,7 +25,7 @@ from dovetail.ir.schedule import ScheduleFile
 from dovetail.ir.tape import GATED
 from dovetail.runtime.verify import verify_artifact
 from dovetail.topology.hardware import read_hardware
-from tests.compiler.test_user_kernels import KERNELS, write
+from tests.compiler.search.test_user_kernels import KERNELS, write
 from tests.compiler.virtual import VirtualMeter, use_virtual_meters
 from tests.models import save_model
 from tests.test_fidelity import load_exact
@@ -102,8 +102,8 @@ class Favouring(VirtualMeter):
 @pytest.fixture
 def favoured(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     use_virtual_meters(monkeypatch)
-    for module in ("choose", "tune"):
-        monkeypatch.setattr(f"dovetail.compiler.{module}.Meter", Favouring)
+    for module in ("dovetail.compiler.search.choose", "dovetail.compiler.tune.model"):
+        monkeypatch.setattr(f"{module}.Meter", Favouring)
     return monkeypatch
 
 

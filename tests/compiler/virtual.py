@@ -14,9 +14,11 @@ from typing import ClassVar
 import msgspec
 import pytest
 
-from dovetail.compiler import choose, pipeline, tune
-from dovetail.compiler.measure import Candidate, Case, Measurement
-from dovetail.compiler.paired import PairedRatio
+from dovetail.compiler import pipeline
+from dovetail.compiler.measure.meter import Candidate, Case, Measurement
+from dovetail.compiler.measure.paired import PairedRatio
+from dovetail.compiler.search import choose
+from dovetail.compiler.tune import model as tune
 from dovetail.ir.artifact import KernelIndex
 
 OVERHEAD = 5e-3

@@ -14,8 +14,8 @@ import pytest
 pytest.importorskip("faiss")
 
 from dovetail import END, START, RAGraph, load, workflows
-from dovetail.compiler.index_build import IndexRequest, build_index_folder, describe_embedder
 from dovetail.compiler.pipeline import compile_model
+from dovetail.compiler.write.index_build import IndexRequest, build_index_folder, describe_embedder
 from dovetail.ir.index_file import Passage
 from dovetail.ir.workflow import Embedding, Generation, Retrieval, Workflow
 from dovetail.runtime.app import App

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dovetail.compiler.database import TuningDatabase
+from dovetail.compiler.measure.database import TuningDatabase
 from dovetail.ir.tuning import Reference, encode_record
 from dovetail.tiny_world import LLAMA
 from tests.compiler.records import HARDWARE, WHEN, make_record

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from dovetail.cli import bench_serve
-from dovetail.compiler import tune
+from dovetail.compiler.tune import model as tune
 from dovetail.errors import SpecError
 from dovetail.ffi import Kernels
 from dovetail.ir.errors import install

@@ -25,7 +25,7 @@ from dovetail.cli.inspection import (
 )
 from dovetail.cli.report import show_bytes
 from dovetail.compiler.pipeline import compile_model
-from dovetail.compiler.schedules import gemm_ops
+from dovetail.compiler.rules.schedules import gemm_ops
 from dovetail.html_report.pictures import rewrite_request
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.plans import PairChoice

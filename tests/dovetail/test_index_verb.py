@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("faiss")
 
 from dovetail.cli.model_cache import find_artifact
-from dovetail.compiler import index_build
+from dovetail.compiler.write import index_build
 from dovetail.runtime.app import load
 from dovetail.runtime.retrieval.folder import check_rest, open_index
 from dovetail.tiny_world import ENCODER, LLAMA, corpus

@@ -20,11 +20,11 @@ import pytest
 pytest.importorskip("faiss")
 
 from dovetail import END, START, RAGraph, load, workflows
-from dovetail.compiler.division import Mix, bytes_scanned, divide_graph
-from dovetail.compiler.index_build import IndexRequest, build_index_folder, describe_embedder
 from dovetail.compiler.pipeline import compile_model
-from dovetail.compiler.service import sample_trace
-from dovetail.compiler.workload import DEFAULT_WORKLOAD
+from dovetail.compiler.plan.division import Mix, bytes_scanned, divide_graph
+from dovetail.compiler.plan.service import sample_trace
+from dovetail.compiler.rules.workload import DEFAULT_WORKLOAD
+from dovetail.compiler.write.index_build import IndexRequest, build_index_folder, describe_embedder
 from dovetail.errors import ArtifactError, SpecError, WorkflowError
 from dovetail.ir.artifact import SERVE
 from dovetail.ir.graph import ExecutionGraph

@@ -19,8 +19,8 @@ import pytest
 pytest.importorskip("faiss")
 
 from dovetail import load
-from dovetail.compiler.index_build import IndexRequest, build_index_folder, describe_embedder
 from dovetail.compiler.pipeline import compile_model
+from dovetail.compiler.write.index_build import IndexRequest, build_index_folder, describe_embedder
 from dovetail.ir.index_file import Passage
 from dovetail.runtime import app as loading
 from dovetail.runtime.flows import service

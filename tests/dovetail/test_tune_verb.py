@@ -13,7 +13,7 @@ import pytest
 from dovetail import compiler
 from dovetail.cli.report import read_duration, show_seconds
 from dovetail.cli.tune import describe_stop
-from dovetail.compiler.database import TuningDatabase
+from dovetail.compiler.measure.database import TuningDatabase
 from dovetail.errors import SpecError
 from dovetail.tiny_world import ENCODER
 from tests.compiler.virtual import use_virtual_meters
@@ -103,7 +103,7 @@ def test_what_is_not_tuned_is_told_by_what_it_is(
     model: Path, artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(compiler, "ray_jobs", raising=False)  # as if Ray were not installed
-    monkeypatch.setitem(sys.modules, "dovetail.compiler.ray_jobs", None)
+    monkeypatch.setitem(sys.modules, "dovetail.compiler.tune.ray_jobs", None)
     options = ("--db", tmp_path / "tuning.jsonl")
     for arguments, said in (
         ((artifact,), "is an artifact; give the model"),

@@ -17,7 +17,7 @@ import pytest
 import dovetail
 from dovetail import bound, workflows
 from dovetail.compiler.request import CompileOptions, CompileRequest, ModelOptions, ModelRequest
-from dovetail.compiler.tune import TuneOptions, TuneRequest
+from dovetail.compiler.tune.model import TuneOptions, TuneRequest
 from dovetail.ir.options import ChatOptions, GenerateOptions, SamplingOptions
 from dovetail.runtime.engine.options import EngineKeywords, EngineOptions
 from dovetail.runtime.schedule.request import SamplingParams

@@ -261,7 +261,7 @@ def test_ctrl_c_at_a_terminal_while_schedules_are_measured(model: Path, tmp_path
 SEARCHING = """
 import sys
 from dovetail.cli import main
-from dovetail.compiler import measure
+from dovetail.compiler.measure import meter as measure
 
 ask = measure.Meter._ask
 

@@ -16,12 +16,12 @@ from tests.repository import module_files
 WALL = {"time", "time_ns", "now", "utcnow", "today", "CLOCK_REALTIME", "gmtime", "localtime"}
 STAMPS = {
     "dovetail.cli.bench_serve": "the date in a report",
-    "dovetail.compiler.choose": "when a record was made",
-    "dovetail.compiler.index_build": "when an index was made",
+    "dovetail.compiler.search.choose": "when a record was made",
+    "dovetail.compiler.write.index_build": "when an index was made",
     "dovetail.compiler.pipeline": "when an artifact was made",
-    "dovetail.compiler.recorder": "when a record was made",
-    "dovetail.compiler.replay": "when a replay ran",
-    "dovetail.compiler.tune": "which records are older than the job",
+    "dovetail.compiler.measure.recorder": "when a record was made",
+    "dovetail.compiler.plan.replay": "when a replay ran",
+    "dovetail.compiler.tune.model": "which records are older than the job",
     "dovetail.runtime.schedule.cost_tables": "when a profile was made",
     "dovetail.runtime.server.generation": "the API's `created`",
     "dovetail.runtime.server.models": "the API's `created`",

@@ -17,7 +17,7 @@ from dovetail.codegen.catalog import load_kernel_module
 from dovetail.codegen.library import LibrarySpec, build_library
 from dovetail.codegen.lower import lower
 from dovetail.codegen.targets import TARGETS, host_features, runs_on
-from dovetail.compiler.schedules import (
+from dovetail.compiler.rules.schedules import (
     LINEAR,
     SILU,
     SUMS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dovetail.compiler.schedules import LINEAR, SILU
+from dovetail.compiler.rules.schedules import LINEAR, SILU
 from dovetail.ir.schedule import ORDERS
 from tests.codegen.kernels.gemm_problem import NATIVE, Problem, kernel_names
 from tests.shares import pick

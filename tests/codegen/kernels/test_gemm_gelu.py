@@ -12,7 +12,7 @@ from scipy.special import ndtr
 
 from dovetail.codegen.library import LibrarySpec, build_library
 from dovetail.codegen.targets import TARGETS, host_features, runs_on
-from dovetail.compiler.schedules import (
+from dovetail.compiler.rules.schedules import (
     ACTIVATED,
     CLAMPED,
     GEGLU,

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from dovetail.codegen.targets import TARGETS
-from dovetail.compiler.schedules import (
+from dovetail.compiler.rules.schedules import (
     LINEAR,
     SILU,
     SUMS,

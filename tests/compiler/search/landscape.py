@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from dovetail.codegen.targets import TARGETS
-from dovetail.compiler.measure import Candidate, GemmCase, Measurement, summarize
-from dovetail.compiler.schedules import LINEAR, GemmOp
+from dovetail.compiler.measure.meter import Candidate, GemmCase, Measurement, summarize
+from dovetail.compiler.rules.schedules import LINEAR, GemmOp
 from dovetail.compiler.search.policy import SearchTask
 from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.schedule import SCHEDULE_VALUES

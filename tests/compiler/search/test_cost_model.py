@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from dovetail.compiler.schedules import MicroKernel
+from dovetail.compiler.rules.schedules import MicroKernel
 from dovetail.compiler.search.cost_model import CostModel, estimate_work
 from dovetail.compiler.search.space import WHOLE, Scheme, Slice
 from tests.compiler.search.landscape import task

@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 
 from dovetail.codegen.library import index_library
-from dovetail.compiler.recorder import Identity, Recorder
-from dovetail.compiler.schedules import MicroKernel
+from dovetail.compiler.measure.recorder import Identity, Recorder
+from dovetail.compiler.rules.schedules import MicroKernel
 from dovetail.compiler.search.cost_model import CostModel
 from dovetail.compiler.search.fit import LEAST_SAMPLES, fit_cost_model, read_samples
 from dovetail.compiler.search.policy import DEFAULT, PREDICTED
@@ -18,8 +18,8 @@ from dovetail.compiler.search.tables import tuning_library
 from dovetail.ir.tuning import RecordSet, Reference
 from dovetail.topology.hardware import read_hardware
 from tests.compiler.records import make_record
+from tests.compiler.rules.test_tables import SPEC
 from tests.compiler.search.landscape import TARGET, Landscape, bowl, task
-from tests.compiler.test_tables import SPEC
 
 WIDE = msgspec.structs.replace(SPEC, weight_dtype="f32")
 IDENTITY = Identity.of(read_hardware(), index_library(tuning_library(WIDE, TARGET)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dovetail.compiler.schedules import MicroKernel
+from dovetail.compiler.rules.schedules import MicroKernel
 from dovetail.compiler.search.panels import choose_panels, keep_panels
 from dovetail.compiler.search.policy import DEFAULT, MEASURED, Choice
 from dovetail.compiler.search.space import WHOLE, Program, Scheme

@@ -12,9 +12,9 @@ import pytest
 
 from dovetail.codegen.library import LibrarySpec, index_library
 from dovetail.codegen.targets import TARGETS
-from dovetail.compiler.measure import SKIPPED, Measurement
-from dovetail.compiler.recorder import Identity, Recorder
-from dovetail.compiler.schedules import SILU, MicroKernel, gemm_requests
+from dovetail.compiler.measure.meter import SKIPPED, Measurement
+from dovetail.compiler.measure.recorder import Identity, Recorder
+from dovetail.compiler.rules.schedules import SILU, MicroKernel, gemm_requests
 from dovetail.compiler.search.policy import CANDIDATE_GAIN, STAGES, Bench
 from dovetail.compiler.search.sandwich import Sandwich
 from dovetail.compiler.search.space import WHOLE, Scheme

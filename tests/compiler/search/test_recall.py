@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dovetail.compiler.recorder import Allowance, NoMachine, Recorder
+from dovetail.compiler.measure.recorder import Allowance, NoMachine, Recorder
 from dovetail.compiler.search.policy import DEFAULT, MEASURED, PREDICTED, Choice, SearchResult
 from dovetail.compiler.search.rules import Recall, known_candidates
 from dovetail.compiler.search.sandwich import Sandwich

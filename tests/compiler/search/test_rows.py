@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail.compiler.schedules import default_gemm_rows
+from dovetail.compiler.rules.schedules import default_gemm_rows
 from dovetail.compiler.search.policy import DEFAULT, MEASURED, Choice
 from dovetail.compiler.search.rows import find_alone, make_rows, measure_losses
 from dovetail.compiler.search.sandwich import Sandwich

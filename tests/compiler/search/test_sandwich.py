@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dovetail.compiler.schedules import FAR_PREFETCH, SILU, SPREAD_PREFETCH
+from dovetail.compiler.rules.schedules import FAR_PREFETCH, SILU, SPREAD_PREFETCH
 from dovetail.compiler.search.policy import CANDIDATE_GAIN, DEFAULT, LEAST_GAIN, MEASURED, REUSED
 from dovetail.compiler.search.rows import make_rows
 from dovetail.compiler.search.sandwich import Sandwich

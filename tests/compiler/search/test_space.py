@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail.codegen.targets import TARGETS
-from dovetail.compiler.measure import Candidate
-from dovetail.compiler.schedules import LINEAR, SILU, MicroKernel, micro_kernels
+from dovetail.compiler.measure.meter import Candidate
+from dovetail.compiler.rules.schedules import LINEAR, SILU, MicroKernel, micro_kernels
 from dovetail.compiler.search.space import Program, Scheme, Slice
 from dovetail.ir.model import SPLIT_K_ELEMENTS
 from dovetail.ir.schedule import ORDERS

@@ -8,9 +8,11 @@ import pytest
 
 from dovetail.codegen.library import build_library
 from dovetail.codegen.targets import host_target
-from dovetail.compiler.measure import Meter
-from dovetail.compiler.payload import Payload, make_payload
-from dovetail.compiler.schedules import gemm_ops
+from dovetail.compiler.measure.meter import Meter
+from dovetail.compiler.rules.payload import Payload, make_payload
+from dovetail.compiler.rules.schedules import gemm_ops
+from dovetail.compiler.rules.tables import default_tables
+from dovetail.compiler.rules.workload import DEFAULT_WORKLOAD
 from dovetail.compiler.search.policy import DEFAULT, MEASURED, Choice, SearchResult
 from dovetail.compiler.search.space import WHOLE
 from dovetail.compiler.search.tables import (
@@ -21,11 +23,9 @@ from dovetail.compiler.search.tables import (
     search_tasks,
     tuning_library,
 )
-from dovetail.compiler.tables import default_tables
-from dovetail.compiler.workload import DEFAULT_WORKLOAD
 from dovetail.topology.hardware import read_hardware
+from tests.compiler.rules.test_tables import SPEC, plan
 from tests.compiler.search.landscape import TARGET, Landscape, panels_of, task
-from tests.compiler.test_tables import SPEC, plan
 
 PAYLOAD = make_payload(SPEC, DEFAULT_WORKLOAD, 64, 8)
 

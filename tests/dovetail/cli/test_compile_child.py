@@ -20,7 +20,7 @@ from tests.caches import link_cache
 
 STALL = """
 import os, signal
-from dovetail.compiler.writer import ArtifactWriter
+from dovetail.compiler.write.writer import ArtifactWriter
 def seal(*_, **__):
     with open(os.environ["BEGUN"], "w") as begun: begun.write(str(os.getpid()))
     while True: signal.pause()

@@ -19,7 +19,7 @@ import torch
 
 from dovetail.codegen.catalog import device_kernels
 from dovetail.compiler.pipeline import compile_model
-from dovetail.compiler.tapes import build_forward_tape
+from dovetail.compiler.tape.forward import build_forward_tape
 from dovetail.ir.errors import DeviceError
 from dovetail.ir.formats import FORMATS
 from dovetail.ir.model import ExpertSpec
@@ -37,7 +37,7 @@ from dovetail.runtime.native.weights import Weights
 from dovetail.topology.hardware import read_hardware
 from tests.blocks import random_blocks
 from tests.codegen.warp_host import WarpLibrary, warp_library
-from tests.compiler.test_tapes import make_spec, plan_weights
+from tests.compiler.tape.test_forward import make_spec, plan_weights
 from tests.models import save_model
 
 CPU = torch.device("cpu")

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("faiss")
 
-from dovetail.compiler.index_build import IndexRequest, build_index_folder
+from dovetail.compiler.write.index_build import IndexRequest, build_index_folder
 from dovetail.ir.index_file import EmbedderEntry, Passage
 from dovetail.ir.workflow import Embedding, Generation, Retrieval
 from dovetail.runtime.app import App, load

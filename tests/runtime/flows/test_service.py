@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from dovetail import workflows
-from dovetail.compiler.index_build import IndexRequest, build_index_folder
+from dovetail.compiler.write.index_build import IndexRequest, build_index_folder
 from dovetail.ir.errors import ArtifactError, LengthError, RequestError, SpecError, WorkflowError
 from dovetail.ir.graph import contract
 from dovetail.ir.index_file import DOCUMENTS, VECTORS, EmbedderEntry, Passage

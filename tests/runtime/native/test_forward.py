@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from dovetail.compiler.pipeline import compile_model
-from dovetail.compiler.schedules import make_schedule
+from dovetail.compiler.rules.schedules import make_schedule
 from dovetail.runtime.artifact import ModelPart, open_artifact
 from dovetail.runtime.engine.executor import open_on_cpu
 from dovetail.runtime.engine.options import EngineOptions

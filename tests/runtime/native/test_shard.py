@@ -7,14 +7,14 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from dovetail.compiler.operators import OPERATORS
-from dovetail.compiler.tapes import build_forward_tape
-from dovetail.compiler.weights import total_bytes
+from dovetail.compiler.tape.forward import build_forward_tape
+from dovetail.compiler.tape.operators import OPERATORS
+from dovetail.compiler.write.weights import total_bytes
 from dovetail.ir.errors import SpecError
 from dovetail.ir.model import XIELU, ExpertSpec
 from dovetail.runtime.native.shard import matrix_ranges, shard_tape, split_model
 from dovetail.topology.configuration import allows_processes
-from tests.compiler.test_tapes import make_spec, plan_weights
+from tests.compiler.tape.test_forward import make_spec, plan_weights
 
 EXPERTS = {"experts": ExpertSpec(count=5, used=2), "intermediate_size": 112}
 BESIDE = ExpertSpec(

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dovetail.compiler.tapes import build_forward_tape
+from dovetail.compiler.tape.forward import build_forward_tape
 from dovetail.runtime.native.shard import shard_tape, split_model
 from dovetail.runtime.native.shares import WeightShare, weight_shares
-from tests.compiler.test_tapes import make_spec, plan_weights
+from tests.compiler.tape.test_forward import make_spec, plan_weights
 from tests.runtime.native.test_shard import EXPERTS, SHARED, slots
 
 PRODUCTS = ("qkv", "o", "gate_up", "down", "dense_gate_up", "dense_down", "head")

@@ -18,7 +18,7 @@ import pytest
 pytest.importorskip("faiss")
 
 from dovetail.codegen.targets import host_target
-from dovetail.compiler.index_build import IndexRequest, build_index_folder
+from dovetail.compiler.write.index_build import IndexRequest, build_index_folder
 from dovetail.ir.errors import (
     ArtifactError,
     DeviceError,

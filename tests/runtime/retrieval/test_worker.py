@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("faiss")
 
-from dovetail.compiler.index_build import IndexRequest, build_index_folder
+from dovetail.compiler.write.index_build import IndexRequest, build_index_folder
 from dovetail.ir.index_file import EmbedderEntry, Passage
 from dovetail.runtime.child.framing import ErrorText
 from dovetail.runtime.index.scans import Part

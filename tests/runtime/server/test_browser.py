@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import dovetail
-from dovetail.compiler.index_build import IndexRequest, build_index_folder
+from dovetail.compiler.write.index_build import IndexRequest, build_index_folder
 from dovetail.ir.index_file import EmbedderEntry, Passage
 from tests.runtime.server.live import Live, http, serving
 

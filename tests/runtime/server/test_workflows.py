@@ -16,7 +16,7 @@ pytest.importorskip("faiss")
 import dovetail
 from dovetail import workflows
 from dovetail.cli.workflow_files import read_graphs
-from dovetail.compiler.index_build import IndexRequest, build_index_folder
+from dovetail.compiler.write.index_build import IndexRequest, build_index_folder
 from dovetail.ir.errors import WorkflowError
 from dovetail.ir.index_file import EmbedderEntry, Passage
 from dovetail.runtime.flows.events import WorkflowResult

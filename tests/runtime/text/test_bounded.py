@@ -11,7 +11,7 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.compiler.encoder_spec import read_encoder_spec
+from dovetail.compiler.models.encoder_spec import read_encoder_spec
 from dovetail.ir.errors import LengthError, RequestError
 from dovetail.runtime.embed.texts import TextEncoder
 from dovetail.runtime.text.tokenizer import (

@@ -1,0 +1,313 @@
+"""A user's kernel serves where it is right and faster, and is refused where it is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from dovetail import kernels
+from dovetail.cli.kernel import build_command
+from dovetail.codegen.library import build_library, index_library
+from dovetail.codegen.targets import host_target
+from dovetail.compiler.measure.meter import CallCase, Meter, RowsCase
+from dovetail.compiler.measure.recorder import Identity, Recorder
+from dovetail.compiler.measure.row_ops import ROW_OPS
+from dovetail.compiler.pipeline import compile_model
+from dovetail.compiler.rules.tables import other_tables
+from dovetail.compiler.search.attention_search import apply_choices, search_attention
+from dovetail.compiler.search.user_kernels import (
+    our_request,
+    read_user_kernel,
+    read_user_kernels,
+    user_library,
+    user_tasks,
+)
+from dovetail.compiler.tune.kernel import tune_kernel
+from dovetail.ir.errors import SpecError
+from dovetail.ir.schedule import ScheduleFile
+from dovetail.ir.tuning import RecordSet
+from dovetail.topology.hardware import read_hardware
+from tests.compiler.search.test_attention_search import SPEC
+from tests.compiler.virtual import VirtualMeter, use_virtual_meters
+from tests.models import save_model
+
+TARGET = host_target()
+RMSNORM = """
+#include <math.h>
+void rmsnorm(float *o, float *x, float *weight, int size) {
+  float ss = 0.0f;
+  for (int j = 0; j < size; j++) ss += x[j] * x[j];
+  ss = 1.0f / sqrtf(ss / size + 1e-5f);
+  for (int j = 0; j < size; j++) o[j] = weight[j] * (ss * x[j]);
+}
+"""
+KERNELS = {
+    "rmsnorm": RMSNORM,
+    "layernorm": """
+#include <math.h>
+void layernorm(float *out, const float *in, const float *bias, const float *weight, int n) {
+  float m = 0.0f, v = 0.0f;
+  for (int i = 0; i < n; i++) m += in[i];
+  m /= n;
+  for (int i = 0; i < n; i++) { float d = in[i] - m; v += d * d; }
+  float s = 1.0f / sqrtf(v / n + 1e-5f);
+  for (int i = 0; i < n; i++) out[i] = (in[i] - m) * s * weight[i] + bias[i];
+}
+""",
+    "softmax": """
+#include <math.h>
+void softmax(float *x, int size) {
+  float top = x[0], sum = 0.0f;
+  for (int i = 1; i < size; i++) if (x[i] > top) top = x[i];
+  for (int i = 0; i < size; i++) { x[i] = expf(x[i] - top); sum += x[i]; }
+  for (int i = 0; i < size; i++) x[i] /= sum;
+}
+""",
+    "silu_mul": """
+#include <math.h>
+void glu(float *out, const float *gate, const float *up, int n) {
+  for (int i = 0; i < n; i++) out[i] = gate[i] * (1.0f / (1.0f + expf(-gate[i]))) * up[i];
+}
+""",
+}
+OURS = """
+@kernel
+def rmsnorm(T: i64, H: i64, x: ptr[f32], ldx: i64, w: ptr[f32], eps: f32, out: ptr[f32], ldo: i64,
+            tid: thread, nth: thread):
+    for t in range(T * tid // nth, T * (tid + 1) // nth):
+        acc = vzero()
+        for c in vrange(H):
+            v = vload(x + t * ldx + c)
+            acc = vfma(v, v, acc)
+        s = vbroadcast(1.0 / sqrt(vreduce_add(acc) / cast(f32, H) + eps))
+        for c in vrange(H):
+            vstore(out + t * ldo + c, vmul(vload(w + c), vmul(s, vload(x + t * ldx + c))))
+"""
+FUSED = """
+@kernel
+def squared_relu(n: i64, x: ptr[f32], y: ptr[f32]):
+    for i in vrange(n):
+        v = vmax(vload(x + i), vzero())
+        vstore(y + i, vmul(v, v))
+"""
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def test_every_variant_is_right(tmp_path: Path) -> None:
+    """Ours and all of the user's, on rows of a length that no tile divides."""
+    files = {op: write(tmp_path, f"{op}_c.c", text) for op, text in KERNELS.items()}
+    users = [read_user_kernel(f"{op}={file}") for op, file in files.items()]
+    users.append(read_user_kernel(f"rmsnorm={write(tmp_path, 'own.dk', OURS)}"))
+    assert len(users[-1].unit.functions) == 1  # taken as it is
+    built = build_library(user_library(users, TARGET))
+    with Meter(built.path, built.index, pool_bytes=1 << 20) as meter:
+        for user in users:
+            case = RowsCase(kind=user.op, rows=3, width=45, threads=2)
+            (task,) = user_tasks(user, TARGET, [case])
+            found = meter.measure(case, task.candidates, rounds=2, seconds=0.0)
+            assert [m.status for m in found] == ["ok"] * (4 + bool(ROW_OPS[user.op].ours)), user.op
+
+
+def test_files_of_one_name_are_kept_apart_or_refused(tmp_path: Path) -> None:
+    files = []
+    for op in ("rmsnorm", "silu_mul"):
+        (tmp_path / op).mkdir()
+        files.append(write(tmp_path / op, "own.c", KERNELS[op]))
+    users = read_user_kernels([f"rmsnorm={files[0]}", f"silu_mul={files[1]}"])
+    index = build_library(user_library(users, TARGET)).index
+    assert {"rmsnorm_user_own", "silu_mul_user_own"} <= {k.name for k in index.kernels}
+    with pytest.raises(SpecError, match="two files, are called own"):
+        read_user_kernels(map(str, files))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [RMSNORM.replace("1e-5f", "1e-3f"), RMSNORM.replace("ss * x[j])", "ss * x[0])")],
+    ids=["another eps", "another element"],
+)
+def test_a_wrong_kernel_is_refused(text: str, tmp_path: Path) -> None:
+    file, database = write(tmp_path, "own.c", text), tmp_path / "db.jsonl"
+    with pytest.raises(SpecError, match=r"own\.c as rmsnorm .* is refused: its numbers differ"):
+        tune_kernel(f"rmsnorm={file}", ["rows=2,width=40"], database=database, budget=0.1)
+
+
+def test_tuning_keeps_its_records(tmp_path: Path) -> None:
+    file, database = write(tmp_path, "own.c", RMSNORM), tmp_path / "db.jsonl"
+    shapes = ["rows=2,width=40", "rows=9,width=100"]
+    first = tune_kernel(str(file), shapes, database=database, budget=0.1, threads=1)
+    assert (first.op, first.measured, len(first.rows)) == ("rmsnorm", 10, 2)
+    assert first.rows[1].variant.startswith("rmsnorm_user_own")
+    assert database.read_bytes().count(b"\n") == 10
+
+
+GEMV = """
+#include <immintrin.h>
+void rows(int n, const float *x, const float *w, float *out) {
+  __m256 a = _mm256_setzero_ps(), b = _mm256_setzero_ps();
+  while (n != 0) {
+    const __m256 s = _mm256_broadcast_ss(x);
+    x += 1;
+    a = _mm256_fmadd_ps(s, _mm256_loadu_ps(w), a);
+    b = _mm256_fmadd_ps(s, _mm256_loadu_ps(w + 8), b);
+    w += 16;
+    n -= 1;
+  }
+  _mm256_storeu_ps(out, a);
+  _mm256_storeu_ps(out + 8, b);
+}
+"""
+DOUBLED = """
+@kernel
+def doubled(n: i64, x: ptr[f32], y: ptr[f32]):
+    TIMES: param = choice(2, 3, default=2)
+    for i in vrange(n):
+        vstore(y + i, vmul(vbroadcast(cast(f32, TIMES)), vload(x + i)))
+"""
+
+
+def measured(file: Path, **sizes: int) -> dict[str, str]:
+    """How each variant of a kernel that is no operator does, by its name."""
+    user = read_user_kernel(str(file), guess=True)
+    case = CallCase(kind=user.requests[0].name, sizes=tuple(sizes.items()), threads=1)
+    (task,) = user_tasks(user, TARGET, [case])
+    built = build_library(user_library([user], TARGET))
+    with Meter(built.path, built.index, pool_bytes=1 << 20) as meter:
+        found = meter.measure(case, task.candidates, rounds=2, seconds=0.0)
+    return {m.candidate.kernel: m.status for m in found}
+
+
+def test_width_and_unrolling_of_a_kernel_that_is_no_operator_are_tuned(tmp_path: Path) -> None:
+    file, database = write(tmp_path, "own.c", GEMV), tmp_path / "db.jsonl"
+    names = ("rows", "rows_lanes8", "rows_unroll2", "rows_unroll4", "rows_unroll8")
+    assert measured(file, n=37) == measured(file, n=1) == dict.fromkeys(names, "ok")
+    found = tune_kernel(str(file), ["n=3700"], database=database, budget=0.1)
+    assert (found.op, found.rows[0].shape, found.rows[0].ours) == ("rows", {"n": 3700}, None)
+    with pytest.raises(SpecError, match=r"own\.c needs n=N, each a whole number"):
+        tune_kernel(str(file), ["rows=1,width=2"], database=database)
+
+
+def test_a_variant_with_other_numbers_is_wrong(tmp_path: Path) -> None:
+    found = measured(write(tmp_path, "own.dk", DOUBLED), n=50)
+    assert found == {
+        "doubled": "ok",
+        "doubled_times3": "wrong",
+        **dict.fromkeys((f"doubled_unroll{n}" for n in (2, 4, 8)), "ok"),
+    }
+
+
+def test_what_tuning_found_can_be_built(tmp_path: Path) -> None:
+    file = write(tmp_path, "own.c", GEMV)
+    build_command(file, tmp_path / "out", bind=["UNROLL=4", "LANES=8"])
+    x, w = np.random.default_rng(0).standard_normal((2, 16 * 13)).astype(np.float32)
+    out = np.zeros(16, np.float32)
+    kernels(tmp_path / "out")["rows"](13, x, w, out)
+    assert np.allclose(out, x[:13].astype(np.float64) @ w.reshape(13, 16), 1e-4, 1e-5)
+
+
+def test_what_is_surely_faster_gets_into_the_tables(tmp_path: Path) -> None:
+    user = read_user_kernel(f"rmsnorm={write(tmp_path, 'own.c', RMSNORM)}")
+    tasks = user_tasks(user, TARGET, [RowsCase(kind="rmsnorm", rows=1, width=64, threads=1)])
+    index = index_library(user_library([user], TARGET))
+    identity = Identity.of(read_hardware(), index)
+    for fastest in (user.requests[2].name, "rmsnorm"):
+        meter = Favouring(Path(__file__), index, pool_bytes=1)
+        meter.fastest = fastest
+        found = search_attention(tasks, Recorder(meter, identity, RecordSet()), 1.0)
+        tables = apply_choices(other_tables(SPEC, TARGET, "any", 1), found)
+        (table,) = (t for t in tables if t.op == "rmsnorm")
+        assert table.rows[0].kernel == fastest
+        served = [request.name for request in user.served(tables)]
+        assert served == list(dict.fromkeys((user.requests[0].name, *user_names(fastest))))
+
+
+def user_names(name: str) -> tuple[str, ...]:
+    return (name,) if name != "rmsnorm" else ()
+
+
+class Favouring(VirtualMeter):
+    """A machine on which one kernel is the fastest."""
+
+    fastest = "rmsnorm_user_own"
+
+    def one(self, case, candidate, rounds):  # type: ignore[no-untyped-def]
+        found = super().one(case, candidate, rounds)
+        time = 1e-6 if candidate.kernel == self.fastest else 1e-4
+        return msgspec.structs.replace(found, seconds=time, low=time, high=time)
+
+
+def test_the_chosen_kernel_is_the_one_that_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user's is wrong here, and let in: if ours ran in its place, nothing would differ."""
+    import dovetail
+
+    use_virtual_meters(monkeypatch)
+    for module in ("dovetail.compiler.search.choose", "dovetail.compiler.tune.model"):
+        monkeypatch.setattr(f"{module}.Meter", Favouring)
+    model = save_model(tmp_path / "model", "llama")
+    usual = {"budget": 1.0, "threads": 1}
+    zeros = RMSNORM.replace("weight[j] * (ss * x[j])", "0.0f * ss")
+    tokens = {}
+    for name, text in (("right", RMSNORM), ("zeros", zeros)):
+        (tmp_path / name).mkdir()
+        file = write(tmp_path / name, "own.c", text)
+        out = tmp_path / name / "app.dove"
+        usual["database"] = file.with_name("db.jsonl")  # or the first has spent the seconds
+        compile_model(model, output=out, kernels=[f"rmsnorm={file}"], **usual)
+        tables = msgspec.json.decode(
+            (out / "models/llm/schedules.json").read_bytes(), type=ScheduleFile
+        )
+        named = {t.rows[0].kernel for t in tables.tables if t.op == "rmsnorm"}
+        assert named == {"rmsnorm_user_own"}
+        with dovetail.load(out, threads=1, trust=True) as app:
+            tokens[name] = app.generate([[1, 2, 3]], max_tokens=6, ignore_eos=True)[0].token_ids
+    assert len(set(tokens["zeros"])) == 1 and tokens["zeros"] != tokens["right"]
+
+
+def test_an_operator_of_ones_own_is_called_by_numpy_and_torch(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("tvm_ffi")
+    model, out = save_model(tmp_path / "model", "llama"), tmp_path / "app.dove"
+    file = write(tmp_path, "fused.dk", FUSED)
+    compile_model(model, output=out, effort="none", kernels=[str(file)])
+    call = kernels(out)["squared_relu"]
+    x = np.linspace(-2, 3, 77, dtype=np.float32)
+    y, t = np.zeros_like(x), torch.zeros(77)
+    call(77, x, y)
+    call(77, torch.from_numpy(x), t)
+    assert np.array_equal(y, np.maximum(x, 0) ** 2) and np.array_equal(t.numpy(), y)
+
+
+@pytest.mark.parametrize(
+    ("given", "text", "message"),
+    [
+        ("attend={}", RMSNORM, "no operator 'attend'; choose one of rmsnorm"),
+        ("softmax={}", RMSNORM, "rmsnorm.* does not fit: one row of this operator is"),
+        ("rmsnorm={}", "void f(float *x, int n) {} void g(float *x, int n) {}", "has f, g: none"),
+        ("{}", "", "has no function"),
+    ],
+)
+def test_what_does_not_fit_is_told(given: str, text: str, message: str, tmp_path: Path) -> None:
+    file = write(tmp_path, "own.c", text)
+    with pytest.raises(SpecError, match=message):
+        read_user_kernels([given.format(file)])
+
+
+def test_what_cannot_be_measured_does_not_serve(tmp_path: Path) -> None:
+    model, out = save_model(tmp_path / "model", "llama"), tmp_path / "app.dove"
+    for op, text, options in (
+        ("rmsnorm", RMSNORM, {"effort": "none"}),
+        ("softmax", KERNELS["softmax"], {}),
+    ):
+        given = f"{op}={write(tmp_path, 'own.c', text)}"
+        with pytest.raises(SpecError, match=r"must be measured|part of other kernels"):
+            compile_model(model, output=out, kernels=[given], **options)
+    assert our_request("softmax", TARGET) is None and not out.exists()

@@ -314,7 +314,7 @@ def keep_current(artifact: Path, make: Callable[[], object], settings: object = 
     A file beside it says of which, else older kernels would be timed in the newest ones' name.
     """
     from dovetail.codegen.text_cache import digest_sources
-    from dovetail.compiler.measure.memory import PACKAGES
+    from dovetail.compiler.measure.answers import PACKAGES
 
     origin = artifact.with_name(f"{artifact.name}.origin")
     now = f"{digest_sources(*PACKAGES)} {settings}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,8 +31,8 @@ from dovetail.compiler.encoder_pipeline import (
 from dovetail.compiler.files.config import parse_json_object
 from dovetail.compiler.formats.quantising import Advance, Calibration
 from dovetail.compiler.input_powers import calibrate
+from dovetail.compiler.measure.answers import Memory
 from dovetail.compiler.measure.database import default_path
-from dovetail.compiler.measure.memory import Memory
 from dovetail.compiler.models.encoder_folder import is_encoder
 from dovetail.compiler.models.hub import find_adapters, find_model, find_models
 from dovetail.compiler.models.source import TOKENIZER, ModelSource
@@ -87,7 +87,7 @@ from dovetail.ir.model import OWN_GATE, ModelFile, ModelSpec, WeightChunks, Weig
 from dovetail.ir.place import place, serving_graph
 from dovetail.ir.plans import CHOICE, DivisionChoice, PlanChoice
 from dovetail.ir.schedule import ScheduleFile, ScheduleTable
-from dovetail.ir.tape import Tape
+from dovetail.ir.tape import GATED, Tape
 from dovetail.ir.tuning import encode_record
 from dovetail.runtime.index.manifest import read_manifest
 from dovetail.runtime.machine.isa import choose_target
@@ -381,10 +381,13 @@ def _build_tapes(
     given = member.spec, weights, tokens, sequences
     whole = (build_forward_tape(*given, whole=True),) if member.spec.shared_kv else ()
     adapted = (build_adapted_tape(*given),) if member.spec.adapters else ()
-    own_gate = any(table.op == OWN_GATE for table in tables)
-    gated = (build_gated_tape(*given),) if own_gate else ()
+    gated = (build_gated_tape(*given),) if _has_own_gate(tables) else ()
     sample = build_sample_tape(member.spec, sequences)
     return (build_forward_tape(*given), *whole, *adapted, *gated, sample)
+
+
+def _has_own_gate(tables: Iterable[ScheduleTable]) -> bool:
+    return any(table.op == OWN_GATE for table in tables)
 
 
 # ---- writing ----
@@ -400,7 +403,9 @@ def _write_member(
     folder = f"models/{member.name}"
     for tape in _build_tapes(member, weights, chosen.tables):
         for target in member.targets:
-            verify_tape(tape, weights, [t for t in chosen.tables if t.target == target.name])
+            tables = [table for table in chosen.tables if table.target == target.name]
+            if tape.name != GATED or _has_own_gate(tables):
+                verify_tape(tape, weights, tables)
         artifact.write_json(f"{folder}/tapes/{tape.name}.json", tape)
     if isinstance(member, EncoderInputs):
         write_encoder(artifact, member, weights)
@@ -506,7 +511,10 @@ def _keep_better(
         first.compare_seconds,
         Memory.of(first.hardware, first.request.cache),
     )
-    artifact.write_json(f"models/{first.name}/schedules.json", ScheduleFile(tables=tables))
+    folder = f"models/{first.name}"
+    artifact.write_json(f"{folder}/schedules.json", ScheduleFile(tables=tables))
+    if not _has_own_gate(tables):
+        artifact.discard(f"{folder}/tapes/{GATED}.json")
     return replace(tuned, tables=tables), found
 
 

@@ -399,7 +399,9 @@ def read_inputs(
     if adapters:
         spec = replace(spec, adapters=tuple(request.adapters))
     beside = adapters.values() if packed is None else packed.file.weights
-    check_fits(request.model, spec, hardware, request.step, (*adapter_sources(beside),))
+    user_kernels = read_kernels(request, targets, spec)
+    more, gated = tuple(adapter_sources(beside)), any(kernel.gates for kernel in user_kernels)
+    check_fits(request.model, spec, hardware, request.step, more, gated=gated)
     workload = read_workload(request.workload)
     check_tokenizer(source)
     quantised = None if packed is not None else request.quantise(spec, source, advance, calibrate)
@@ -433,7 +435,7 @@ def read_inputs(
         packed=packed,
         adapters=adapters,
         quantised=quantised,
-        user_kernels=read_kernels(request, targets, spec),
+        user_kernels=user_kernels,
     )
 
 

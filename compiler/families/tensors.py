@@ -202,7 +202,7 @@ def _dense_sources(spec: ModelSpec, layer: int, part: MlpPart) -> Iterator[Weigh
 
 
 def _input_sources(spec: ModelSpec, width: int) -> Iterator[WeightSource]:
-    """Yield what gives each layer values of its own of a token: see `tapes.embed_layers`."""
+    """Yield what gives each layer values of its own of a token: `tape/decoder.py` embeds it."""
     every, vocab = spec.n_layers * width, spec.vocab_size
     layout = "packed" if is_quantised(spec.weight_format("layer_embed")) else "rows"
     table, model = "model.embed_tokens_per_layer.weight", "model.per_layer_model_projection.weight"

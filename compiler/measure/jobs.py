@@ -15,6 +15,7 @@ from statistics import geometric_mean
 import msgspec
 
 from dovetail.compiler.measure.recorder import Allowance
+from dovetail.compiler.measure.row_ops import GATE_OPS
 from dovetail.compiler.rules.schedules import GATED
 from dovetail.ir.tuning import OK, TuningRecord, WorkKey
 from dovetail.topology.binding import choose_pus
@@ -89,12 +90,15 @@ class TuneProgress(msgspec.Struct, frozen=True, kw_only=True):
 def flops(kind: str, shape: Mapping[str, int]) -> float:
     """Return the floating-point operations of a matrix product, a gated one has two, or attention.
 
-    In attention a row meets the keys up to its own, in two products.
+    In attention a row meets the keys up to its own, in two products. Of other kernels, which users
+    give, nothing is known: 0.
     """
     if "context" in shape:
         keys = shape["rows"] * (shape["context"] - (shape["rows"] - 1) / 2)
         return 4.0 * shape["n_q"] * shape["head_dim"] * keys
-    return 2.0 * math.prod(shape.values()) * (2 if kind in GATED else 1)
+    if shape.keys() != {"n", "k", "m"}:
+        return 0.0
+    return 2.0 * math.prod(shape.values()) * (2 if kind in (*GATED, *GATE_OPS.values()) else 1)
 
 
 @dataclass(slots=True)

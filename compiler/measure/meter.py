@@ -1,7 +1,7 @@
 """Measures kernels and schedules in a child process that may crash, hang or be wrong harmlessly.
 
 In: a kernel library, cases and candidate schedules. Out: a `Measurement` per candidate. The child
-(`measure_child`) checks each candidate against float64, then times all of a case in turns on
+(`child.py`) checks each candidate against float64, then times all of a case in turns on
 weights, or keys and values, that lie outside the caches.
 """
 
@@ -118,6 +118,10 @@ class GateCase(GemmCase, frozen=True, kw_only=True, tag="gate"):
     def shape(self) -> dict[str, int]:
         """The product's sizes."""
         return {"n": self.n, "k": self.k, "m": self.m}
+
+    def before(self, kernel: str) -> str | None:
+        """The kernel that runs before `kernel`, if that is a gate."""
+        return self.apart if kernel.startswith(self.kind) else None
 
 
 class CallCase(_Case, frozen=True, kw_only=True, tag="call"):

@@ -16,7 +16,14 @@ from datetime import UTC, datetime
 import msgspec
 
 from dovetail.codegen.targets import TARGETS
-from dovetail.compiler.measure.meter import SKIPPED, Candidate, Case, Measurement, StoppableMeasurer
+from dovetail.compiler.measure.meter import (
+    SKIPPED,
+    Candidate,
+    Case,
+    GateCase,
+    Measurement,
+    StoppableMeasurer,
+)
 from dovetail.compiler.measure.paired import PairedRatio
 from dovetail.ir.artifact import KernelIndex
 from dovetail.ir.tuning import (
@@ -33,6 +40,8 @@ from dovetail.topology.hardware import HardwareSpec
 
 BATCH = 16
 """Trials timed in turns and recorded together: what a kill at a bad moment loses at most."""
+BEHIND = "+"
+"""Between the builds of a gate and of the product before it."""
 TRIES = 2
 """How often trials are run while the machine turns out to be busy with something else."""
 
@@ -75,8 +84,10 @@ class Identity:
     def matching(self, records: Iterable[TuningRecord]) -> Iterator[TuningRecord]:
         """Yield the records of this machine that were made with these kernels."""
         machines: dict[int, HardwareKey] = {}
+        known = frozenset(self.builds.values())
         for record in records:
-            if self.builds.get(record.kernel) != record.build:
+            own, behind, before = record.build.partition(BEHIND)
+            if self.builds.get(record.kernel) != own or (behind and before not in known):
                 continue
             threads = record.threads
             if threads not in machines:
@@ -88,6 +99,11 @@ class Identity:
         """Return what a record of this trial answers for."""
         unknown = Measurement(candidate=candidate, status=TIMEOUT)
         return self.record(case, unknown, rounds=rounds).key
+
+    def _build(self, case: Case, kernel: str) -> str:
+        """Return the build of a kernel, and of the product that a gate is behind."""
+        before = case.before(kernel) if isinstance(case, GateCase) else None
+        return self.builds[kernel] + (BEHIND + self.builds[before] if before else "")
 
     def record(
         self,
@@ -103,7 +119,7 @@ class Identity:
             target=self.index.target,
             hardware=self.machine(case.threads),
             kernel=found.candidate.kernel,
-            build=self.builds[found.candidate.kernel],
+            build=self._build(case, found.candidate.kernel),
             kind=case.kind,
             shape=case.shape,
             dtype=case.dtype,
@@ -193,6 +209,8 @@ class Recorder:
         """Return one measurement per candidate; times are scaled to the case's first reference."""
         wanted = tuple(dict.fromkeys(candidates))
         found = {c: r for c in wanted if (r := self._on_record(case, c, rounds)) is not None}
+        if isinstance(case, GateCase):  # a ratio is to the product of its search
+            found = {c: r for c, r in found.items() if _is_beside(r, wanted[0])}
         self._count(found.values())
         missing = [c for c in wanted if c not in found]
         first = self._first(case, wanted[0], found)
@@ -294,6 +312,11 @@ def describe_disturbed(recorders: Iterable[Recorder]) -> str | None:
         "their seconds; `dovetail tune --missing` runs them again, as does a later compile on a "
         "quiet machine if most trials were disturbed"
     )
+
+
+def _is_beside(record: TuningRecord, first: Candidate) -> bool:
+    known = record.reference
+    return known is not None and (known.kernel, known.schedule) == (first.kernel, first.schedule)
 
 
 def _measurement(record: TuningRecord, base: Reference | None) -> Measurement:

@@ -14,7 +14,7 @@ from statistics import median
 import msgspec
 from msgspec.structs import replace
 
-from dovetail.compiler.measure.memory import Memory
+from dovetail.compiler.measure.answers import Memory
 from dovetail.compiler.measure.paired import pair_times
 from dovetail.compiler.plan.replay import ReplayJob, ReplayTimes, choose_prompts, replay_once
 from dovetail.compiler.rules.tables import unique_tables
@@ -131,7 +131,7 @@ def put_rules(
     """Return `found` with the rules' tables where `plan` serves these phases.
 
     A table of both phases stays for the other one: that of the phase itself goes first. A user's
-    gate, of which rules know nothing, goes.
+    gate, of which rules know nothing, goes, and with the last one of a target the products for it.
     """
     threads = _threads(plan)
     shared = set(phases) == set(PHASES) and len(set(threads.values())) == 1
@@ -143,7 +143,10 @@ def put_rules(
         and table.threads == threads[phase]
         and table.phase in (phase, "any")
     )
-    kept = (table for table in found if table.op != OWN_GATE or table.phase not in phases)
+    kept = [table for table in found if table.op != OWN_GATE or table.phase not in phases]
+    gated = {table.target for table in kept if table.op == OWN_GATE}
+    known = {table.op for table in rules}
+    kept = [table for table in kept if table.op in known or table.target in gated]
     return unique_tables((*taken, *kept))
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from dovetail.compiler.measure.memory import Memory, spell_time
+from dovetail.compiler.measure.answers import Memory, spell_time
 from dovetail.compiler.plan.service import service_plan
 from dovetail.ir.artifact import Manifest, ServicePlan
 from dovetail.ir.errors import DovetailError

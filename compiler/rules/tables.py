@@ -115,20 +115,33 @@ def default_tables(
     target: Target,
     plans: Iterable[ServicePlan],
     hardware: HardwareSpec,
-    *,
-    apart: bool = False,
 ) -> tuple[ScheduleTable, ...]:
-    """Return schedule tables of every operator of `spec`, for all teams of `plans`.
-
-    apart: also of what a tape with a user's own gate has.
-    """
-    apart = apart or (isinstance(spec, ModelSpec) and bool(spec.adapters))
+    """Return schedule tables of every operator of `spec`, for all teams of `plans`."""
+    teams = plan_teams(plans)
     tables: list[ScheduleTable] = []
-    for team in plan_teams(plans):
-        threads = team.plan.threads
-        more = apart_gemms(spec, team.processes) if apart else ()
-        for op in (*gemm_ops(spec, team.processes), *more):
-            rows = default_gemm_rows(op, target, threads, hardware)
-            tables.append(gemm_table(op, target, team.phase, threads, rows))
-        tables += other_tables(spec, target, team.phase, threads)
+    for team in teams:
+        tables += _products(gemm_ops(spec, team.processes), target, team, hardware)
+        tables += other_tables(spec, target, team.phase, team.plan.threads)
+    if isinstance(spec, ModelSpec) and spec.adapters:
+        tables += apart_tables(spec, target, teams, hardware)
     return unique_tables(tables)
+
+
+def apart_tables(
+    spec: Spec, target: Target, teams: Iterable[Team], hardware: HardwareSpec
+) -> tuple[ScheduleTable, ...]:
+    """Return the tables of products that give gates and ups apart, for adapters or own gates."""
+    return unique_tables(
+        table
+        for team in teams
+        for table in _products(apart_gemms(spec, team.processes), target, team, hardware)
+    )
+
+
+def _products(
+    ops: Iterable[GemmOp], target: Target, team: Team, hardware: HardwareSpec
+) -> Iterator[ScheduleTable]:
+    threads = team.plan.threads
+    for op in ops:
+        rows = default_gemm_rows(op, target, threads, hardware)
+        yield gemm_table(op, target, team.phase, threads, rows)

@@ -21,9 +21,9 @@ import msgspec
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.library import build_library
 from dovetail.compiler.formats.quantising import Advance
+from dovetail.compiler.measure.answers import Memory, spell_time
 from dovetail.compiler.measure.database import TuningDatabase
 from dovetail.compiler.measure.jobs import allow
-from dovetail.compiler.measure.memory import Memory, spell_time
 from dovetail.compiler.measure.meter import Meter, StoppableMeasurer, pool_bytes
 from dovetail.compiler.measure.recorder import (
     Allowance,
@@ -32,16 +32,16 @@ from dovetail.compiler.measure.recorder import (
     describe_disturbed,
     describe_failed,
 )
-from dovetail.compiler.rules.tables import default_tables, unique_tables
-from dovetail.compiler.search.attention_search import (
-    AttentionChoice,
-    AttentionTask,
-    apply_choices,
-    search_attention,
-)
+from dovetail.compiler.rules.tables import apart_tables, default_tables, plan_teams, unique_tables
 from dovetail.compiler.search.cost_model import CostModel
 from dovetail.compiler.search.fit import LEAST_SAMPLES, fit_cost_model, read_samples
-from dovetail.compiler.search.gate_search import gate_tables
+from dovetail.compiler.search.gate_search import SHARE, GateTask, gate_tables, search_gates
+from dovetail.compiler.search.instances import (
+    InstanceChoice,
+    InstanceTask,
+    apply_choices,
+    search_instances,
+)
 from dovetail.compiler.search.parts import (
     SearchScope,
     TuningPart,
@@ -60,7 +60,6 @@ from dovetail.compiler.search.policy import (
 )
 from dovetail.compiler.search.rules import Known, Recall, Rules, case_key, known_candidates
 from dovetail.compiler.search.tables import EFFORTS, Effort, search_tables
-from dovetail.ir.model import APART
 from dovetail.ir.schedule import ScheduleTable
 from dovetail.ir.tuning import OK, TuningRecord, WorkKey, encode_record
 from dovetail.runtime.machine.cpu_time import QUIET_CORES, busy_cores
@@ -155,8 +154,7 @@ def choose_schedules(scope: SearchScope, request: ChoiceRequest, progress: Advan
     among it. Where most trials were disturbed, it is made again a few times on a quiet machine.
     """
     plans = (*scope.plans, *scope.others)
-    apart = any(kernel.gates for kernel in scope.kernels)
-    rules = default_tables(scope.spec, scope.target, plans, scope.hardware, apart=apart)
+    rules = default_tables(scope.spec, scope.target, plans, scope.hardware)
     if request.effort not in EFFORTS:
         return Chosen(rules, rules=rules)
     search = _Search.of(scope, request)
@@ -303,12 +301,14 @@ class _Search:
         if self.request.measurable:
             spent = spent_seconds(database.trusted(), self.parts)
             self.allowance = allow(self.seconds, spent, DECIDING_SHARE)
-        attention: list[AttentionChoice] = []
-        *others, products = self.parts
-        for part in others:
+        choices: list[InstanceChoice] = []
+        at = next(i for i, part in enumerate(self.parts) if isinstance(part.items[0], SearchTask))
+        products, behind = self.parts[at], self.parts[at + 1 :]
+        for part in self.parts[:at]:
             with self.measuring(part) as recorder:
-                tasks = [item for item in part.items if isinstance(item, AttentionTask)]
-                attention += search_attention(tasks, recorder, self.seconds)
+                tasks = [item for item in part.items if isinstance(item, InstanceTask)]
+                choices += search_instances(tasks, recorder, self.seconds)
+        kept = SHARE * self.seconds if behind else 0.0
         with self.measuring(products) as recorder:
             known = known_candidates(products.identity.matching(database))
             effort = EFFORTS[self.request.effort]
@@ -321,27 +321,41 @@ class _Search:
                 recorder,
                 target=scope.target,
                 effort=self.request.effort,
-                budget_seconds=self.seconds,
+                budget_seconds=self.seconds - kept,
                 fixed_order=self.request.fixed_order,
                 choose_policy=policies.choose,
                 progress=progress,
             )
+        own: tuple[ScheduleTable, ...] = ()
+        unmeasured: tuple[str, ...] = ()
+        for part in behind:
+            own, unmeasured = self._search_gates(part, (*found, *rules))
         notes = [database.warning, describe_failed(recorders), describe_disturbed(recorders)]
+        notes += unmeasured
         if policies.stopped:
             notes.append(IMPROBABLE)
         if not self.request.measurable:
             notes.append(_describe_sources(scope, found, policies.model))
-        own = tuple(gate_tables(attention, scope.target))
-        gated = own or not any(kernel.gates for kernel in scope.kernels)
-        tables = (t for t in unique_tables((*found, *rules)) if gated or t.op != APART)
         return Chosen(
-            tables=(*apply_choices(tables, attention), *own),
+            tables=(*apply_choices(unique_tables((*found, *rules)), choices), *own),
             records=tuple(record for recorder in recorders for record in recorder.trials),
             measured=sum(recorder.measured for recorder in recorders),
             notes=tuple(note for note in notes if note),
             disturbed=sum(recorder.disturbed for recorder in recorders),
             rules=rules,
         )
+
+    def _search_gates(
+        self, part: TuningPart, found: Sequence[ScheduleTable]
+    ) -> tuple[tuple[ScheduleTable, ...], tuple[str, ...]]:
+        """Return the tables of users' gates that are faster than what was found, and notes."""
+        scope = self.scope
+        with self.measuring(part) as recorder:
+            tasks = [item for item in part.items if isinstance(item, GateTask)]
+            won, notes = search_gates(tasks, found, recorder, self.seconds, scope.target)
+        teams = plan_teams((*scope.plans, *scope.others))
+        apart = apart_tables(scope.spec, scope.target, teams, scope.hardware) if won else ()
+        return tuple(gate_tables(won, apart, scope.target)), notes
 
     @contextmanager
     def measuring(self, part: TuningPart) -> Iterator[Recorder]:

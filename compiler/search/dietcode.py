@@ -1,4 +1,4 @@
-"""What DietCode (MLSys 2022) picks: one set of programs shared by all shapes, and a cost model.
+"""What DietCode (MLSys 2022) picks: `plan/efficiency.py` takes it for what tuning will find.
 
 Micro-kernels are costed on a few shapes; a shape costs what its full micro-kernel does, times
 how much of the work is padding in the busiest thread.

@@ -20,12 +20,9 @@ from dovetail.codegen.library import LibrarySpec, index_library
 from dovetail.compiler.measure.recorder import Identity
 from dovetail.compiler.rules.payload import Payload
 from dovetail.compiler.rules.tables import plan_teams
-from dovetail.compiler.search.attention_search import (
-    AttentionTask,
-    attention_library,
-    attention_tasks,
-)
-from dovetail.compiler.search.gate_search import gate_tasks
+from dovetail.compiler.search.attention_search import attention_library, attention_tasks
+from dovetail.compiler.search.gate_search import gate_library, gate_tasks
+from dovetail.compiler.search.instances import InstanceTask
 from dovetail.compiler.search.policy import SearchTask
 from dovetail.compiler.search.tables import Effort, search_tasks, task_key, tuning_library
 from dovetail.compiler.search.user_kernels import UserKernel, model_cases, user_library, user_tasks
@@ -36,7 +33,7 @@ from dovetail.ir.tuning import TuningRecord, WorkKey
 from dovetail.runtime.native.shard import shard_spec, split_model
 from dovetail.topology.hardware import HardwareSpec
 
-Item = SearchTask | AttentionTask
+Item = SearchTask | InstanceTask
 """What is searched as one."""
 
 
@@ -66,7 +63,7 @@ class TuningPart(NamedTuple):
 
 
 def plan_parts(scope: SearchScope, effort: Effort, cache: Path | None) -> tuple[TuningPart, ...]:
-    """Return what an effort searches; the products come last."""
+    """Return what an effort searches, in this order: gates are compared with products found."""
     spec, target, plans = scope.spec, scope.target, scope.plans
     searches: list[tuple[tuple[Item, ...], LibrarySpec]] = []
     if effort.attention and isinstance(spec, ModelSpec):
@@ -82,12 +79,13 @@ def plan_parts(scope: SearchScope, effort: Effort, cache: Path | None) -> tuple[
             for kernel in fitted
         )
         rivals = tuple(task for k, some in cases for task in user_tasks(k, target, some))
-        hardware, payload = scope.hardware, scope.payload
-        gates = [t for k in fitted for t in gate_tasks(k, payload, plans, hardware, target)]
-        more = [r for task in gates for r in (*task.rivals, task.apart)]
-        searches.append(((*rivals, *gates), user_library(fitted, target, more)))
+        searches.append((rivals, user_library(fitted, target)))
     products = plan_job(search_tasks(scope.payload, plans, scope.hardware, target, effort))
     searches.append((products, tuning_library(spec, target)))
+    hardware, payload = scope.hardware, scope.payload
+    gates = [t for k in fitted for t in gate_tasks(k, payload, plans, hardware, target)]
+    if gates:
+        searches.append((tuple(gates), gate_library(fitted, gates, target)))
     return tuple(
         TuningPart(items, Identity.of(scope.hardware, index_library(library, cache)), library)
         for items, library in searches

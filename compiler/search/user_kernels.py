@@ -28,7 +28,7 @@ from dovetail.codegen.user_file import (
 from dovetail.compiler.measure.meter import CallCase, RowsCase
 from dovetail.compiler.measure.row_ops import GATE_OPS, ROW_OPS, RowOp, model_ops
 from dovetail.compiler.rules.schedules import make_schedule
-from dovetail.compiler.search.attention_search import USER, AttentionTask, change_tiles
+from dovetail.compiler.search.instances import USER, InstanceTask, change_tiles
 from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.diagnostics import Source
 from dovetail.ir.errors import SpecError
@@ -202,8 +202,8 @@ def fit_kernel(unit: high.Unit, op: RowOp, name: str, file: str) -> high.Unit:
         return _checked(high.Unit(functions=(*helpers, made)), file)
     if any(isinstance(n, high.Return) for n in kernel.walk()):
         raise SpecError(f"{file}: {kernel.name} returns before its end; write it with conditions")
-    row = replace(kernel, kind="inline", name=ROW, tunables=(), doc="")
-    wrapper = parse_high(Source(file, _wrapper(kernel, op, name, file)))
+    row = replace(kernel, kind="inline", name=_free(ROW, unit), tunables=(), doc="")
+    wrapper = parse_high(Source(file, _wrapper(kernel, op, name, row.name, file)))
     made = replace(wrapper.functions[0], tunables=kernel.tunables)
     return _checked(high.Unit(functions=(*helpers, row, made)), file)
 
@@ -213,11 +213,20 @@ def _with_pairs(unit: high.Unit, name: str, file: str) -> high.Unit:
     kernel = unit.function(name)
     integer = NamedType(name="i64")
     params = tuple(replace(p, type=integer) if p.name in _TEAM else p for p in kernel.params)
-    rows = replace(kernel, kind="inline", name=ROWS, params=params, tunables=(), doc="")
-    text = IN_PAIRS.format(name=name + PAIRS, rows=ROWS)
+    rows = _free(ROWS, unit)
+    inline = replace(kernel, kind="inline", name=rows, params=params, tunables=(), doc="")
+    text = IN_PAIRS.format(name=name + PAIRS, rows=rows)
     (pairs,) = parse_high(Source(file, text)).functions
     made = replace(pairs, tunables=kernel.tunables)
-    return _checked(high.Unit(functions=(*unit.functions, rows, made)), file)
+    return _checked(high.Unit(functions=(*unit.functions, inline, made)), file)
+
+
+def _free(name: str, unit: high.Unit) -> str:
+    """Return the name, longer where a function of the unit has it."""
+    taken = {function.name for function in unit.functions}
+    while name in taken:
+        name += "_"
+    return name
 
 
 def _checked(unit: high.Unit, file: str) -> high.Unit:
@@ -225,8 +234,8 @@ def _checked(unit: high.Unit, file: str) -> high.Unit:
     return unit
 
 
-def _wrapper(kernel: high.Function, op: RowOp, name: str, file: str) -> str:
-    """Return the text of a kernel with the operator's slots that calls ROW for each row."""
+def _wrapper(kernel: high.Function, op: RowOp, name: str, row: str, file: str) -> str:
+    """Return the text of a kernel with the operator's slots that calls `row` for each row."""
     params = ", ".join(f"{s.name}: {TYPES.get(s.kind, 'ptr[f32]')}" for s in op.slots)
     arguments, in_place = _arguments(kernel, op, file)
     copied = (
@@ -236,7 +245,7 @@ def _wrapper(kernel: high.Function, op: RowOp, name: str, file: str) -> str:
     return (
         f"@kernel\ndef {name}({params}, tid: thread, nth: thread):\n"
         "    for t in range(T * tid // nth, T * (tid + 1) // nth):\n"
-        f"{copied if in_place else ''}        {ROW}({', '.join(arguments)})\n"
+        f"{copied if in_place else ''}        {row}({', '.join(arguments)})\n"
     )
 
 
@@ -307,11 +316,11 @@ def our_request(op: str, target: Target) -> KernelRequest | None:
 
 def user_tasks(
     kernel: UserKernel, target: Target, cases: Iterable[RowsCase | CallCase]
-) -> list[AttentionTask]:
+) -> list[InstanceTask]:
     """Return a search for each case: ours first, then the user's and its variants."""
     ours = our_request(kernel.op, target)
     rivals = (*((ours,) if ours else ()), *kernel.requests)
-    return [AttentionTask(c, rivals, (make_schedule(),), user=kernel.file) for c in cases]
+    return [InstanceTask(c, rivals, (make_schedule(),), user=kernel.file) for c in cases]
 
 
 def model_cases(op: str, width: int, eps: float, plan: PhasePlan) -> tuple[RowsCase, ...]:
@@ -322,13 +331,11 @@ def model_cases(op: str, width: int, eps: float, plan: PhasePlan) -> tuple[RowsC
     )
 
 
-def user_library(
-    kernels: Iterable[UserKernel], target: Target, more: Iterable[KernelRequest] = ()
-) -> LibrarySpec:
-    """Return the library of the users' kernels, of ours beside them, and of more."""
+def user_library(kernels: Iterable[UserKernel], target: Target) -> LibrarySpec:
+    """Return the library of the users' kernels, and of ours beside them."""
     kernels = tuple(kernels)
     ours = (our_request(kernel.op, target) for kernel in kernels if kernel.op)
-    by_name = {request.name: request for request in (*ours, *more) if request is not None}
+    by_name = {request.name: request for request in ours if request is not None}
     requests = (*by_name.values(), *(r for k in kernels for r in k.requests))
     modules = {kernel.module: kernel.unit for kernel in kernels}
     return LibrarySpec(target, requests, name="user", modules=modules, tvm_ffi=False)

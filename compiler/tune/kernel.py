@@ -18,7 +18,7 @@ from dovetail.compiler.measure.database import TuningDatabase, default_path
 from dovetail.compiler.measure.meter import CallCase, Meter, RowsCase
 from dovetail.compiler.measure.recorder import Identity, Recorder, describe_disturbed
 from dovetail.compiler.request import choose_targets
-from dovetail.compiler.search.attention_search import ROUNDS, find_best, refuse_wrong
+from dovetail.compiler.search.instances import ROUNDS, find_best, refuse_wrong
 from dovetail.compiler.search.user_kernels import (
     UserKernel,
     our_request,

@@ -40,8 +40,8 @@ from dovetail.compiler.request import (
 )
 from dovetail.compiler.rules.payload import make_payload
 from dovetail.compiler.rules.workload import WorkloadSpec, read_workload
-from dovetail.compiler.search.attention_search import AttentionTask, search_attention
 from dovetail.compiler.search.fit import can_fit
+from dovetail.compiler.search.instances import InstanceTask, search_instances
 from dovetail.compiler.search.parts import (
     Item,
     SearchScope,
@@ -233,8 +233,8 @@ class TuningJob:
     def search(self, item: Item, measurer: Measurer, seconds: float) -> None:
         """Search one item; what it finds is in the records, also that no kernel is right."""
         with suppress(ScheduleError):
-            if isinstance(item, AttentionTask):
-                search_attention((item,), measurer, seconds)
+            if isinstance(item, InstanceTask):
+                search_instances((item,), measurer, seconds)
                 return
             task = replace(item, seconds=(1 - self.effort.loss_share / 2) * seconds)
             end = measurer.now() + seconds

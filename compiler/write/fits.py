@@ -17,6 +17,7 @@ from dovetail.compiler.formats.weight_dtype import CHOICES
 from dovetail.compiler.formats.weight_formats import quantise_formats
 from dovetail.compiler.tape.adapters import build_adapted_tape
 from dovetail.compiler.tape.forward import build_forward_tape, build_sample_tape
+from dovetail.compiler.tape.gates import build_gated_tape
 from dovetail.compiler.write.weights import plan_sources, total_bytes
 from dovetail.ir.errors import CapacityError
 from dovetail.ir.formats import is_quantised
@@ -33,16 +34,19 @@ def check_fits(
     hardware: HardwareSpec,
     step: tuple[int, int],
     beside: Sequence[WeightSource] = (),
+    *,
+    gated: bool = False,
 ) -> None:
     """Raise CapacityError where one request of the whole context does not fit into memory.
 
-    step: most tokens and sequences of a step. beside: weights of adapters. A description of a
-    machine may not tell its memory; then all fits.
+    step: most tokens and sequences of a step. beside: weights of adapters. gated: there may be a
+    tape with a user's own gate. A description of a machine may not tell its memory; then all fits.
     """
-    need, memory = memory_need(spec, step, beside), hardware.usable_memory
+    need, memory = memory_need(spec, step, beside, gated=gated), hardware.usable_memory
     if memory and need.total > memory:
         fewer = ("fewer adapters",) if beside else ()
-        remedy = " or ".join((*_remedies(spec, step, memory, beside), *fewer)) or "a smaller model"
+        found = _remedies(spec, step, memory, beside, gated=gated)
+        remedy = " or ".join((*found, *fewer)) or "a smaller model"
         raise CapacityError(
             f"{model} does not fit into memory as {spec.weight_dtype}: {need.explain(memory)}; "
             f"use {remedy}"
@@ -50,11 +54,16 @@ def check_fits(
 
 
 def memory_need(
-    spec: ModelSpec, step: tuple[int, int], beside: Sequence[WeightSource] = ()
+    spec: ModelSpec,
+    step: tuple[int, int],
+    beside: Sequence[WeightSource] = (),
+    *,
+    gated: bool = False,
 ) -> MemoryNeed:
     """Return what a model needs as it is to be stored, with weights of adapters `beside` it."""
     entries = plan_sources((*weight_sources(spec), *beside), spec.weight_format)
-    builders = (build_forward_tape, build_adapted_tape) if beside else (build_forward_tape,)
+    adapted = (build_adapted_tape,) if beside else ()
+    builders = (build_forward_tape, *adapted, *((build_gated_tape,) if gated else ()))
     arena = max(build(spec, entries, *step).arena_bytes for build in builders)  # one runs at a time
     sampling = build_sample_tape(spec, step[1]).arena_bytes
     return MemoryNeed(
@@ -66,12 +75,17 @@ def memory_need(
 
 
 def _remedies(
-    spec: ModelSpec, step: tuple[int, int], memory: int, beside: Sequence[WeightSource]
+    spec: ModelSpec,
+    step: tuple[int, int],
+    memory: int,
+    beside: Sequence[WeightSource],
+    *,
+    gated: bool,
 ) -> Iterator[str]:
     """Yield the widest dtype of weights that fits, and the longest context; else both together."""
-    now = memory_need(spec, step, beside)
+    now = memory_need(spec, step, beside, gated=gated)
     stored = {name: _stored_as(spec, form) for name, form in CHOICES.items()}
-    needs = {name: memory_need(each, step, beside) for name, each in stored.items()}
+    needs = {n: memory_need(each, step, beside, gated=gated) for n, each in stored.items()}
     narrower = {name: need for name, need in needs.items() if need.weights < now.weights}
     fitting = next((name for name, need in narrower.items() if need.total <= memory), None)
     if fitting:

@@ -82,6 +82,11 @@ class ArtifactWriter:
             os.fsync(file.fileno())
         self.files[name] = FileEntry(bytes=path.stat().st_size, sha256=digest)
 
+    def discard(self, name: str) -> None:
+        """Remove a file that turned out to serve nothing, if it is there."""
+        if self.files.pop(name, None):
+            (self.root / name).unlink()
+
     def add_weights(self, name: str) -> None:
         """List a weights file; its hashes stand in its chunks.json."""
         self.files[name] = FileEntry(bytes=(self.root / name).stat().st_size, sha256=None)

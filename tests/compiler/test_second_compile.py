@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from dovetail.compiler.measure.answers import Memory
 from dovetail.compiler.measure.database import TuningDatabase
-from dovetail.compiler.measure.memory import Memory
 from dovetail.compiler.plan import replay
 from dovetail.compiler.plan.replay import ReplayTimes, measure_choice
 from dovetail.compiler.search import choose

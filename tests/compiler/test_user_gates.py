@@ -16,8 +16,8 @@ from dovetail.compiler.measure.meter import Meter
 from dovetail.compiler.pipeline import compile_model
 from dovetail.compiler.rules.payload import GemmUse, Payload
 from dovetail.compiler.rules.schedules import GemmOp
-from dovetail.compiler.search.gate_search import GateTask, gate_tasks
-from dovetail.compiler.search.user_kernels import UserKernel, read_user_kernel, user_library
+from dovetail.compiler.search.gate_search import GateTask, gate_library, gate_tasks
+from dovetail.compiler.search.user_kernels import UserKernel, read_user_kernel
 from dovetail.errors import SpecError
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.model import OWN_GATE
@@ -79,8 +79,7 @@ def test_every_variant_is_right_behind_a_product(
     user = read_user_kernel(f"silu_mul={write(tmp_path, name, text)}")
     tasks = tasks_of(user, dtype, 1051, 64)
     assert [(t.phase, t.case.shape["m"]) for t in tasks] == [("prefill", 21), ("decode", 3)]
-    products = [r for task in tasks for r in (*task.rivals, task.apart)]
-    built = build_library(user_library([user], TARGET, products))
+    built = build_library(gate_library([user], tasks, TARGET))
     with Meter(built.path, built.index, pool_bytes=1 << 20) as meter:
         for task in tasks:
             found = meter.measure(task.case, task.candidates, rounds=2, seconds=0.0)

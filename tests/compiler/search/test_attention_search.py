@@ -15,15 +15,13 @@ from dovetail.compiler.rules.tables import other_tables
 from dovetail.compiler.search import attention_search as module
 from dovetail.compiler.search.attention_search import (
     STEPS,
-    AttentionTask,
-    apply_choices,
     attention_kernels,
     attention_library,
     attention_tasks,
-    search_attention,
     single_steps,
     variant_requests,
 )
+from dovetail.compiler.search.instances import InstanceTask, apply_choices, search_instances
 from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.errors import ScheduleError
 from dovetail.ir.model import ModelSpec, RopeSpec
@@ -68,9 +66,9 @@ def test_right_kernels_are_timed_recorded_and_the_winner_serves() -> None:
     built = build_library(attention_library(SPEC, TARGET))
     with Meter(built.path, built.index, pool_bytes=1 << 20) as meter:
         recorder = Recorder(meter, Identity.of(read_hardware(), built.index), records)
-        found = search_attention(tasks, recorder, 10.0)
+        found = search_instances(tasks, recorder, 10.0)
         assert recorder.measured == len(records.known) == 6
-        assert search_attention(tasks, recorder, 10.0) == found
+        assert search_instances(tasks, recorder, 10.0) == found
         assert recorder.measured == 6  # the second time all were on record
     assert {(r.kind, r.shape["rows"], r.shape["context"]) for r in records.known.values()} == {
         (DECODE, 1, 70), (PREFILL, 64, 64), (PREFILL, 70, 70)
@@ -152,11 +150,11 @@ def test_a_variant_must_surely_beat_the_default_over_all_contexts(ratios, bound,
     contexts = [task.case.context for task in tasks]
     assert contexts == [256, 1024, 4096]
     land = ByContext(dict(zip(contexts, ratios, strict=True)), bound)
-    (choice,) = search_attention(tasks, land, 1.0)
+    (choice,) = search_instances(tasks, land, 1.0)
     assert (choice.request == tasks[0].rivals[1]) == wins
 
 
-def one_kv_head(threads: int) -> list[AttentionTask]:
+def one_kv_head(threads: int) -> list[InstanceTask]:
     spec = msgspec.structs.replace(SPEC, n_heads=2, n_kv_heads=1, max_context=4096)
     plan = PhasePlan(threads=threads, cpus=())
     return [t for t in attention_tasks(spec, TARGET, [plan]) if t.case.kind == DECODE]
@@ -190,7 +188,7 @@ class ByParts(Script):
 
 @pytest.mark.usefixtures("variants")
 def test_the_best_parts_go_into_the_table() -> None:
-    (choice,) = search_attention(one_kv_head(2), ByParts(512), 1.0)
+    (choice,) = search_instances(one_kv_head(2), ByParts(512), 1.0)
     assert choice.request == one_kv_head(2)[0].rivals[0]
     (default,) = [t for t in other_tables(SPEC, TARGET, "any", 2) if t.op == DECODE]
     (table,) = apply_choices([default], [choice])
@@ -216,11 +214,11 @@ def test_wrong_crashed_and_missing_instances_are_not_chosen() -> None:
     default, variant = (request.name for request in task.rivals)
 
     def chosen(**seconds):
-        return [c.request.name for c in search_attention([task], Script(**seconds), 1.0)]
+        return [c.request.name for c in search_instances([task], Script(**seconds), 1.0)]
 
     assert chosen(**{default: 1.0, variant: 0.0}) == [default]
     assert chosen(**{default: 0.0, variant: 1.0}) == [variant]
     assert chosen(**{default: 1.0, variant: 0.5}) == [variant]
     with pytest.raises(ScheduleError, match=f"{default} crash, {variant} crash"):
         chosen(**{default: 0.0, variant: 0.0})
-    assert search_attention([task], NoMachine(), 1.0) == ()
+    assert search_instances([task], NoMachine(), 1.0) == ()

@@ -17,7 +17,7 @@ from dovetail.compiler.measure.recorder import Identity, Recorder
 from dovetail.compiler.measure.row_ops import ROW_OPS
 from dovetail.compiler.pipeline import compile_model
 from dovetail.compiler.rules.tables import other_tables
-from dovetail.compiler.search.attention_search import apply_choices, search_attention
+from dovetail.compiler.search.instances import apply_choices, search_instances
 from dovetail.compiler.search.user_kernels import (
     our_request,
     read_user_kernel,
@@ -220,7 +220,7 @@ def test_what_is_surely_faster_gets_into_the_tables(tmp_path: Path) -> None:
     for fastest in (user.requests[2].name, "rmsnorm"):
         meter = Favouring(Path(__file__), index, pool_bytes=1)
         meter.fastest = fastest
-        found = search_attention(tasks, Recorder(meter, identity, RecordSet()), 1.0)
+        found = search_instances(tasks, Recorder(meter, identity, RecordSet()), 1.0)
         tables = apply_choices(other_tables(SPEC, TARGET, "any", 1), found)
         (table,) = (t for t in tables if t.op == "rmsnorm")
         assert table.rows[0].kernel == fastest

@@ -220,7 +220,7 @@ RULES: list[dict[str, Any]] = [
 def test_rules_for_logits_are_the_offline_ones(
     client: openai.OpenAI, offline: App, fields: dict[str, Any]
 ) -> None:
-    """`test_logit_rules` holds those to a reference."""
+    """`test_logits` holds those to a reference."""
     asked = client.completions.create(
         model="llama", prompt=PROMPT, max_tokens=48, extra_body=fields, logprobs=1
     )

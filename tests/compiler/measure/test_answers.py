@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from dovetail.compiler.measure import memory as module
-from dovetail.compiler.measure.memory import Memory
+from dovetail.compiler.measure.answers import Memory
 from dovetail.topology.hardware import read_hardware
 
 HARDWARE = read_hardware("package:1 core:4")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -10,17 +11,31 @@ import numpy as np
 import pytest
 
 import dovetail
-from dovetail.codegen.library import build_library
+from dovetail.codegen.catalog import KernelRequest
+from dovetail.codegen.library import LibrarySpec, build_library, index_library
 from dovetail.codegen.targets import host_target
+from dovetail.compiler import pipeline
 from dovetail.compiler.measure.meter import Meter
 from dovetail.compiler.pipeline import compile_model
+from dovetail.compiler.request import CompileRequest, read_inputs
 from dovetail.compiler.rules.payload import GemmUse, Payload
 from dovetail.compiler.rules.schedules import GemmOp
-from dovetail.compiler.search.gate_search import GateTask, gate_library, gate_tasks
+from dovetail.compiler.rules.tables import apart_tables, default_tables, plan_teams
+from dovetail.compiler.search import choose
+from dovetail.compiler.search.choose import Chosen
+from dovetail.compiler.search.gate_search import (
+    GateTask,
+    gate_library,
+    gate_tables,
+    gate_tasks,
+)
+from dovetail.compiler.search.instances import InstanceChoice
 from dovetail.compiler.search.user_kernels import UserKernel, read_user_kernel
+from dovetail.compiler.write.report import Steps
+from dovetail.compiler.write.writer import write_artifact
 from dovetail.errors import SpecError
 from dovetail.ir.artifact import PhasePlan, ServicePlan
-from dovetail.ir.model import OWN_GATE
+from dovetail.ir.model import APART, OWN_GATE
 from dovetail.ir.schedule import ScheduleFile
 from dovetail.ir.tape import GATED
 from dovetail.runtime.verify import verify_artifact
@@ -43,6 +58,12 @@ def silu_mul(T: i64, H: i64, x: ptr[f32], ldx: i64, y: ptr[f32], ldy: i64, out: 
             v = vload(x + t * ldx + c)
             vstore(out + t * ldo + c, vmul(vsilu(v), vload(y + t * ldy + c)))
 """
+GATES = {
+    "silu_mul": OURS,
+    "gelu_tanh_mul": OURS.replace("math_f32", "gelu")
+    .replace("silu_mul", "gelu_tanh_mul")
+    .replace("vsilu", "vgelu_tanh"),
+}
 SQUARED = """
 void silu_mul(float *out, const float *gate, const float *up, int n) {
   for (int i = 0; i < n; i++) {
@@ -103,7 +124,13 @@ def favoured(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     use_virtual_meters(monkeypatch)
     for module in ("dovetail.compiler.search.choose", "dovetail.compiler.tune.model"):
         monkeypatch.setattr(f"{module}.Meter", Favouring)
+    monkeypatch.setattr(choose, "build_library", unbuilt)
     return monkeypatch
+
+
+def unbuilt(spec: LibrarySpec, cache: Path | None) -> SimpleNamespace:
+    """Return a library of which only the names count: nothing runs where meters are virtual."""
+    return SimpleNamespace(path=Path(__file__), index=index_library(spec, cache))
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +138,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(tmp_path_factory.mktemp("gates") / "model", "llama", mlp_bias=True)
 
 
-def compiled(model: Path, folder: Path, name: str, text: str, **options: Any) -> Path:
+def compiled(
+    model: Path, folder: Path, name: str, text: str, op: str = "silu_mul", **options: Any
+) -> Path:
     """Compile a model with a gate whose file has this name."""
     file, out = write(folder, name, text), folder / f"{name}.dove"
     usual = {
@@ -120,15 +149,17 @@ def compiled(model: Path, folder: Path, name: str, text: str, **options: Any) ->
         "weight_dtype": "f32",
         "database": folder / f"{name}.jsonl",
     }
-    compile_model(model, output=out, kernels=[f"silu_mul={file}"], **usual, **options)
+    compile_model(model, output=out, kernels=[f"{op}={file}"], **usual | options)
     return out
 
 
 def own_phases(artifact: Path) -> set[str]:
     """Return the phases that a user's gate serves in."""
     data = (artifact / "models/llm/schedules.json").read_bytes()
-    tables = [t for t in msgspec.json.decode(data, type=ScheduleFile).tables if t.op == OWN_GATE]
-    assert all(t.rows[0].kernel.startswith("silu_mul_user_") for t in tables)
+    every = msgspec.json.decode(data, type=ScheduleFile).tables
+    tables = [table for table in every if table.op == OWN_GATE]
+    assert all("_mul_user_" in table.rows[0].kernel for table in tables)
+    assert {t.phase for t in every if t.op == APART} == {t.phase for t in tables}
     assert bool(tables) == (artifact / f"models/llm/tapes/{GATED}.json").exists()
     return {table.phase for table in tables}
 
@@ -191,6 +222,46 @@ def test_the_users_gate_is_what_runs(
     assert verify_artifact(prompts).faults == ()
     tokens, chances = answer(prompts)
     assert np.allclose(chances, reference(model, tokens, {"prefill"}), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("op", "family", "dtype"),
+    [("gelu_tanh_mul", "gemma3", "f32"), ("silu_mul", "llama", "int8")],
+)
+def test_gates_of_other_activations_and_behind_quantised_products(
+    op: str, family: str, dtype: str, tmp_path: Path, favoured: pytest.MonkeyPatch
+) -> None:
+    """And one that the comparison end to end drops, which leaves no tape behind."""
+    source, plain = save_model(tmp_path / "model", family), tmp_path / "plain.dove"
+    compile_model(source, output=plain, effort="none", threads=2, weight_dtype=dtype)
+    wanted = answer(plain)
+    asked = {"op": op, "weight_dtype": dtype}
+    own = compiled(source, tmp_path, "own.dk", GATES[op], **asked)
+    assert own_phases(own) == {"prefill", "decode"}
+    tokens, chances = answer(own)
+    assert tokens == wanted[0] and np.allclose(chances, wanted[1], atol=1e-4)
+    favoured.setattr(pipeline, "compare_tables", lambda _, rules, *__: (rules, None))
+    assert own_phases(compiled(source, tmp_path, "lost.dk", GATES[op], **asked)) == set()
+
+
+def test_a_gate_may_win_on_one_of_two_targets(model: Path, tmp_path: Path) -> None:
+    asked = {"weight_dtype": "f32", "threads": 1, "effort": "none"}
+    names = ("x86-64-avx2", "aarch64-neon")
+    request = CompileRequest(model=model, output=tmp_path / "a.dove", targets=names, **asked)
+    inputs, found = read_inputs(request), []
+    for target in inputs.targets:
+        given = inputs.spec, target, inputs.plans, inputs.hardware
+        found += default_tables(*given)
+        if target.name == names[0]:
+            apart = apart_tables(inputs.spec, target, plan_teams(inputs.plans), inputs.hardware)
+            gate = InstanceChoice(
+                "silu_mul", 1, KernelRequest("m", "k", {}, "k"), (), 1.0, "decode"
+            )
+            found += gate_tables([gate], apart, target)
+    with write_artifact(tmp_path / "a.dove") as artifact:
+        weights, chunks = pipeline._pack(inputs, artifact, Steps(None))
+        pipeline._write_member(artifact, inputs, weights, chunks, Chosen(tuple(found)))
+        assert f"models/llm/tapes/{GATED}.json" in artifact.files
 
 
 @pytest.mark.parametrize(

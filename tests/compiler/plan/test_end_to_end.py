@@ -17,7 +17,7 @@ from dovetail.compiler.plan.replay import ReplayJob, ReplayTimes, run_replay
 from dovetail.compiler.rules.tables import default_tables
 from dovetail.compiler.search.choose import next_win
 from dovetail.compiler.search.policy import FINAL_ROUNDS
-from dovetail.ir.model import OWN_GATE
+from dovetail.ir.model import APART, OWN_GATE
 from dovetail.ir.schedule import ScheduleFile
 from dovetail.runtime.artifact import open_artifact
 from dovetail.topology.hardware import read_hardware
@@ -94,9 +94,12 @@ def test_a_lost_phase_has_no_gate_of_a_users_own() -> None:
     gates = [
         msgspec.structs.replace(rules[-1], op=OWN_GATE, n=0, k=0, phase=phase) for phase in PHASES
     ]
+    gates += [msgspec.structs.replace(gate, op=APART, n=64, k=64) for gate in gates]
     kept = put_rules((*rules, *gates), rules, TARGET.name, one, ["prefill"])
     assert [table.phase for table in kept if table.op == OWN_GATE] == ["decode"]
     assert differ(kept, rules, TARGET.name, "decode", one)
+    none = put_rules((*rules, *gates), rules, TARGET.name, one, PHASES)
+    assert {table.op for table in none} == {table.op for table in rules}
 
 
 def test_what_is_the_rules_own_is_not_measured() -> None:

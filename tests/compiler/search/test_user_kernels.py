@@ -203,6 +203,20 @@ def test_a_variant_with_other_numbers_is_wrong(tmp_path: Path) -> None:
     }
 
 
+def test_helpers_may_be_called_as_the_functions_that_fitting_adds(tmp_path: Path) -> None:
+    text = KERNELS["silu_mul"].replace("void glu", HELPERS + "void silu_mul")
+    text = text.replace("gate[i] * (", "user_row(user_rows(gate[i])) * (")
+    user = read_user_kernel(f"silu_mul={write(tmp_path, 'own.c', text)}")
+    names = [function.name for function in user.unit.functions]
+    assert len(set(names)) == len(names) and user.gates
+
+
+HELPERS = """
+static float user_row(float x) { return x; }
+static float user_rows(float x) { return x; }
+"""
+
+
 def test_what_tuning_found_can_be_built(tmp_path: Path) -> None:
     file = write(tmp_path, "own.c", GEMV)
     build_command(file, tmp_path / "out", bind=["UNROLL=4", "LANES=8"])

@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from dovetail.codegen.targets import TARGETS
+from dovetail.compiler import request
 from dovetail.compiler.models.spec import read_model_spec
 from dovetail.compiler.pipeline import compile_model
 from dovetail.compiler.write.fits import check_fits, memory_need
@@ -20,6 +21,7 @@ from dovetail.runtime.engine.options import EngineOptions
 from dovetail.runtime.hosting.open_engine import open_engine
 from dovetail.tiny_world import LLAMA
 from dovetail.topology.hardware import HardwareSpec, dump_hardware, read_hardware
+from tests.compiler.search.test_user_kernels import KERNELS
 
 GIB = 1 << 30
 STEP = (512, 64)
@@ -79,6 +81,21 @@ def test_a_7b_model_in_float32_on_24_gib(large: Path, tmp_path: Path) -> None:
     assert total == pytest.approx(weights + kv + activations, abs=0.02)
     assert f"{large} does not fit" in said and said.endswith("use --weight-dtype bf16")
     assert not (tmp_path / "app.dove").exists()
+
+
+def test_the_tape_of_a_users_own_gate_counts(
+    large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = read_model_spec(large, target=TARGETS["x86-64-avx2"])
+    need = memory_need(spec, STEP, gated=True)
+    assert need.total > memory_need(spec, STEP).total
+    monkeypatch.setattr(request, "read_hardware", lambda _: machine(need.total - 1))
+    file = tmp_path / "own.c"
+    file.write_text(KERNELS["silu_mul"])
+    usual = {"model": large, "output": tmp_path / "app.dove", "weight_dtype": "f32"}
+    asked = request.CompileRequest(**usual, kernels=[f"silu_mul={file}"])
+    with pytest.raises(CapacityError, match="does not fit into memory as f32"):
+        request.read_inputs(asked)
 
 
 def said_of(spec: ModelSpec, memory: int) -> str:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.compiler import tune
 from dovetail.cli.report import read_duration, show_seconds
 from dovetail.cli.tune import describe_stop
+from dovetail.compiler import tune
 from dovetail.compiler.measure.database import TuningDatabase
 from dovetail.errors import SpecError
 from dovetail.tiny_world import ENCODER

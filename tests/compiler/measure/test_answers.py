@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from dovetail.compiler.measure import memory as module
+from dovetail.compiler.measure import answers as module
 from dovetail.compiler.measure.answers import Memory
 from dovetail.topology.hardware import read_hardware
 

@@ -204,7 +204,9 @@ class PackedMatrix:
         if high != n or not groups:
             raise self.fail(f"has {n} x {k} values, not scales of shape {list(scales.shape)}")
         if k % (form.block * groups):
-            problem = f"rows of {k} values in {groups} groups, not multiples of {form.block}"
+            problem = (
+                f"rows of {k} values in groups of {k / groups:g}, not of a multiple of {form.block}"
+            )
             raise self.fail_blocks(problem, codes.bits)
         if zeros and (zeros.shape[1] != groups or not 0 <= zeros.shape[0] - n < zeros.share):
             raise self.fail(f"has zero points of shape {list(zeros.info.shape)}")

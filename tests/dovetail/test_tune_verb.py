@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from dovetail import compiler
 from dovetail.cli.report import read_duration, show_seconds
 from dovetail.cli.tune import describe_stop
+from dovetail.compiler import tune
 from dovetail.compiler.measure.database import TuningDatabase
 from dovetail.errors import SpecError
 from dovetail.tiny_world import ENCODER
@@ -102,7 +102,7 @@ def test_bad_input_is_one_sentence(model: Path, tmp_path: Path) -> None:
 def test_what_is_not_tuned_is_told_by_what_it_is(
     model: Path, artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(compiler, "ray_jobs", raising=False)  # as if Ray were not installed
+    monkeypatch.delattr(tune, "ray_jobs", raising=False)  # as if Ray were not installed
     monkeypatch.setitem(sys.modules, "dovetail.compiler.tune.ray_jobs", None)
     options = ("--db", tmp_path / "tuning.jsonl")
     for arguments, said in (

@@ -96,18 +96,18 @@ def matrices(spec: ModelSpec) -> Iterator[WeightSource]:
     return (source for source in weight_sources(spec) if source.is_matrix)
 
 
-def _order(info: TensorInfo) -> bytes:
-    return b"" if info.order is None else info.order.tobytes()
-
-
 def _layout(info: TensorInfo) -> tuple[str, bytes]:
     """Return what matrices of one weight have in common: the format, and the order of K."""
-    return stored_format(info), _order(info)
+    return stored_format(info), b"" if info.order is None else info.order.tobytes()
 
 
-def split_orders(spec: ModelSpec, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec with q, k and v apart where they have K in several orders."""
-    return replace(spec, formats=tuple(split_qkv(spec, checkpoint, _order)))
+def split_orders(spec: ModelSpec, checkpoint: Checkpoint, form: str) -> ModelSpec:
+    """Return the spec with q, k and v apart where their codes of `form` have several orders."""
+
+    def order(info: TensorInfo) -> bytes:
+        return _layout(info)[1] if stored_format(info) == form else b""
+
+    return replace(spec, formats=tuple(split_qkv(spec, checkpoint, order)))
 
 
 def split_qkv(

@@ -81,7 +81,7 @@ def read_model_spec(
     if quantised and weight_dtype in (None, AUTO):
         spec = keep_formats(spec, checkpoint)
     elif is_quantised(chosen):
-        spec = quantise_formats(split_orders(spec, checkpoint), chosen)
+        spec = quantise_formats(split_orders(spec, checkpoint, chosen), chosen)
     return keep_orders(spec, checkpoint, requantise=weight_dtype not in (None, AUTO))
 
 

@@ -161,7 +161,9 @@ def include_folder() -> Path:
             made = folder / bare
             made.parent.mkdir(parents=True, exist_ok=True)
             if not made.exists():
-                made.write_text("")
+                vectors = re.fullmatch(r"src/xnnpack/simd/f32-(\w+)\.h", bare)
+                text = HEADERS.joinpath("xnnpack_simd.h").read_text()
+                made.write_text(f"#define SIMD_{vectors[1]} 1\n{text}" if vectors else "")
     return folder
 
 

@@ -22,6 +22,7 @@ from dovetail.codegen.library import LibrarySpec, build_library
 from dovetail.codegen.targets import host_target
 from dovetail.codegen.toolchain import find_compiler
 from dovetail.compiler.encoder_pipeline import (
+    ENCODER_NAME,
     EncoderInputs,
     read_beside,
     read_encoder_inputs,
@@ -43,6 +44,7 @@ from dovetail.compiler.plan.service import describe_choice, mark_tuned, place_se
 from dovetail.compiler.reopen import is_artifact, kept_mix, link_weights, read_artifact, take_over
 from dovetail.compiler.request import (
     COPIED_FILES,
+    MODEL_NAME,
     CompileOptions,
     CompileRequest,
     Inputs,
@@ -59,6 +61,7 @@ from dovetail.compiler.search.attention_search import attention_kernels
 from dovetail.compiler.search.choose import ChoiceRequest, Chosen, choose_schedules
 from dovetail.compiler.search.gain import Gain, measure_gain
 from dovetail.compiler.stored import (
+    Stored,
     check_indexes,
     read_indexes,
     read_workflows,
@@ -141,10 +144,8 @@ def compile_artifact(request: CompileRequest, *, progress: Progress | None = Non
 def _compile(request: CompileRequest, steps: Steps) -> CompileReport:
     request, lacking = _fit_compiler(request)
     with steps.run("read"):
+        workflows = _read_workflows(request)
         members = _read(request, steps)
-        names = [member.name for member in members]
-        generating = (member.spec.adapters for member in members if isinstance(member, Inputs))
-        workflows = read_workflows(request.workflows, names, next(generating, None))
         indexes = read_indexes(request.indexes)
         again = Path(request.model) if is_artifact(request.model) else None
         wanted = request.mix or (kept_mix(again) if again else None)
@@ -242,6 +243,16 @@ def _first_and_others(models: Mapping[str, str | Path]) -> dict[str, object]:
     first = next(iter(generating or models))
     others = {name: path for name, path in models.items() if name != first}
     return {"model": models[first], "name": first, "beside": others}
+
+
+def _read_workflows(request: CompileRequest) -> tuple[Stored, ...]:
+    """Read the workflows before the models, which take long: a wrong one is told at once."""
+    if not request.workflows:
+        return ()
+    encoder = is_encoder(request.model)
+    name = request.name or (ENCODER_NAME if encoder else MODEL_NAME)
+    adapters = None if encoder else tuple(request.adapters)
+    return read_workflows(request.workflows, (name, *request.beside), adapters)
 
 
 def _read(request: CompileRequest, steps: Steps) -> tuple[Member, ...]:

@@ -17,6 +17,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gptq": {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False},
     "gptq-order": {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": True},
     "gptq-8": {"quant_method": "gptq", "bits": 8, "group_size": GROUP, "sym": True},
+    "gptq8-order": {"quant_method": "gptq", "bits": 8, "group_size": GROUP, "desc_act": True},
     "gptq-zeros": {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "sym": False},
     "gptq-v2": {"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq_v2"},
     "autoround": {
@@ -145,7 +146,7 @@ def _book(tensors: dict[str, Any], stem: str, values: np.ndarray, name: str) -> 
 
 
 def _coded(tensors: dict[str, Any], stem: str, values: np.ndarray, name: str) -> np.ndarray:
-    bits = 8 if name in ("gptq-8", "packed-8", "int8") else 4
+    bits = 8 if name in ("gptq-8", "gptq8-order", "packed-8", "int8") else 4
     groups = np.arange(values.shape[1]) // GROUP
     if name.endswith("-order"):
         groups = _order(stem, groups)

@@ -14,12 +14,14 @@ from dovetail.runtime.app import load
 from tests.dovetail.commands import dovetail
 from tests.gguf_files import save_gguf
 from tests.models import LATENT, save_model
+from tests.packed_files import save_packed
 from tests.runtime.accel.engines import ASKED, make_artifact
 from tests.test_experts import compiled, logits
 from tests.test_fidelity import load_exact, reference_logits
 from tests.test_gemma4 import check_rows, edit
 
 PROMPT = list(range(3, 90))
+RANKS = ("intermediate_size", "kv_lora_rank", "q_lora_rank")
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
@@ -43,6 +45,13 @@ def test_minicpm_scales_its_branches_and_need_not_tell_the_width_of_values(tmp_p
     np.testing.assert_allclose(got, wanted, rtol=0, atol=2e-5)
     edit(folder, {"scale_depth": None, "dim_model_base": None})  # as Hugging Face's defaults
     assert read_model_spec(folder).branch_scale == pytest.approx(1.4 / 2**0.5 / 12)
+
+
+def test_a_quantised_checkpoint_is_refused_for_what_it_is(tmp_path: Path) -> None:
+    plain = save_model(tmp_path / "model", "minicpm3", **dict.fromkeys(RANKS, 64))
+    save_packed(plain, tmp_path / "q", "bytes")
+    with pytest.raises(SpecError, match="quantised checkpoints of this family are not supported"):
+        read_model_spec(tmp_path / "q")
 
 
 @pytest.mark.parametrize(

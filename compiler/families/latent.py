@@ -167,7 +167,7 @@ def _check_rows(info: TensorInfo, rows: int) -> None:
 
 def _apart(info: TensorInfo, layer: str, latent: LatentSpec, heads: int) -> Iterator[TensorInfo]:
     each, rank = latent.plain + latent.values, latent.rank
-    if info.quantised:
+    if info.quantised and info.packed is None:
         raise SpecError(f"{info.path}: {info.name} has K and V of all heads in blocks; {_NEWER}")
     _check_rows(info, heads * each)
     for name, first, count, turned in (

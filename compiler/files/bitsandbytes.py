@@ -38,8 +38,8 @@ class _Scales:
         found: Array = map_tensor(self.stored).reshape(-1)[first:last]
         if self.table is None or self.outer is None:
             return self.stored.dtype.widen(found)
-        outer: Array = map_tensor(self.outer)[np.arange(first, last) // self.block]
-        scales: Array = map_tensor(self.table)[found] * outer + np.float32(self.offset)
+        outer: Array = map_tensor(self.outer).reshape(-1)[np.arange(first, last) // self.block]
+        scales: Array = map_tensor(self.table).reshape(-1)[found] * outer + np.float32(self.offset)
         return scales
 
 
@@ -76,15 +76,20 @@ def read_codes(matrix: PackedMatrix) -> TensorInfo:
     form = FORMATS[BlockFormat(4, GROUP, book=book).name]
     assert isinstance(form, BlockFormat)
     main, shape = matrix.any("weight", ("u8", *FLOATS)), state.values.get("shape")
-    if not isinstance(shape, list) or [type(side) for side in shape] != [int, int]:
-        raise state.fail("shape", "but two integers are needed")
+    if (
+        not isinstance(shape, list)
+        or [type(side) for side in shape] != [int, int]
+        or min(shape) < 1
+    ):
+        raise state.fail("shape", "but two positive integers are needed")
     n, k = shape
-    size = state.integer("blocksize", 1, LARGEST_SIDE)
-    if k % size or size % form.block or n * k != 2 * prod(main.shape) * main.dtype.size:
-        raise matrix.fail(
-            f"has {n} x {k} values in {prod(main.shape) * main.dtype.size} bytes and blocks of "
-            f"{size}; rows of whole blocks of multiples of {form.block} values are needed"
-        )
+    size, stored = state.integer("blocksize", 1, LARGEST_SIDE), prod(main.shape) * main.dtype.size
+    if 2 * stored != n * k:
+        raise matrix.fail(f"has {stored} bytes, not {n * k / 2:g} for {n} x {k} values")
+    if k % size:
+        raise matrix.fail_blocks(f"rows of {k} values, which its blocks of {size} do not divide")
+    if size % form.block:
+        raise matrix.fail_blocks(f"blocks of {size} values, not multiples of {form.block}")
     table = matrix.any("quant_map", ("f32",))
     if table.shape != (16,) or not np.allclose(map_tensor(table), FRACTIONS[book], atol=1e-6):
         raise matrix.fail(f"has codes that stand for other values than those of {book}")
@@ -106,7 +111,7 @@ def _read_scales(matrix: PackedMatrix, state: Config, count: int) -> _Scales:
         found, wanted = _Scales(matrix.any("absmax", FLOATS)), {"absmax": count}
     else:
         block = state.integer("nested_blocksize", 1, LARGEST_SIDE)
-        offset = state.number("nested_offset", -1e30, 1e30, 0.0)
+        offset = state.number("nested_offset", -1e30, 1e30)
         table, outer = (matrix.any(f"nested_{n}", ("f32",)) for n in ("quant_map", "absmax"))
         found = _Scales(matrix.any("absmax", ("u8",)), table, outer, block, offset)
         wanted = {"absmax": count, "nested_absmax": -(-count // block), "nested_quant_map": 256}
@@ -120,6 +125,8 @@ def read_bytes(matrix: PackedMatrix) -> TensorInfo:
     """Rows of bytes, each with what the largest value of it was."""
     main, most = matrix.part("weight", ("i8",)), matrix.any("SCB", FLOATS)
     if (order := matrix.parts.get("weight_format")) and map_tensor(order).any():
-        raise matrix.fail("has bytes in an order of another machine; save it again as rows")
+        raise matrix.fail(
+            "has bytes in an order of another machine; save it again with row-major weights"
+        )
     scales = replace(most, shape=(prod(most.shape), 1))
     return matrix.info(Codes(main, 8), scales, parts=LARGEST_BYTE)

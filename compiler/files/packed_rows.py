@@ -158,6 +158,11 @@ class PackedMatrix:
         path = next(iter(self.parts.values())).path
         return SpecError(f"{path}: the matrix {self.name} {problem}")
 
+    def fail_blocks(self, problem: str, bits: int = 4) -> SpecError:
+        """Return the error where K is cut into other blocks than those of our formats."""
+        remedy = f"take the float model with --weight-dtype int{bits}"
+        return self.fail(f"has {problem}; {remedy}")
+
     def any(self, name: str, types: tuple[str, ...]) -> TensorInfo:
         """Return one of its tensors, of one of these types."""
         if name not in self.parts:
@@ -196,11 +201,13 @@ class PackedMatrix:
         assert isinstance(form, BlockFormat)
         n, k = codes.shape
         high, groups = scales.shape[:: -1 if codes.turned else 1]
-        if high != n or not groups or k % (form.block * groups):
-            raise self.fail(
-                f"has {n} x {k} values and scales of shape {list(scales.shape)}, which are no "
-                f"groups of multiples of {form.block} values"
+        if high != n or not groups:
+            raise self.fail(f"has {n} x {k} values, not scales of shape {list(scales.shape)}")
+        if k % (form.block * groups):
+            problem = (
+                f"rows of {k} values in groups of {k / groups:g}, not of a multiple of {form.block}"
             )
+            raise self.fail_blocks(problem, codes.bits)
         if zeros and (zeros.shape[1] != groups or not 0 <= zeros.shape[0] - n < zeros.share):
             raise self.fail(f"has zero points of shape {list(zeros.info.shape)}")
         rows = CodedRows(form, codes, scales, zeros, parts, self.order(places, k, groups))
@@ -215,7 +222,9 @@ class PackedMatrix:
             return None
         order = np.argsort(given, kind="stable")
         if not np.array_equal(given[order], np.arange(k) * groups // k):
-            raise self.fail(f"has values in {places} that are no {groups} groups of equal size")
+            raise self.fail(
+                f"has a {places} that does not divide K into {groups} groups of equal size"
+            )
         return None if (order[1:] > order[:-1]).all() else order
 
     def coded(

@@ -22,11 +22,11 @@ import numpy.typing as npt
 from dovetail.compiler.families.sources import WeightSource
 from dovetail.compiler.files.checkpoint import Checkpoint
 from dovetail.compiler.formats.quantise import squared_error
-from dovetail.compiler.formats.weight_formats import FINER, WIDEST, wanted_format
+from dovetail.compiler.formats.weight_formats import FINER, WIDEST, is_copied, wanted_format
 from dovetail.ir.block_format import BlockFormat
 from dovetail.ir.encoder import Spec
 from dovetail.ir.formats import FORMATS
-from dovetail.ir.model import PANEL
+from dovetail.ir.model import PANEL, ModelSpec
 from dovetail.ir.quantisation import QuantisationFile, QuantisedWeight
 
 Array = npt.NDArray[Any]
@@ -101,6 +101,11 @@ def _measure(
     source: WeightSource, *, checkpoint: Checkpoint, spec: Spec, powers: Mapping[str, Array]
 ) -> QuantisedWeight:
     wanted = wanted_format(source, spec)
+    ordered = isinstance(spec, ModelSpec) and source.name in spec.ordered
+    if all(is_copied(checkpoint.info(name), wanted, ordered) for name in source.tensors):
+        return QuantisedWeight(
+            name=source.name, format=wanted, error=0.0, wanted=wanted, wanted_error=0.0
+        )
     rows, power = sample_rows(source, checkpoint), powers.get(source.name)
     errors: dict[str, float] = {}
     for name in (wanted, *FINER.get(wanted, ()), WIDEST):

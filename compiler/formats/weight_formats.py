@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -96,41 +96,69 @@ def matrices(spec: ModelSpec) -> Iterator[WeightSource]:
     return (source for source in weight_sources(spec) if source.is_matrix)
 
 
-def split_qkv(spec: ModelSpec, checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
-    """Yield the parts of q, k, v of the layers where they are of several formats."""
+def _layout(info: TensorInfo) -> tuple[str, bytes]:
+    """Return what matrices of one weight have in common: the format, and the order of K."""
+    return stored_format(info), b"" if info.order is None else info.order.tobytes()
+
+
+def split_orders(spec: ModelSpec, checkpoint: Checkpoint, form: str) -> ModelSpec:
+    """Return the spec with q, k and v apart where their codes of `form` have several orders."""
+
+    def order(info: TensorInfo) -> bytes:
+        return _layout(info)[1] if stored_format(info) == form else b""
+
+    return replace(spec, formats=tuple(split_qkv(spec, checkpoint, order)))
+
+
+def split_qkv(
+    spec: ModelSpec, checkpoint: Checkpoint, layout: Callable[[TensorInfo], object] = _layout
+) -> Iterator[tuple[str, str]]:
+    """Yield the parts of q, k, v of the layers where they are of several formats or orders."""
     for source in matrices(spec):
         layer, _, name = source.name.rpartition(".")
         if name != "qkv":
             continue
         tensors = dict.fromkeys(source.tensors)  # q's rows may come in several parts
         infos = [checkpoint.info(tensor) for tensor in tensors]
-        if len(set(map(_layout, infos))) > 1:
+        if len(set(map(layout, infos))) > 1:
             found = map(stored_format, infos)
             yield from ((f"{layer}.{part}", form) for part, form in zip("qkv", found, strict=True))
 
 
-def _layout(info: TensorInfo) -> tuple[str, bytes]:
-    """Return what matrices of one weight have in common: the format, and the order of K."""
-    return stored_format(info), b"" if info.order is None else info.order.tobytes()
+def is_copied(info: TensorInfo, form: str, ordered: bool) -> bool:
+    """Return whether a weight in `form` has a tensor's codes as they are; else they are new.
+
+    ordered: whether what the weight multiplies is put into the order of K that codes have.
+    """
+    return info.quantised and stored_format(info) == form and (ordered or info.order is None)
 
 
-def keep_orders(spec: ModelSpec, checkpoint: Checkpoint) -> ModelSpec:
+def keep_orders(spec: ModelSpec, checkpoint: Checkpoint, requantise: bool = False) -> ModelSpec:
     """Return the spec with the matrices listed that keep groups of K in an order of their own.
 
-    What they multiply is put into that order first.
+    What they multiply is put into that order first. requantise: what cannot be listed is quantised
+    anew; else it is refused, as it would lose by that.
     """
     ordered, known = [], _ORDERED[spec.experts is not None]
     for source in matrices(spec):
         infos = [checkpoint.info(name) for name in source.tensors]
-        kept = [i for i in infos if stored_format(i) == spec.weight_format(source.name)]
-        if any(info.order is not None for info in kept):
-            if len(set(map(_layout, infos))) > 1 or not known.fullmatch(source.name):
-                raise SpecError(
-                    f"{infos[0].path}: matrices of {source.name} have groups each in an order of "
-                    "its own (act-order), which is not supported; take a checkpoint without it, a "
-                    "GGUF file, or --weight-dtype int8"
-                )
+        kept = [i for i in infos if is_copied(i, spec.weight_format(source.name), ordered=True)]
+        if all(info.order is None for info in kept):
+            continue
+        alike, possible = len(set(map(_layout, infos))) == 1, known.fullmatch(source.name)
+        if alike and possible:
             ordered.append(source.name)
+        elif not requantise:
+            fault = (
+                f"the matrices of {source.name} have their columns in different group orders "
+                "(act-order)"
+                if possible
+                else f"act-order is not supported for {source.name}"
+            )
+            raise SpecError(
+                f"{infos[0].path}: {fault}; take a checkpoint without it, a GGUF file, or "
+                "--weight-dtype int8"
+            )
     return replace(spec, ordered=tuple(ordered))
 
 
@@ -157,7 +185,11 @@ def order_tables(spec: ModelSpec, checkpoint: Checkpoint) -> dict[str, npt.NDArr
 
 
 def with_formats(spec: ModelSpec, kept: Mapping[str, str]) -> ModelSpec:
-    """Return the spec with what differs from its main format, and parts of q, k, v, listed."""
+    """Return the spec with what differs from its main format, and parts of q, k, v, listed.
+
+    A weight whose format changes has new codes, in the order of K that activations have.
+    """
     parts = {name for i in range(spec.n_layers) if len(p := spec.qkv_parts(i)) > 1 for name in p}
     listed = {n: form for n, form in kept.items() if form != spec.weight_dtype or n in parts}
-    return replace(spec, formats=tuple(listed.items()))
+    same = tuple(n for n in spec.ordered if kept.get(n) == spec.weight_format(n))
+    return replace(spec, formats=tuple(listed.items()), ordered=same)

@@ -33,6 +33,7 @@ from dovetail.compiler.formats.weight_formats import (
     keep_orders,
     main_format,
     quantise_formats,
+    split_orders,
 )
 from dovetail.compiler.models.source import (
     GENERATION,
@@ -80,8 +81,8 @@ def read_model_spec(
     if quantised and weight_dtype in (None, AUTO):
         spec = keep_formats(spec, checkpoint)
     elif is_quantised(chosen):
-        spec = quantise_formats(spec, chosen)
-    return keep_orders(spec, checkpoint)
+        spec = quantise_formats(split_orders(spec, checkpoint, chosen), chosen)
+    return keep_orders(spec, checkpoint, requantise=weight_dtype not in (None, AUTO))
 
 
 def read_dimensions(

@@ -99,8 +99,8 @@ def _remedies(
 
 def _stored_as(spec: ModelSpec, form: str) -> ModelSpec:
     if is_quantised(form):
-        return quantise_formats(spec, form)
-    return replace(spec, weight_dtype=form, formats=())
+        return quantise_formats(replace(spec, ordered=()), form)
+    return replace(spec, weight_dtype=form, formats=(), ordered=())
 
 
 def _context(tokens: int) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import ceil
@@ -26,7 +26,7 @@ from dovetail.compiler.families.tensors import weight_sources
 from dovetail.compiler.files.checkpoint import Checkpoint
 from dovetail.compiler.formats.quantise import quantise_rows
 from dovetail.compiler.formats.quantising import Advance
-from dovetail.compiler.formats.weight_formats import order_tables, stored_format
+from dovetail.compiler.formats.weight_formats import is_copied, order_tables
 from dovetail.compiler.models.adapters import Stacked, adapter_sources
 from dovetail.ir.block_format import BlockFormat, Blocks, stack_blocks
 from dovetail.ir.dtypes import DTYPES
@@ -102,7 +102,8 @@ def pack_weights(
     tables: dict[str, Rows] = {**named_tables(spec.ropes(), spec.max_context), **adapters}
     tables |= order_tables(spec, checkpoint)
     sources = (*weight_sources(spec), *adapter_sources(adapters.values()))
-    return pack_sources(sources, spec.weight_format, checkpoint, path, tables, advance, powers)
+    given = sources, spec.weight_format, checkpoint, path, tables, advance, powers
+    return pack_sources(*given, ordered=spec.ordered)
 
 
 def pack_encoder(
@@ -121,18 +122,20 @@ def pack_sources(
     tables: Mapping[str, Rows],
     advance: Advance | None = None,
     powers: Mapping[str, Array] = NO_POWERS,
+    ordered: Collection[str] = (),
 ) -> tuple[tuple[WeightEntry, ...], WeightChunks]:
     """Write `path`; return its index and the sha256 of every 4 MiB.
 
     tables: the weights that no tensor holds, by name. advance: gets bytes done, and all. powers:
     weight -> float32 [k], what an error of each value of K costs where values are quantised.
+    ordered: weights whose codes may have an order of K of their own.
 
     Raises SpecError for weights with NaN or infinite values, OSError when the disk is full or
     read-only.
     """
     entries = plan_sources(sources, format_of)
     total = total_bytes(entries)
-    packer = _Packer(sources, entries, checkpoint, tables, powers)
+    packer = _Packer(sources, entries, checkpoint, tables, powers, ordered)
     least, most = THREADS
     pool = ThreadPoolExecutor(min(max(len(os.sched_getaffinity(0)), least), most))
     digests: list[str] = []
@@ -177,6 +180,7 @@ class _Packer:
     checkpoint: Checkpoint
     tables: Mapping[str, Rows]
     powers: Mapping[str, Array]
+    ordered: Collection[str]
 
     def pack(self, start: int, end: int) -> npt.NDArray[np.uint8]:
         """Return the bytes [start, end) of the file; what lies between weights is zero."""
@@ -208,7 +212,8 @@ class _Packer:
             taps: Array = self.checkpoint.floats(source.tensors[0]).reshape(source.k, source.n).T
             return taps[first:last]
         power, form = self.powers.get(source.name), FORMATS[dtype]
-        parts = [_Part(self.checkpoint, form, power, *part) for part in source.parts]
+        ordered = source.name in self.ordered
+        parts = [_Part(self.checkpoint, form, power, ordered, *part) for part in source.parts]
         top, bottom = first * PANEL, last * PANEL
         if source.layout == "vector":  # float32, unlike rows, which may be bits of bfloat16
             vector: Array = (_stack(parts, 0, source.n) + source.plus) * source.times
@@ -243,12 +248,13 @@ def _unit_bytes(entry: WeightEntry) -> int:
 class _Part:
     """`count` rows of a tensor, read in ranges and checked to be finite, in the format `form`.
 
-    power: as of `powers`.
+    power: as of `powers`. ordered: whether codes may have an order of K of their own.
     """
 
     checkpoint: Checkpoint
     form: WeightFormat
     power: Array | None
+    ordered: bool
     name: str
     start: int
     count: int
@@ -257,7 +263,7 @@ class _Part:
         """Return float rows converted, or `Blocks`: as the file has them, else quantised."""
         first, last = (self.start + min(row, self.count) for row in (first, last))
         info = self.checkpoint.info(self.name)
-        if info.quantised and stored_format(info) == self.form.name:
+        if is_copied(info, self.form.name, self.ordered):
             found = self.checkpoint.coded(self.name, first, last)
             factors = (found.scales, found.minimums)
             finite = all(np.isfinite(each).all() for each in factors if each is not None)

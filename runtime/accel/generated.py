@@ -45,7 +45,12 @@ GAIN = 0.97
 """Share of the time of torch's product below which a program is taken."""
 LEAST_CALLS, ROUNDS = 16, 5
 """Products that are timed together, those of all layers in turn; how often they are."""
+MAX_BYTES = 1 << 20
 
+Shape: TypeAlias = tuple[int, int, str]
+"""Columns of C, steps of K, and the format of the weights."""
+Key: TypeAlias = tuple[Shape, int]
+"""A shape and a number of rows."""
 Own: TypeAlias = Callable[[str, Tensor], Tensor]
 """Torch's own product of rows with a weight by name, without its bias."""
 Multiply: TypeAlias = Callable[[Tensor, Tensor | None], Tensor]
@@ -276,15 +281,6 @@ def _milliseconds(work: Work) -> float:
     return float(begin.elapsed_time(end))
 
 
-Shape: TypeAlias = tuple[int, int, str]
-"""Columns of C, steps of K, and the format of the weights."""
-Key: TypeAlias = tuple[Shape, int]
-"""A shape and a number of rows."""
-MAX_BYTES = 1 << 20
-
-log = logging.getLogger("dovetail")
-
-
 def choices_path(folder: Path, *compared: object) -> Path:
     """Return where the choices between such things are: their `repr` makes the name."""
     digest = hashlib.sha256(repr(compared).encode()).hexdigest()
@@ -305,7 +301,7 @@ def read_choices(path: Path) -> set[Key] | None:
 def keep_choices(path: Path, chosen: set[Key]) -> set[Key]:
     """Keep a choice, whole or not at all; return it, or what another load has kept meanwhile.
 
-    A folder that takes none is told of in the log.
+    A folder that cannot be written to is reported in the log.
     """
     part = path.with_name(f"{path.name}.{uuid4().hex}.part")
     try:

@@ -190,13 +190,17 @@ class FlowService:
         self.open_indexes()
         return {name: self.find(name) for name in (*self._stored, *self._workflows)}
 
-    def add_workflow(self, workflow: RAGraph | Workflow) -> None:
+    def add_workflow(self, workflow: RAGraph | Workflow, *, whole: bool = False) -> None:
         """Have a workflow run by its name from now on; its indexes may be added later.
 
-        Raises WorkflowError where it is malformed, or a node lacks something else.
+        whole: its indexes must be there, too. Raises WorkflowError where it is malformed, or a node
+        lacks something else.
         """
         found = self.find(workflow)
-        self._check(found, find_index=lambda _name: None)
+        if whole:
+            self.check(found)
+        else:
+            self._check(found, find_index=lambda _name: None)
         self._workflows[found.name] = found
 
     def find(self, workflow: AnyWorkflow) -> Workflow:

@@ -61,7 +61,7 @@ class EngineProcess(Supervisor[StepReport]):
         self._waiting: list[tuple[tuple[int, ...], bytes]] = []  # for a process
         self._tickets: dict[int, Future[None]] = {}
         self._progress, self._board = Progress(), board
-        self.load = EngineLoad()  # as the process last told
+        self.load = EngineLoad()  # as the process last reported
         self._service: ServicePlan | None = None
         self._vocab_size = 0
         self._timeline: Timeline | None = None
@@ -80,7 +80,7 @@ class EngineProcess(Supervisor[StepReport]):
 
     @property
     def service(self) -> ServicePlan:
-        """As the process that was ready last told."""
+        """As the process that was ready last reported."""
         assert self._service is not None, "nobody has waited for the first one"
         return self._service
 

@@ -16,7 +16,7 @@ from dovetail.runtime.server.context import ServerContext
 from dovetail.runtime.server.edge import JsonReply
 from dovetail.runtime.server.errors import ApiError
 from dovetail.runtime.server.forms import read_form
-from dovetail.runtime.server.generation import Asked, check_context, check_wishes, read_request
+from dovetail.runtime.server.generation import Asked, check_context, check_supported, read_request
 from dovetail.runtime.server.logprobs import echo_logprobs, list_candidates, text_logprobs
 from dovetail.runtime.server.models import ServedModel
 from dovetail.runtime.server.replies import TextChoice, TextReply, Usage
@@ -93,7 +93,7 @@ def _read(
 ) -> TextAsked:
     model = server.find(body.model, "generate")
     echoed = body.logprobs if body.echo else None
-    check_wishes(body, {"logprobs": echoed, "prompt_logprobs": body.prompt_logprobs})
+    check_supported(body, {"logprobs": echoed, "prompt_logprobs": body.prompt_logprobs})
     n = body.n or 1
     if body.best_of not in (None, n):
         raise ApiError(400, "`best_of` must equal `n`", param="best_of")

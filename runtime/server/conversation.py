@@ -22,7 +22,7 @@ from dovetail.runtime.schedule.structured import StructuredOutputs
 from dovetail.runtime.server.context import ServerContext
 from dovetail.runtime.server.errors import ApiError, decode_error
 from dovetail.runtime.server.forms import read_form
-from dovetail.runtime.server.generation import Asked, check_context, check_wishes, read_request
+from dovetail.runtime.server.generation import Asked, check_context, check_supported, read_request
 from dovetail.runtime.server.models import ServedModel
 from dovetail.runtime.server.schema import ChatRequest
 from dovetail.runtime.text.answers import Answer, AnswerParser, Part
@@ -125,7 +125,7 @@ async def converse(
 def check_chat(server: ServerContext, body: ChatRequest) -> ServedModel:
     """Return the model that a body asks; ApiError where that cannot do it."""
     model = server.find(body.model, "generate")
-    check_wishes(body, {"prompt_logprobs": body.prompt_logprobs})
+    check_supported(body, {"prompt_logprobs": body.prompt_logprobs})
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "`top_logprobs` needs `logprobs: true`", param="top_logprobs")
     if body.continue_final_message and body.add_generation_prompt:

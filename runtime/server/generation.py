@@ -45,7 +45,7 @@ _SERVER, _NUMBERS = secrets.token_hex(8), count()
 class Asked:
     """A request that has been read: what to generate, and how to head its replies.
 
-    wishes: what a stream holds of its usage.
+    stream_options: what a stream holds of its usage.
     """
 
     model: ServedModel
@@ -54,7 +54,7 @@ class Asked:
     n: int
     priority: int
     id: str
-    wishes: StreamOptions
+    stream_options: StreamOptions
     arrival: float = field(default_factory=time.perf_counter)
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -106,16 +106,16 @@ class Asked:
         kind: type[ChatChunk | TextReply],
         choices: Callable[[int, Chunk], Iterable[Any]],
     ) -> AsyncGenerator[bytes]:
-        head = {**self.head, "usage": None} if self.wishes.include_usage else self.head
+        head = {**self.head, "usage": None} if self.stream_options.include_usage else self.head
         read, written = sum(map(len, self.prompts)), 0
         async with self.start(server) as jobs:
             async for place, piece in self.watch(server, jobs):
                 written += len(piece.token_ids)
-                if self.wishes.include_usage and self.wishes.continuous_usage_stats:
+                if self.stream_options.include_usage and self.stream_options.continuous_usage_stats:
                     head["usage"] = Usage.of(read, written)
                 for choice in choices(place, piece):
                     yield event(kind(**head, choices=[choice]))
-            if self.wishes.include_usage:
+            if self.stream_options.include_usage:
                 yield event(kind(**self.head, choices=[], usage=self.usage_of(jobs)))
         yield DONE
 
@@ -146,7 +146,7 @@ def new_id(prefix: str) -> str:
     return f"{prefix}-{_SERVER}{next(_NUMBERS):08x}"
 
 
-def check_wishes(body: GenerationRequest, scores: Mapping[str, int | None]) -> None:
+def check_supported(body: GenerationRequest, scores: Mapping[str, int | None]) -> None:
     """Raise ApiError where a field asks for what is not there, rather than ignore it.
 
     scores: log probabilities of the prompt that are asked for, by the field that asks.
@@ -199,7 +199,7 @@ def read_request(
         n=body.n or 1,
         priority=body.priority or 0,
         id=new_id(kind),
-        wishes=read_wishes(body),
+        stream_options=read_stream_options(body),
     )
 
 
@@ -228,7 +228,7 @@ def check_context(
         check_tokens(model, param, (max(prompt),))
 
 
-def read_wishes(body: GenerationRequest) -> StreamOptions:
+def read_stream_options(body: GenerationRequest) -> StreamOptions:
     """Return what a stream shall hold beside its pieces; ApiError where no stream is asked for."""
     if body.stream_options and not body.stream:
         raise ApiError(400, "`stream_options` needs `stream: true`", param="stream_options")

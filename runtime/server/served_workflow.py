@@ -86,8 +86,7 @@ def add_workflows(
     if model is not None:
         _add_indexes(models, model, indexes, nprobe)
         for graph in graphs:
-            model.app.flows.check(graph)
-            model.app.add_workflow(graph)
+            model.app.flows.add_workflow(graph, whole=True)
     elif graphs:
         raise SpecError("workflows need a model that generates; none is served")
     if len({graph.name for graph in graphs}) < len(graphs):

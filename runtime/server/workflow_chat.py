@@ -15,7 +15,7 @@ from dovetail.runtime.flows.events import NodeText
 from dovetail.runtime.server.context import ServerContext
 from dovetail.runtime.server.edge import DONE, JsonReply, event, while_connected
 from dovetail.runtime.server.errors import ApiError
-from dovetail.runtime.server.generation import make_head, new_id, read_wishes
+from dovetail.runtime.server.generation import make_head, new_id, read_stream_options
 from dovetail.runtime.server.replies import (
     ChatChoice,
     ChatChunk,
@@ -45,7 +45,7 @@ async def chat_with(
     count = partial(served.model.encode, question, param="messages")
     read = len(await server.aside(request, count))
     head = make_head(served.model, new_id("chatcmpl"), served.id, int(time.time()))
-    usage = read_wishes(body).include_usage
+    usage = read_stream_options(body).include_usage
     if body.stream:
         return server.stream(_events(server, served, inputs, head, read if usage else None))
     async with while_connected(request.receive), running(server, served, inputs, "messages") as job:

@@ -71,9 +71,9 @@ class ChatTemplate:
             self._end()
             raise
 
-    def render(self, messages: Sequence[Message | Mapping[str, Any]], **wishes: Any) -> str:
+    def render(self, messages: Sequence[Message | Mapping[str, Any]], **options: Any) -> str:
         """Return the prompt that `start` promises; waits, so that no event loop may call it."""
-        return self.start(messages, **wishes).result()
+        return self.start(messages, **options).result()
 
     def start(
         self,

@@ -136,8 +136,8 @@ def _read_choice(choice: Any, names: Sequence[str]) -> tuple[str, tuple[str, ...
             '{"type": "function", "function": {"name": ...}}, or {"type": "allowed_tools", '
             '"allowed_tools": {"mode": "auto" or "required", "tools": [...]}}'
         )
-    if strange := set(allowed) - set(names):
-        raise RequestError(f"tool_choice names {min(strange)[:64]!r}, which is none of the tools")
+    if unknown := set(allowed) - set(names):
+        raise RequestError(f"tool_choice names {min(unknown)[:64]!r}, which is none of the tools")
     return mode, allowed
 
 

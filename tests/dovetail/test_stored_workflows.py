@@ -378,6 +378,15 @@ def test_a_file_that_makes_something_else_now_is_refused(work: Path, tmp_path: P
         assert app.run("plain", {"input": "x", "more": "y"}).outputs["text"]
 
 
+def test_an_unknown_adapter_is_told_before_a_model_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dovetail.compiler.pipeline.read_inputs", None)
+    graph = workflows.one_shot(adapter="law")
+    with pytest.raises(WorkflowError, match="law"):
+        compile_model(LLAMA, output=tmp_path / "app.dove", effort="none", workflows=[graph])
+
+
 def test_what_cannot_be_stored_is_refused(tmp_path: Path) -> None:
     coded, wrong = RAGraph("coded"), RAGraph("wrong")
     coded.add_function(0, lambda state: 1, "one")

@@ -113,16 +113,16 @@ class Statistics:
 
 @dataclass(slots=True)
 class Changes:
-    """What reports told since the last cycle.
+    """What was reported since the last cycle.
 
-    found: searches whose clusters are known now. scanned: those that have got further. told:
+    found: searches whose clusters are known now. scanned: those that have got further. progressed:
     replies that have. room: whether the engine has more room, or a search has found more. begins:
     whether a generation may begin.
     """
 
     found: list[Search] = field(default_factory=list)
     scanned: list[Search] = field(default_factory=list)
-    told: list[Reply] = field(default_factory=list)
+    progressed: list[Reply] = field(default_factory=list)
     room: bool = False
     begins: bool = False
 

@@ -371,7 +371,7 @@ class Replies:
             if (steps := report.tokens - reply.tokens) > 0:
                 reply.text, reply.tokens, reply.ended = report.text, report.tokens, reply.node
                 reply.node = split_reply(reply.graph, reply.node, steps)
-                self._front.news.told.append(reply)
+                self._front.news.progressed.append(reply)
             return
         self._end(reply)
         reply.graph.finish(reply.node)

@@ -54,7 +54,7 @@ class Transformation(ABC):
         """Rewrite the graph."""
 
 
-NEWS = ("found", "scanned", "told", "room", "begins")
+NEWS = ("found", "scanned", "progressed", "room", "begins")
 """The fields of `Changes`: what a cycle may have news of."""
 REGISTRY: dict[str, type[Transformation]] = {}
 """Transformations by name, in the order in which they are asked."""

@@ -100,7 +100,7 @@ class SpeculateRetrieval(Transformation):
     @classmethod
     def fits(cls, front: Front) -> Iterator[SpeculateRetrieval]:
         """Of replies: those that got further are read, those whose meaning changes least sent."""
-        for reply in front.news.told:
+        for reply in front.news.progressed:
             if not reply.over and reply.read is None and cls._helps(front, reply):
                 yield _Read(reply.graph, reply.written, front.load)
         steady = [reply for reply in front.replies if reply.drift is not None]

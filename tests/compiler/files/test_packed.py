@@ -1,23 +1,32 @@
 """Checkpoints of GPTQ, AWQ, compressed-tensors and FP8: their values, and what is refused."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 import torch
+from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 
 from dovetail.codegen.targets import get_target
+from dovetail.compiler.formats.weight_formats import matrices, with_formats
 from dovetail.compiler.models.source import open_model
 from dovetail.compiler.models.spec import read_dimensions, read_model_spec
 from dovetail.compiler.pipeline import compile_model
+from dovetail.compiler.request import CompileRequest, read_inputs
+from dovetail.compiler.write.fits import check_fits
+from dovetail.compiler.write.weights import pack_weights
 from dovetail.ir.dtypes import F8
-from dovetail.ir.errors import SpecError
+from dovetail.ir.errors import CapacityError, SpecError
+from dovetail.ir.model import order_name
 from dovetail.runtime.app import load
 from dovetail.runtime.schedule.request import SamplingParams
 from dovetail.topology.configuration import allows_processes
+from dovetail.topology.hardware import read_hardware
+from tests.compiler.write.test_weights import read_packed
 from tests.models import make_model, save_model
 from tests.packed_files import CONFIGS, save_packed
 from tests.test_fidelity import reference_logits
@@ -32,6 +41,7 @@ SHAPE = {
 }
 FORMATS = {
     "gptq-8": "q8_32",
+    "gptq8-order": "q8_32",
     "int8": "q8_32",
     "packed-8": "q8_32",
     "bytes": "q8_32",
@@ -125,11 +135,69 @@ def test_columns_that_are_put_in_order_stay_in_one_process(plain, tmp_path):
     assert read_model_spec(tmp_path / "q", weight_dtype="int8").ordered == ()
 
 
-def test_experts_whose_columns_have_an_order_are_refused(tmp_path):
-    plain = save_model(tmp_path / "m", "mixtral", intermediate_size=128)
-    save_packed(plain, tmp_path / "q", "gptq-order")
-    with pytest.raises(SpecError, match=r"layers.0.down have groups each in an order"):
+def read_and_pack(folder, target, **options):
+    """Return the spec that a compile has, and the largest relative error of a weight."""
+    inputs = read_inputs(CompileRequest(model=folder, output="x", effort="none", **options))
+    checkpoint, spec = inputs.source.checkpoint(), inputs.spec
+    entries = {entry.name: entry for entry in pack_weights(spec, checkpoint, target)[0]}
+    errors = []
+    for source in matrices(spec):
+        if source.layout != "packed":
+            continue
+        rows, parts = read_packed(target, entries[source.name]), []
+        if source.name in spec.ordered:
+            order = read_packed(target, entries[order_name(source.name)]).astype(int)
+            rows = rows[:, np.argsort(order.reshape(-1))]
+        for name, start, count in source.parts:
+            values = checkpoint.rows(name, start, start + count)
+            parts.append(checkpoint.info(name).dtype.widen(values))
+        wanted = np.concatenate(parts)
+        errors.append(np.linalg.norm(rows - wanted) / np.linalg.norm(wanted))
+    return spec, max(errors)
+
+
+@pytest.mark.parametrize("name", ["packed-order", "gptq8-order"])
+def test_what_is_quantised_anew_has_its_columns_as_activations_have(name, plain, tmp_path):
+    wide = shutil.copytree(plain, tmp_path / "wide")
+    tensors = load_file(wide / "model.safetensors")
+    for key, values in tensors.items():
+        if "o_proj" in key or "down_proj" in key:
+            values[:, ::32] *= 9
+    save_file(tensors, wide / "model.safetensors", metadata={"format": "pt"})
+    save_packed(wide, tmp_path / "q", name)
+    spec, error = read_and_pack(tmp_path / "q", tmp_path / "w", weight_dtype="int4")
+    assert error < 0.13
+    if name == "packed-order":  # whose codes stay: none of it is lost, so none of it is wider
+        assert spec.weight_format("layers.0.down") == "q4_32"
+        assert spec.ordered[4:7] == tuple(f"layers.1.{part}" for part in "qkv")
+    else:
+        assert spec.weight_format("layers.0.down") == "q8_32" and not spec.ordered
+
+
+def test_a_finer_format_ends_an_order_of_columns(plain, tmp_path):
+    save_packed(plain, tmp_path / "q", "packed-order")
+    spec = read_model_spec(tmp_path / "q", weight_dtype="int4")
+    finer = {source.name: spec.weight_format(source.name) for source in matrices(spec)}
+    found = with_formats(spec, finer | {"layers.0.o": "q8_32"})
+    assert found.ordered == tuple(name for name in spec.ordered if name != "layers.0.o")
+
+
+def test_what_would_fit_is_told_of_columns_in_orders_too(plain, tmp_path):
+    save_packed(plain, tmp_path / "q", "packed-order")
+    spec = read_model_spec(tmp_path / "q")
+    hardware = replace(read_hardware(), memory_bytes=1 << 20, memory_limit=1 << 20)
+    with pytest.raises(CapacityError, match="does not fit into memory"):
+        check_fits("q", spec, hardware, (512, 64))
+
+
+@pytest.mark.parametrize("name", ["gptq-order", "gptq8-order"])
+def test_experts_whose_columns_have_an_order_are_quantised_anew(name, tmp_path):
+    plain = save_model(tmp_path / "m", "mixtral", intermediate_size=128, num_hidden_layers=1)
+    save_packed(plain, tmp_path / "q", name)
+    with pytest.raises(SpecError, match=r"act-order is not supported for layers.0.down"):
         read_model_spec(tmp_path / "q")
+    spec, error = read_and_pack(tmp_path / "q", tmp_path / "w", weight_dtype="int8")
+    assert error < 0.01 and "layers.0.down" not in spec.ordered
 
 
 def change(folder, key, edit):
@@ -147,8 +215,14 @@ def change(folder, key, edit):
 
 Q = "model.layers.0.mlp.down_proj"
 GATE = "model.layers.0.mlp.gate_proj"
+STATE = f"{Q}.weight.quant_state.bitsandbytes__nf4"
 DAMAGES = {
-    "act-order": ("gptq", f"{Q}.g_idx", lambda v: v * 0, "no 5 groups of equal size"),
+    "act-order": (
+        "gptq",
+        f"{Q}.g_idx",
+        lambda v: v * 0,
+        "g_idx that does not divide K into 5 groups of equal size",
+    ),
     "scales": ("gptq", f"{Q}.scales", lambda v: v[:, :7].copy(), "7 codes in 24 words"),
     "turned scales": ("gptq", f"{Q}.scales", lambda v: v.T.copy(), "5 codes in 24 words"),
     "no groups": ("gptq", f"{Q}.scales", lambda v: v[:0].copy(), "scales of shape"),
@@ -185,7 +259,7 @@ DAMAGES = {
         "fp4",
         f"{Q}.weight.quant_state.bitsandbytes__fp4",
         lambda v: np.frombuffer(v.tobytes().replace(b"64", b"96"), np.uint8),
-        "192 x 320 values in 30720 bytes and blocks of 96",
+        "rows of 320 values, which its blocks of 96 do not divide; take the float model",
     ),
     "scales of a book": (
         "nf4",
@@ -193,7 +267,24 @@ DAMAGES = {
         lambda v: v[:9].copy(),
         "9 values in absmax, not 960",
     ),
-    "order of bytes": ("bytes", f"{Q}.weight_format", lambda v: v + 1, "save it again as rows"),
+    "no offset": (
+        "nf4",
+        STATE,
+        lambda v: np.frombuffer(v.tobytes().replace(b"nested_offset", b"nested_often"), np.uint8),
+        "has no nested_offset, which is needed",
+    ),
+    "negative shape of a book": (
+        "nf4",
+        STATE,
+        lambda v: np.frombuffer(v.tobytes().replace(b"[192, 320]", b"[-192, -320]"), np.uint8),
+        "two positive integers",
+    ),
+    "order of bytes": (
+        "bytes",
+        f"{Q}.weight_format",
+        lambda v: v + 1,
+        "save it again with row-major",
+    ),
     "type": (
         "int8",
         f"{Q}.weight",
@@ -210,6 +301,15 @@ def test_what_does_not_fit_is_refused(damage, plain, tmp_path):
     change(tmp_path / "q", key, edit)
     with pytest.raises(SpecError, match=message):
         read_model_spec(tmp_path / "q")
+
+
+@pytest.mark.parametrize("part", ["nested_absmax", "nested_quant_map"])
+def test_any_shape_of_scales_is_read(part, plain, tmp_path):
+    save_packed(plain, tmp_path / "q", "nf4")
+    wanted = open_model(tmp_path / "q").checkpoint().load(f"{Q}.weight")
+    change(tmp_path / "q", f"{Q}.weight.{part}", lambda v: v.reshape(-1, 4 if len(v) > 15 else 1))
+    found = open_model(tmp_path / "q").checkpoint().load(f"{Q}.weight")
+    np.testing.assert_array_equal(found, wanted)
 
 
 SAYINGS = [

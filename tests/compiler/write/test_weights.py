@@ -13,7 +13,7 @@ from dovetail.compiler.models.source import open_model
 from dovetail.compiler.models.spec import read_model_spec
 from dovetail.compiler.write import weights as module
 from dovetail.compiler.write.weights import convert, pack_weights
-from dovetail.ir.dtypes import DTYPES, widen_bf16
+from dovetail.ir.dtypes import widen_bf16
 from dovetail.ir.errors import SpecError
 from dovetail.ir.formats import FORMATS
 from dovetail.ir.model import weight_shapes
@@ -23,7 +23,7 @@ from tests.models import FAMILIES, make_model, save_model
 
 def read_packed(path, entry):
     """Return a stored weight as float32: [n][k], a pair as (gate, up)."""
-    dtype = DTYPES[entry.dtype]
+    dtype = FORMATS[entry.dtype].dtype
     raw = np.fromfile(path, dtype.numpy, entry.bytes // dtype.size, offset=entry.offset)
     values = widen_bf16(raw) if entry.dtype == "bf16" else raw
     form = FORMATS[entry.dtype]

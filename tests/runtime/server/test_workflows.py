@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import openai
@@ -19,6 +20,7 @@ from dovetail.cli.workflow_files import read_graphs
 from dovetail.compiler.write.index_build import IndexRequest, build_index_folder
 from dovetail.ir.errors import WorkflowError
 from dovetail.ir.index_file import EmbedderEntry, Passage
+from dovetail.runtime.flows import service
 from dovetail.runtime.flows.events import WorkflowResult
 from dovetail.runtime.server.models import Models, ServedModel
 from dovetail.runtime.server.served_workflow import add_workflows
@@ -309,6 +311,18 @@ def test_a_workflow_without_its_index_is_refused_at_the_start(artifacts: dict[st
     with dovetail.load(artifacts["llama"]) as app:
         with pytest.raises(WorkflowError, match=r"node 'search': no index.*--index"):
             add_workflows(Models([ServedModel("llama", app)]), read_graphs("hyde"), (), None)
+
+
+def test_a_workflow_is_checked_once_before_it_is_served(
+    artifacts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pair.yaml").write_text(PAIR)
+    checked = Mock(wraps=service.check_workflow)
+    monkeypatch.setattr(service, "check_workflow", checked)
+    graphs = read_graphs(str(tmp_path / "pair.yaml"))
+    with dovetail.load(artifacts["llama"]) as app:
+        add_workflows(Models([ServedModel("llama", app)]), graphs, (), None)
+    assert checked.call_count == 1
 
 
 def test_runs_are_counted(flows: Live) -> None:

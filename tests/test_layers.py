@@ -98,7 +98,7 @@ LINES = {
     "runtime/engine": 1_930,
     "runtime/index": 1_570,
     "runtime/embed": 2_890,
-    "runtime/accel": 4_950,
+    "runtime/accel": 4_940,
     "runtime/hosting": 1_790,
     "runtime/retrieval": 1_650,
     "runtime/flows": 5_560,

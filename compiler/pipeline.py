@@ -289,7 +289,6 @@ def _make_schedules(member: Member, steps: Steps) -> Chosen:
                 database=Path(request.database or default_path(request.cache)),
                 measurable=can_measure(target, request),
                 budget=member.search_seconds,
-                fixed_order=request.fixed_order,
                 cache=request.cache,
             ),
             steps.advance,

@@ -26,6 +26,8 @@ CHECKED = ((5, 1), (1, 1), (40, 1), (33, 17), (16, 16))
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Largest difference from plain torch, where values are of the size of 1."""
 
+_DIFFERS = "%s attention is disabled: its results differ from the reference by %.2g"
+
 log = logging.getLogger("dovetail")
 
 
@@ -42,11 +44,11 @@ def choose_attention(
         try:
             found = try_attention(backend(target), device, spec, dtype)
         except Exception as error:  # whatever a library raises that cannot work here
-            log.warning("attention of %s is not used: %s", backend.name, first_line(error))
+            log.warning("%s attention is disabled: %s", backend.name, first_line(error))
             continue
         if found <= TOLERANCE[dtype]:
             return backend
-        log.warning("attention of %s is not used: its results differ by %.2g", backend.name, found)
+        log.warning(_DIFFERS, backend.name, found)
     return PlainAttention
 
 

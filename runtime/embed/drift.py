@@ -30,6 +30,9 @@ LEAST_POINTS, LEAST_RANGE = 8, 2.0
 SLOPE_CHANGE = 2.0
 """Most that a slope fitted to batches as they came may differ from the median departure."""
 
+_CHANGED = "embedding on %s became slower or faster; its queue now holds %s queries"
+_NOT_MEASURED = "could not re-measure the speed of %s (%s); old queue sizes stay"
+
 log = logging.getLogger("dovetail")
 
 
@@ -118,7 +121,7 @@ class DriftKeeper:
         try:
             threading.Thread(target=self._refit, args=args, daemon=True).start()
         except RuntimeError as error:  # a later batch tries again
-            log.warning("%s: its latency line could not be fitted again (%s)", batch.device, error)
+            log.warning(_NOT_MEASURED, batch.device, error)
             self._busy = False
 
     def _refit(self, device: str, model: str) -> None:
@@ -131,9 +134,9 @@ class DriftKeeper:
             service.set_queue(spec)
             self.depths = depths
             where = f"{device} {model}".rstrip()
-            log.warning("%s: latencies have changed; queue depths are now %s", where, spec.depths)
+            log.warning(_CHANGED, where, spec.depths)
         except Exception:  # batches go on by the old line
-            log.exception("%s: its latency line could not be fitted again", device)
+            log.exception(_NOT_MEASURED, device, "see below")
         finally:
             with self._lock:
                 self._busy = False

@@ -185,7 +185,7 @@ def branching() -> RAGraph:
 def test_branches_filters_vectors_and_functions(
     app: App, services: PlainServices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(app.flows._executors, "embed", embed)
+    monkeypatch.setattr(app.flows._executors, "embed", {None: embed})
     result = app.run(branching(), question(3)).outputs
     wanted = plain(services, branching(), question(3))
     assert result.pop("vector").tolist() == wanted.pop("vector").tolist() and result == wanted
@@ -301,7 +301,7 @@ def test_what_cannot_run_is_told_before_it_begins(app: App, folder: Path) -> Non
         app.run(chain, "w1")  # type: ignore[arg-type]
     with pytest.raises(WorkflowError, match=r"node 'answer': .*n must be 1"):
         app.run(workflows.one_shot(n=2), question(1))
-    with pytest.raises(WorkflowError, match=r"node 'answer': there is no model 'x'"):
+    with pytest.raises(WorkflowError, match=r"node 'answer': no model 'x' for generation; .* 'llm'"):
         app.run(workflows.one_shot(model="x"), question(1))
     with pytest.raises(WorkflowError, match=r"node 'answer': .*temperature"):
         app.run(workflows.one_shot(temperature=-1), question(1))

@@ -262,7 +262,13 @@ class FlowService:
 
         with self._open.hold(called):
             opened = self.worker.open(
-                called, folder, room=room, first=first, same=embed is None, opened=exchange
+                called,
+                folder,
+                manifest=manifest,
+                room=room,
+                first=first,
+                same=embed is None,
+                opened=exchange,
             )
             bound.wait()
         if opened.why_cold:

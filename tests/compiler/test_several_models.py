@@ -77,7 +77,7 @@ def test_a_node_embeds_with_the_encoder_that_it_names(folder: Path) -> None:
             found = app.run(embedding(model), {"input": TEXTS[0]}).outputs["vector"]
             assert found.shape == (dim,)
             np.testing.assert_array_equal(found, app.embed(TEXTS[0], model=model)[0])
-        with pytest.raises(WorkflowError, match="no model 'ranker' for embedding; .* 'other'"):
+        with pytest.raises(WorkflowError, match=r"no model 'ranker' for embedding; .* 'other'"):
             app.run(embedding("ranker"), {"input": TEXTS[0]})
 
 

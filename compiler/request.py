@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.targets import DEVICE_TARGETS, get_target, runs_on, target_for
+from dovetail.codegen.user_file import read_around
 from dovetail.compiler.formats.quantising import Advance, Calibration, Quantised, choose_formats
 from dovetail.compiler.formats.weight_dtype import AUTO, QUANTISING, describe_weight_dtype
 from dovetail.compiler.formats.weight_formats import matrices, with_formats
@@ -96,6 +97,8 @@ class ModelOptions(TypedDict, total=False):
     max_step_sequences: int
     cache: Path | None
     kernels: Sequence[str]
+    prelude: Sequence[str | Path]
+    include: Sequence[str | Path]
 
 
 class CompileOptions(ModelOptions, total=False):
@@ -121,7 +124,8 @@ class ModelRequest:
     the effort's own. database: of tuning records, by default the one in the build cache. threads:
     of both phases. weight_dtype: a weight format, or `auto` (`resolve_weight_dtype`). calibrate: a
     text file over which the inputs of products are measured where weights are quantised here.
-    kernels: `OP=FILE` each, kernels of the user to be compared with ours (`user_kernels.py`).
+    kernels: `OP=FILE` each, kernels of the user to be compared with ours (`user_kernels.py`), with
+    texts before those that are C (prelude) and folders of what they include.
     """
 
     model: str | Path
@@ -139,6 +143,8 @@ class ModelRequest:
     max_step_sequences: int = MAX_STEP_SEQUENCES
     cache: Path | None = None
     kernels: Sequence[str] = ()
+    prelude: Sequence[str | Path] = ()
+    include: Sequence[str | Path] = ()
 
     @classmethod
     def check_options(cls, verb: str, options: Mapping[str, object]) -> None:
@@ -219,6 +225,8 @@ class CompileRequest(ModelRequest):
         given += [("adapter", f"{n}={Path(path).resolve()}") for n, path in self.adapters.items()]
         given += [("target", target) for target in self.targets]
         given += [("kernel", _absolute(kernel)) for kernel in self.kernels]
+        given += [("prelude", Path(path).resolve()) for path in self.prelude]
+        given += [("include", Path(path).resolve()) for path in self.include]
         paths = [path for path in self.workflows if isinstance(path, str | Path)]
         given += [("workflow", Path(path).resolve()) for path in paths]
         given += [("index", path.resolve()) for path in self.indexes]
@@ -443,7 +451,7 @@ def read_kernels(
     request: ModelRequest, targets: Sequence[Target], spec: ModelSpec
 ) -> tuple[UserKernel, ...]:
     """Return the user's kernels; SpecError where they cannot be measured before they serve."""
-    kernels = read_user_kernels(request.kernels)
+    kernels = read_user_kernels(request.kernels, read_around(request.prelude, request.include))
     check_in_models(kernels, spec)
     fitted = [kernel.file for kernel in kernels if kernel.op]
     if fitted and not all(can_measure(target, request) for target in targets):

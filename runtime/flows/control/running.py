@@ -144,7 +144,7 @@ class Searches:
                 same.sort(key=lambda search: search.earlier)
             new = front.new(same)
             same.sort(key=lambda search: search not in new)  # stable
-        return same[: front.settings.width]
+        return same
 
     def _draining(self) -> bool:
         """Tell whether requests stopped coming, and all that is left takes less than a reply.

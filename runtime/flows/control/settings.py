@@ -28,7 +28,6 @@ class WavefrontSettings:
     patience: clusters, in the order of centroids, without change of the nearest documents after
         which a search ends; MEASURED: as was measured when the index was built, which keeps 0.99 of
         what is found; None: it never ends early, and is exact.
-    width: searches that share a sub-stage; None: as many as fit its time.
     fixed_clusters: clusters of each search in a sub-stage, instead of as many as fit its time.
     """
 
@@ -37,13 +36,12 @@ class WavefrontSettings:
     retrieval_load: int = 32
     refresh: int = 50
     patience: int | Literal["measured"] | None = MEASURED
-    width: int | None = None
     fixed_clusters: int | None = None
 
     def __post_init__(self) -> None:
         """Raises SpecError for a value of a wrong type, or a number below 1."""
         check_fields(self)
-        for name in ("refresh", "patience", "width", "fixed_clusters"):
+        for name in ("refresh", "patience", "fixed_clusters"):
             value = getattr(self, name)
             if isinstance(value, int) and value < 1:
                 raise SpecError(f"{name} must be at least 1, not {value}")

@@ -78,7 +78,7 @@ def scans(
 
 @given(
     topk=st.sampled_from([1, 5, 20]),
-    settings=st.sampled_from([{}, {"fixed_clusters": 1}, {"fixed_clusters": 3}, {"width": 1}]),
+    settings=st.sampled_from([{}, {"fixed_clusters": 1}, {"fixed_clusters": 3}]),
     metric=st.sampled_from(["l2", "ip"]),
     seed=st.integers(0, 3),
 )

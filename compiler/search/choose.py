@@ -80,14 +80,13 @@ SEARCHES = 3
 class ChoiceRequest:
     """How to choose. effort: `none`, or one of `EFFORTS`. budget: seconds, by default the effort's.
 
-    measurable: the machine is this one and runs the target. fixed_order: that of SearchTask.
+    measurable: the machine is this one and runs the target.
     """
 
     effort: str
     database: Path
     measurable: bool
     budget: float | None = None
-    fixed_order: bool = False
     cache: Path | None = None
 
 
@@ -291,7 +290,7 @@ class _Search:
         """Return all that a measured choice depends on, the records it is made from among it."""
         scope, request = self.scope, self.request
         digest = hashlib.sha256(b"".join(known)).hexdigest()
-        limits = (request.effort, request.budget, request.fixed_order)
+        limits = (request.effort, request.budget)
         job = job_name(self.parts, request.effort)
         return (job, scope.spec, scope.payload, scope.plans, scope.others, limits, digest)
 
@@ -322,7 +321,6 @@ class _Search:
                 target=scope.target,
                 effort=self.request.effort,
                 budget_seconds=self.seconds - kept,
-                fixed_order=self.request.fixed_order,
                 choose_policy=policies.choose,
                 progress=progress,
             )

@@ -14,7 +14,10 @@ MEASURED: Literal["measured"] = "measured"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WavefrontSettings:
-    """How workflows are scheduled. Any `transformations` but `stop` give the same answers.
+    """How workflows are scheduled. Any `transformations` but two give the same answers.
+
+    `stop` leaves out what a search hardly ever finds, see patience; `arrange` shows documents in
+    another order where a workflow lets it.
 
     transformations: names of those that may be applied where they are predicted to pay; None: all
         that are registered.

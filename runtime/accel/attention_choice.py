@@ -26,8 +26,6 @@ CHECKED = ((5, 1), (1, 1), (40, 1), (33, 17), (16, 16))
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Largest difference from plain torch, where values are of the size of 1."""
 
-_DIFFERS = "%s attention is disabled: its results differ from the reference by %.2g"
-
 log = logging.getLogger("dovetail")
 
 
@@ -48,7 +46,7 @@ def choose_attention(
             continue
         if found <= TOLERANCE[dtype]:
             return backend
-        log.warning(_DIFFERS, backend.name, found)
+        log.warning("%s attention is disabled: results differ by %.2g", backend.name, found)
     return PlainAttention
 
 

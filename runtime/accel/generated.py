@@ -60,8 +60,6 @@ Work: TypeAlias = Callable[[], object]
 Compare: TypeAlias = Callable[[Work, Work], float]
 """Returns the first one's time as a share of the second one's."""
 
-_ALL_BY_TORCH = "generated GPU kernels are disabled on %s (%s); torch computes all matrix products"
-
 log = logging.getLogger("dovetail")
 
 
@@ -165,7 +163,7 @@ class GeneratedProducts:
             wanted = {name: o for name, o in self._operands.items() if o.shape in shapes}
             self._weights |= {name: o.put() for name, o in wanted.items()}
         except torch.OutOfMemoryError as error:
-            log.warning(_ALL_BY_TORCH, self._device, error)
+            log.warning("torch computes all matrix products on %s: %s", self._device, error)
             self.programs, self._weights = {}, {}
 
     def _plans(self, rows: Iterable[int]) -> dict[Key, SkinnyPlan]:

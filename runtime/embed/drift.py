@@ -30,9 +30,6 @@ LEAST_POINTS, LEAST_RANGE = 8, 2.0
 SLOPE_CHANGE = 2.0
 """Most that a slope fitted to batches as they came may differ from the median departure."""
 
-_CHANGED = "embedding on %s became slower or faster; its queue now holds %s queries"
-_NOT_MEASURED = "could not re-measure the speed of %s (%s); old queue sizes stay"
-
 log = logging.getLogger("dovetail")
 
 
@@ -121,7 +118,7 @@ class DriftKeeper:
         try:
             threading.Thread(target=self._refit, args=args, daemon=True).start()
         except RuntimeError as error:  # a later batch tries again
-            log.warning(_NOT_MEASURED, batch.device, error)
+            log.warning("cannot measure %s again (%s); old queues stay", batch.device, error)
             self._busy = False
 
     def _refit(self, device: str, model: str) -> None:
@@ -134,9 +131,9 @@ class DriftKeeper:
             service.set_queue(spec)
             self.depths = depths
             where = f"{device} {model}".rstrip()
-            log.warning(_CHANGED, where, spec.depths)
+            log.warning("embedding on %s changed speed; its queue holds %s", where, spec.depths)
         except Exception:  # batches go on by the old line
-            log.exception(_NOT_MEASURED, device, "see below")
+            log.exception("cannot measure %s again; old queues stay", device)
         finally:
             with self._lock:
                 self._busy = False

@@ -69,7 +69,6 @@ from dovetail.compiler.stored import (
     write_workflows,
 )
 from dovetail.compiler.tape.adapters import build_adapted_tape
-from dovetail.compiler.tape.check import verify_tape
 from dovetail.compiler.tape.encoder import build_encode_tape
 from dovetail.compiler.tape.forward import build_forward_tape, build_sample_tape
 from dovetail.compiler.tape.gates import build_gated_tape
@@ -290,7 +289,6 @@ def _make_schedules(member: Member, steps: Steps) -> Chosen:
                 database=Path(request.database or default_path(request.cache)),
                 measurable=can_measure(target, request),
                 budget=member.search_seconds,
-                fixed_order=request.fixed_order,
                 cache=request.cache,
             ),
             steps.advance,
@@ -413,10 +411,6 @@ def _write_member(
 ) -> None:
     folder = f"models/{member.name}"
     for tape in _build_tapes(member, weights, chosen.tables):
-        for target in member.targets:
-            tables = [table for table in chosen.tables if table.target == target.name]
-            if tape.name != GATED or _has_own_gate(tables):
-                verify_tape(tape, weights, tables)
         artifact.write_json(f"{folder}/tapes/{tape.name}.json", tape)
     if isinstance(member, EncoderInputs):
         write_encoder(artifact, member, weights)

@@ -109,7 +109,6 @@ class CompileOptions(ModelOptions, total=False):
     adapters: Mapping[str, str | Path]
     targets: tuple[str, ...]
     plan: ServicePlan | None
-    fixed_order: bool
     workflows: Sequence[GivenWorkflow]
     index: str | Path | Sequence[str | Path] | None
     mix: str | None
@@ -192,13 +191,13 @@ class CompileRequest(ModelRequest):
     """What to compile, with a budget for the schedules of every target and plans together.
 
     targets: names of `dovetail.codegen.targets`, the best CPU target of the machine by default; an
-    accelerator's adds its kernels. plan: to serve with; no other is looked for. fixed_order: no
-    schedule cuts K, which tells what cutting it is worth. name: of the model in the artifact, by
-    default `llm` or `embedder`. beside: encoders for the same artifact, by name; they take
-    `hardware`, `targets`, `effort`, `threads` and `weight_dtype` from here, and their own
-    longest texts. adapters: folders of PEFT by the names that requests ask for. workflows: graphs,
-    and files of them (`stored.py`). index: folders that these search, one or several, which become
-    part of the artifact. mix: of requests that the CPU is divided for, `CHAT:RAG:EMBED`.
+    accelerator's adds its kernels. plan: to serve with; no other is looked for. name: of the model
+    in the artifact, by default `llm` or `embedder`. beside: encoders for the same artifact, by
+    name; they take `hardware`, `targets`, `effort`, `threads` and `weight_dtype` from here, and
+    their own longest texts. adapters: folders of PEFT by the names that requests ask for.
+    workflows: graphs, and files of them (`stored.py`). index: folders that these search, one or
+    several, which become part of the artifact. mix: of requests that the CPU is divided for,
+    `CHAT:RAG:EMBED`.
     """
 
     output: str | Path
@@ -207,7 +206,6 @@ class CompileRequest(ModelRequest):
     adapters: Mapping[str, str | Path] = field(default_factory=dict)
     targets: tuple[str, ...] = ()
     plan: ServicePlan | None = None
-    fixed_order: bool = False
     workflows: Sequence[GivenWorkflow] = ()
     index: str | Path | Sequence[str | Path] | None = None
     mix: str | None = None

@@ -80,14 +80,13 @@ SEARCHES = 3
 class ChoiceRequest:
     """How to choose. effort: `none`, or one of `EFFORTS`. budget: seconds, by default the effort's.
 
-    measurable: the machine is this one and runs the target. fixed_order: that of SearchTask.
+    measurable: the machine is this one and runs the target.
     """
 
     effort: str
     database: Path
     measurable: bool
     budget: float | None = None
-    fixed_order: bool = False
     cache: Path | None = None
 
 
@@ -185,7 +184,7 @@ def find_products(
     scope: SearchScope,
     recorder: Recorder,
     database: TuningDatabase,
-    request: ChoiceRequest,
+    effort: str,
     seconds: float,
     progress: Advance | None = None,
     *,
@@ -195,8 +194,9 @@ def find_products(
 
     stopped: no more is searched; the records and the rules serve.
     """
-    known, effort = known_candidates(recorder.identity.matching(database)), EFFORTS[request.effort]
-    policies = PolicyChooser(scope.target, effort, recorder, database, known, stopped=stopped)
+    known = known_candidates(recorder.identity.matching(database))
+    choice = (scope.target, EFFORTS[effort], recorder, database, known)
+    policies = PolicyChooser(*choice, stopped=stopped)
     found = search_tables(
         scope.spec,
         scope.payload,
@@ -204,9 +204,8 @@ def find_products(
         scope.hardware,
         recorder,
         target=scope.target,
-        effort=request.effort,
+        effort=effort,
         budget_seconds=seconds,
-        fixed_order=request.fixed_order,
         choose_policy=policies.choose,
         progress=progress,
     )
@@ -323,7 +322,7 @@ class _Search:
         """Return all that a measured choice depends on, the records it is made from among it."""
         scope, request = self.scope, self.request
         digest = hashlib.sha256(b"".join(known)).hexdigest()
-        limits = (request.effort, request.budget, request.fixed_order)
+        limits = (request.effort, request.budget)
         job = job_name(self.parts, request.effort)
         return (job, scope.spec, scope.payload, scope.plans, scope.others, limits, digest)
 
@@ -342,10 +341,8 @@ class _Search:
                 choices += search_instances(tasks, recorder, self.seconds)
         kept = SHARE * self.seconds if behind else 0.0
         with self.measuring(products) as recorder:
-            seconds = self.seconds - kept
-            found, policies = find_products(
-                scope, recorder, database, self.request, seconds, progress
-            )
+            effort, seconds = self.request.effort, self.seconds - kept
+            found, policies = find_products(scope, recorder, database, effort, seconds, progress)
         own: tuple[ScheduleTable, ...] = ()
         unmeasured: tuple[str, ...] = ()
         for part in behind:

@@ -41,7 +41,7 @@ from dovetail.compiler.request import (
 from dovetail.compiler.rules.payload import make_payload
 from dovetail.compiler.rules.tables import default_tables
 from dovetail.compiler.rules.workload import WorkloadSpec, read_workload
-from dovetail.compiler.search.choose import ChoiceRequest, find_products
+from dovetail.compiler.search.choose import find_products
 from dovetail.compiler.search.fit import can_fit
 from dovetail.compiler.search.gate_search import GateTask
 from dovetail.compiler.search.instances import InstanceTask, search_instances
@@ -55,7 +55,7 @@ from dovetail.compiler.search.parts import (
 )
 from dovetail.compiler.search.policy import SearchTask
 from dovetail.compiler.search.rows import find_alone
-from dovetail.compiler.search.tables import EFFORTS, Effort
+from dovetail.compiler.search.tables import EFFORTS
 from dovetail.compiler.tune.job_file import JobFile, job_on_file, job_path, read_job
 from dovetail.compiler.tune.workers import Board, Progress, run_items
 from dovetail.ir.artifact import PHASES, ServicePlan
@@ -213,14 +213,9 @@ class TuningJob:
     parts: tuple[TuningPart, ...]
     path: Path
     file: JobFile
-    choice: ChoiceRequest
+    effort: str
     budget: float
     resumed: bool
-
-    @property
-    def effort(self) -> Effort:
-        """How much is searched."""
-        return EFFORTS[self.choice.effort]
 
     def items(self, part: TuningPart, database: TuningDatabase) -> tuple[Item, ...]:
         """Return what is searched of a part now: gates beside the products of the records so far.
@@ -233,7 +228,7 @@ class TuningJob:
         scope = self.scope
         products = next(p for p in self.parts if isinstance(p.items[0], SearchTask))
         known = Recorder(NoMachine(), products.identity, database, allowance=Allowance(0.0))
-        found, _ = find_products(scope, known, database, self.choice, 0.0, stopped=True)
+        found, _ = find_products(scope, known, database, self.effort, 0.0, stopped=True)
         rules = default_tables(scope.spec, scope.target, scope.plans, scope.hardware)
         return tuple(gate.beside((*found, *rules), scope.target) for gate in gates)
 
@@ -260,9 +255,10 @@ class TuningJob:
             if isinstance(item, InstanceTask):
                 search_instances((item,), measurer, seconds)
                 return
-            task = replace(item, seconds=(1 - self.effort.loss_share / 2) * seconds)
+            effort = EFFORTS[self.effort]
+            task = replace(item, seconds=(1 - effort.loss_share / 2) * seconds)
             end = measurer.now() + seconds
-            found = self.effort.policy.search(task, measurer)
+            found = effort.policy.search(task, measurer)
             find_alone(task, measurer, found.choices, max(0.0, end - measurer.now()))
 
 
@@ -322,7 +318,7 @@ def _prepare(request: TuneRequest, say: Say) -> TuningJob:
         parts=parts,
         path=path,
         file=file,
-        choice=ChoiceRequest(effort=request.effort, database=database, measurable=True),
+        effort=request.effort,
         budget=effort.seconds if request.budget is None else request.budget,
         resumed=begun is not None,
     )

@@ -44,6 +44,7 @@ from dovetail.topology.hardware import read_hardware
 from tests.compiler.search.test_user_kernels import KERNELS, write
 from tests.compiler.virtual import VirtualMeter, use_virtual_meters
 from tests.models import save_model
+from tests.tapes import verify_tapes
 from tests.test_fidelity import load_exact
 
 TARGET = host_target()
@@ -151,6 +152,7 @@ def compiled(
         "database": folder / f"{name}.jsonl",
     }
     compile_model(model, output=out, kernels=[f"{op}={file}"], **usual | options)
+    verify_tapes(out)
     return out
 
 

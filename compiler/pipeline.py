@@ -85,6 +85,7 @@ from dovetail.ir.artifact import MACHINE, SERVE, ServicePlan
 from dovetail.ir.cache import use_cache
 from dovetail.ir.encoder import EncoderSpec
 from dovetail.ir.errors import ArtifactError, SpecError, ToolchainError
+from dovetail.ir.graph import EMBEDDING, GENERATION
 from dovetail.ir.model import OWN_GATE, ModelFile, ModelSpec, WeightChunks, WeightEntry
 from dovetail.ir.place import place, serving_graph
 from dovetail.ir.plans import CHOICE, DivisionChoice, PlanChoice
@@ -251,7 +252,10 @@ def _read_workflows(request: CompileRequest) -> tuple[Stored, ...]:
     encoder = is_encoder(request.model)
     name = request.name or (ENCODER_NAME if encoder else MODEL_NAME)
     adapters = None if encoder else tuple(request.adapters)
-    return read_workflows(request.workflows, (name, *request.beside), adapters)
+    first = EMBEDDING if encoder else GENERATION
+    models = {GENERATION: list[str](), EMBEDDING: [*request.beside]}
+    models[first].insert(0, name)
+    return read_workflows(request.workflows, models, adapters)
 
 
 def _read(request: CompileRequest, steps: Steps) -> tuple[Member, ...]:

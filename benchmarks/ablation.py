@@ -4,8 +4,7 @@ Table `steps`: tokens per second of decoding at batch 1 and 8, one thing added a
 start is as many processes as cores may be, of one thread, untuned, with gloo's all-reduce (our step
 with the time of its all-reduces exchanged: derived, not run). Then come our all-reduce; the service
 configuration that measures best of the `TOP` that the simulator likes best; kernel tuning of the
-shapes that its processes run, with sums in fixed order, so that K is never split; tuning that may
-split K.
+shapes that its processes run, with K shared out among no threads; tuning that may split K.
 Table `top-k`: the best of the k likeliest decode configurations, and the seconds it took to measure
 them. A small machine has fewer configurations than k.
 
@@ -16,8 +15,9 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from common import (
     work_folder,
 )
 from dovetail.compiler.models.spec import read_dimensions
+from dovetail.compiler.search.tables import EFFORTS
 from dovetail.ir.artifact import ServicePlan
 from dovetail.ir.model import ModelSpec
 from dovetail.topology.hardware import read_hardware
@@ -40,12 +41,13 @@ from dovetail.topology.plan import plan_topology
 from dovetail.topology.replay import DEFAULT_TRACE
 from generate_models import SHAPES, write_checkpoint
 from plans import Load, every_plan, measure_plans, simulated_plan
+from rivals.ablated import WholeK, without
 
 TOP, TOPS = 10, (5, 10, 15, 20)
-UNTUNED = "untuned"
+UNTUNED, WHOLE = "untuned", "tuned"
 BUILDS: dict[str, dict[str, Any]] = {
     UNTUNED: {"effort": "none"},
-    "tuned": {"effort": "fast", "fixed_order": True},
+    WHOLE: {"effort": "fast"},
     "tuned, split K": {"effort": "fast"},
 }
 START, BEST = "start", "best"
@@ -53,7 +55,7 @@ STEPS = (
     ("gloo all-reduce", UNTUNED, START),
     ("+ communication", UNTUNED, START),
     ("+ service configuration", UNTUNED, BEST),
-    ("+ kernel tuning", "tuned", BEST),
+    ("+ kernel tuning", WHOLE, BEST),
     ("+ split K", "tuned, split K", BEST),
 )
 COLUMNS = ("table", "step", "batch", "tokens_per_second", "seconds", "noisy", "plan", "source")
@@ -94,7 +96,8 @@ class Bench:
         def make() -> None:
             start = time.perf_counter()
             checkpoint = self.work / self.options.model
-            dovetail.compile(checkpoint, output=path, plan=plan, **settings)
+            with whole_k(self.work) if build == WHOLE else nullcontext({}) as own:
+                dovetail.compile(checkpoint, output=path, plan=plan, **settings, **own)
             self.report.summary[f"compile_seconds {name}"] = time.perf_counter() - start
 
         keep_current(path, make, settings)
@@ -111,6 +114,17 @@ class Bench:
         load = Load(options.prompt, options.new_tokens, batch)
         times = measure_plans(served, load, options.rounds, options.seconds * len(served))
         return {name: phases["decode"] for name, phases in times.items()}
+
+
+@contextmanager
+def whole_k(work: Path) -> Iterator[dict[str, Any]]:
+    """Have searches split no K; yield the options that keep their records apart."""
+    usual = EFFORTS["fast"]
+    EFFORTS["fast"] = replace(usual, policy=without(WholeK, usual.policy))
+    try:
+        yield {"cache": work / "whole K"}
+    finally:
+        EFFORTS["fast"] = usual
 
 
 def candidates(model: ModelSpec) -> dict[str, ServicePlan]:

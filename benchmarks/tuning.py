@@ -51,6 +51,7 @@ from dovetail.topology.binding import choose_pus
 from dovetail.topology.hardware import read_hardware
 from gemm_ours import Setting
 from rivals import POLICIES
+from rivals.ablated import ABLATED, without
 from rivals.result import Found, Regions, Searcher, as_found
 from tuning_cell import compare_with_tvm
 from tuning_regions import Product, make_team, region_candidate, time_in_turns
@@ -136,16 +137,11 @@ def policies(options: argparse.Namespace) -> dict[str, Searcher]:
 
 
 def ablations(options: argparse.Namespace) -> dict[str, Searcher]:
-    """Return our policy whole, with each part switched off, and with other windows."""
+    """Return our policy whole, without each of its parts, and with other windows."""
     whole = sandwich(options)
     return {
         "sandwich": whole,
-        "no micro-kernel choice": replace(whole, micro_kernel_choice=False),
-        "no polymerization": replace(whole, polymerization=False),
-        "no split-K": replace(whole, split_k=False),
-        "no loop orders": replace(whole, orders=False),
-        "no reuse": replace(whole, reuse=False),
-        "no prefetch distances": replace(whole, distances=False),
+        **{name: without(part, whole) for name, part in ABLATED.items()},
         **{f"window {sigma}": replace(whole, window=sigma) for sigma in WINDOWS},
     }
 

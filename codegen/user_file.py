@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise, takewhile
 from pathlib import Path
 
 from dovetail.codegen.catalog import kernel_source
 from dovetail.codegen.lift.lift import lift_function
 from dovetail.ir.diagnostics import Diagnostic, Source
 from dovetail.ir.errors import SpecError, SyntaxDiagnostic
-from dovetail.ir.expr import Call
 from dovetail.ir.high import nodes as high
 from dovetail.ir.high.print import print_high
 from dovetail.ir.high.verify import load_modules
@@ -56,9 +56,12 @@ def read_source(path: Path) -> Source:
         raise SpecError(f"{path} is not UTF-8 text (byte {error.start})") from None
 
 
-def read_around(preludes: Sequence[Path] | None, folders: Sequence[Path] | None) -> Around:
+def read_around(
+    preludes: Sequence[str | Path] | None, folders: Sequence[str | Path] | None
+) -> Around:
     """Return what a file needs around it: the texts of preludes, folders of headers."""
-    return Around(tuple(map(read_source, preludes or ())), tuple(folders or ()))
+    texts = tuple(read_source(Path(path)) for path in preludes or ())
+    return Around(texts, tuple(map(Path, folders or ())))
 
 
 def read_pieces(source: Source, around: Around) -> Pieces:
@@ -120,6 +123,16 @@ def lift_source(source: Source, around: Around, functions: tuple[str, ...] = ())
 
 
 def uncalled_functions(pieces: Pieces) -> tuple[str, ...]:
-    """Return the functions of a C text that no other function of it calls, in order."""
-    calls = [n.name for f in pieces.own for n in pieces.function(f).walk() if isinstance(n, Call)]
-    return tuple(name for name in pieces.own if name not in calls)
+    """Return the functions of a C text that no other function of it calls, in order.
+
+    They are not parsed, so that what is no C of ours beside them does not matter.
+    """
+    bodies = {name: pairwise(pieces.functions[name][1]) for name in pieces.own}
+    called = {str(a) for name, body in bodies.items() for a, b in body if b == "(" and a != name}
+    return tuple(name for name in pieces.own if name not in called)
+
+
+def array_functions(pieces: Pieces) -> tuple[str, ...]:
+    """Return the functions of a C text that take an array, in order."""
+    heads = {name: takewhile("{".__ne__, pieces.functions[name][1]) for name in pieces.own}
+    return tuple(name for name, head in heads.items() if {"*", "["} & {str(t) for t in head})

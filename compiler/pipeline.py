@@ -69,7 +69,6 @@ from dovetail.compiler.stored import (
     write_workflows,
 )
 from dovetail.compiler.tape.adapters import build_adapted_tape
-from dovetail.compiler.tape.check import verify_tape
 from dovetail.compiler.tape.encoder import build_encode_tape
 from dovetail.compiler.tape.forward import build_forward_tape, build_sample_tape
 from dovetail.compiler.tape.gates import build_gated_tape
@@ -86,6 +85,7 @@ from dovetail.ir.artifact import MACHINE, SERVE, ServicePlan
 from dovetail.ir.cache import use_cache
 from dovetail.ir.encoder import EncoderSpec
 from dovetail.ir.errors import ArtifactError, SpecError, ToolchainError
+from dovetail.ir.graph import EMBEDDING, GENERATION
 from dovetail.ir.model import OWN_GATE, ModelFile, ModelSpec, WeightChunks, WeightEntry
 from dovetail.ir.place import place, serving_graph
 from dovetail.ir.plans import CHOICE, DivisionChoice, PlanChoice
@@ -252,7 +252,10 @@ def _read_workflows(request: CompileRequest) -> tuple[Stored, ...]:
     encoder = is_encoder(request.model)
     name = request.name or (ENCODER_NAME if encoder else MODEL_NAME)
     adapters = None if encoder else tuple(request.adapters)
-    return read_workflows(request.workflows, (name, *request.beside), adapters)
+    first = EMBEDDING if encoder else GENERATION
+    models = {GENERATION: list[str](), EMBEDDING: [*request.beside]}
+    models[first].insert(0, name)
+    return read_workflows(request.workflows, models, adapters)
 
 
 def _read(request: CompileRequest, steps: Steps) -> tuple[Member, ...]:
@@ -290,7 +293,6 @@ def _make_schedules(member: Member, steps: Steps) -> Chosen:
                 database=Path(request.database or default_path(request.cache)),
                 measurable=can_measure(target, request),
                 budget=member.search_seconds,
-                fixed_order=request.fixed_order,
                 cache=request.cache,
             ),
             steps.advance,
@@ -413,10 +415,6 @@ def _write_member(
 ) -> None:
     folder = f"models/{member.name}"
     for tape in _build_tapes(member, weights, chosen.tables):
-        for target in member.targets:
-            tables = [table for table in chosen.tables if table.target == target.name]
-            if tape.name != GATED or _has_own_gate(tables):
-                verify_tape(tape, weights, tables)
         artifact.write_json(f"{folder}/tapes/{tape.name}.json", tape)
     if isinstance(member, EncoderInputs):
         write_encoder(artifact, member, weights)

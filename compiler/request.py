@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.targets import DEVICE_TARGETS, get_target, runs_on, target_for
+from dovetail.codegen.user_file import read_around
 from dovetail.compiler.formats.quantising import Advance, Calibration, Quantised, choose_formats
 from dovetail.compiler.formats.weight_dtype import AUTO, QUANTISING, describe_weight_dtype
 from dovetail.compiler.formats.weight_formats import matrices, with_formats
@@ -96,6 +97,8 @@ class ModelOptions(TypedDict, total=False):
     max_step_sequences: int
     cache: Path | None
     kernels: Sequence[str]
+    prelude: Sequence[str | Path]
+    include: Sequence[str | Path]
 
 
 class CompileOptions(ModelOptions, total=False):
@@ -106,7 +109,6 @@ class CompileOptions(ModelOptions, total=False):
     adapters: Mapping[str, str | Path]
     targets: tuple[str, ...]
     plan: ServicePlan | None
-    fixed_order: bool
     workflows: Sequence[GivenWorkflow]
     index: str | Path | Sequence[str | Path] | None
     mix: str | None
@@ -121,7 +123,8 @@ class ModelRequest:
     the effort's own. database: of tuning records, by default the one in the build cache. threads:
     of both phases. weight_dtype: a weight format, or `auto` (`resolve_weight_dtype`). calibrate: a
     text file over which the inputs of products are measured where weights are quantised here.
-    kernels: `OP=FILE` each, kernels of the user to be compared with ours (`user_kernels.py`).
+    kernels: `OP=FILE` each, kernels of the user to be compared with ours (`user_kernels.py`), with
+    texts before those that are C (prelude) and folders of what they include.
     """
 
     model: str | Path
@@ -139,6 +142,8 @@ class ModelRequest:
     max_step_sequences: int = MAX_STEP_SEQUENCES
     cache: Path | None = None
     kernels: Sequence[str] = ()
+    prelude: Sequence[str | Path] = ()
+    include: Sequence[str | Path] = ()
 
     @classmethod
     def check_options(cls, verb: str, options: Mapping[str, object]) -> None:
@@ -186,13 +191,13 @@ class CompileRequest(ModelRequest):
     """What to compile, with a budget for the schedules of every target and plans together.
 
     targets: names of `dovetail.codegen.targets`, the best CPU target of the machine by default; an
-    accelerator's adds its kernels. plan: to serve with; no other is looked for. fixed_order: no
-    schedule cuts K, which tells what cutting it is worth. name: of the model in the artifact, by
-    default `llm` or `embedder`. beside: encoders for the same artifact, by name; they take
-    `hardware`, `targets`, `effort`, `threads` and `weight_dtype` from here, and their own
-    longest texts. adapters: folders of PEFT by the names that requests ask for. workflows: graphs,
-    and files of them (`stored.py`). index: folders that these search, one or several, which become
-    part of the artifact. mix: of requests that the CPU is divided for, `CHAT:RAG:EMBED`.
+    accelerator's adds its kernels. plan: to serve with; no other is looked for. name: of the model
+    in the artifact, by default `llm` or `embedder`. beside: encoders for the same artifact, by
+    name; they take `hardware`, `targets`, `effort`, `threads` and `weight_dtype` from here, and
+    their own longest texts. adapters: folders of PEFT by the names that requests ask for.
+    workflows: graphs, and files of them (`stored.py`). index: folders that these search, one or
+    several, which become part of the artifact. mix: of requests that the CPU is divided for,
+    `CHAT:RAG:EMBED`.
     """
 
     output: str | Path
@@ -201,7 +206,6 @@ class CompileRequest(ModelRequest):
     adapters: Mapping[str, str | Path] = field(default_factory=dict)
     targets: tuple[str, ...] = ()
     plan: ServicePlan | None = None
-    fixed_order: bool = False
     workflows: Sequence[GivenWorkflow] = ()
     index: str | Path | Sequence[str | Path] | None = None
     mix: str | None = None
@@ -219,6 +223,8 @@ class CompileRequest(ModelRequest):
         given += [("adapter", f"{n}={Path(path).resolve()}") for n, path in self.adapters.items()]
         given += [("target", target) for target in self.targets]
         given += [("kernel", _absolute(kernel)) for kernel in self.kernels]
+        given += [("prelude", Path(path).resolve()) for path in self.prelude]
+        given += [("include", Path(path).resolve()) for path in self.include]
         paths = [path for path in self.workflows if isinstance(path, str | Path)]
         given += [("workflow", Path(path).resolve()) for path in paths]
         given += [("index", path.resolve()) for path in self.indexes]
@@ -418,7 +424,10 @@ def read_inputs(
     else:
         for phase in PHASES:
             if not allows_processes(spec, processes := request.plan.processes_of(phase)):
-                raise SpecError(f"{processes} processes cannot have equal shares of the model")
+                raise SpecError(
+                    f"the model cannot be split evenly over {processes} processes; use a divisor "
+                    f"of its {spec.n_kv_heads} KV heads"
+                )
         choice = asked_choice(request.plan, hardware)
     return Inputs(
         request=request,
@@ -443,7 +452,7 @@ def read_kernels(
     request: ModelRequest, targets: Sequence[Target], spec: ModelSpec
 ) -> tuple[UserKernel, ...]:
     """Return the user's kernels; SpecError where they cannot be measured before they serve."""
-    kernels = read_user_kernels(request.kernels)
+    kernels = read_user_kernels(request.kernels, read_around(request.prelude, request.include))
     check_in_models(kernels, spec)
     fitted = [kernel.file for kernel in kernels if kernel.op]
     if fitted and not all(can_measure(target, request) for target in targets):
@@ -498,10 +507,7 @@ def check_model_request(request: ModelRequest, efforts: Collection[str]) -> None
             "sequences is not possible; tokens may be up to 65536 and no fewer than sequences"
         )
     if request.calibrate is not None and request.weight_dtype not in QUANTISING:
-        raise SpecError(
-            f"a text to calibrate is for weights that are quantised here; give --weight-dtype "
-            f"{' or '.join(QUANTISING)}, or leave out --calibrate"
-        )
+        raise SpecError(f"--calibrate needs --weight-dtype {' or '.join(QUANTISING)}")
 
 
 def check_name(what: str, name: str) -> None:

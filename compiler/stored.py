@@ -6,7 +6,7 @@ that made them where they have code, and `indexes/<name>/`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -47,9 +47,11 @@ class Stored:
 
 
 def read_workflows(
-    given: Iterable[GivenWorkflow], models: Collection[str], adapters: Collection[str] | None
+    given: Iterable[GivenWorkflow],
+    models: Mapping[str, Collection[str]],
+    adapters: Collection[str] | None,
 ) -> tuple[Stored, ...]:
-    """Return the workflows of graphs and files; nodes may ask for `models` by name.
+    """Return the workflows of graphs and files; nodes may ask for `models` by their kind.
 
     adapters: those of the model that generates; None where none does.
 

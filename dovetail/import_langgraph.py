@@ -62,7 +62,8 @@ def from_langgraph(graph: Any, name: str = "langgraph", max_steps: int = MAX_STE
         for branch in branches.values():
             ends = None if branch.ends is None else list(map(_place, branch.ends.values()))
             made.add_edge(_place(source), _choice(branch), ends)
-    for last in nodes.keys() - _sources(builder):  # LangGraph ends there, too
+    followed = _sources(builder)
+    for last in (key for key in nodes if key not in followed):  # LangGraph ends there, too
         made.add_edge(last, END)
     made.workflow()
     return made

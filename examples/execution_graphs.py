@@ -61,9 +61,10 @@ A workflow is compiled to a template, `graph/NAME.json` in the artifact. A reque
 `LiveGraph` (`ir/live_graph.py`) of that template: a node for each run of a node, put there when the
 request comes to it, an edge from each value to what reads it. A node is dispatched once it is
 ready, which is when all that it waits for is over. The scheduler decides nothing beside that: what
-it does to a search or a reply is a rewrite of the graph. No rewrite changes what is computed:
-`contract` puts the parts together again, and gives what it gave before. The graph of an answer is
-the one that ran: `result.graph`.
+it does to a search or a reply is a rewrite of the graph. Rewrites do not change what is computed:
+`contract` puts the parts together again, and gives what it gave before. Two do so where they are
+told to: `stop` ends a search early, and `arrange` orders documents whose order is free. The graph
+of an answer is the one that ran: `result.graph`.
 
 Cylinders are searches, boxes generations, diamonds check a guess, circles merge, dashed nodes are
 provisional: nobody sees what comes of them but the node that they were made of.

@@ -135,6 +135,11 @@ class LiveGraph:
 
     # ---- what there is ----
 
+    @property
+    def workflow(self) -> str:
+        """The name of the workflow that it is of."""
+        return self.template.file.name
+
     def __contains__(self, node: object) -> bool:
         return node in self._after
 

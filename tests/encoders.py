@@ -18,6 +18,7 @@ from dovetail.runtime.artifact import open_artifact
 from dovetail.runtime.native.encoder import Encoder
 from dovetail.topology.hardware import read_hardware
 from tests.models import make_model
+from tests.tapes import verify_tapes
 
 SMALL: dict[str, Any] = {
     "vocab_size": 300,
@@ -179,6 +180,7 @@ def compiled(folder: Path, output: Path, **options: Any) -> Path:
     """Compile an encoder by rules."""
     options = {"weight_dtype": "f32", **options}
     compile_model(folder, output=output, effort="none", threads=2, **options)
+    verify_tapes(output)
     return output
 
 

@@ -32,6 +32,7 @@ from tests.adapters import save_adapter, save_merged
 from tests.gguf_files import save_gguf
 from tests.models import save_model
 from tests.runtime.schedule.integrity import check_integrity
+from tests.tapes import verify_tapes
 from tests.test_fidelity import TIE, count_agreement, load_exact
 
 NAMES = (None, "low", "some", "wide")
@@ -54,6 +55,7 @@ def make_adapters(folder: Path, base: Path) -> dict[str, Path]:
 def compiled(source: Path, output: Path, **options: Any) -> Path:
     options = {"effort": "none", "weight_dtype": "f32", "threads": 2, **options}
     dovetail.compile(source, output=output, **options)
+    verify_tapes(output)
     return output
 
 

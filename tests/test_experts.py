@@ -17,6 +17,7 @@ from dovetail.runtime.schedule.request import SamplingParams
 from tests.gguf_files import read_own_state, read_state, save_gguf
 from tests.models import EXPERTS, make_model, save_model
 from tests.packed_files import save_mxfp4
+from tests.tapes import verify_tapes
 from tests.test_fidelity import load_exact, reference_logits
 
 PROMPT = list(range(3, 45))
@@ -40,6 +41,7 @@ def logits(app: App, *prompts: list[int]) -> list[np.ndarray]:
 
 def compiled(source: Path, folder: Path, name: str = "app", **options: Any) -> Path:
     report = compile_model(source, output=folder / f"{name}.dove", effort="none", **options)
+    verify_tapes(report.path)
     return report.path
 
 

@@ -19,6 +19,7 @@ from dovetail.compiler.pipeline import compile_model
 from dovetail.runtime.app import App, load
 from dovetail.runtime.schedule.request import SamplingParams
 from tests.models import make_model
+from tests.tapes import verify_tapes
 
 ANSWER = 64
 TIE = 1e-4
@@ -258,6 +259,7 @@ def compiled(model: Any, folder: Path, **options: Any) -> App:
     report = compile_model(
         folder / "model", output=folder / "app.dove", effort="none", max_step_tokens=192, **options
     )
+    verify_tapes(report.path)
     return load(report.path)
 
 

@@ -1,18 +1,15 @@
 """What `dovetail topo` tells of a machine and of the plans made for it.
 
-In: a HardwareSpec, a TopologyPlan. Out: plain values that print as JSON and as tables.
+In: a HardwareSpec, a PlanReport. Out: plain values that print as JSON and as tables.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
-from dovetail.ir.plans import DivisionChoice, Figure
+from dovetail.ir.plans import DivisionChoice, PlanChoice
 from dovetail.topology.fundamental import build_tree
-from dovetail.topology.plan import Candidate, SearchReport, TopologyPlan
-from dovetail.topology.replay import PairScore
+from dovetail.topology.plan import SearchReport
 from dovetail.topology.tree import Level, TopoTree
 from dovetail.topology.values import AcceleratorSpec, HardwareSpec, NodeSpec
 
@@ -27,45 +24,16 @@ class TreeNode:
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessReport:
-    """One tensor-parallel rank."""
-
-    pus: tuple[int, ...]
-    memory_nodes: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class CandidateReport:
-    """One candidate of a phase; `tree` is the transformed tree it was cut from."""
-
-    processes: int
-    threads: int
-    tree: str
-    seconds: float
-    ranks: tuple[ProcessReport, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class PlanReport:
-    """Candidates of each phase, best first, the chosen pair, and every figure behind it.
+    """The plans of a model, why they were chosen, and what was looked at for them.
 
     divisions: of the CPU among the model, searches and an encoder, by load; best first, all cores
     for everyone last.
     """
 
     model: str
-    trace: str
-    batches: tuple[int, ...]
-    evaluation: str
-    prefill_candidates: tuple[CandidateReport, ...]
-    decode_candidates: tuple[CandidateReport, ...]
-    prefill: CandidateReport
-    decode: CandidateReport
-    score: PairScore
-    seconds_per_request: float
+    choice: PlanChoice
     search: SearchReport
-    figures: dict[str, Figure]
-    notes: tuple[str, ...]
     divisions: dict[str, tuple[DivisionChoice, ...]]
 
 
@@ -136,43 +104,3 @@ def nest_tree(tree: TopoTree) -> TreeNode:
             for first in range(0, len(nodes), arity)
         ]
     return nodes[0]
-
-
-def report_plan(
-    plan: TopologyPlan,
-    model: str,
-    notes: tuple[str, ...] = (),
-    divisions: Mapping[str, tuple[DivisionChoice, ...]] = MappingProxyType({}),
-) -> PlanReport:
-    """Return a plan for the model called `model` as plain values; `notes` come before its own.
-
-    divisions: of the CPU among all workers, by the name of the load.
-    """
-    best = plan.pairs[0]
-    return PlanReport(
-        model=model,
-        trace=plan.trace.source,
-        batches=plan.trace.batches,
-        evaluation="simulated: contention model with the figures below",
-        prefill_candidates=tuple(map(_candidate, plan.prefill)),
-        decode_candidates=tuple(map(_candidate, plan.decode)),
-        prefill=_candidate(best.prefill),
-        decode=_candidate(best.decode),
-        score=best.score,
-        seconds_per_request=best.score.total,
-        search=plan.report,
-        figures=plan.parameters.sources(),
-        notes=(*notes, *plan.notes),
-        divisions=dict(divisions),
-    )
-
-
-def _candidate(item: Candidate) -> CandidateReport:
-    processes = item.configuration.processes
-    return CandidateReport(
-        processes=len(processes),
-        threads=len(processes[0].pus),
-        tree=item.levels,
-        seconds=item.seconds,
-        ranks=tuple(ProcessReport(process.pus, process.nodes) for process in processes),
-    )

@@ -97,7 +97,7 @@ class Space:
         """Return a program drawn at random."""
         problem = self.task.problem(self.m)
         tile = draw.choice(problem.tiles())
-        scheme = draw.choice(problem.schemes(split_k=not self.task.fixed_order))
+        scheme = draw.choice(problem.schemes())
         extent = problem.extents(tile, scheme)
 
         def side(size: int, unit: int) -> int:
@@ -129,9 +129,7 @@ class Space:
         return self._made(replace(other, tile=one.tile, scheme=one.scheme))
 
     def _made(self, program: Program) -> Program:
-        """Return what a program does: equal ones are timed once, and sums keep a fixed order."""
-        if self.task.fixed_order and not self.task.allows(program):
-            program = replace(program, slice=replace(program.slice, k=0))
+        """Return what a program does: equal ones are timed once."""
         problem = self.task.problem(self.m)
         part = problem.canonical(program.tile, program.slice, program.scheme)
         made = replace(program, slice=part)

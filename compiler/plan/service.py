@@ -18,7 +18,7 @@ from dovetail.ir.plans import ASKED, SIMULATED, PairChoice, PlanCandidate, PlanC
 from dovetail.topology.binding import choose_pus
 from dovetail.topology.hardware import HardwareSpec
 from dovetail.topology.parameters import MachineParameters
-from dovetail.topology.plan import Candidate, plan_topology
+from dovetail.topology.plan import Candidate, TopologyPlan, plan_topology
 from dovetail.topology.replay import Trace
 
 
@@ -69,12 +69,23 @@ def choose_plans(
         return asked_choice(plan_service(hardware, threads), hardware)
     usable, notes = within_quota(hardware)
     found = plan_topology(usable, spec, trace, parameters=parameters)
-    prefill = tuple(dict.fromkeys(pair.prefill for pair in found.pairs))
-    decode = tuple(dict.fromkeys(pair.decode for pair in found.pairs))
-    simulated = PlanChoice(
+    return whole_first(simulated_choice(found, notes), usable)
+
+
+def simulated_choice(
+    found: TopologyPlan, notes: tuple[str, ...] = (), *, every: bool = False
+) -> PlanChoice:
+    """Return what a search found, best pair first; `notes` come before its own.
+
+    every: with the candidates that are in no pair, too.
+    """
+    others = (found.prefill, found.decode) if every else ((), ())
+    prefill = tuple(dict.fromkeys((*(pair.prefill for pair in found.pairs), *others[0])))
+    decode = tuple(dict.fromkeys((*(pair.decode for pair in found.pairs), *others[1])))
+    return PlanChoice(
         source=SIMULATED,
-        trace=trace.source,
-        batches=trace.batches,
+        trace=found.trace.source,
+        batches=found.trace.batches,
         prefill=tuple(map(_candidate, prefill)),
         decode=tuple(map(_candidate, decode)),
         pairs=tuple(
@@ -90,7 +101,6 @@ def choose_plans(
         cut=found.report.cut,
         notes=(*notes, *found.notes),
     )
-    return whole_first(simulated, usable)
 
 
 def whole_first(choice: PlanChoice, hardware: HardwareSpec) -> PlanChoice:

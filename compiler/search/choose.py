@@ -80,14 +80,13 @@ SEARCHES = 3
 class ChoiceRequest:
     """How to choose. effort: `none`, or one of `EFFORTS`. budget: seconds, by default the effort's.
 
-    measurable: the machine is this one and runs the target. fixed_order: that of SearchTask.
+    measurable: the machine is this one and runs the target.
     """
 
     effort: str
     database: Path
     measurable: bool
     budget: float | None = None
-    fixed_order: bool = False
     cache: Path | None = None
 
 
@@ -179,6 +178,38 @@ def choose_schedules(scope: SearchScope, request: ChoiceRequest, progress: Advan
         )
         memory.remember(search.question(known), made)
     return found
+
+
+def find_products(
+    scope: SearchScope,
+    recorder: Recorder,
+    database: TuningDatabase,
+    effort: str,
+    seconds: float,
+    progress: Advance | None = None,
+    *,
+    stopped: bool = False,
+) -> tuple[tuple[ScheduleTable, ...], PolicyChooser]:
+    """Return the tables of a model's products that were searched for, and what chose the policies.
+
+    stopped: no more is searched; the records and the rules serve.
+    """
+    known = known_candidates(recorder.identity.matching(database))
+    choice = (scope.target, EFFORTS[effort], recorder, database, known)
+    policies = PolicyChooser(*choice, stopped=stopped)
+    found = search_tables(
+        scope.spec,
+        scope.payload,
+        scope.plans,
+        scope.hardware,
+        recorder,
+        target=scope.target,
+        effort=effort,
+        budget_seconds=seconds,
+        choose_policy=policies.choose,
+        progress=progress,
+    )
+    return found, policies
 
 
 def next_win(trials: Iterable[TuningRecord]) -> float:
@@ -291,7 +322,7 @@ class _Search:
         """Return all that a measured choice depends on, the records it is made from among it."""
         scope, request = self.scope, self.request
         digest = hashlib.sha256(b"".join(known)).hexdigest()
-        limits = (request.effort, request.budget, request.fixed_order)
+        limits = (request.effort, request.budget)
         job = job_name(self.parts, request.effort)
         return (job, scope.spec, scope.payload, scope.plans, scope.others, limits, digest)
 
@@ -310,22 +341,8 @@ class _Search:
                 choices += search_instances(tasks, recorder, self.seconds)
         kept = SHARE * self.seconds if behind else 0.0
         with self.measuring(products) as recorder:
-            known = known_candidates(products.identity.matching(database))
-            effort = EFFORTS[self.request.effort]
-            policies = PolicyChooser(scope.target, effort, recorder, database, known)
-            found = search_tables(
-                scope.spec,
-                scope.payload,
-                scope.plans,
-                scope.hardware,
-                recorder,
-                target=scope.target,
-                effort=self.request.effort,
-                budget_seconds=self.seconds - kept,
-                fixed_order=self.request.fixed_order,
-                choose_policy=policies.choose,
-                progress=progress,
-            )
+            effort, seconds = self.request.effort, self.seconds - kept
+            found, policies = find_products(scope, recorder, database, effort, seconds, progress)
         own: tuple[ScheduleTable, ...] = ()
         unmeasured: tuple[str, ...] = ()
         for part in behind:

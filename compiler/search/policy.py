@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from dovetail.codegen.isa.target import Target
@@ -48,8 +48,7 @@ class SearchTask:
     """One matrix product to find schedules for at all `points`, sorted M values.
 
     sizes: M -> share of the workload's steps, may be empty. seconds: the budget, on the measurer's
-    clock. rounds: how often a candidate is timed. fixed_order: sums over K run from first to last
-    at every M, so that results do not depend on M: K is then not split, nor sliced but innermost.
+    clock. rounds: how often a candidate is timed.
     """
 
     op: GemmOp
@@ -60,7 +59,6 @@ class SearchTask:
     seconds: float = math.inf
     rounds: int = 5
     sizes: Mapping[int, float] = field(default_factory=dict)
-    fixed_order: bool = False
 
     @property
     def work(self) -> WorkKey:
@@ -78,17 +76,11 @@ class SearchTask:
         assert program is not None
         return program
 
-    def allows(self, program: Program) -> bool:
-        """Tell whether a program sums over K in an order that the task allows."""
-        one_chain = not program.slice.k or program.order[-1] == "k"
-        return not self.fixed_order or (one_chain and program.scheme.k == 1)
-
     def program(
         self, m: int, tile: MicroKernel, part: Slice, scheme: Scheme, order: str = ORDERS[0]
     ) -> Program:
         """Return a program with the prefetch distance that the rules give its tile."""
-        whole_k = replace(part, k=0) if self.fixed_order and order[-1] != "k" else part
-        part = self.problem(m).canonical(tile, whole_k, scheme)
+        part = self.problem(m).canonical(tile, part, scheme)
         prefetch = default_prefetch(self.op, self.target, tile, m, part.k)
         return Program(tile, part, scheme, prefetch, order)
 

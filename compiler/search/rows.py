@@ -120,9 +120,9 @@ def measure_losses(
             task.program(m, tile, part, scheme, order)
             for part, order in ((WHOLE, ORDERS[0]), (chosen.slice, chosen.order))
             for tile in problem.tiles()
-            for scheme in problem.schemes(split_k=not task.fixed_order)
+            for scheme in problem.schemes()
         )
-        space |= dict.fromkeys(filter(task.allows, problem.orders(chosen)))
+        space |= dict.fromkeys(problem.orders(chosen))
         if not all(cost < math.inf for cost in bench.time((chosen, *space), rounds=2)):
             continue
         finalists = sorted(space, key=bench.cost)[:FINALISTS]

@@ -38,8 +38,7 @@ class Sandwich:
     at one M before slices grow, micro-kernels with each of the first slices, best first by the cost
     model. growing: micro-kernels whose slices grow, of the ones within `slack` of the best.
     threshold: a slice that differs less from the average of the last `settled` ones is fixed for
-    larger M. Switched off for ablations: the choice of micro-kernels, of polymerization schemes,
-    split-K, orders of the slices' loops, reuse, prefetch distances.
+    larger M. Ablations are subclasses without one of the methods.
     """
 
     window: int = 16
@@ -48,12 +47,6 @@ class Sandwich:
     slack: float = 0.5
     threshold: float = 0.25
     settled: int = 3
-    micro_kernel_choice: bool = True
-    polymerization: bool = True
-    split_k: bool = True
-    orders: bool = True
-    reuse: bool = True
-    distances: bool = True
     model: CostModel = field(default_factory=CostModel)
 
     def search(self, task: SearchTask, measurer: Measurer) -> SearchResult:
@@ -67,23 +60,21 @@ class Sandwich:
             share = weights[m] / sum(weights[later] for later in task.points[i:])
             bench = Bench(task, measurer, m, measurer.now() + max(left, 0) * share)
             tall = [choices[m].program for m in choices if m > MOST_ROWS[task.op.kind]]
-            fixed = self._settled(tall) if self.reuse else None
-            self._search_at(bench, self._tiles(bench, history), history, fixed)
+            fixed = self.settled_on(tall)
+            self._search_at(bench, self.tiles(bench, history), history, fixed)
             choices[m] = bench.choice(REUSED if fixed else MEASURED)
             history.append(choices[m].program)
             trials += bench.trials
         return SearchResult(choices, trials, measurer.now() - start)
 
-    def _tiles(self, bench: Bench, history: Sequence[Program]) -> tuple[MicroKernel, ...]:
+    def tiles(self, bench: Bench, history: Sequence[Program]) -> tuple[MicroKernel, ...]:
         """Return the candidates: all for the first sigma shapes, then the last sigma chosen."""
-        if not self.micro_kernel_choice:
-            return (bench.default.tile,)
         tiles: Iterable[MicroKernel] = bench.problem.tiles()
         if len(history) >= self.window:
             tiles = dict.fromkeys(program.tile for program in history[-self.window :])
         return tuple(tiles)
 
-    def _settled(self, history: Sequence[Program]) -> Program | None:
+    def settled_on(self, history: Sequence[Program]) -> Program | None:
         """Return the last program where its slice is near the average before it, same scheme.
 
         `history` has shapes of several row tiles only: one tile says nothing about slices.
@@ -112,15 +103,12 @@ class Sandwich:
         first = [task.program(m, tile, part, scheme, o) for tile in tiles for part, o in seeds]
         first = self.model.best(task, m, dict.fromkeys(first), self.breadth)
         bench.time((bench.default, *first))
-        if self.distances:  # before slices grow: of few rows they gain most, in few trials
-            self._vary_prefetch(bench)
+        self.vary_prefetch(bench)  # before slices grow: of few rows they gain most, in few trials
         if fixed is None:
             grown = self._fast_start(bench, self._promising(bench))
             self._finetune(bench, grown)
-            if self.orders:
-                self._vary_orders(bench)
-        if self.distances:
-            self._vary_prefetch(bench)
+            self.vary_orders(bench)
+        self.vary_prefetch(bench)
 
     def _promising(self, bench: Bench) -> list[MicroKernel]:
         """Return the micro-kernels within `slack` of the best, best first."""
@@ -143,15 +131,14 @@ class Sandwich:
 
         return drive(growths, cost)
 
-    def _vary_orders(self, bench: Bench) -> None:
+    def vary_orders(self, bench: Bench) -> None:
         """Try the orders of the best program that has several; finetune under a better one.
 
         Most of the best slices have one loop, or two of which nothing is gained: only one program
         is turned, so that this takes few trials.
         """
         turns = (bench.problem.orders(p) for p in sorted(bench.found, key=bench.cost))
-        allowed = (tuple(filter(bench.task.allows, found)) for found in turns)
-        several = next((found for found in allowed if len(found) > 1), ())
+        several = next((found for found in turns if len(found) > 1), ())
         bench.time(several)
         best = bench.best(several)
         if best.order == ORDERS[0]:
@@ -164,13 +151,14 @@ class Sandwich:
 
         drive({best.order: finetune(best.slice, room)}, cost)
 
+    def schemes(self, bench: Bench) -> tuple[Scheme, ...]:
+        """Return the thread grids that slices are finetuned under."""
+        return bench.problem.schemes()
+
     def _finetune(self, bench: Bench, grown: dict[MicroKernel, Slice]) -> None:
         problem, growths = bench.problem, {}
-        schemes = problem.schemes(split_k=self.split_k and not bench.task.fixed_order)
-        if not self.polymerization:
-            schemes = (bench.default.scheme,)
         for tile, part in grown.items():
-            for scheme in schemes:
+            for scheme in self.schemes(bench):
                 room = room_for(_unit(tile), problem.extents(tile, scheme), 1)
                 alike = (tile, scheme, ORDERS[0])  # slices that are good in others may be poor here
                 timed = [p for p in bench.found if (p.tile, p.scheme, p.order) == alike]
@@ -184,7 +172,7 @@ class Sandwich:
 
         drive(growths, cost)
 
-    def _vary_prefetch(self, bench: Bench) -> None:
+    def vary_prefetch(self, bench: Bench) -> None:
         """Try all prefetch distances for the best program, the best of them for its rivals.
 
         These are the best of other panel counts, which are other numbers of streams to fetch.

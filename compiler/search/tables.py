@@ -108,21 +108,19 @@ def search_tables(
     target: Target,
     effort: str = "fast",
     budget_seconds: float | None = None,
-    fixed_order: bool = False,
     choose_policy: Callable[[SearchTask], Policy] | None = None,
     progress: Advance | None = None,
 ) -> tuple[ScheduleTable, ...]:
     """Return schedule tables for `spec`, timed by a `measurer` of its `tuning_library`.
 
-    `budget_seconds` bounds the search on the measurer's clock, by default the effort's own;
-    `fixed_order` is that of SearchTask. `choose_policy` is asked before each product; by default
-    the effort's policy serves all. `progress` gets products done, and all.
+    `budget_seconds` bounds the search on the measurer's clock, by default the effort's own.
+    `choose_policy` is asked before each product; by default the effort's policy serves all.
+    `progress` gets products done, and all.
     """
     seconds = EFFORTS[effort].seconds if budget_seconds is None else budget_seconds
     choose = choose_policy or (lambda _: EFFORTS[effort].policy)
     search = ModelSearch(EFFORTS[effort], choose, measurer, measurer.now() + seconds)
-    tasks = search_tasks(payload, plans, hardware, target, EFFORTS[effort])
-    work = [(name, replace(task, fixed_order=fixed_order)) for name, task in tasks]
+    work = search_tasks(payload, plans, hardware, target, EFFORTS[effort])
     search.plan(task for _, task in work)
     tables: list[ScheduleTable] = []
     for i, (name, task) in enumerate(work):

@@ -19,11 +19,13 @@ from dovetail.codegen.lift.unroll import UNROLL, unroll_kernel, unroll_unit
 from dovetail.codegen.lower.select import written_pointers
 from dovetail.codegen.user_file import (
     Around,
+    array_functions,
     is_high,
     kernel_names,
     read_pieces,
     read_source,
     read_unit,
+    uncalled_functions,
 )
 from dovetail.compiler.measure.meter import CallCase, RowsCase
 from dovetail.compiler.measure.row_ops import GATE_OPS, ROW_OPS, RowOp, model_ops
@@ -46,7 +48,6 @@ NAMED = {"w": r"w|g|scale", "b": r"b", "y": r"y|up", "x": r"x|in|src|a|gate"}
 """Slot of an array to how the name of a parameter for it may begin."""
 TYPES = {"int": "i64", "float": "f32"}
 ALONE = Around()
-"""A kernel stands without texts before it, and without headers of its own."""
 SIZES = (1, 16, 128)
 """Rows of the cases that stand for an operator in a model."""
 IN_PAIRS = """
@@ -94,13 +95,13 @@ class UserKernel:
         return (self.requests[0], *(r for r in more if r.name in named))
 
 
-def read_user_kernels(given: Iterable[str]) -> tuple[UserKernel, ...]:
+def read_user_kernels(given: Iterable[str], around: Around = ALONE) -> tuple[UserKernel, ...]:
     """Return the kernels of `OP=FILE` each, or `FILE`, whose kernels are taken as they are.
 
-    Raises SpecError for an unknown operator, one named twice, and a kernel that does not fit;
-    SyntaxDiagnostic for a text that is wrong.
+    around: what stands around those that are C. Raises SpecError for an unknown operator, one named
+    twice, and a kernel that does not fit; SyntaxDiagnostic for a text that is wrong.
     """
-    found = tuple(map(read_user_kernel, given))
+    found = tuple(read_user_kernel(each, around) for each in given)
     ops = [kernel.op for kernel in found if kernel.op]
     if len(set(ops)) < len(ops):
         raise SpecError(f"an operator has two kernels ({', '.join(ops)}); give one for each")
@@ -111,22 +112,22 @@ def read_user_kernels(given: Iterable[str]) -> tuple[UserKernel, ...]:
     return found
 
 
-def read_user_kernel(given: str, *, guess: bool = False) -> UserKernel:
+def read_user_kernel(given: str, around: Around = ALONE, *, guess: bool = False) -> UserKernel:
     """Return the kernels of `OP=FILE` or `FILE`; raises as `read_user_kernels`.
 
-    guess: `FILE` alone means the operator that one of its functions is called by; where none is,
-    its only kernel, with its variants.
+    guess: `FILE` alone means the operator that its only kernel, or one of several, is called by;
+    where none is, its only kernel, with its variants.
     """
     name, equals, path = given.partition("=")
     op, file = (name, path) if equals else ("", name)
     if equals and op not in ROW_OPS:
         raise SpecError(f"--kernel {given}: there is no operator {op!r}; {_known()}")
     source = read_source(Path(file))
-    op = op or (_guess(source) if guess else "")
+    op = op or (_guess(source, around) if guess else "")
     stem = re.sub(r"\W", "_", Path(file).stem)
     module = f"{USER}{op}_{stem}" if op else USER + stem
     if not op:
-        unit = read_unit(source, ALONE)
+        unit = read_unit(source, around, _kernels(source, around)[1] if guess else ())
         requests = tuple(KernelRequest(module, k, {}, k) for k in kernel_names(unit))
         if not requests:
             raise SpecError(f"{file} has no kernel")
@@ -137,7 +138,7 @@ def read_user_kernel(given: str, *, guess: bool = False) -> UserKernel:
             requests = _instances(unit, module, requests[0].name)
         return UserKernel("", file, unit, requests)
     name = f"{op}_{USER}{stem}"
-    unit = fit_kernel(_pick(source, op), ROW_OPS[op], name, file)
+    unit = fit_kernel(_pick(source, op, around), ROW_OPS[op], name, file)
     gates: tuple[KernelRequest, ...] = ()
     if op in GATE_OPS.values():
         unit = _with_pairs(unit, name, file)
@@ -152,15 +153,22 @@ def _instances(unit: high.Unit, module: str, name: str) -> tuple[KernelRequest, 
     return (default, *_variants(default, unit.function(name)))
 
 
-def _functions(source: Source) -> tuple[str, ...]:
-    """Return the kernels of a file, or all functions of C text."""
+def _kernels(source: Source, around: Around) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return what may be a kernel, of C text all that takes arrays, and what surely is no helper.
+
+    That is what no other function of the text calls.
+    """
     if is_high(source):
-        return kernel_names(read_unit(source, ALONE))
-    return tuple(read_pieces(source, ALONE).own)
+        names = kernel_names(read_unit(source, around))
+        return names, names
+    pieces = read_pieces(source, around)
+    arrays, first = array_functions(pieces), uncalled_functions(pieces)
+    return arrays, tuple(name for name in arrays if name in first and name != "main")
 
 
-def _guess(source: Source) -> str:
-    ops = [name for name in _functions(source) if name in ROW_OPS]
+def _guess(source: Source, around: Around) -> str:
+    every, first = _kernels(source, around)
+    ops = [name for name in (first if len(first) == 1 else every) if name in ROW_OPS]
     if len(ops) > 1:
         raise SpecError(f"say which operator {source.name} computes, as OP=FILE; {_known()}")
     return ops[0] if ops else ""
@@ -170,16 +178,18 @@ def _known() -> str:
     return f"choose one of {', '.join(ROW_OPS)}"
 
 
-def _pick(source: Source, op: str) -> high.Unit:
+def _pick(source: Source, op: str, around: Around) -> high.Unit:
     """Return a unit whose last function is the kernel of a file that is meant for an operator."""
-    names = _functions(source)
-    if op not in names and len(names) != 1:
+    every, names = _kernels(source, around)
+    if op not in every and len(names) != 1:
         raise SpecError(
-            f"{source.name} has {', '.join(names) or 'no kernel'}: none is called {op}; "
-            f"give a file with one kernel, or call it {op}"
+            f"{source.name} has several kernels and none is named {op}: {', '.join(names)}; rename "
+            f"one to {op}, or keep one kernel per file"
+            if names
+            else f"{source.name} has no kernel; write one named {op}"
         )
-    chosen = op if op in names else names[0]
-    unit = read_unit(source, ALONE, (chosen,))
+    chosen = op if op in every else names[0]
+    unit = read_unit(source, around, (chosen,))
     kernels = kernel_names(unit)
     kept = tuple(f for f in unit.functions if f.name not in kernels)
     return high.Unit(functions=(*kept, unit.function(chosen)))
@@ -347,7 +357,7 @@ def check_in_models(kernels: Iterable[UserKernel], spec: ModelSpec) -> None:
     for kernel in kernels:
         if kernel.op and kernel.op not in known:
             raise SpecError(
-                f"{kernel.op} is no part of this model, or part of other kernels, and cannot be "
-                f"replaced there; those that can: {', '.join(known) or 'none'}. Give the file "
-                f"without {kernel.op}= to call its kernels with dovetail.kernels"
+                f"this model has no separate operator {kernel.op}, so it cannot be replaced; "
+                f"replaceable: {', '.join(known) or 'none'}. Give the file without {kernel.op}= to "
+                "call its kernels with dovetail.kernels"
             )

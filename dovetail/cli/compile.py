@@ -16,9 +16,9 @@ from dovetail.cli.options import (
     AsJson,
     CompileFlags,
     Indexes,
+    KernelFlags,
     Mixed,
     SearchFlags,
-    UserKernels,
     Workflows,
     read_named,
 )
@@ -57,7 +57,7 @@ def compile_command(
     *,
     search: SearchFlags,
     compiling: CompileFlags,
-    kernel: UserKernels = None,
+    own: KernelFlags,
     workflow: Workflows = None,
     index: Indexes = None,
     mix: Mixed = None,
@@ -85,7 +85,7 @@ def compile_command(
             workflows=[find_workflow(text) for text in workflow or ()],
             index=index,
             mix=mix,
-            kernels=tuple(kernel or ()),
+            **own.fields(),
         )
     show_report(report, describe_report, json=json)
 

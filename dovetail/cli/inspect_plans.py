@@ -6,7 +6,7 @@ scores, of the figures behind these with their sources, and of what runs where.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.table import Table
 
@@ -16,14 +16,20 @@ from dovetail.ir.plans import ASKED, DivisionChoice, PairChoice, PlanCandidate, 
 from dovetail.topology.division import ENOUGH
 from dovetail.topology.textfile import show_ids
 
+EACH_KIND = "a request of each kind"
 WHY_CHOSEN = (
     f"chosen: of the divisions at most {ENOUGH:.0%} slower than the fastest, the one whose busiest "
     "worker has least to do"
 )
 
 
-def plan_tables(choice: PlanChoice) -> Iterator[Table | str]:
-    """Yield what explains a choice: candidates, pairs, figures, notes."""
+def plan_tables(
+    choice: PlanChoice, divisions: Mapping[str, Sequence[DivisionChoice]] | None = None
+) -> Iterator[Table | str]:
+    """Yield what explains a choice: candidates, pairs, figures, notes.
+
+    divisions: by load, by default those of the choice.
+    """
     if choice.source == ASKED:
         yield "the plan was given by the user; no plans were compared"
         return
@@ -35,7 +41,8 @@ def plan_tables(choice: PlanChoice) -> Iterator[Table | str]:
     yield _candidate_table("prefill candidates", choice.prefill, best.prefill)
     yield _candidate_table("decode candidates", choice.decode, best.decode)
     yield _pair_table(choice)
-    yield division_table(choice.divisions)
+    for load, those in (divisions or {EACH_KIND: choice.divisions}).items():
+        yield _division_table(those, load)
     yield WHY_CHOSEN
     yield _figure_table(choice)
     yield from (f"cut: {text}" for text in choice.cut)
@@ -90,13 +97,15 @@ def explain_loss(lost: PlanCandidate | PairChoice, chosen: PlanCandidate | PairC
     return "not measured" if lost.measured is None else ""
 
 
-def division_table(
-    divisions: Sequence[DivisionChoice], load: str = "a request of each kind"
-) -> Table:
+def _division_table(divisions: Sequence[DivisionChoice], load: str) -> Table:
     """Return what each stage keeps while others work, and what a load takes by that."""
     title = f"division of the CPU for {load}; the first one is chosen"
     stages = list(divisions[0].shares) if divisions else []
-    columns = (*(f"PUs of {stage}" for stage in stages), ">simulated s", ">busiest s")
+    columns = (
+        *(f"PUs of {stage}" for stage in stages),
+        ">simulated s",
+        ">seconds of the busiest worker",
+    )
     rows = []
     for each in divisions:
         cpus = (show_ids(sorted(each.shares[stage])) for stage in stages)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from dovetail.cli.options import AsJson
+from dovetail.cli.options import AsJson, IncludeOption, PreludeOption
 from dovetail.cli.report import CHECK_FAILED, show_report, writing
 from dovetail.errors import ScheduleError, SpecError, SyntaxDiagnostic
 from dovetail.ir.diagnostics import Diagnostic
@@ -30,12 +30,6 @@ if TYPE_CHECKING:
 
 FileArgument = Annotated[Path, typer.Argument(help="A .dk file, or C text.")]
 TargetOption = Annotated[str | None, "Target: a CPU's, or cuda; default this machine's."]
-PreludeOption = Annotated[
-    list[Path] | None, "C text with macros and types that the file needs; repeatable."
-]
-IncludeOption = Annotated[
-    list[Path] | None, typer.Option("-I", help="Folder of headers to include; repeatable.")
-]
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,7 +124,7 @@ def build_command(
     from dovetail.codegen.user_file import kernel_names, read_around, read_source, read_unit
 
     source, binding = read_source(file), parse_binding(bind or [])
-    unit = read_unit(source, read_around(prelude, include))
+    unit = read_unit(source, read_around(prelude, include), tuple(kernel or ()))
     unit = unroll_unit(unit) if UNROLL in binding else unit
     names = tuple(kernel or kernel_names(unit))
     if not names:

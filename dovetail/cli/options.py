@@ -187,6 +187,41 @@ class SearchFlags:
         return {"database": found.pop("db"), **found}
 
 
+PreludeOption = Annotated[
+    list[Path] | None, "C text with macros and types that the file needs; repeatable."
+]
+IncludeOption = Annotated[
+    list[Path] | None,
+    typer.Option("-I", "--include", help="Folder of headers to include; repeatable."),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelFlags:
+    """Kernels of a user's own, and what stands around those that are C."""
+
+    PANEL = "Kernels of your own"
+
+    kernel: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="OP=FILE",
+            help="Kernel of your own (C or .dk) for an operator, to be measured beside ours; "
+            "without OP= its kernels are added for dovetail.kernels; repeatable.",
+        ),
+    ] = None
+    prelude: PreludeOption = None
+    include: IncludeOption = None
+
+    def fields(self) -> dict[str, Any]:
+        """Return the options by their names in a request."""
+        return {
+            "kernels": tuple(self.kernel or ()),
+            "prelude": tuple(self.prelude or ()),
+            "include": tuple(self.include or ()),
+        }
+
+
 def read_named(flag: str, given: Iterable[str]) -> dict[str, str]:
     """Return directories by name, from NAME=DIRECTORY each."""
     named: dict[str, str] = {}
@@ -219,14 +254,6 @@ ArtifactDirectory = Annotated[Path, typer.Argument(help="An artifact directory."
 ArtifactOrModel = Annotated[
     str, typer.Argument(help="An artifact, a model directory, a GGUF file, or a hub id.")
 ]
-UserKernels = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="OP=FILE",
-        help="Kernel of your own (C or .dk) for an operator, to be measured beside ours; without "
-        "OP= its kernels are added for dovetail.kernels; repeatable.",
-    ),
-]
 Threads = Annotated[int | None, "CPU threads; default all cores."]
 AsJson = Annotated[bool, "Print one JSON object."]
 Trust = Annotated[
@@ -246,7 +273,7 @@ Mixed = Annotated[
     str | None,
     typer.Option(
         metavar="CHAT:RAG:EMBED",
-        help="Requests that come together, how many of each kind, such as 16:4:1: the CPU is "
-        "divided for them.",
+        help="Expected load as CHAT:RAG:EMBED requests (for example 16:4:1); the CPU is divided "
+        "for it.",
     ),
 ]

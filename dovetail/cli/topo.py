@@ -6,25 +6,24 @@ Out: its TopoTree, and the candidates of both phases with their scores and the w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import RenderableType
-from rich.table import Table
 from rich.tree import Tree
 
 from dovetail.cli.options import AsJson, Indexes, Mixed, flag_of
-from dovetail.cli.report import make_table, show_bytes, show_count, show_report, writing
+from dovetail.cli.report import show_bytes, show_count, show_report, writing
 from dovetail.errors import SpecError
 from dovetail.ir.files import write_whole
 
 if TYPE_CHECKING:
     from dovetail.codegen.isa.target import Target
     from dovetail.ir.model import ModelSpec
-    from dovetail.topology.report import CandidateReport, PlanReport, TopologyReport, TreeNode
+    from dovetail.topology.report import PlanReport, TopologyReport, TreeNode
     from dovetail.topology.values import HardwareSpec
 
 SHOWN_DIVISIONS = 4
@@ -52,12 +51,12 @@ class PlanFlags:
     index: Indexes = None
 
     def check(self) -> None:
-        """Raise SpecError for options that say how to plan where nothing is planned."""
+        """Raise SpecError for options of a plan where nothing is planned."""
         given = [
             flag_of(n) for n, v in vars(self).items() if v != [] and v != getattr(PlanFlags, n)
         ]
         if self.plan is None and given:
-            raise SpecError(f"{given[0]} says how to plan; add --plan MODEL, or omit {given[0]}")
+            raise SpecError(f"{given[0]} only works with --plan MODEL")
 
 
 def topo_command(
@@ -87,12 +86,12 @@ def topo_command(
 def _plan(source: str, spec: HardwareSpec, asked: PlanFlags) -> PlanReport:
     from dovetail.compiler.plan.calibrate import figures_of
     from dovetail.compiler.plan.division import MIXES, divide_load, read_mix
-    from dovetail.compiler.plan.service import sample_trace, within_quota
+    from dovetail.compiler.plan.service import sample_trace, simulated_choice, within_quota
     from dovetail.compiler.request import MAX_STEP_SEQUENCES, choose_targets
     from dovetail.compiler.rules.workload import read_workload
     from dovetail.runtime.index.manifest import read_manifest
     from dovetail.topology.plan import PlanBudget, plan_topology
-    from dovetail.topology.report import report_plan
+    from dovetail.topology.report import PlanReport
 
     trace = sample_trace(read_workload(asked.workload), MAX_STEP_SEQUENCES, asked.batch)
     (target,) = choose_targets((), spec)
@@ -112,7 +111,7 @@ def _plan(source: str, spec: HardwareSpec, asked: PlanFlags) -> PlanReport:
     loads = {
         str(mix): divide_load(usable, dimensions, trace, mix.of(indexes), figures) for mix in mixes
     }
-    return report_plan(found, model, notes, loads)
+    return PlanReport(model, simulated_choice(found, notes, every=True), found.report, loads)
 
 
 def _draw(report: TopologyReport) -> str:
@@ -120,9 +119,11 @@ def _draw(report: TopologyReport) -> str:
 
     if report.plan is None:
         return draw_tree(report.tree, {}, report.cpu)
-    ranks = {pu: rank for rank, item in enumerate(report.plan.decode.ranks) for pu in item.pus}
-    plan = f"decode plan for {report.plan.model}: {_show_processes(report.plan.decode)}"
-    return draw_tree(report.tree, ranks, plan)
+    choice = report.plan.choice
+    decode = choice.decode[choice.pairs[0].decode]
+    ranks = {pu: i // decode.threads for i, pu in enumerate(decode.cpus)}
+    team = f"{show_count(decode.processes, 'process')} of {show_count(decode.threads, 'thread')}"
+    return draw_tree(report.tree, ranks, f"decode plan for {report.plan.model}: {team}")
 
 
 def _read_model(name: str, weight_dtype: str, target: Target) -> ModelSpec:
@@ -138,9 +139,9 @@ def _read_model(name: str, weight_dtype: str, target: Target) -> ModelSpec:
 def describe_topology(report: TopologyReport) -> Iterator[RenderableType]:
     """Yield a report as a tree and tables."""
     yield _machine_tree(report)
-    notes = report.notes if report.plan is None else report.plan.notes
-    yield from (f"note: {note}" for note in notes)
-    if report.plan is not None:
+    if report.plan is None:
+        yield from (f"note: {note}" for note in report.notes)
+    else:
         yield from _describe_plan(report.plan)
 
 
@@ -187,56 +188,17 @@ def _pus(node: TreeNode) -> Iterable[int]:
         yield from _pus(child)
 
 
-def _show_processes(plan: CandidateReport) -> str:
-    return f"{show_count(plan.processes, 'process')} of {show_count(plan.threads, 'thread')}"
-
-
 def _describe_plan(plan: PlanReport) -> Iterator[RenderableType]:
-    from dovetail.cli.inspect_plans import WHY_CHOSEN, division_table
-    from dovetail.topology.textfile import show_ids
+    from dovetail.cli.inspect_plans import plan_tables
 
-    batches = ", ".join(map(str, plan.batches))
-    yield f"\nplan for {plan.model}, batch {batches}, trace {plan.trace}"
-    yield f"{plan.evaluation}; every figure and its source are in --json"
-    yield _candidate_table("prefill", plan.prefill_candidates, plan.prefill)
-    yield _candidate_table("decode", plan.decode_candidates, plan.decode)
-    for phase, winner in (("prefill", plan.prefill), ("decode", plan.decode)):
-        yield f"{phase}: {_show_processes(winner)}"
-        for rank, process in enumerate(winner.ranks):
-            nodes = show_ids(process.memory_nodes)
-            yield f"  rank {rank}: PUs {show_ids(process.pus)}, memory node {nodes}"
-    score, search = plan.score, plan.search
-    yield (
-        f"{plan.seconds_per_request:.3f} s per request: prefill {score.prefill:.3f}, decode "
-        f"{score.decode:.3f}, switch {score.switch:.3f}"
-    )
+    yield f"\nplan for {plan.model}"
+    shown = {
+        load: (*divisions[:-1][:SHOWN_DIVISIONS], divisions[-1])
+        for load, divisions in plan.divisions.items()
+    }
+    yield from plan_tables(plan.choice, shown)
+    search = plan.search
     yield (
         f"looked at {search.group_trees} of {search.group_trees_total} group patterns, "
         f"{search.trees_scored} trees, {search.configurations} configurations"
     )
-    yield from (f"cut: {text}" for text in search.cut)
-    for load, divisions in plan.divisions.items():
-        yield division_table((*divisions[:-1][:SHOWN_DIVISIONS], divisions[-1]), load)
-    yield WHY_CHOSEN
-
-
-def _candidate_table(
-    phase: str, candidates: Sequence[CandidateReport], winner: CandidateReport
-) -> Table:
-    from dovetail.topology.textfile import show_ids
-
-    rows = []
-    for item in candidates if winner in candidates else (*candidates, winner):
-        nodes = [show_ids(process.memory_nodes) for process in item.ranks]
-        rows.append(
-            (
-                "chosen" if item == winner else "",
-                str(item.processes),
-                str(item.threads),
-                item.tree,
-                " ".join(dict.fromkeys(nodes)),
-                f"{item.seconds:.4f}",
-            )
-        )
-    columns = ("", ">processes", ">threads each", "tree", "memory nodes", ">s per request")
-    return make_table(f"{phase} candidates", columns, rows)

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from dovetail.cli.options import AsJson, CompileFlags, SearchFlags, UserKernels
+from dovetail.cli.options import AsJson, CompileFlags, KernelFlags, SearchFlags, flag_of
 from dovetail.cli.report import Terminated, fail, show_count, show_report, show_seconds
 from dovetail.errors import SpecError
 
@@ -32,7 +32,7 @@ def tune_command(
         ),
     ] = None,
     resume: Annotated[bool, "Continue this job where it was interrupted, or begin it anew."] = True,
-    missing: Annotated[bool, "Run only trials that the database does not have."] = False,
+    missing: Annotated[bool, "Measure only what the database does not contain yet."] = False,
     effort: Annotated[
         str, "Time for the search: fast (a minute) or full (a quarter of an hour)."
     ] = "fast",
@@ -45,22 +45,28 @@ def tune_command(
         "of machine in it.",
     ] = None,
     target: Annotated[str | None, "Instruction set; default the machine's best."] = None,
-    kernel: UserKernels = None,
     shape: Annotated[
         list[str] | None,
-        "Shape to tune a --kernel for without a model: rows=R,width=W, or of a kernel that is no "
-        "operator its own numbers; repeatable.",
+        "Shape to tune a --kernel for without a model: rows=R,width=W; for other kernels "
+        "NAME=NUMBER for each integer parameter; repeatable.",
     ] = None,
     *,
+    own: KernelFlags,
     search: SearchFlags,
     compiling: CompileFlags,
     json: AsJson = False,
 ) -> None:
     """Search fast schedules for a model's kernels, for later `compile`s to use."""
-    if (model is None) != bool(shape) or (shape and len(kernel or ()) != 1):
+    if (model is None) != bool(shape) or (shape and len(own.kernel or ()) != 1):
         raise SpecError("give a model to tune, or one --kernel and the --shape it is tuned for")
     if model is None:
-        tune_one_kernel((kernel or [""])[0], shape or [], target, search, json=json)
+        more = {"no_resume": not resume, "missing": missing, "effort": effort != "fast"}
+        more |= {"hardware": search.hardware != "auto", "workload": search.workload is not None}
+        more |= {"workers": workers is not None, "ray": ray is not None}
+        more |= dict.fromkeys(compiling.chosen(), True)
+        if unused := ", ".join(flag_of(name) for name, given in more.items() if given):
+            raise SpecError(f"a kernel for a --shape is tuned without {unused}: omit that")
+        tune_one_kernel(own, shape or [], target, search, json=json)
         return
     from dovetail.compiler.models.hub import find_model
 
@@ -76,7 +82,7 @@ def tune_command(
                 **{"effort": effort, "workers": workers, "ray": ray, "target": target},
                 **search.fields(),
                 **vars(compiling),
-                "kernels": tuple(kernel or ()),
+                **own.fields(),
             }
             if kinds:
                 del options["hardware"]
@@ -91,13 +97,14 @@ def tune_command(
 
 
 def tune_one_kernel(
-    kernel: str, shapes: list[str], target: str | None, search: SearchFlags, *, json: bool
+    own: KernelFlags, shapes: list[str], target: str | None, search: SearchFlags, *, json: bool
 ) -> None:
     """Tune a user's kernel for shapes."""
     from dovetail.compiler.tune.kernel import tune_kernel
 
-    live, given = LiveProgress(), search.fields()
-    options = {name: given[name] for name in ("database", "budget", "threads")}
+    live, given = LiveProgress(), {**own.fields(), **search.fields()}
+    options = {n: given[n] for n in ("database", "budget", "threads", "prelude", "include")}
+    (kernel,) = given["kernels"]
     try:
         with closing(live):
             report = tune_kernel(kernel, shapes, target=target, say=live.say, **options)
@@ -112,9 +119,10 @@ def describe_kernel(report: KernelReport) -> str:
     for row in report.rows:
         shape = " ".join(f"{name}={size}" for name, size in row.shape.items())
         ours = "" if row.ours is None else f", ours {1e6 * row.ours:.1f}"
+        rate = "" if row.gbytes is None else f" ({row.gbytes:.1f} GB/s)"
         lines.append(
             f"{shape}: as it stands {1e6 * row.plain:.1f} us, {row.variant} {1e6 * row.best:.1f}"
-            f"{ours}; {row.serves} serves"
+            f"{rate}{ours}; {row.serves} serves"
         )
     return "\n".join((*lines, *(f"note: {note}" for note in report.notes)))
 
@@ -122,8 +130,9 @@ def describe_kernel(report: KernelReport) -> str:
 def describe_progress(at: TuneProgress) -> str:
     """Return one line: trials, best rate, gain over the default schedules with its band, ETA."""
     failed = "".join(f", {n} {status}" for status, n in at.failed.items())
+    best = f"best {at.best_gflops:.1f} GFLOP/s; " if at.best_gflops else ""  # rows have none
     return (
-        f"{at.trials} trials{failed}; best {at.best_gflops:.1f} GFLOP/s; "
+        f"{at.trials} trials{failed}; {best}"
         f"{at.gain:.2f}x the default ({at.gain_low:.2f} to {at.gain_high:.2f}); "
         f"ETA {show_seconds(at.eta)}"
     )

@@ -70,6 +70,9 @@ TUNE = re.compile(
 MOST_EXPANDED = 1 << 20
 """Tokens that macros of one text may make: each may double what the one before it makes."""
 
+MOST_FILES = 50
+"""Levels of files that include one another: those without guards might never end."""
+
 _DIRECTIVE = re.compile(r"#\s*(\w*)\s*(.*)", re.DOTALL)
 
 
@@ -92,7 +95,8 @@ class Preprocessor:
     include: Include
     dropped: list[Token] = field(default_factory=list)  # conditions that are false
     foreign: set[int] = field(default_factory=set)  # lines at which a file was included
-    _included: set[str] = field(default_factory=set)
+    _once: set[str] = field(default_factory=set)  # files that are read once: they say so
+    _files: list[tuple[str, Token]] = field(default_factory=list)  # being read, and from where
     _conditions: list[tuple[bool, bool, Token]] = field(default_factory=list)  # live, taken, where
     _tuned: set[str] = field(default_factory=set)
     _out: list[Token] = field(default_factory=list)
@@ -156,14 +160,19 @@ class Preprocessor:
     def _include(self, token: Token, rest: str) -> None:
         found = re.match(r'\s*[<"]([^>"]*)[>"]', rest)
         name = found[1] if found else ""
-        text = self.include(name) if name not in self._included else None
-        self._included.add(name)
+        text = self.include(name) if name not in self._once else None
         if text is None:
             return  # the tables of this package know what standard headers declare
+        self._files.append((name, token))
+        if len(self._files) > MOST_FILES:
+            message = f"files include one another more than {MOST_FILES} levels deep from here"
+            self._report("low-nesting", message, self._files[0][1], "guard them with #ifndef")
+            self.reporter.finish()
         start = len(self._out)
         header = name.endswith((".h", ".hpp"))  # what another file has is a part of this text
         foreign = self.foreign | {token.line or 0} if header else self.foreign
         self._read(text)
+        self._files.pop()
         self.foreign = foreign  # without lines of the file that was read
         self._out[start:] = [move_token(t, token_span(token)) for t in self._out[start:]]
 
@@ -208,6 +217,9 @@ class Preprocessor:
         if text.startswith("dovetail") and not (tune and int(tune[2]) <= int(tune[3])):
             hint = "write #pragma dovetail tune(NAME in 1..6), with numbers below a million"
             self._report("low-pragma", "this dovetail pragma is malformed", token, hint)
+            return
+        if text == "once" and self._files:
+            self._once.add(self._files[-1][0])
             return
         self._out.append(move_token(Token("PRAGMA", text), token_span(token)))
         if tune:

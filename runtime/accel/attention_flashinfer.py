@@ -91,7 +91,8 @@ class FlashInferAttention(PagedAttention):
         counts, host = step.counts, step.host
         prompts, decodes = counts["n_prefill"], counts["n_decode"]
         tables, lengths = host["block_tables"], host["seq_lengths"]
-        rows = decodes if step.recorded else 0
+        whole = step.recorded and decodes == counts["n_tokens"]  # of a few numbers of rows
+        rows = decodes if whole else 0
         if rows and not len(self._indices):
             self._indices = torch.zeros(tables.size, dtype=torch.int32, device=self.device)
         for over in self.kinds.values():

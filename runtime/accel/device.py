@@ -38,6 +38,9 @@ HOST_CALLS = {
 TURING = (7, 5)
 """The last NVIDIA architecture without bfloat16 products."""
 
+os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+"""Whatever runs there means the same GPU by a number, as `HardwareSpec.accelerators` does."""
+
 Array = npt.NDArray[Any]
 
 

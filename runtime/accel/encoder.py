@@ -113,6 +113,5 @@ def open_torch_encoder(path: str, device: str, model: str | None = None) -> Torc
 
     Raises what `TorchEncoder` does, and DeviceError where there is no such device.
     """
-    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     part = find_encoder(open_artifact(path, read_hardware()), model)
     return TorchEncoder(part, TorchDevice(device, len(os.sched_getaffinity(0))))

@@ -20,6 +20,8 @@ from dovetail.ir.errors import CapacityError, SpecError
 from dovetail.ir.profile import ProfileFile
 from dovetail.runtime.accel.attention_choice import choose_attention
 from dovetail.runtime.accel.device import CPU, TYPES, TorchDevice
+from dovetail.runtime.accel.experts import without_experts
+from dovetail.runtime.accel.generated import panel_bytes
 from dovetail.runtime.accel.graph_cache import ROWS
 from dovetail.runtime.accel.group import PairGroup
 from dovetail.runtime.accel.orders import BatchSizes, PairSetup, StepOrder
@@ -141,7 +143,7 @@ class DeviceExecutor:
                 name = self.accelerator.activations(self.spec.weight_dtype)
             kind = TYPES[name]
             self._attention = choose_attention(self.accelerator, self.model.spec, kind)
-            self.sizes = self._choose_sizes(kind)
+            self.sizes = self._choose_sizes(kind, artifact)
             self.limits = replace(
                 self.cpu.limits,
                 max_step_tokens=self.sizes.step_tokens,
@@ -161,7 +163,7 @@ class DeviceExecutor:
 
     # ---- opening ----
 
-    def _choose_sizes(self, kind: torch.dtype) -> DeviceLimits:
+    def _choose_sizes(self, kind: torch.dtype, artifact: Artifact) -> DeviceLimits:
         """Return what the device's free memory holds; CapacityError where that is nothing."""
         spec, options = self.spec, self._options
         block = kv_block_bytes(self.model.spec)
@@ -169,8 +171,11 @@ class DeviceExecutor:
         landing = min(blocks_for(context), self.cpu.blocks) if self._offloads else 0
         entries = self.model.weights.entries.values()
         weights = weight_bytes(entries, kind.itemsize) // self.service.processes
-        row = row_bytes(self.model.device_share()[0], kind.itemsize)
+        tape, device = self.model.device_share()[0], self.accelerator.device
+        served = without_experts(tape, self.model.weights.entries).values()
+        row = row_bytes(tape, kind.itemsize)
         fixed = (landing + UNSEEN) * block + self._workspace(context, kind)
+        fixed += 0 if self.cpu.setups else panel_bytes(artifact, served, device)
         if self.accelerator.records:
             fixed += ROWS[-1] * row
         here = 1 if options.ranks and options.ranks.ray is not None else self.service.processes

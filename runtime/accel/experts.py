@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,7 @@ from dovetail.ir.tape import Entry, Tape, WeightRef
 from dovetail.runtime.accel.step import Step
 from dovetail.runtime.accel.tape import Bind, TorchTape, Work, integer, number
 
+Weight = TypeVar("Weight")
 Pair: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """Makes one row of sums of gate and up."""
 
@@ -39,7 +40,7 @@ class _Routed:
     rows: Tensor
 
 
-def without_experts(tape: Tape, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def without_experts(tape: Tape, weights: Mapping[str, Weight]) -> dict[str, Weight]:
     """Return the weights but those of experts: what serves one matrix alone has no use for them."""
     grouped = {entry.slots[5] for entry in tape.entries if entry.groups}
     return {name: w for name, w in weights.items() if WeightRef(name=name) not in grouped}

@@ -27,6 +27,7 @@ from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.errors import install
 from dovetail.ir.files import read_json
 from dovetail.ir.formats import FORMATS, is_quantised
+from dovetail.ir.model import WeightEntry
 from dovetail.runtime.accel.skinny import NAMES, GpuModule, Tensor, gemm_skinny, register_module
 from dovetail.runtime.artifact import Artifact, ModelPart, device_module
 from dovetail.runtime.native.polymerize import (
@@ -127,7 +128,7 @@ class GeneratedProducts:
         try:
             module = GpuModule(*found, device)
         except ImportError as error:
-            log.info("generated products are off: %s; %s", error, install("gpu"))
+            log.info("generated GPU kernels are disabled: %s; %s", error, install("gpu"))
             return None
         operands = find_operands(tensors, weights, device)
         return cls(module, module.rates, operands, part.folder, device, dtype)
@@ -162,7 +163,7 @@ class GeneratedProducts:
             wanted = {name: o for name, o in self._operands.items() if o.shape in shapes}
             self._weights |= {name: o.put() for name, o in wanted.items()}
         except torch.OutOfMemoryError as error:
-            log.warning("torch computes all products on %s: %s", self._device, error)
+            log.warning("torch computes all matrix products on %s: %s", self._device, error)
             self.programs, self._weights = {}, {}
 
     def _plans(self, rows: Iterable[int]) -> dict[Key, SkinnyPlan]:
@@ -239,6 +240,22 @@ def row_major(tensor: Tensor) -> Operand:
     """Return the operand of a weight [n][k] that the device has already."""
     n, k = tensor.shape
     return Operand(n, k, NAMES[tensor.dtype], tensor.stride(0), 1, lambda: tensor)
+
+
+def panel_bytes(artifact: Artifact, entries: Iterable[WeightEntry], device: torch.device) -> int:
+    """Return the bytes of all panels that products may want on the device beside its weights.
+
+    entries: of weights that are no experts'.
+    """
+    if device.type != "cuda" or device_module(artifact) is None:
+        return 0
+    return sum(entry.bytes for entry in entries if _in_panels(entry))
+
+
+def _in_panels(entry: WeightEntry) -> bool:
+    if not entry.layout.startswith("packed") or entry.name == "embed":
+        return False
+    return is_quantised(entry.dtype) and entry.k % FORMATS[entry.dtype].unit == 0
 
 
 def _upload(weights: Weights, name: str, device: torch.device) -> Tensor:

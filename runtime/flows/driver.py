@@ -52,14 +52,14 @@ log = logging.getLogger("dovetail")
 
 @dataclass(slots=True)
 class Executors:
-    """What orders are done with. embed: of embedding nodes; indexes have their own.
+    """What orders are done with. embed: of embedding nodes, by `model`; indexes have their own.
 
     recorder: draws what is done, while an app is recorded. scans: seconds of retrieval sub-stages,
     by device. max_waiting: see FlowSettings.
     """
 
     generator: Generator | None
-    embed: EmbedTexts
+    embed: Mapping[str | None, EmbedTexts]
     worker: RetrievalProcess
     indexes: Indexes
     hot: HotSets | None
@@ -205,7 +205,8 @@ class Session:
     def _embed(self, order: messages.Embed) -> None:
         try:
             indexes = self._executors.indexes
-            embed = indexes.find(order.index).embed if order.query else self._executors.embed
+            by_model = self._executors.embed
+            embed = indexes.find(order.index).embed if order.query else by_model[order.model]
         except DovetailError as error:
             self.report(messages.Failed(order.job, error))
             return

@@ -35,6 +35,8 @@ NewDocument: TypeAlias = Passage | Mapping[str, Any]
 
 Other fields of a mapping become metadata, as those of a line of a corpus do."""
 
+MOST_CHANGED = 0.1
+"""Part of an index's documents that may change before the early end of searches counts no more."""
 PARTS = ("key", "text", "title", "metadata")
 
 log = logging.getLogger("dovetail")
@@ -46,7 +48,7 @@ class BoundIndex:
 
     embed: of queries. embed_passages: of documents that are added. cut: gives the parts of a text
     that fit these behind another text; None: they take all. early: when searches may end.
-    changing: held by who does it.
+    changed: documents that came and went since it was built. changing: held by who does it.
     """
 
     name: str
@@ -57,12 +59,28 @@ class BoundIndex:
     embed_passages: EmbedTexts
     cut: CutText | None = None
     early: tuple[EarlyEnd, ...] = ()
+    changed: int = 0
     changing: Lock = field(default_factory=Lock)
 
     @property
     def bytes(self) -> list[int]:
         """Bytes of the vectors in each cluster."""
         return [size * self.opened.code_bytes for size in self.opened.sizes]
+
+    def after(self, change: wire.Changed, added: int) -> BoundIndex:
+        """Return it as a change leaves it that added so many documents.
+
+        Once many have changed, nobody knows any more when a search may end early: none does.
+        """
+        changed, early = self.changed + added + len(change.removed), self.early
+        if early and changed > MOST_CHANGED * sum(change.sizes):
+            early = ()
+            log.warning(
+                "index %r: %d documents came or went since it was built, so its searches end early "
+                "no longer; build it again (`dovetail index build`)", self.name, changed,
+            )  # fmt: skip
+        opened = msgspec.structs.replace(self.opened, sizes=change.sizes)
+        return replace(self, opened=opened, early=early, changed=changed)
 
 
 def embed_checked(embed: EmbedTexts, texts: list[str]) -> Rows:
@@ -183,8 +201,7 @@ class AppIndex:
                 raise
             assert isinstance(changed, wire.Changed)
             index.documents.forget(changed.forgotten)
-            opened = msgspec.structs.replace(index.opened, sizes=changed.sizes)
-            self._indexes.add(replace(index, opened=opened))
+            self._indexes.add(index.after(changed, len(passages)))
 
     def _find(self) -> BoundIndex:
         return self._indexes.find(self.name)

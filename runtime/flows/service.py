@@ -20,6 +20,7 @@ import msgspec
 
 from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.errors import SpecError, WorkflowError
+from dovetail.ir.graph import EMBEDDING, GENERATION
 from dovetail.ir.index_file import DOCUMENTS, OFFSETS, EmbedderEntry
 from dovetail.ir.options import check_fields, check_types
 from dovetail.ir.place import find_searches
@@ -142,7 +143,7 @@ class FlowService:
     ) -> None:
         """`embed` turns texts into vectors: of embedding nodes, and queries by default.
 
-        It puts its keyword `prompt` before each text.
+        It puts its keyword `prompt` before each text, and takes the encoder by `model`.
 
         `cut`: gives the parts of a text that it takes whole; None where nothing embeds.
 
@@ -150,7 +151,8 @@ class FlowService:
         hold hot clusters. trust: indexes that are added, see `load`. board: of the workers.
         """
         self._settings, self._embed, self._cut, self._trust = settings, embed, cut, trust
-        self._models = (*artifact.models, *artifact.encoders)
+        encoders = [n for n, part in artifact.encoders.items() if not part.file.spec.labels]
+        self._models = {GENERATION: tuple(artifact.models), EMBEDDING: encoders}
         self._costs = StageCosts(scan=UNKNOWN_SCAN, overhead=0.0, step=UNKNOWN_STEP)
         self._vectors = 0  # of the index that they were measured on
         self._lock, self._opening = Lock(), Lock()
@@ -164,8 +166,9 @@ class FlowService:
         self.worker = RetrievalProcess(self._searching.threads, self._searching.cpus, board)
         self._open = Indexes()
         self._hot = HotSets(gpu, settings.cluster_bytes) if gpu else None
+        by_model = {name: partial(embed, model=name) for name in (None, *encoders)}
         self._executors = Executors(
-            generator, embed, self.worker, self._open, self._hot, settings.max_waiting
+            generator, by_model, self.worker, self._open, self._hot, settings.max_waiting
         )
         self._driver = Driver(self._executors, self._make_control)
 
@@ -259,7 +262,13 @@ class FlowService:
 
         with self._open.hold(called):
             opened = self.worker.open(
-                called, folder, room=room, first=first, same=embed is None, opened=exchange
+                called,
+                folder,
+                manifest=manifest,
+                room=room,
+                first=first,
+                same=embed is None,
+                opened=exchange,
             )
             bound.wait()
         if opened.why_cold:

@@ -69,7 +69,7 @@ def open_workflow(stored: StoredWorkflow) -> Workflow:
 
 def check_workflow(
     workflow: Workflow,
-    models: Collection[str],
+    models: Mapping[str, Collection[str]],
     *,
     adapters: Collection[str] | None,
     find_index: Callable[[str | None], object],
@@ -79,7 +79,7 @@ def check_workflow(
 
     Args:
         workflow: a checked one.
-        models: what nodes may ask for by name.
+        models: what nodes may ask for by name, by their kind.
         adapters: those of the model that generates; None where none does.
         find_index: raises a DovetailError for an index that is not there.
         prepare: has ready what a generation needs, or raises a DovetailError.
@@ -90,7 +90,7 @@ def check_workflow(
                 find_index(node.index)
                 _check_filters(node.filters)
             elif isinstance(node, Generation | Embedding):
-                _check_model(node, models, adapters)
+                _check_model(node, models[node.kind], adapters)
                 if isinstance(node, Generation):
                     prepare(node)
         except DovetailError as error:
@@ -111,7 +111,7 @@ def _check_model(
 ) -> None:
     if node.model is not None and node.model not in models:
         known = ", ".join(map(repr, models)) or "none"
-        raise WorkflowError(f"there is no model {node.model!r}; there are: {known}")
+        raise WorkflowError(f"no model {node.model!r} for {node.kind}; there are: {known}")
     if isinstance(node, Embedding):
         return
     if adapters is None:

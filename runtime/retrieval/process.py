@@ -20,10 +20,12 @@ from typing import cast
 from msgspec.structs import replace
 
 from dovetail.ir.errors import DeviceError, DovetailError
+from dovetail.ir.index_file import IndexManifest
 from dovetail.runtime.child.child import Child, ChildLost, StartError
 from dovetail.runtime.child.framing import pack_value
 from dovetail.runtime.child.supervisor import Supervisor
 from dovetail.runtime.child.watch import Reading
+from dovetail.runtime.index.manifest import read_manifest
 from dovetail.runtime.machine.seat import SEARCH_SLOT, Board
 from dovetail.runtime.retrieval import wire
 from dovetail.runtime.retrieval.change_log import ChangeLog
@@ -82,6 +84,7 @@ class RetrievalProcess(Supervisor[wire.WorkerReply]):
         index: str,
         path: str | os.PathLike[str],
         *,
+        manifest: IndexManifest | None = None,
         kernels: bool | None = None,
         room: wire.Room | None = None,
         first: bytes = b"",
@@ -91,7 +94,8 @@ class RetrievalProcess(Supervisor[wire.WorkerReply]):
         """Open an index in the worker, and in those that follow it; see `OpenIndex`.
 
         A new worker begins with no hot clusters. What fails leaves an index of that name as it was.
-        opened: called, on any thread, before the worker is heard of anything that it did later.
+        manifest: by default of what is at `path` now. opened: called, on any thread, before the
+        worker is heard of anything that it did later.
 
         Raises:
             ArtifactError: there is no index at `path`, or it is damaged.
@@ -99,8 +103,9 @@ class RetrievalProcess(Supervisor[wire.WorkerReply]):
             DeviceError: the worker cannot be started.
             RequestError: this is closed.
         """
-        where = str(Path(path).resolve())
-        body = wire.OpenIndex(index, where, self._threads, kernels, room, first, same)
+        where = Path(path).resolve()
+        meant = manifest or read_manifest(where)
+        body = wire.OpenIndex(index, str(where), meant, self._threads, kernels, room, first, same)
 
         def take(done: Future[wire.WorkerReply]) -> None:
             if done.exception() is None:
@@ -141,7 +146,7 @@ class RetrievalProcess(Supervisor[wire.WorkerReply]):
         return Child.start(MODULE, name, fds=fds, words=words, cpus=self._cpus)
 
     def _set_up(self, child: Child) -> None:
-        """Have it open all indexes as they are."""
+        """Have it open all indexes as they are; it tells who searches one that it cannot open."""
         child.set_up(None, wire.WorkerReady, START_SECONDS)
         # Without the lock: this thread alone writes what is read here, one message at a time
         for first, changes in self._opened.values():
@@ -151,6 +156,8 @@ class RetrievalProcess(Supervisor[wire.WorkerReply]):
                 except ChildLost as lost:
                     why = f"{lost} on its start, as it opened {body.index!r}"
                     raise StartError(f"{child.name} {why}") from None
+                if reply.error is not None and body is first:
+                    break
                 if reply.error is not None:
                     raise reply.error.make()
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from dovetail.ir.index_file import Passage
+from dovetail.ir.index_file import IndexManifest, Passage
 from dovetail.runtime.child.framing import ErrorText
 from dovetail.runtime.index.scans import Part
 from dovetail.runtime.retrieval.budget import ScanCost
@@ -29,14 +29,16 @@ class Room(msgspec.Struct, frozen=True):
 class OpenIndex(msgspec.Struct, frozen=True, tag=True):
     """Open the index folder at `path` under a name -> Opened.
 
-    threads: that search together. kernels: whether generated kernels scan its lists, or faiss;
-    None: whichever is measured to be faster. room: for hot clusters on a GPU, None for none. first:
-    what the app's encoder makes of the first passage, where it is to fit the stored vector; same:
-    not by its length alone.
+    manifest: of the index that is meant; another one may have been written in its place. threads:
+    that search together. kernels: whether generated kernels scan its lists, or faiss; None:
+    whichever is measured to be faster. room: for hot clusters on a GPU, None for none. first: what
+    the app's encoder makes of the first passage, where it is to fit the stored vector; same: not by
+    its length alone.
     """
 
     index: str
     path: str
+    manifest: IndexManifest
     threads: int = 1
     kernels: bool | None = None
     room: Room | None = None

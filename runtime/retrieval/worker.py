@@ -31,7 +31,7 @@ from dovetail.runtime.retrieval import wire
 from dovetail.runtime.retrieval.budget import ScanCost
 from dovetail.runtime.retrieval.collection import Collection
 from dovetail.runtime.retrieval.device_lists import DeviceScanner
-from dovetail.runtime.retrieval.folder import check_rest, open_index
+from dovetail.runtime.retrieval.folder import check_rest, is_still, open_index
 from dovetail.topology.division import SEARCHES
 
 if TYPE_CHECKING:
@@ -54,11 +54,11 @@ class _ServedIndex:
     hot: DeviceScanner | None
     fault: ArtifactError | None = None
 
-    def check(self, path: str) -> None:
+    def check(self, body: wire.OpenIndex) -> None:
         """Check what opening left unchecked; in a thread that gives way to all others."""
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
         try:
-            check_rest(path)
+            check_rest(body.path, body.manifest)
         except ArtifactError as error:
             self.fault = error
 
@@ -68,28 +68,43 @@ class Shelf:
 
     def __init__(self) -> None:
         self._indexes: dict[str, _ServedIndex] = {}
+        self._lost: dict[str, ErrorText] = {}  # why an index that an app knows is not there
 
     def answer(self, body: wire.Body) -> wire.Answer | ErrorText:
         """Do what is asked for; what goes wrong is an answer, too."""
         try:
             return _DO[type(body)](self, body)
         except DovetailError as error:
-            return ErrorText.of(error)
+            found = ErrorText.of(error)
         except Exception as error:  # one request is lost, not the worker
-            return ErrorText("DeviceError", f"the search failed ({type(error).__name__}: {error})")
+            found = ErrorText("DeviceError", f"the search failed ({type(error).__name__}: {error})")
+        if isinstance(body, wire.OpenIndex):
+            self._lost[body.index] = found
+        return found
+
+    def _find(self, index: str) -> _ServedIndex:
+        """Return an index; raises what kept it from being opened."""
+        if index not in self._indexes and index in self._lost:
+            raise self._lost[index].make()
+        return self._indexes[index]
 
     def open(self, body: wire.OpenIndex) -> wire.Opened:
         """Map an index from its files."""
         found = open_index(body.path)
         index, prompts = found.index, found.embedder or EmbedderEntry(name="", fingerprint="")
-        _check_encoder(body, index)
         scanner = _choose_scanner(body, index)
+        if not is_still(body.path, body.manifest):  # after all that was read of it
+            raise ArtifactError(
+                f"the index at {body.path} is another one now; add it again (app.add_index), or "
+                "load the artifact again"
+            )
+        _check_encoder(body, index)
         before = self._indexes.get(body.index)
         if before is not None and before.hot is not None:  # it has room on the GPU
             before.hot.close()
         hot, cost, why_cold = _open_hot(body.room, index, scanner)
         self._indexes[body.index] = served = _ServedIndex(found, scanner, hot)
-        threading.Thread(target=served.check, args=(body.path,), daemon=True).start()
+        threading.Thread(target=served.check, args=(body,), daemon=True).start()
         return wire.Opened(
             dim=index.dim,
             metric=index.metric,
@@ -104,7 +119,7 @@ class Shelf:
 
     def probe(self, body: wire.ProbeQueries) -> wire.ProbedQueries:
         """Find the clusters of queries; their filters are looked at here for the first time."""
-        served = self._indexes[body.index]
+        served = self._find(body.index)
         if served.fault is not None:  # each search begins here
             raise served.fault
         found = served.collection
@@ -124,7 +139,7 @@ class Shelf:
 
     def scan(self, body: wire.ScanParts) -> wire.ScannedParts:
         """Scan the clusters of all parts, each as the documents were when its search began."""
-        served = self._indexes[body.index]
+        served = self._find(body.index)
         hot = served.hot if body.hot else None
         if hot is not None:
             hot.take_absent(served.collection.index)  # of a request that failed
@@ -147,7 +162,7 @@ class Shelf:
 
     def change(self, body: wire.ChangeIndex) -> wire.Changed:
         """Add and remove documents."""
-        found = self._indexes[body.index].collection
+        found = self._find(body.index).collection
         if len(found) != body.first:
             raise DeviceError(f"index {body.index!r} has other documents than the app knows of")
         rows = np.frombuffer(body.vectors, np.float32).reshape(-1, found.index.dim)
@@ -155,13 +170,13 @@ class Shelf:
 
     def restore(self, body: wire.RestoreIndex) -> wire.Changed:
         """Make changes again that another worker made."""
-        found = self._indexes[body.index].collection
+        found = self._find(body.index).collection
         found.restore(body)
         return wire.Changed(tuple(found.index.sizes))
 
     def copy(self, body: wire.CopyClusters) -> wire.Copied:
         """Swap hot clusters."""
-        served = self._indexes[body.index]
+        served = self._find(body.index)
         if served.hot is None:
             raise SpecError(f"index {body.index!r} has no room for hot clusters")
         index = served.collection.index

@@ -243,3 +243,18 @@ def test_a_report_says_how_the_index_compares_with_the_last_cache(
     for cache, share in ((768_000_000, 2.0), (None, None)):
         monkeypatch.setattr(bench.rag, "machine_facts", lambda c=cache: {"caches": {"L3": c}})
         assert bench.rag._index_over_cache(1_000_000) == share
+
+
+def test_the_page_names_the_load_that_its_rates_were_measured_at() -> None:
+    root = Path(__file__).parents[2]
+    stored = json.loads((root / "benchmarks" / "results" / "rag_cpu.json").read_text())
+    (line,) = (
+        line
+        for line in (root / "docs" / "rag.md").read_text().splitlines()
+        if line.startswith("| `rag_cpu.json`")
+    )
+    bursts = {row["point"] for row in stored["rows"] if row["group"] == "rates"} == {"burst"}
+    assert bursts == ("the throughput of a burst" in line)
+    for row in stored["rows"]:  # of bursts a bound is no bound where the engine's was not measured
+        held = row["dovetail_rate"] <= 1.05 * min(row["retrieval_bound"], row["generation_bound"])
+        assert held or "allow" not in line

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import fields
 from types import SimpleNamespace
 
 import pytest
 
+from dovetail.compiler.rules.schedules import FAR_PREFETCH, SPREAD_PREFETCH
 from dovetail.topology.hardware import read_hardware
+from tests.compiler.search.landscape import Landscape, task
 from tests.repository import ROOT
 
 pytest.importorskip("torch")
@@ -49,16 +50,27 @@ def test_policies_and_ablations_are_compared_and_a_run_is_resumed(tmp_path):
     assert {row["m"] for row in report["rows"]} == {1, 5}
 
 
-def test_each_part_of_the_search_is_switched_off_once():
+def test_each_ablation_leaves_out_its_part():
     table = tuning.ablations(SimpleNamespace(effort="full"))
-    whole = table["sandwich"]
-    switches = {field.name for field in fields(whole) if getattr(whole, field.name) is True}
-    changed = [
-        [name for name in switches if getattr(policy, name) is not True]
-        for name, policy in table.items()
-        if name in ABLATIONS
-    ]
-    assert sorted(changed) == sorted([name] for name in switches)
+    assert all(policy.breadth == table["sandwich"].breadth for policy in table.values())
+
+    def asked(name, points=(1, 8, 64)):
+        one, land = task(points=points), Landscape()
+        table[name].search(one, land)
+        return one, [candidate for _, candidate in land.asked]
+
+    one, tried = asked("no micro-kernel choice")
+    kernels = {one.problem(m).candidate(one.default(m)).kernel for m in one.points}
+    assert {candidate.kernel for candidate in tried} == kernels
+    grids = {
+        name: {candidate.schedule[3:6] for candidate in asked(name)[1]}
+        for name in ("sandwich", "no polymerization", "no split-K")
+    }
+    assert grids["no polymerization"] == {(1, 2, 1)} < grids["no split-K"] < grids["sandwich"]
+    assert all(grid[2] == 1 for grid in grids["no split-K"])
+    assert len(asked("no loop orders")[1]) < len(asked("sandwich")[1])
+    distances = {c.schedule[7] for c in asked("no prefetch distances", (64,))[1]}
+    assert distances <= {SPREAD_PREFETCH, FAR_PREFETCH}
 
 
 def test_cells_that_a_report_has_are_not_timed_again(monkeypatch):

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from dovetail.compiler.pipeline import compile_model
-from dovetail.ir.errors import SpecError
+from dovetail.ir.errors import SpecError, WorkflowError
+from dovetail.ir.ragraph import RAGraph
+from dovetail.ir.workflow import END, START
 from dovetail.runtime.app import load
 from dovetail.runtime.verify import verify_artifact
 from dovetail.tiny_world import ENCODER
@@ -55,6 +57,28 @@ def test_encoders_alone_share_an_artifact(folder: Path) -> None:
     with load(path) as app:
         assert app.embed(TEXTS).shape == (2, 128)
         assert len(app.rerank(TEXTS[0], TEXTS)) == 2
+
+
+def test_a_node_embeds_with_the_encoder_that_it_names(folder: Path) -> None:
+    save_encoder(folder / "other", "bert", vocab_size=3000)
+    shutil.copy(ENCODER / "tokenizer.json", folder / "other")
+    beside = {"other": folder / "other", "ranker": folder / "ranker"}
+    path = compiled(folder, "three.dove", ENCODER, beside=beside)
+
+    def embedding(model: str | None) -> RAGraph:
+        g = RAGraph("embed")
+        g.add_embedding("embed", text="input", output="vector", model=model)
+        g.add_edge(START, "embed")
+        g.add_edge("embed", END)
+        return g
+
+    with load(path) as app:
+        for model, dim in {None: 128, "embedder": 128, "other": 64}.items():
+            found = app.run(embedding(model), {"input": TEXTS[0]}).outputs["vector"]
+            assert found.shape == (dim,)
+            np.testing.assert_array_equal(found, app.embed(TEXTS[0], model=model)[0])
+        with pytest.raises(WorkflowError, match=r"no model 'ranker' for embedding; .* 'other'"):
+            app.run(embedding("ranker"), {"input": TEXTS[0]})
 
 
 def test_a_report_tells_of_each(folder: Path) -> None:

@@ -13,6 +13,7 @@ pytest.importorskip("faiss")
 from dovetail.cli.model_cache import find_artifact
 from dovetail.compiler.write import index_build
 from dovetail.runtime.app import load
+from dovetail.runtime.index.manifest import read_manifest
 from dovetail.runtime.retrieval.folder import check_rest, open_index
 from dovetail.tiny_world import ENCODER, LLAMA, corpus
 from tests.dovetail.commands import assert_one_sentence, dovetail
@@ -49,7 +50,7 @@ def test_a_model_directory_embeds_a_corpus(
     assert (report["documents"], report["resumed"], report["clusters"]) == (60, 60, 1)
     result = dovetail("index", "build", written, "-o", output, *arguments, "--clusters", 4)
     assert result.code == 0 and "60 passages, 128 values" in result.out, result.err
-    check_rest(output)
+    check_rest(output, read_manifest(output))
     opened = open_index(output)
     with load(compiled, threads=1) as app:
         rows = app.embed(texts[:5])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from dovetail.compiler.measure.database import TuningDatabase
 from dovetail.errors import SpecError
 from dovetail.tiny_world import ENCODER
 from tests.compiler.virtual import use_virtual_meters
-from tests.dovetail.commands import dovetail
+from tests.dovetail.commands import assert_one_sentence, dovetail
 
 OPTIONS = ("--threads", "1", "--budget")
 COMMAND = [sys.executable, "-P", "-c", "from dovetail.cli import main; main()", "tune"]
@@ -113,6 +114,16 @@ def test_what_is_not_tuned_is_told_by_what_it_is(
         result = dovetail("tune", *arguments, *options)
         assert result.code == 2 and said in result.err
     assert [*tmp_path.iterdir()] == []  # no job is there to be gone on with
+
+
+def test_a_shape_refuses_the_options_of_models(tmp_path: Path) -> None:
+    many = "--ray x --workers 0 --effort full --hardware all --missing --no-resume --workload w"
+    every = f"{many} --weight-dtype int8 --kv-dtype f16 --max-context 9 --calibrate t".split()
+    result = dovetail("tune", "--kernel", "softmax=run.c", "--shape", "rows=1,width=2", *every)
+    assert_one_sentence(result)
+    assert {word for word in every if word.startswith("--")} == set(
+        re.findall(r"--[\w-]+", result.err)
+    ) - {"--shape"}
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,8 @@
 from __future__ import annotations
 
-import msgspec
-
 from dovetail.topology.fundamental import build_tree
 from dovetail.topology.hardware import read_hardware
-from dovetail.topology.plan import plan_topology
-from dovetail.topology.presets import preset_model
-from dovetail.topology.report import TreeNode, nest_tree, report_plan, report_topology
+from dovetail.topology.report import TreeNode, nest_tree, report_topology
 
 
 def test_nested_tree_holds_every_pu_under_its_level() -> None:
@@ -23,13 +19,3 @@ def test_counts_of_a_machine() -> None:
     counts = (machine.sockets, machine.numa_nodes, machine.memory_only_nodes, machine.l3_groups)
     assert counts == (2, 4, 0, 16)
     assert (machine.cores, machine.pus, machine.allowed_pus) == (64, 128, 128)
-
-
-def test_a_plan_prints_with_every_figure_and_its_source() -> None:
-    spec = read_hardware("package:2 core:4")
-    report = report_plan(plan_topology(spec, preset_model("tinyllama")), "tinyllama")
-    value = msgspec.json.decode(msgspec.json.encode(report))
-    assert value["decode"] in value["decode_candidates"]
-    assert all(figure["source"] for figure in value["figures"].values())
-    assert value["seconds_per_request"] == sum(value["score"].values())
-    assert value["search"]["patterns"][0] == "as shown by the system"

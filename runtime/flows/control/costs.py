@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from dovetail.ir.live_graph import Left
 from dovetail.ir.workflow import Name
@@ -25,6 +25,8 @@ PARTS = 8
 """Sub-stages of a reply at most."""
 BUCKETS = 16
 """Parts of a search for which it is counted apart how often what was best then stayed so."""
+Named: TypeAlias = tuple[str, Name]
+"""A node by the names of its workflow and its own: others have nodes of that name, too."""
 UNKNOWN = (1.0, 2.0)
 """What of nothing known stayed, of how much."""
 
@@ -69,9 +71,9 @@ class Guessed:
     seconds until that is over. scanned: part of it that is over, 0..1.
     """
 
-    node: Name
+    node: Named
     characters: int
-    search: Name
+    search: Named
     left: float
     scanned: float
 
@@ -109,9 +111,9 @@ class Learned:
     apart: float | None = None
     embedding: float = 0.0
     speed: float = 1.0  # seconds that scans took, over those predicted
-    replies: dict[Name, float] = field(default_factory=dict)
-    needed: dict[Name, Needed] = field(default_factory=dict)
-    kept: dict[tuple[Name, int], tuple[float, float]] = field(default_factory=dict)
+    replies: dict[Named, float] = field(default_factory=dict)
+    needed: dict[Named, Needed] = field(default_factory=dict)
+    kept: dict[tuple[Named, int], tuple[float, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Begin with what was measured."""
@@ -156,11 +158,11 @@ class Learned:
         """
         return max(1.0, self.costs.step.fixed / max(self.costs.step.per_sequence, TINY))
 
-    def reply(self, node: Name) -> float:
+    def reply(self, node: Named) -> float:
         """Predict the seconds of a node's reply."""
         return self.replies.get(node, self.costs.reply)
 
-    def steps(self, node: Name, batch: int) -> int:
+    def steps(self, node: Named, batch: int) -> int:
         """Return how many decode steps of a node's reply fit in a sub-stage; at least one.
 
         A reply is cut into PARTS at most: more would tell little, and each is a report.
@@ -215,7 +217,7 @@ class Learned:
         prompt = self.costs.step.prefill * guess.characters
         return load * prompt / max(self.reply(guess.node), TINY)
 
-    def scout_gain(self, search: Name, load: int) -> float:
+    def scout_gain(self, search: Named, load: int) -> float:
         """Predict the seconds by which a history shows a node's search what is nearest sooner.
 
         Less what looking costs others: who comes while a scout is scanned for waits for half a
@@ -227,12 +229,12 @@ class Learned:
         reading = 2 * self.embedding * load if self.costs.device is None else 0.0
         return sooner - self.budget() / 2 - reading
 
-    def order_gain(self, search: Name) -> float:
+    def order_gain(self, search: Named) -> float:
         """Predict the seconds by which history's order finds what is nearest sooner."""
         needed = self.needed.get(search, UNTRIED)
         return (needed.plain - needed.ordered) * (self.stage or 1.0)
 
-    def chance(self, search: Name, scanned: float) -> float:
+    def chance(self, search: Named, scanned: float) -> float:
         """Return how often what was best after part of a node's search stayed so."""
         kept, tried = self.kept.get((search, _bucket(scanned)), UNKNOWN)
         return kept / tried
@@ -250,7 +252,7 @@ class Learned:
         """Take the seconds until a query was a vector."""
         self.embedding = _mean(self.embedding, seconds) if self.embedding else seconds
 
-    def note_needed(self, search: Name, needed: Needed | None) -> None:
+    def note_needed(self, search: Named, needed: Needed | None) -> None:
         """Take what a node's search after another needed, whichever order was followed.
 
         None: it had no history. What is known fades then, so that a scout is tried again where
@@ -261,7 +263,7 @@ class Learned:
         pairs = zip(before, newest, strict=True)
         self.needed[search] = Needed(*(_mean(*pair, weight) for pair in pairs))
 
-    def stayed(self, search: Name, scanned: float, held: bool) -> None:
+    def stayed(self, search: Named, scanned: float, held: bool) -> None:
         """Take whether what was best after a part of a node's search was so in the end.
 
         Old searches count less and less.
@@ -283,7 +285,7 @@ class Learned:
         """Take the seconds of a whole search, waiting for others included."""
         self.stage = seconds if self.stage is None else _mean(self.stage, seconds)
 
-    def replied(self, node: Name, seconds: float) -> None:
+    def replied(self, node: Named, seconds: float) -> None:
         """Take the seconds of a whole generation."""
         self.replies[node] = _mean(self.reply(node), seconds)
 

@@ -186,6 +186,13 @@ class Front:
             self.asked = {k.name: k for k in kinds if chosen is None or k.name in chosen}
             self.guessing = any(kind.guesses for kind in self.asked.values())
 
+    def give_up(self, name: str, said: str) -> None:
+        """Ask a transformation that has failed no longer, until others are registered."""
+        del self.asked[name]
+        self.guessing = any(kind.guesses for kind in self.asked.values())
+        for graph in (self.beside, *(ticket.graph for ticket in self.tickets.values())):
+            self.leave(name, graph, Left("failed", said))
+
     def wakes(self, kind: type[Transformation]) -> bool:
         """Tell whether there is something for a transformation to look at."""
         return not kind.wakes or bool(getattr(self.news, kind.wakes))
@@ -195,7 +202,15 @@ class Front:
         """The sub-stage that begins in this cycle, as transformations have left it, if one may."""
         if self._stage is None:
             self._stage = (self.choose(),)
-        return self._stage[0]
+        stage = self._stage[0]
+        return stage if stage and stage.searches else None
+
+    def leave_out(self, search: Search) -> None:
+        """Take out a search that is over; of the next sub-stage, too, if it was chosen for that."""
+        self.searches.remove(search)
+        self.left -= search.left
+        if self._stage and (stage := self._stage[0]) and search in stage.searches:
+            stage.searches.remove(search)
 
     def turn(self) -> None:
         """Begin another cycle."""

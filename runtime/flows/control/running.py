@@ -144,7 +144,7 @@ class Searches:
                 same.sort(key=lambda search: search.earlier)
             new = front.new(same)
             same.sort(key=lambda search: search not in new)  # stable
-        return same[: front.settings.width]
+        return same
 
     def _draining(self) -> bool:
         """Tell whether requests stopped coming, and all that is left takes less than a reply.
@@ -156,8 +156,9 @@ class Searches:
         if front.now - self._newest <= front.backlog:
             return False
         runs = {id(ticket.run.workflow): ticket.run.workflow for ticket in front.tickets.values()}
-        nodes = (node for workflow in runs.values() for node in workflow.nodes.values())
-        replies = (front.costs.reply(node.name) for node in nodes if isinstance(node, Generation))
+        nodes = ((flow.name, node) for flow in runs.values() for node in flow.nodes.values())
+        asked = ((flow, node.name) for flow, node in nodes if isinstance(node, Generation))
+        replies = map(front.costs.reply, asked)
         return front.backlog < max(replies, default=0.0) < front.now - self._newest
 
     def dispatch(self) -> bool:
@@ -167,7 +168,7 @@ class Searches:
             self._since_refresh = 0
             for index in front.hot:
                 front.hot[index].fade()
-        if not stage or not stage.searches:
+        if not stage:
             return False
         here, there = Takes(), Takes()
         for search in stage.searches:
@@ -278,7 +279,7 @@ class Searches:
     def end(self, search: Search) -> None:
         """Take that a search is over; what it has not scanned is left out."""
         search.end()
-        costs, name = self._front.costs, search.spec.name
+        costs, name = self._front.costs, search.named
         if search.seen:
             costs.searched(self._front.now - search.began)
             for share, ids in search.seen:
@@ -290,8 +291,7 @@ class Searches:
 
     def _leave(self, search: Search) -> None:
         search.over = True
-        self._front.searches.remove(search)
-        self._front.left -= search.left
+        self._front.leave_out(search)
 
     def _lost(self, batch: ScanBatch, error: DovetailError) -> None:
         del self._front.busy[batch.device]
@@ -375,7 +375,7 @@ class Replies:
             return
         self._end(reply)
         reply.graph.finish(reply.node)
-        self._front.costs.replied(reply.spec.name, self._front.now - reply.began)
+        self._front.costs.replied(reply.named, self._front.now - reply.began)
         reply.text = report.value
         self._ended(reply)
 

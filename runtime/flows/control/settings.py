@@ -14,7 +14,10 @@ MEASURED: Literal["measured"] = "measured"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WavefrontSettings:
-    """How workflows are scheduled. Any `transformations` but `stop` give the same answers.
+    """How workflows are scheduled. Any `transformations` but two give the same answers.
+
+    `stop` leaves out what a search hardly ever finds, see patience; `arrange` shows documents in
+    another order where a workflow lets it.
 
     transformations: names of those that may be applied where they are predicted to pay; None: all
         that are registered.
@@ -25,7 +28,6 @@ class WavefrontSettings:
     patience: clusters, in the order of centroids, without change of the nearest documents after
         which a search ends; MEASURED: as was measured when the index was built, which keeps 0.99 of
         what is found; None: it never ends early, and is exact.
-    width: searches that share a sub-stage; None: as many as fit its time.
     fixed_clusters: clusters of each search in a sub-stage, instead of as many as fit its time.
     """
 
@@ -34,13 +36,12 @@ class WavefrontSettings:
     retrieval_load: int = 32
     refresh: int = 50
     patience: int | Literal["measured"] | None = MEASURED
-    width: int | None = None
     fixed_clusters: int | None = None
 
     def __post_init__(self) -> None:
         """Raises SpecError for a value of a wrong type, or a number below 1."""
         check_fields(self)
-        for name in ("refresh", "patience", "width", "fixed_clusters"):
+        for name in ("refresh", "patience", "fixed_clusters"):
             value = getattr(self, name)
             if isinstance(value, int) and value < 1:
                 raise SpecError(f"{name} must be at least 1, not {value}")

@@ -54,7 +54,7 @@ class Reorder(Transformation):
 
     def gain(self, costs: Learned) -> float:
         """By how much sooner what is nearest was found so."""
-        return costs.order_gain(self.node.work.spec.name)
+        return costs.order_gain(self.node.work.named)
 
     def apply(self, graph: LiveGraph) -> None:
         """See `reorder`."""
@@ -105,7 +105,7 @@ class SpeculateRetrieval(Transformation):
                 yield _Read(reply.graph, reply.written, front.load)
         steady = [reply for reply in front.replies if reply.drift is not None]
         for reply in sorted(steady, key=lambda reply: reply.drift or 0.0):
-            left = front.costs.reply(reply.spec.name) - (front.now - reply.began)
+            left = front.costs.reply(reply.named) - (front.now - reply.began)
             if left > front.costs.budget() and cls._helps(front, reply):
                 yield cls(reply.graph, reply.written, front.load)
 
@@ -127,8 +127,8 @@ class SpeculateRetrieval(Transformation):
 
     def gain(self, costs: Learned) -> float:
         """By how much sooner a history shows what is nearest, less what others lose."""
-        ahead = self.node.work.ahead
-        return costs.scout_gain(ahead.name, self.load)
+        ahead = self.graph.workflow, self.node.work.ahead.name
+        return costs.scout_gain(ahead, self.load)
 
     def apply(self, graph: LiveGraph) -> None:
         """See `speculate_retrieval`."""
@@ -340,8 +340,8 @@ class SpeculateGeneration(Transformation):
         except DovetailError:  # the search tells of it if it finds the same
             return
         for call, prompt in prompts_after(ticket.run, search.call, documents):
-            name, characters = call.node.name, len(prompt)
-            guessed = Guessed(name, characters, search.spec.name, left, search.share)
+            named = search.graph.workflow, call.node.name
+            guessed = Guessed(named, len(prompt), search.named, left, search.share)
             yield cls(search.graph, search.last, ticket, call, prompt, guessed, front.load)
 
     def gain(self, costs: Learned) -> float:
@@ -415,7 +415,7 @@ class SplitReply(Transformation):
         """Of generations that are ready, where a search follows: else nobody would look."""
         for batch, reply in enumerate(front.replies, 1):
             if reply.node in front.ready and reply.ahead is not None:
-                steps = front.costs.steps(reply.spec.name, batch)
+                steps = front.costs.steps(reply.named, batch)
                 yield cls(reply.graph, reply.node, steps, batch)
 
     def gain(self, costs: Learned) -> float:
@@ -425,8 +425,9 @@ class SplitReply(Transformation):
         """
         reply: Reply = self.node.work
         assert reply.ahead is not None, "no search will read it"
-        left = costs.reply(reply.spec.name) - self.steps * costs.costs.step.seconds(self.batch)
-        return min(left, costs.scout_gain(reply.ahead.name, self.batch))
+        ahead = self.graph.workflow, reply.ahead.name
+        left = costs.reply(reply.named) - self.steps * costs.costs.step.seconds(self.batch)
+        return min(left, costs.scout_gain(ahead, self.batch))
 
     def apply(self, graph: LiveGraph) -> None:
         """Cut it wherever it tells; see `split_reply`."""

@@ -7,12 +7,13 @@ predicted to pay. What is ready then is begun; no request waits for another's st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import count
 from typing import Any, TypeAlias
 
-from dovetail.ir.errors import DovetailError, WorkflowError
+from dovetail.ir.errors import DovetailError, WorkflowError, describe_error
 from dovetail.ir.graph import EMBEDDING, FUNCTION, GENERATION, RETRIEVAL, VALIDATE
 from dovetail.ir.live_graph import (
     CHECK,
@@ -34,6 +35,7 @@ from dovetail.runtime.flows.control.costs import StageCosts
 from dovetail.runtime.flows.control.front import Front, Statistics, Ticket
 from dovetail.runtime.flows.control.running import Replies, Searches
 from dovetail.runtime.flows.control.settings import WavefrontSettings
+from dovetail.runtime.flows.control.transformation import Transformation
 from dovetail.runtime.flows.control.work import Reply, Search
 from dovetail.runtime.flows.prompts import query_of, text_of
 from dovetail.runtime.flows.workflow_run import Call, WorkflowRun
@@ -41,6 +43,7 @@ from dovetail.runtime.retrieval.hot import HotSet
 
 Go: TypeAlias = Callable[[Sequence[Place] | None], None]
 """Has a run go on to what was chosen; None: to where its edges lead, which is known at once."""
+log = logging.getLogger("dovetail")
 NO_GAIN = Left("gain", "it is predicted to gain nothing")
 WHOLE = Left("whole", "the search was too short to be cut, so nothing was known before its end")
 
@@ -108,26 +111,49 @@ class Wavefront:
         front = self.front
         self._searches.prepare()
         ready = self._admit()
-        for kind in front.asked.values():
-            for found in kind.fits(front) if front.wakes(kind) else ():
-                if (seconds := found.gain(front.costs)) <= 0:
-                    why = getattr(found, "why_not", None)
-                    front.leave(kind.name, found.graph, why(front.costs) if why else NO_GAIN)
-                else:
-                    rewrite = Rewrite(kind.name, found.node.name, seconds)
-                    found.apply(found.graph)
-                    found.graph.rewrites.append(rewrite)
-                    front.order(messages.Rewrote(found.graph.number, rewrite))
-                    search = found.node.work
-                    if isinstance(search, Search) and search.node not in search.graph:
-                        self._searches.end(search)  # its rest was left out
-                    ready += self._admit()
+        for kind in tuple(front.asked.values()):
+            for found, rewrite in self._ask(kind) if front.wakes(kind) else ():
+                self._rewrote(found, rewrite)
+                ready += self._admit()
         for node in ready:
             if node in front.ready:
                 _BEGIN[node.kind, node.part](self, node)
         scans = self._searches.dispatch()
         front.turn()
         return bool(front.ready.fresh) or (scans and "cpu" not in front.busy)
+
+    def _ask(self, kind: type[Transformation]) -> Iterator[tuple[Transformation, Rewrite]]:
+        """Apply a transformation wherever it pays; yield each place and what was done there.
+
+        One that fails is asked no longer; the request whose graph it was rewriting fails.
+        """
+        front, begun = self.front, None
+        try:
+            for found in kind.fits(front):
+                if (seconds := found.gain(front.costs)) <= 0:
+                    why = getattr(found, "why_not", None)
+                    front.leave(kind.name, found.graph, why(front.costs) if why else NO_GAIN)
+                    continue
+                begun, name = found.graph, found.node.name
+                found.apply(begun)
+                begun = None
+                yield found, Rewrite(kind.name, name, seconds)
+        except Exception as error:
+            said = f"transformation {kind.name!r} has failed: {describe_error(error)}"
+            log.exception("%s; it is asked no longer", said)
+            front.give_up(kind.name, said)
+            if begun is not None and (ticket := front.tickets.get(begun.number)) is not None:
+                advice = "it is asked no longer: run the workflow again"
+                self._deliver(ticket, None, WorkflowError(f"{said}; {advice}"))
+
+    def _rewrote(self, found: Transformation, rewrite: Rewrite) -> None:
+        """Take note of what was applied."""
+        graph, search = found.graph, found.node.work
+        if graph.number:  # else of copies for all requests, and never over
+            graph.rewrites.append(rewrite)
+        self.front.order(messages.Rewrote(graph.number, rewrite))
+        if isinstance(search, Search) and search.node not in search.graph:
+            self._searches.end(search)  # its rest was left out
 
     def _admit(self) -> list[LiveNode]:
         """Take note of what calls, rewrites and reports have made ready; return these nodes."""

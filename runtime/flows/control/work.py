@@ -16,7 +16,7 @@ from dovetail.ir.graph import CPU, GPU, MERGE
 from dovetail.ir.live_graph import LiveGraph, LiveNode, State
 from dovetail.ir.transform import put, roll_back, split_search, use_scout
 from dovetail.ir.workflow import Generation, Name, Retrieval
-from dovetail.runtime.flows.control.costs import Needed
+from dovetail.runtime.flows.control.costs import Named, Needed
 from dovetail.runtime.flows.control.messages import Catalog, Device, Source
 from dovetail.runtime.flows.control.prefixes import Opening
 from dovetail.runtime.flows.prompts import pack_vector
@@ -71,6 +71,11 @@ class Search:
         assert reply.ahead is not None, "no search will read it"
         source = replace(reply.source, node=reply.ahead.name)
         return cls(reply.graph, source, reply.ahead, None, query=pack_vector(reply.vector))
+
+    @property
+    def named(self) -> Named:
+        """Its node, by which figures are kept."""
+        return self.graph.workflow, self.spec.name
 
     @property
     def waiting(self) -> bool:
@@ -258,6 +263,11 @@ class Reply:
         return guessed is not None and all(
             call.state[name] is guessed.state[name] for name in call.node.reads
         )
+
+    @property
+    def named(self) -> Named:
+        """Its node, by which figures are kept."""
+        return self.graph.workflow, self.spec.name
 
     @property
     def key(self) -> Key:

@@ -632,6 +632,12 @@ def test_functions_of_headers_are_not_the_texts_own():
     assert pieces.own == ["f", "c"]
 
 
+def test_files_that_include_one_another_without_end_are_told():
+    texts = {"a.h": '#include "b.h"\n', "b.h": '\n\n#include "a.h"\n'}
+    with pytest.raises(SyntaxDiagnostic, match=r"k\.c:2:1: .*files include one another"):
+        Pieces().add(Source("k.c", '\n#include "a.h"\n'), texts.get)
+
+
 def test_inline_assembly_is_told_as_such():
     pieces = Pieces()
     pieces.add(Source("k.c", 'void f(float *x) { __asm__ __volatile__("nop" : : "r"(x)); }'))

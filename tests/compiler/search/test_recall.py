@@ -73,12 +73,3 @@ def test_without_times_of_the_default_nothing_is_better():
     kept.append([r for r in records.known.values() if r.schedule != default.schedule])
     assert choices[64].program != TASK.default(64)
     assert recalled(kept)[64].program == TASK.default(64)
-
-
-def test_a_fixed_order_takes_no_program_that_cuts_k():
-    choices, records = searched()
-    assert choices[64].program.slice.k or choices[64].program.scheme.k > 1
-    found = recalled(records, replace(TASK, fixed_order=True))
-    programs = [c.program for c in found.values()]
-    assert all(p.slice.k == 0 or p.order[-1] == "k" for p in programs)
-    assert all(p.scheme.k == 1 for p in programs)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dovetail.compiler.rules.schedules import FAR_PREFETCH, SILU, SPREAD_PREFETCH
+from dovetail.compiler.rules.schedules import SILU
 from dovetail.compiler.search.policy import CANDIDATE_GAIN, DEFAULT, LEAST_GAIN, MEASURED, REUSED
 from dovetail.compiler.search.rows import make_rows
 from dovetail.compiler.search.sandwich import Sandwich
@@ -16,6 +16,21 @@ from dovetail.ir.schedule import ORDERS
 from tests.compiler.search.landscape import Landscape, bowl, panels_of, task
 
 LONG = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+
+
+class OneOrder(Sandwich):
+    def vary_orders(self, bench):
+        """Try none."""
+
+
+class OneScheme(Sandwich):
+    def schemes(self, bench):
+        return (bench.default.scheme,)
+
+
+class NoReuse(Sandwich):
+    def settled_on(self, history):
+        return None
 
 
 def optimum(one, m, land):
@@ -48,11 +63,7 @@ def test_it_takes_split_k_where_it_pays():
         return bowl(case, panels, values) / (4 if values["grid_k"] == 2 else 1)
 
     one = task()
-    grids = [
-        Sandwich(split_k=split).search(one, Landscape(cost)).choices[8].program.scheme.k
-        for split in (True, False)
-    ]
-    assert grids == [2, 1]
+    assert Sandwich().search(one, Landscape(cost)).choices[8].program.scheme.k == 2
 
 
 def weight_stays(case, panels, values):
@@ -63,14 +74,15 @@ def weight_stays(case, panels, values):
 
 def test_it_changes_the_order_of_loops_where_that_pays():
     one = task(points=(64, 128))
-    found = {on: Sandwich(orders=on).search(one, Landscape(weight_stays)) for on in (True, False)}
+    whole, without = (
+        policy().search(one, Landscape(weight_stays)) for policy in (Sandwich, OneOrder)
+    )
     for m in one.points:
-        turned, plain = found[True].choices[m], found[False].choices[m]
+        turned, plain = whole.choices[m], without.choices[m]
         assert (turned.program.order, plain.program.order) == ("nkm", "mkn")
         assert turned.seconds <= 0.55 * plain.seconds
-        assert make_rows(one, found[True].choices)[-1].schedule[-1] == ORDERS.index("nkm")
-    extra = found[True].trials - found[False].trials
-    assert 0 < extra <= 0.25 * found[False].trials
+        assert make_rows(one, whole.choices)[-1].schedule[-1] == ORDERS.index("nkm")
+    assert 0 < whole.trials - without.trials <= 0.25 * without.trials
 
 
 def test_slices_are_tuned_on_under_the_better_order():
@@ -151,7 +163,7 @@ def test_slices_grow_for_micro_kernels_near_the_best_only():
     seeds = {0, one.default(64).slice.k}  # slices of K that all are timed with
     for slack in (0.3, 9.0):
         land = Landscape(cost)
-        Sandwich(slack=slack, growing=99, polymerization=False).search(one, land)
+        OneScheme(slack=slack, growing=99).search(one, land)
         grown.append({panels_of(c) for _, c in land.asked if c.schedule[2] not in seeds})
     assert grown[0] == {2} < grown[1]
 
@@ -163,24 +175,9 @@ def test_large_m_get_more_of_the_budget():
     assert 0 < len(small) < len(land.asked) / 4
 
 
-def test_ablations_leave_out_their_part():
-    one, land = task(points=(1, 8, 64)), Landscape()
-    fixed = Sandwich(micro_kernel_choice=False).search(one, land)
-    assert {c.program.tile for c in fixed.choices.values()} == {
-        one.default(m).tile for m in one.points
-    }
-    land = Landscape()
-    Sandwich(polymerization=False).search(one, land)
-    grids = {candidate.schedule[3:6] for _, candidate in land.asked}
-    assert grids == {(1, 2, 1)}
-    land = Landscape()
-    Sandwich(distances=False).search(replace(one, points=(64,)), land)
-    assert {c.schedule[7] for _, c in land.asked} <= {SPREAD_PREFETCH, FAR_PREFETCH}
-
-
 def test_all_micro_kernels_are_tried_until_the_window_is_full():
     one, land = task(points=LONG[:8]), Landscape()
-    Sandwich(window=4, reuse=False).search(one, land)
+    NoReuse(window=4).search(one, land)
     tried = {
         m: {(c.kernel, c.schedule[0]) for case, c in land.asked if case.m == m} for m in LONG[:8]
     }
@@ -191,9 +188,9 @@ def test_all_micro_kernels_are_tried_until_the_window_is_full():
 def test_slices_that_settled_are_reused():
     one = task(points=LONG)
     costs = {}
-    for reuse in (True, False):
+    for reuse, policy in ((True, Sandwich), (False, NoReuse)):
         land = Landscape()
-        found = Sandwich(window=99, reuse=reuse).search(one, land)
+        found = policy(window=99).search(one, land)
         costs[reuse] = len([1 for case, _ in land.asked if case.m >= 192])
         sources = {found.choices[m].source for m in LONG[-4:]}
         assert sources == ({REUSED} if reuse else {"measured"})
@@ -263,18 +260,6 @@ def test_the_gated_product_is_searched_without_k():
     found = Sandwich().search(task(kind=SILU, n=700), land)
     assert all(candidate.schedule[2] == 0 for _, candidate in land.asked)
     assert {choice.program.tile.panels for choice in found.choices.values()} == {2}
-
-
-def test_a_fixed_order_of_sums_does_not_split_k_and_slices_it_innermost_only():
-    free, fixed = Landscape(), Landscape()
-    Sandwich().search(task(), free)
-    Sandwich().search(task(fixed_order=True), fixed)
-
-    def orders(land):
-        schedules = (candidate.schedule for _, candidate in land.asked)
-        return {(bool(s[2]) and ORDERS[s[8]][-1] != "k", s[5]) for s in schedules}
-
-    assert orders(fixed) == {(False, 1)} < orders(free)
 
 
 def test_same_measurements_same_choices():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import msgspec
@@ -10,8 +11,10 @@ import pytest
 
 from dovetail import kernels
 from dovetail.cli.kernel import build_command
+from dovetail.cli.tune import describe_kernel
 from dovetail.codegen.library import build_library, index_library
 from dovetail.codegen.targets import host_target
+from dovetail.compiler.measure.database import TuningDatabase
 from dovetail.compiler.measure.meter import CallCase, Meter, RowsCase
 from dovetail.compiler.measure.recorder import Identity, Recorder
 from dovetail.compiler.measure.row_ops import ROW_OPS
@@ -32,6 +35,7 @@ from dovetail.ir.tuning import RecordSet
 from dovetail.topology.hardware import read_hardware
 from tests.compiler.search.test_attention_search import SPEC
 from tests.compiler.virtual import VirtualMeter, use_virtual_meters
+from tests.dovetail.commands import dovetail
 from tests.models import save_model
 
 TARGET = host_target()
@@ -145,6 +149,8 @@ def test_tuning_keeps_its_records(tmp_path: Path) -> None:
     first = tune_kernel(str(file), shapes, database=database, budget=0.1, threads=1)
     assert (first.op, first.measured, len(first.rows)) == ("rmsnorm", 10, 2)
     assert first.rows[1].variant.startswith("rmsnorm_user_own")
+    assert first.rows[1].gbytes == pytest.approx(4e-9 * 100 * 19 / first.rows[1].best)
+    assert "GB/s)" in describe_kernel(first)
     assert database.read_bytes().count(b"\n") == 10
 
 
@@ -182,6 +188,113 @@ def measured(file: Path, **sizes: int) -> dict[str, str]:
     with Meter(built.path, built.index, pool_bytes=1 << 20) as meter:
         found = meter.measure(case, task.candidates, rounds=2, seconds=0.0)
     return {m.candidate.kernel: m.status for m in found}
+
+
+AROUND = """
+#include "kinds.h"
+#include "sizes.h"
+#define TIMES 2
+#include "body.inc"
+#undef TIMES
+#define TIMES 3
+#include "body.inc"
+"""
+"""C that needs a prelude and a folder, and reads one file twice."""
+FILES = {
+    "prelude.h": "#define NAME(a, b) PASTE(a, b)\n#define PASTE(a, b) a ## b\n",
+    "headers/kinds.h": "#ifndef KINDS\n#define KINDS\ntypedef float real;\n#endif\n",
+    "headers/sizes.h": '#pragma once\n#include "kinds.h"\n#include "sizes.h"\n',
+    "headers/body.inc": """
+static void NAME(by, TIMES)(real *out, const real *in, int n) {
+  for (int i = 0; i < n; i++) out[i] = TIMES * in[i];
+}
+""",
+}
+CALLS = """
+#include <math.h>
+void silu(float *o, const float *x, int n) {
+  by2(o, x, n);
+  for (int i = 0; i < n; i++) o[i] = 0.5f * o[i] / (1.0f + expf(-x[i]));
+}
+"""
+
+
+def test_c_with_macros_and_headers_is_tuned_and_compiled(tmp_path: Path) -> None:
+    (tmp_path / "headers").mkdir()
+    for name, text in FILES.items():
+        write(tmp_path, name, text)
+    file, database = write(tmp_path, "own.c", AROUND + CALLS), tmp_path / "db.jsonl"
+    around = ("--prelude", tmp_path / "prelude.h", "-I", tmp_path / "headers")
+    shape = ("--shape", "rows=2,width=40", "--db", database, "--budget", "0.1s")
+    told = dovetail("tune", "--kernel", file, *shape, *around)
+    assert told.code == 0 and told.out.startswith(f"silu of {file}"), told
+    assert dovetail("tune", "--kernel", file, *shape).code == 2
+    model, out = save_model(tmp_path / "model", "llama"), tmp_path / "app.dove"
+    text = AROUND + "void third(real *out, real *in, int n) { by3(out, in, n); }"
+    given = ("--kernel", write(tmp_path, "third.c", text), *around, "--effort", "none")
+    result = dovetail("compile", model, "-o", out, *given)
+    assert result.code == 0, result.err
+    x, y = np.arange(7, dtype=np.float32), np.zeros(7, np.float32)
+    kernels(out)["third"](y, x, 7)
+    assert np.array_equal(y, 3 * x)
+    command = json.loads((out / "manifest.json").read_text())["command"]
+    assert {f"--prelude={around[1]}", f"--include={around[3]}"} <= set(command)
+
+
+HELPED = """
+#include <math.h>
+#include <stdio.h>
+static float silu(float x) { return x / (1.0f + expf(-x)); }
+static void say(const char *text) { puts("never called"); }
+void gated(float *out, const float *x, const float *y, int n) {
+  for (int i = 0; i < n; i++) out[i] = silu(x[i]) * y[i];
+}
+int main(int argc, char **argv) { say("x"); }
+"""
+
+
+def test_helpers_are_no_kernels(tmp_path: Path) -> None:
+    """Neither one that is called as an operator, nor what is no C of ours and not asked for."""
+    file = write(tmp_path, "own.c", HELPED)
+    assert read_user_kernel(str(file), guess=True).requests[0].name == "gated"
+    assert read_user_kernel(f"silu_mul={file}").requests[0].name == "silu_mul_user_own"
+    build_command(file, tmp_path / "out", kernel=["gated"])
+    x, out = np.linspace(-3, 3, 37, dtype=np.float32), np.zeros(37, np.float32)
+    kernels(tmp_path / "out")["gated"](out, x, x, 37)
+    assert np.allclose(out, x * x / (1 + np.exp(-x)), 1e-5, 1e-6)
+
+
+def test_an_operator_that_the_rest_of_a_program_calls_is_found(tmp_path: Path) -> None:
+    program = 'void step(float *x) { puts("step"); rmsnorm(x, x, x, 8); }'
+    file = write(tmp_path, "run.c", RMSNORM + program)
+    assert read_user_kernel(f"rmsnorm={file}").requests[0].name == "rmsnorm_user_run"
+
+
+SHARED = """
+@kernel
+def shifted(n: i32, by: f64, x: ptr[f32], y: ptr[f32], tid: thread, nth: thread):
+    for i in vrange(n * tid // nth, n * (tid + 1) // nth):
+        vstore(y + i, vadd(vload(x + i), vbroadcast(cast(f32, by))))
+"""
+
+
+def test_numbers_of_any_type_are_taken_and_threads_share_what_can_be_shared(tmp_path: Path) -> None:
+    file, database = write(tmp_path, "own.dk", SHARED), tmp_path / "db.jsonl"
+    usual = {"database": database, "budget": 0.1}
+    found = tune_kernel(str(file), ["n=3700,by=2"], **usual)
+    assert (found.op, found.rows[0].shape, found.notes) == ("shifted", {"n": 3700, "by": 2}, ())
+    assert {r.threads for r in TuningDatabase(database)} == {read_hardware().usable_threads}
+    alone = tune_kernel(str(write(tmp_path, "alone.c", GEMV)), ["n=37"], threads=2, **usual)
+    assert alone.notes[0].startswith("rows takes no tid and nth")
+    with pytest.raises(SpecError, match="cannot bind 0 threads"):
+        tune_kernel(str(file), ["n=1,by=2"], threads=0, **usual)
+
+
+@pytest.mark.parametrize("shape", ["rows=1,rows=2,width=3", "n=1,n=1", "rows=1;width=2", "rows=-1"])
+def test_a_shape_names_each_number_once(shape: str, tmp_path: Path) -> None:
+    file = write(tmp_path, "own.c", RMSNORM)
+    with pytest.raises(SpecError, match="each name once"):
+        tune_kernel(str(file), [shape], database=tmp_path / "db.jsonl")
 
 
 def test_width_and_unrolling_of_a_kernel_that_is_no_operator_are_tuned(tmp_path: Path) -> None:

@@ -11,13 +11,13 @@ from dovetail.compiler.rules.payload import make_encoder_payload
 from dovetail.compiler.rules.schedules import gemm_kernels, gemm_kinds
 from dovetail.compiler.rules.tables import default_tables
 from dovetail.compiler.search.tables import tuning_library
-from dovetail.compiler.tape.check import table_key, verify_tape
 from dovetail.compiler.tape.encoder import build_encode_tape
 from dovetail.compiler.write.weights import plan_sources
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.tiny_world import ENCODER
 from dovetail.topology.hardware import read_hardware
 from tests.codegen.float_targets import FLOAT_TARGETS
+from tests.tapes import table_key, verify_tape
 
 SPEC = read_encoder_spec(ENCODER)
 WEIGHTS = plan_sources(encoder_sources(SPEC, open_checkpoint(ENCODER)), lambda _: "f32")

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from dovetail.compiler.families.tensors import weight_sources
 from dovetail.compiler.tape.buffers import Stage, live_sets, plan_offsets
-from dovetail.compiler.tape.check import table_key, tape_stages, verify_tape
 from dovetail.compiler.tape.forward import build_forward_tape, build_sample_tape
 from dovetail.compiler.tape.operators import OPERATORS
 from dovetail.compiler.write.weights import plan_sources
@@ -17,6 +16,7 @@ from dovetail.ir.errors import ScheduleError
 from dovetail.ir.model import ModelSpec, RopeSpec, WeightEntry
 from dovetail.ir.schedule import Row, ScheduleTable
 from dovetail.ir.tape import FORWARD_ARGS, OUT_ARGS, SAMPLE_ARGS, BufferRef, KvRef, Tape, WeightRef
+from tests.tapes import table_key, tape_stages, verify_tape
 
 replace = msgspec.structs.replace
 

@@ -77,7 +77,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_an_index_finds_its_passages_with_their_text(folder: Path) -> None:
-    check_rest(folder)
+    check_rest(folder, read_manifest(folder))
     opened = open_index(folder)
     assert opened.embedder == EMBEDDER
     assert [opened.store[id_] for id_ in range(len(opened))] == PASSAGES
@@ -257,13 +257,17 @@ def test_the_smallest_files_are_hashed_at_load_and_the_rest_by_and_by(
     largest = max(sizes, key=lambda name: sizes[name])
     monkeypatch.setattr("dovetail.runtime.retrieval.folder.HASHED_AT_ONCE", sizes[largest])
     assert largest in left_over(read_manifest(copy))
-    check_rest(copy)
+    check_rest(copy, read_manifest(copy))
     data = bytearray((copy / largest).read_bytes())
     data[len(data) // 2] ^= 1
     (copy / largest).write_bytes(data)
     open_index(copy)
+    manifest = read_manifest(copy)
     with pytest.raises(ArtifactError, match=f"{largest}: does not have the sha256"):
-        check_rest(copy)
+        check_rest(copy, manifest)
+    again = msgspec.structs.replace(manifest, created="later")
+    (copy / MANIFEST).write_bytes(msgspec.json.encode(again))
+    check_rest(copy, manifest)  # the file is that of another index, and not damaged
 
 
 def test_long_passages_are_found_part_by_part_and_a_large_index_knows_when_to_end(

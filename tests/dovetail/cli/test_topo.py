@@ -38,6 +38,12 @@ def report(*arguments: object) -> dict[str, Any]:
     return json.loads(result.out)
 
 
+def chosen(plan: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+    """Return the candidates of both phases that were chosen."""
+    choice = plan["choice"]
+    return tuple(choice[phase][choice["pairs"][0][phase]] for phase in ("prefill", "decode"))
+
+
 def test_this_machine() -> None:
     machine = report()
     spec = read_hardware()
@@ -73,20 +79,24 @@ def test_a_plan_keeps_to_the_cpu_quota_as_a_compile_does(tmp_path: Path) -> None
     machine = replace(read_hardware("package:1 core:8"), cpu_quota=3.5)
     (tmp_path / "hardware.json").write_bytes(dump_hardware(machine))
     plan = report("--hardware", tmp_path / "hardware.json", "--plan", "tinyllama")["plan"]
-    for phase in ("prefill", "decode"):
-        assert plan[phase]["processes"] * plan[phase]["threads"] <= 3
-    assert any("quota of 3.5 cores" in note for note in plan["notes"])
+    for phase in chosen(plan):
+        assert phase["processes"] * phase["threads"] <= 3
+    assert any("quota of 3.5 cores" in note for note in plan["choice"]["notes"])
 
 
 def test_a_plan_as_tables_and_as_json(tmp_path: Path) -> None:
     line = ("--hardware", "package:2 l3:2 core:4 pu:2", "--plan", "tinyllama")
     text = dovetail("topo", *line).out
-    for word in ("prefill candidates", "decode candidates", "chosen", "rank 1", "s per request"):
+    for word in ("prefill candidates", "decode candidates", "chosen", "0-7", "seconds per request"):
         assert word in text
     plan = report(*line)["plan"]
-    assert plan["evaluation"].startswith("simulated")
-    assert plan["prefill"]["processes"] * plan["prefill"]["threads"] >= 16
-    assert {"patterns", "cut", "group_trees_total"} <= plan["search"].keys()
+    choice, (prefill, _) = plan["choice"], chosen(plan)
+    assert choice["source"] == "simulated"
+    assert prefill["processes"] * prefill["threads"] >= 16
+    assert len(choice["decode"]) >= 10  # those in no pair, too
+    assert all(figure["source"] for figure in choice["figures"].values())
+    assert plan["search"]["patterns"][0] == "as shown by the system"
+    assert {"cut", "group_trees_total"} <= plan["search"].keys()
 
 
 def test_a_picture_of_the_plan(tmp_path: Path) -> None:
@@ -118,11 +128,11 @@ def test_workload_batch_and_model_directory(tmp_path: Path) -> None:
     trace.write_text("prompt_tokens,output_tokens\n64,8\n")
     options = ("--hardware", "core:4", "--workload", trace, "--batch", "4", "--every-divisor")
     plan = report(*options, "--plan", tmp_path / "tiny")["plan"]
-    assert (plan["trace"], plan["batches"]) == ("t.csv", [4])
+    assert (plan["choice"]["trace"], plan["choice"]["batches"]) == ("t.csv", [4])
     file = report(*options, "--plan", config)["plan"]
-    assert file["seconds_per_request"] == plan["seconds_per_request"]
+    assert file["choice"]["pairs"] == plan["choice"]["pairs"]
     wide = report(*options, "--plan", config, "--weight-dtype", "f32")["plan"]
-    assert wide["score"]["decode"] > plan["score"]["decode"]
+    assert chosen(wide)[1]["simulated"] > chosen(plan)[1]["simulated"]
 
 
 def test_a_saved_machine_is_the_machine(tmp_path: Path) -> None:
@@ -163,7 +173,7 @@ def test_bad_input_is_one_sentence(arguments: tuple[str, ...]) -> None:
 def test_options_of_a_plan_need_one(options: tuple[str, ...]) -> None:
     result = dovetail("topo", *options)
     assert_one_sentence(result)
-    assert f"{options[0]} says how to plan; add --plan MODEL" in result.err
+    assert f"{options[0]} only works with --plan MODEL" in result.err
 
 
 def test_every_option_of_a_plan_stands_in_its_panel() -> None:
@@ -177,7 +187,7 @@ def test_every_option_of_a_plan_stands_in_its_panel() -> None:
 def test_a_machine_of_one_core_is_planned_for() -> None:
     result = dovetail("topo", "--hardware", "core:1", "--plan", "tinyllama")
     assert (result.code, result.err) == (0, "")
-    assert "decode: 1 process of 1 thread" in result.out
+    assert "1 x 1" in result.out and "chosen" in result.out
 
 
 def test_the_division_is_that_of_the_mix_given() -> None:
@@ -206,4 +216,4 @@ def test_why_a_division_is_chosen_holds_of_it() -> None:
 @pytest.mark.parametrize("file", [truth.file for truth in truths()])
 def test_planning_for_every_machine_says_what_it_used_and_cut(file: str) -> None:
     plan = report("--hardware", TOPOLOGIES / file, "--plan", "llama-3-8b")["plan"]
-    assert plan["search"]["patterns"] and plan["decode"]["ranks"]
+    assert plan["search"]["patterns"] and chosen(plan)[1]["cpus"]

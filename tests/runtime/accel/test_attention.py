@@ -171,15 +171,16 @@ def test_flashinfer_is_planned_once_a_step_for_each_kind_of_layer(
     tables = np.array([[4, 5, 0], [1, 2, 3], [6, 0, 0]], np.int32)
     host = {"block_tables": tables, "seq_lengths": np.array([20, 48, 1], np.int32)}
     host |= {"seq_starts": np.array([0, 7, 8, 9], np.int32)}
-    step = Step(host, {}, {"n_prefill": 1, "n_decode": 2, "decode_row": 7})
+    counts = {"n_prefill": 1, "n_decode": 2, "decode_row": 7, "n_tokens": 9}
+    step = Step(host, {}, counts)
     pool = torch.zeros(8, 2, KV_BLOCK, 64)
     kinds = [Attended(8, 2, 0.125, window, pool, pool) for window in (0, 32)]
     for over in kinds:
         made.add(over)
         made.add(over)
     rows = torch.zeros(9, 8 * 64)
-    for recorded in (False, True, False):
-        step.recorded = recorded
+    for recorded, tokens in ((False, 9), (True, 2), (True, 9), (False, 9)):
+        step.recorded, counts["n_tokens"] = recorded, tokens
         step.shared.clear()
         made.begin(step)
         for over in kinds:
@@ -209,7 +210,7 @@ def test_flashinfer_is_planned_once_a_step_for_each_kind_of_layer(
         tables.size,
         2,
     ]
-    assert len(decodes.planned) == 2, "once a step that is not recorded"
+    assert len(decodes.planned) == 3, "once a step that is not recorded, or not whole"
 
 
 class Wrong(PlainAttention):
@@ -262,8 +263,8 @@ def test_the_first_backend_that_is_there_and_right_is_used(
     with caplog.at_level(logging.WARNING):
         assert choose_attention(DEVICE, spec, torch.float32) is Right
     assert len(caplog.messages) == 2
-    assert "one that is broken is not used: no kernel for this GPU" in caplog.messages[0]
-    assert "one that is wrong is not used: its results differ by" in caplog.messages[1]
+    assert "one that is broken attention is disabled: no kernel for this GPU" in caplog.messages[0]
+    assert "one that is wrong attention is disabled: results differ by" in caplog.messages[1]
     monkeypatch.setattr(attention_choice, "BACKENDS", (Wrong,))
     assert choose_attention(DEVICE, spec, torch.float32) is PlainAttention
 

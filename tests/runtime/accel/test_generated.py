@@ -23,11 +23,13 @@ from dovetail.compiler.tape.forward import build_forward_tape
 from dovetail.ir.errors import DeviceError
 from dovetail.ir.formats import FORMATS
 from dovetail.ir.model import ExpertSpec
+from dovetail.runtime.accel import generated
 from dovetail.runtime.accel.device import TorchDevice
 from dovetail.runtime.accel.experts import without_experts
 from dovetail.runtime.accel.generated import (
     GeneratedProducts,
     find_operands,
+    panel_bytes,
 )
 from dovetail.runtime.accel.skinny import gemm_skinny, register_module
 from dovetail.runtime.accel.weights import load_weights
@@ -230,7 +232,7 @@ def test_experts_are_not_compared_one_by_one() -> None:
     assert list(kept) == ["layers.0.o", "layers.1.router", "head"]
 
 
-def test_weights_of_an_artifact(tmp_path: Path) -> None:
+def test_weights_of_an_artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a real artifact has packed gives the products of what the device has unpacked."""
     folder = save_model(tmp_path / "model", "llama", intermediate_size=128)
     compile_model(folder, output=tmp_path / "a.dove", effort="none", weight_dtype="int4")
@@ -238,6 +240,11 @@ def test_weights_of_an_artifact(tmp_path: Path) -> None:
     weights = Weights(part)
     tensors = load_weights(TorchDevice("torch:cpu"), weights, torch.float32)
     found = find_operands(tensors, weights, CPU)
+    monkeypatch.setattr(generated, "device_module", lambda artifact: artifact)
+    entries, gpu = part.file.weights, "cuda"
+    panels = sum(o.put().nbytes for o in found.values() if o.form != "f32")
+    for there, device, wanted in ((part, gpu, panels), (None, gpu, 0), (part, "cpu", 0)):
+        assert panel_bytes(there, entries, torch.device(device)) == wanted  # type: ignore[arg-type]
     kinds = {o.form for o in found.values()}
     assert {"layers.0.gate_up", "layers.1.down", "layers.0.o", "head"} <= found.keys()
     assert kinds <= {"q4_32", "q8_32", "f32"} and kinds & {"q4_32", "q8_32"}

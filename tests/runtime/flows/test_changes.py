@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from dovetail.ir.errors import DeviceError, RequestError, SpecError, WorkflowError
-from dovetail.ir.index_file import Passage
+from dovetail.ir.index_file import EarlyEnd, Passage
 from dovetail.ir.ragraph import RAGraph
 from dovetail.ir.workflow import END, START
 from dovetail.runtime.app import App
@@ -65,6 +65,25 @@ def test_what_is_added_is_found_and_what_is_removed_is_not(app: App) -> None:
     after = keys(app.run(search(topk=COUNT), QUERY).outputs["docs"])
     assert len(after) == COUNT - len({*nearest, keys(found)[-1]})
     assert not {"new", "other", *nearest} & set(after)
+
+
+def test_searches_end_early_no_longer_once_many_documents_have_changed(
+    app: App, caplog: pytest.LogCaptureFixture
+) -> None:
+    """When they may was measured on the documents that there were."""
+    fields = {"nprobe": 12, "patience": 3, "recall": 0.99, "scanned": 0.5, "queries": 1000}
+    ends, indexes, index = (EarlyEnd(topk=5, **fields),), app.flows._open, app.index()
+    indexes.add(replace(indexes.find(None), early=ends))
+    index.add([passage(f"new {number}") for number in range(15)])
+    index.remove([f"new {number}" for number in range(10)])
+    assert indexes.find(None).early == ends and indexes.find(None).changed == 25
+    index.change([passage("new 10", "w4 w5 w6")], remove=["nobody"])  # in place of the old one
+    assert indexes.find(None).early == ends and indexes.find(None).changed == 27
+    with caplog.at_level("WARNING", "dovetail"):
+        index.add([passage(f"more {number}") for number in range(6)])
+        index.add([passage("last")])
+    assert indexes.find(None).early == ()
+    assert caplog.text.count("33 documents came or went since it was built") == 1
 
 
 def test_a_run_goes_on_in_its_index_where_another_is_added(app: App, folder: Path) -> None:

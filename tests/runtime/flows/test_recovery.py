@@ -15,7 +15,9 @@ from queue import SimpleQueue
 
 import pytest
 
+from dovetail.compiler.write.index_build import IndexRequest, build_index_folder
 from dovetail.ir.errors import CapacityError, WorkflowError
+from dovetail.ir.index_file import EmbedderEntry, Passage
 from dovetail.ir.ragraph import RAGraph
 from dovetail.ir.workflow import END, START, Generation
 from dovetail.runtime.app import App
@@ -27,8 +29,8 @@ from dovetail.runtime.flows.job import WorkflowJob
 from dovetail.runtime.flows.service import FlowSettings
 from dovetail.runtime.flows.workflow_run import WorkflowRun
 from dovetail.runtime.schedule.plan import SchedulerSettings
-from tests.runtime.flows.conftest import PlainServices
-from tests.runtime.flows.test_service import GRAPHS, check_events, plain, question
+from tests.runtime.flows.conftest import Encoder, PlainServices, embed
+from tests.runtime.flows.test_service import GRAPHS, check_events, one_search, plain, question
 from tests.runtime.throttle import Throttle
 
 MANY = 20_000
@@ -59,6 +61,38 @@ def test_workflows_outlive_a_worker_that_is_killed_among_them(
         assert job.result(timeout=300).outputs == wanted
         check_events(list(job), job.result())
     assert app.flows.worker.deaths >= 1
+
+
+def test_an_index_that_was_built_again_in_its_place_is_told_of_by_the_next_worker(
+    app: App, tmp_path: Path
+) -> None:
+    """Vectors of the one with documents of the other would be wrong answers; others are served."""
+    folder, texts = tmp_path / "again", ["w1", "w2", "w3"]
+
+    def build() -> None:
+        passages = [Passage(key=text, text=text) for text in texts]
+        entry = EmbedderEntry(name="toy", fingerprint="")
+        build_index_folder(passages, Encoder(), entry, IndexRequest(output=folder), lambda *_: None)
+
+    def find() -> str:
+        found: str = app.run(one_search("again"), {"input": "w3"}).outputs["docs"][0].text
+        return found
+
+    build()
+    app.add_index(folder, embed=embed)
+    texts.insert(1, "w4")
+    build()
+    assert find() == "w3"  # the worker has the files of before
+    kill_worker(app)
+    while not app.flows.worker.deaths:
+        assert app.run(one_search("idx"), question(1)).outputs["docs"]
+    with pytest.raises(
+        WorkflowError, match=r"'search' failed: .* is another one now; add it again"
+    ):
+        find()
+    assert app.run(one_search("idx"), question(1)).outputs["docs"]
+    app.add_index(folder, embed=embed)
+    assert find() == "w3"
 
 
 def endless() -> RAGraph:

@@ -40,6 +40,7 @@ from dovetail.runtime.flows.service import FlowSettings
 from dovetail.runtime.flows.services import perform
 from dovetail.runtime.flows.workflow_run import run_in_order
 from dovetail.runtime.index.documents import Document
+from dovetail.runtime.index.manifest import read_manifest
 from dovetail.runtime.retrieval.wire import Opened, OpenIndex, ProbeQueries
 from dovetail.runtime.retrieval.worker import Shelf
 from tests.processes import stop
@@ -185,7 +186,7 @@ def branching() -> RAGraph:
 def test_branches_filters_vectors_and_functions(
     app: App, services: PlainServices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(app.flows._executors, "embed", embed)
+    monkeypatch.setattr(app.flows._executors, "embed", {None: embed})
     result = app.run(branching(), question(3)).outputs
     wanted = plain(services, branching(), question(3))
     assert result.pop("vector").tolist() == wanted.pop("vector").tolist() and result == wanted
@@ -301,7 +302,9 @@ def test_what_cannot_run_is_told_before_it_begins(app: App, folder: Path) -> Non
         app.run(chain, "w1")  # type: ignore[arg-type]
     with pytest.raises(WorkflowError, match=r"node 'answer': .*n must be 1"):
         app.run(workflows.one_shot(n=2), question(1))
-    with pytest.raises(WorkflowError, match=r"node 'answer': there is no model 'x'"):
+    with pytest.raises(
+        WorkflowError, match=r"node 'answer': no model 'x' for generation; .* 'llm'"
+    ):
         app.run(workflows.one_shot(model="x"), question(1))
     with pytest.raises(WorkflowError, match=r"node 'answer': .*temperature"):
         app.run(workflows.one_shot(temperature=-1), question(1))
@@ -336,7 +339,7 @@ def test_damage_that_is_found_while_an_index_is_served_ends_its_searches(
     data[len(data) // 2] ^= 4
     (rotten / DOCUMENTS).write_bytes(data)
     shelf = Shelf()
-    assert isinstance(shelf.answer(OpenIndex("idx", str(rotten))), Opened)
+    assert isinstance(shelf.answer(OpenIndex("idx", str(rotten), read_manifest(rotten))), Opened)
     asked, deadline = ProbeQueries("idx", (), nprobe=1), time.monotonic() + 60
     while not shelf._indexes["idx"].fault and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -12,6 +12,7 @@ pytest.importorskip("faiss")
 from dovetail.compiler.write.index_build import IndexRequest, build_index_folder
 from dovetail.ir.index_file import EmbedderEntry, Passage
 from dovetail.runtime.child.framing import ErrorText
+from dovetail.runtime.index.manifest import read_manifest
 from dovetail.runtime.index.scans import Part
 from dovetail.runtime.retrieval.wire import (
     OpenIndex,
@@ -32,7 +33,8 @@ def shelf(tmp_path: Path) -> Shelf:
     build_index_folder(passages, Given(), entry, request, lambda *_: None)
     shelf = Shelf()
     room = Room("torch:cpu", 1 << 20)
-    shelf.open(OpenIndex("a", str(tmp_path / "idx"), kernels=False, room=room))
+    idx = tmp_path / "idx"
+    shelf.open(OpenIndex("a", str(idx), read_manifest(idx), kernels=False, room=room))
     return shelf
 
 

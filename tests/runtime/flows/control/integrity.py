@@ -57,6 +57,8 @@ def check_wavefront(front: Wavefront) -> None:
         assert not reply.over and reply.job in jobs, "a reply that nobody writes"
         guess = state.tickets[reply.source.request].guesses.get(reply.key)
         assert (reply.call is None) == (guess is reply)
+    failed = {name for name, why in state.statistics.left.items() if why.reason == "failed"}
+    assert not failed, "a transformation that raises"
     assert not state.ready.fresh, "what is ready is begun"
     for graph in (state.beside, *(ticket.graph for ticket in state.tickets.values())):
         check_ready(graph)

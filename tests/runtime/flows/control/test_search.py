@@ -59,7 +59,7 @@ def test_history_is_not_followed_where_it_finds_what_is_nearest_later() -> None:
 
 def test_what_history_showed_fades_with_each_search_that_has_none() -> None:
     hand = Hand(generation_load=0)
-    hand.front.front.costs.needed["search"] = Needed(0.0, 0.0, 0.0)
+    hand.front.front.costs.needed["one-shot", "search"] = Needed(0.0, 0.0, 0.0)
     hand.begin_search(1)
     hand.scanned((1.0, 10), (2.0, 20))
-    assert hand.front.front.costs.needed["search"].alone > 0.0
+    assert hand.front.front.costs.needed["one-shot", "search"].alone > 0.0

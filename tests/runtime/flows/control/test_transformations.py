@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 import dovetail
 from dovetail.ir.errors import DeviceError, SpecError
 from dovetail.ir.live_graph import LiveGraph
-from dovetail.ir.transform import split_search
+from dovetail.ir.transform import split_search, stop
 from dovetail.runtime.flows.control.costs import Learned
 from dovetail.runtime.flows.control.front import Changes, Front
 from dovetail.runtime.flows.control.messages import (
@@ -42,7 +43,13 @@ from tests.runtime.flows.control.test_wavefront import (
     served,
     shown,
 )
-from tests.runtime.flows.control.world import COSTS, CountedClusters, HashWorld, machine, simulate
+from tests.runtime.flows.control.world import (
+    COSTS,
+    CountedClusters,
+    HashWorld,
+    machine,
+    simulate,
+)
 
 BUILT_IN = (
     *("reorder", "stop", "speculate_retrieval", "prefetch"),
@@ -59,22 +66,26 @@ def registry() -> Iterator[None]:
     REGISTRY.update(before)
 
 
+def serve_all(seed: int, **settings: Any) -> tuple[Wavefront, list[Any], Counter[str]]:
+    """Serve requests of each kind; also return how often each transformation was applied."""
+    seen, world = Counter[str](), HashWorld(seed)
+    wavefront = WavefrontSettings(refresh=3, **settings)
+    front = Wavefront(wavefront, COSTS, world, {None: CountedClusters(4)})
+
+    def watch(now: float, orders: Sequence[Order]) -> None:
+        for order in orders:
+            if isinstance(order, Rewrote):
+                assert order.rewrite.gain > 0
+                seen[order.rewrite.transformation] += 1
+
+    outcomes = simulate(front, world, machine(seed), seed).run(runs(seed, REQUESTS, 500.0), watch)
+    assert len(outcomes) == REQUESTS and is_idle(front)
+    return front, outcomes, seen
+
+
 def applied(patience: int | None = 3) -> Counter[str]:
     """Serve some requests of each kind; return how often each transformation was applied."""
-    seen = Counter[str]()
-    for seed in SEEDS:
-        world = HashWorld(seed)
-        wavefront = WavefrontSettings(refresh=3, patience=patience)
-        front = Wavefront(wavefront, COSTS, world, {None: CountedClusters(4)})
-
-        def watch(now: float, orders: Sequence[Order]) -> None:
-            for order in orders:
-                if isinstance(order, Rewrote):
-                    assert order.rewrite.gain > 0
-                    seen[order.rewrite.transformation] += 1
-
-        simulate(front, world, machine(seed), seed).run(runs(seed, REQUESTS, 500.0), watch)
-    return seen
+    return sum((serve_all(seed, patience=patience)[2] for seed in SEEDS), Counter[str]())
 
 
 def test_each_is_applied_and_they_are_asked_in_a_known_order() -> None:
@@ -153,6 +164,80 @@ def test_one_of_a_user_says_why_it_is_left_in_its_own_words() -> None:
     assert front.front.statistics.left["wary"] == ("gain", "not today")
 
 
+@dataclass(frozen=True, slots=True)
+class Enough(dovetail.Transformation):
+    """Leave out what a search has not scanned after its first sub-stage."""
+
+    name = "enough"
+    wakes = "scanned"
+
+    @classmethod
+    def fits(cls, front: Front) -> Iterator[Enough]:
+        """See Transformation."""
+        for search in front.news.scanned:
+            if not search.over:
+                yield cls(search.graph, search.node)
+
+    def gain(self, costs: Learned) -> float:
+        """See Transformation."""
+        return 1.0
+
+    def apply(self, graph: LiveGraph) -> None:
+        """See Transformation."""
+        stop(graph, self.node)
+
+
+@pytest.mark.parametrize("mine", [True, False])
+def test_a_search_may_be_ended_when_the_next_sub_stage_is_chosen(mine: bool) -> None:
+    """By one that is asked after those which choose: a user's, or ours registered again."""
+    kind = Enough if mine else dovetail.unregister_transformation("stop")
+    dovetail.register_transformation(kind)
+    for seed in SEEDS:
+        front, outcomes, seen = serve_all(seed, patience=None if mine else 1, fixed_clusters=1)
+        assert seen[kind.name] and all(outcome.error is None for outcome in outcomes)
+        assert "failed" not in {why.reason for why in front.statistics.left.values()}
+
+
+class Faulty(Halve):
+    """Fails in one of its methods, for every second place at most."""
+
+    __slots__ = ()
+    name, breaks = "faulty", "apply"
+
+    @classmethod
+    def fits(cls, front: Front) -> Iterator[Halve]:
+        if cls.breaks == "fits" and front.news.found:
+            raise ZeroDivisionError("in fits")
+        return super().fits(front)
+
+    def gain(self, costs: Learned) -> float:
+        if self.breaks == "gain":
+            raise ZeroDivisionError("in gain")
+        return 0.0 if self.breaks == "why_not" else 1.0
+
+    def why_not(self, costs: Learned) -> str:
+        raise ZeroDivisionError("in why_not")
+
+    def apply(self, graph: LiveGraph) -> None:
+        super().apply(graph)
+        raise ZeroDivisionError("in apply")
+
+
+@pytest.mark.parametrize("method", ["fits", "gain", "why_not", "apply"])
+def test_one_of_a_user_that_raises_ends_one_request_at_most(
+    method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Faulty, "breaks", method)
+    dovetail.register_transformation(Faulty)
+    front, outcomes, seen = serve_all(1)
+    failed = [outcome.error for outcome in outcomes if outcome.error is not None]
+    assert len(failed) == (method == "apply") and not seen["faulty"]
+    assert all("transformation 'faulty' has failed: " in str(error) for error in failed)
+    assert front.statistics.left["faulty"].reason == "failed"
+    assert f"in {method}" in front.statistics.left["faulty"].said and "faulty" in caplog.text
+    assert "faulty" not in front.front.asked, "it is asked no longer"
+
+
 def test_one_that_wakes_on_what_is_never_told_is_refused() -> None:
     assert {f.name for f in fields(Changes)} == set(NEWS)
 
@@ -162,6 +247,11 @@ def test_one_that_wakes_on_what_is_never_told_is_refused() -> None:
 
     with pytest.raises(SpecError, match=r"wakes is one of found, scanned, .* not 'scaned'"):
         dovetail.register_transformation(Asleep)
+
+
+def test_what_is_copied_for_all_requests_is_not_kept_for_ever() -> None:
+    front, _, seen = serve_all(2)
+    assert seen["prefetch"] and not front.front.beside.rewrites
 
 
 def test_names_are_taken_once_and_those_of_settings_must_be_there() -> None:

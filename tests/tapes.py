@@ -1,21 +1,56 @@
-"""Verifies a tape against everything it refers to, before it is written.
+"""Verifies a tape against everything it refers to: the builder makes none of these faults.
 
-In: a Tape, the weight index, schedule tables and the model. Out: nothing; a fault raises
-ScheduleError. The builder makes none of these faults; a pass that edits tapes may.
+In: a Tape, the weight index and schedule tables, or an artifact. Out: nothing; a fault raises
+ScheduleError.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations
+from pathlib import Path
+
+import msgspec
 
 from dovetail.compiler.tape.buffers import Stage, live_sets
 from dovetail.compiler.tape.operators import OPERATORS, POINTERS, Operand, named_slots
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.errors import ScheduleError
-from dovetail.ir.model import APART, PANEL, WeightEntry
-from dovetail.ir.schedule import ScheduleTable
-from dovetail.ir.tape import ArgRef, BufferRef, Entry, FloatConst, IntConst, Slot, Tape, WeightRef
+from dovetail.ir.model import APART, OWN_GATE, PANEL, WeightEntry
+from dovetail.ir.schedule import ScheduleFile, ScheduleTable
+from dovetail.ir.tape import (
+    GATED,
+    ArgRef,
+    BufferRef,
+    Entry,
+    FloatConst,
+    IntConst,
+    Slot,
+    Tape,
+    WeightRef,
+)
+
+
+class _Weights(msgspec.Struct):
+    """What the files of models and of encoders both have."""
+
+    weights: tuple[WeightEntry, ...]
+
+
+def verify_tapes(path: str | Path) -> None:
+    """Verify all tapes of an artifact, each by the tables of every target."""
+    for folder in Path(path).glob("models/*"):
+        (file,) = (f for f in folder.glob("*.json") if f.name in ("model.json", "encoder.json"))
+        weights = msgspec.json.decode(file.read_bytes(), type=_Weights).weights
+        schedules = (folder / "schedules.json").read_bytes()
+        tables = msgspec.json.decode(schedules, type=ScheduleFile).tables
+        tapes = list(folder.glob("tapes/*.json"))
+        assert tapes
+        for tape in (msgspec.json.decode(tape.read_bytes(), type=Tape) for tape in tapes):
+            for target in {table.target for table in tables}:
+                those = [table for table in tables if table.target == target]
+                if tape.name != GATED or any(table.op == OWN_GATE for table in those):
+                    verify_tape(tape, weights, those)
 
 
 def verify_tape(

@@ -241,7 +241,8 @@ A search may end before it has scanned all clusters that it probes: once so many
 order of centroids, have held nothing nearer. How many (the patience) was measured when an index of
 thousands of passages was built: for 0.99 of what the whole search finds, which 1,000 queries that
 it was not chosen on confirm (`early` in the manifest). That is the default; `patience=None` has
-searches exact, and so are those of an index of which a tenth of the documents came or went. With queries of your own another recall is found like this:
+searches exact, and so are those of an index of which a tenth of the documents came or went.
+With queries of your own another recall is found like this:
 
 ```python
 {end}```

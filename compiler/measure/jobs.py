@@ -15,7 +15,7 @@ from statistics import geometric_mean
 import msgspec
 
 from dovetail.compiler.measure.recorder import Allowance
-from dovetail.compiler.measure.row_ops import GATE_OPS
+from dovetail.compiler.measure.row_ops import GATE_OPS, row_bytes
 from dovetail.compiler.rules.schedules import GATED
 from dovetail.ir.tuning import OK, TuningRecord, WorkKey
 from dovetail.topology.binding import choose_pus
@@ -53,7 +53,8 @@ def allow(budget: float, spent: Mapping[WorkKey, float], deciding: float = 0.0) 
 class TunedPoint(msgspec.Struct, frozen=True, kw_only=True):
     """The best schedule of one shape so far; `gain` is default time / best time, with quartiles.
 
-    gflops: of the best, in 10^9 multiply-add operations counted as two, per second.
+    gflops: of the best, in 10^9 multiply-add operations counted as two, per second; None where
+    they are not known. gbytes: of rows that it reads and writes, in 10^9 bytes per second.
     """
 
     kind: str
@@ -63,7 +64,8 @@ class TunedPoint(msgspec.Struct, frozen=True, kw_only=True):
     kernel: str
     schedule: tuple[int, ...]
     seconds: float
-    gflops: float
+    gflops: float | None
+    gbytes: float | None
     gain: float
     gain_low: float
     gain_high: float
@@ -141,7 +143,7 @@ class Scoreboard:
             done=done,
             trials=self.trials,
             failed=self.failed,
-            best_gflops=max((p.gflops for p in points), default=0.0),
+            best_gflops=max((p.gflops or 0.0 for p in points), default=0.0),
             gain=mean_gain([p.gain for p in points]),
             gain_low=mean_gain([p.gain_low for p in points]),
             gain_high=mean_gain([p.gain_high for p in points]),
@@ -164,7 +166,8 @@ def _best_point(records: Sequence[TuningRecord]) -> TunedPoint:
         kernel=best.kernel,
         schedule=best.schedule,
         seconds=best.seconds,
-        gflops=flops(best.kind, best.shape) / best.seconds / 1e9,
+        gflops=flops(best.kind, best.shape) / best.seconds / 1e9 or None,
+        gbytes=row_bytes(best.kind, best.shape) / best.seconds / 1e9 or None,
         gain=scale * default.seconds / best.seconds,
         gain_low=1.0 if same else scale * default.low / best.high,
         gain_high=1.0 if same else scale * default.high / best.low,

@@ -38,6 +38,15 @@ class RowOp:
         return tuple(s.name for s in self.slots if s.kind in ("in", "weight", "weight?"))
 
 
+def row_bytes(kind: str, shape: Mapping[str, int]) -> int:
+    """Return the bytes of float32 that an operator of rows reads and writes once; 0 of others."""
+    if kind not in ROW_OPS or "rows" not in shape:
+        return 0
+    kinds = [slot.kind for slot in ROW_OPS[kind].slots]
+    rows = shape["rows"] * (kinds.count("in") + kinds.count("out"))
+    return 4 * shape["width"] * (rows + sum(k.startswith("weight") for k in kinds))
+
+
 def _rmsnorm(a: Mapping[str, Array], eps: float) -> Array:
     x = a["x"]
     found: Array = x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * a["w"]

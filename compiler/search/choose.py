@@ -180,6 +180,38 @@ def choose_schedules(scope: SearchScope, request: ChoiceRequest, progress: Advan
     return found
 
 
+def find_products(
+    scope: SearchScope,
+    recorder: Recorder,
+    database: TuningDatabase,
+    effort: str,
+    seconds: float,
+    progress: Advance | None = None,
+    *,
+    stopped: bool = False,
+) -> tuple[tuple[ScheduleTable, ...], PolicyChooser]:
+    """Return the tables of a model's products that were searched for, and what chose the policies.
+
+    stopped: no more is searched; the records and the rules serve.
+    """
+    known = known_candidates(recorder.identity.matching(database))
+    choice = (scope.target, EFFORTS[effort], recorder, database, known)
+    policies = PolicyChooser(*choice, stopped=stopped)
+    found = search_tables(
+        scope.spec,
+        scope.payload,
+        scope.plans,
+        scope.hardware,
+        recorder,
+        target=scope.target,
+        effort=effort,
+        budget_seconds=seconds,
+        choose_policy=policies.choose,
+        progress=progress,
+    )
+    return found, policies
+
+
 def next_win(trials: Iterable[TuningRecord]) -> float:
     """Return how likely the next shape's search finds what is surely faster than the default.
 
@@ -309,21 +341,8 @@ class _Search:
                 choices += search_instances(tasks, recorder, self.seconds)
         kept = SHARE * self.seconds if behind else 0.0
         with self.measuring(products) as recorder:
-            known = known_candidates(products.identity.matching(database))
-            effort = EFFORTS[self.request.effort]
-            policies = PolicyChooser(scope.target, effort, recorder, database, known)
-            found = search_tables(
-                scope.spec,
-                scope.payload,
-                scope.plans,
-                scope.hardware,
-                recorder,
-                target=scope.target,
-                effort=self.request.effort,
-                budget_seconds=self.seconds - kept,
-                choose_policy=policies.choose,
-                progress=progress,
-            )
+            effort, seconds = self.request.effort, self.seconds - kept
+            found, policies = find_products(scope, recorder, database, effort, seconds, progress)
         own: tuple[ScheduleTable, ...] = ()
         unmeasured: tuple[str, ...] = ()
         for part in behind:

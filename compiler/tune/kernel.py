@@ -18,6 +18,7 @@ from dovetail.codegen.user_file import read_around
 from dovetail.compiler.measure.database import TuningDatabase, default_path
 from dovetail.compiler.measure.meter import CallCase, Meter, RowsCase
 from dovetail.compiler.measure.recorder import Identity, Recorder, describe_disturbed
+from dovetail.compiler.measure.row_ops import row_bytes
 from dovetail.compiler.request import choose_targets
 from dovetail.compiler.search.instances import ROUNDS, find_best, refuse_wrong
 from dovetail.compiler.search.user_kernels import (
@@ -60,13 +61,15 @@ class KernelRow(msgspec.Struct, frozen=True, kw_only=True):
     """The times of one shape, in seconds.
 
     ours: None where there is none; plain: the user's kernel as it stands; best: of its fastest
-    variant; serves: which one a search takes.
+    variant; gbytes: 10^9 bytes of rows that it reads and writes per second, of an operator;
+    serves: which one a search takes.
     """
 
     shape: dict[str, int]
     ours: float | None
     plain: float
     best: float
+    gbytes: float | None
     variant: str
     serves: str
 
@@ -161,6 +164,7 @@ def _tune(kernel: str, shapes: Sequence[Sizes], options: KernelOptions) -> Kerne
                     ours=times[0].seconds if ours else None,
                     plain=own[0].seconds,
                     best=best.seconds,
+                    gbytes=row_bytes(user.op, task.case.shape) / best.seconds / 1e9 or None,
                     variant=best.candidate.kernel,
                     serves=times[chosen or 0].candidate.kernel,
                 )

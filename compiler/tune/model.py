@@ -24,7 +24,7 @@ from dovetail.compiler.formats.weight_formats import with_formats
 from dovetail.compiler.measure.database import TuningDatabase, default_path
 from dovetail.compiler.measure.jobs import TunedPoint, TuneProgress, allow, core_sets
 from dovetail.compiler.measure.meter import Measurer, Meter, StoppableMeasurer, pool_bytes
-from dovetail.compiler.measure.recorder import Allowance, Recorder, describe_disturbed
+from dovetail.compiler.measure.recorder import Allowance, NoMachine, Recorder, describe_disturbed
 from dovetail.compiler.models.encoder_folder import is_encoder
 from dovetail.compiler.models.hub import find_model, name_model
 from dovetail.compiler.models.source import open_model
@@ -39,8 +39,11 @@ from dovetail.compiler.request import (
     read_kernels,
 )
 from dovetail.compiler.rules.payload import make_payload
+from dovetail.compiler.rules.tables import default_tables
 from dovetail.compiler.rules.workload import WorkloadSpec, read_workload
+from dovetail.compiler.search.choose import find_products
 from dovetail.compiler.search.fit import can_fit
+from dovetail.compiler.search.gate_search import GateTask
 from dovetail.compiler.search.instances import InstanceTask, search_instances
 from dovetail.compiler.search.parts import (
     Item,
@@ -50,8 +53,9 @@ from dovetail.compiler.search.parts import (
     plan_parts,
     spent_seconds,
 )
+from dovetail.compiler.search.policy import SearchTask
 from dovetail.compiler.search.rows import find_alone
-from dovetail.compiler.search.tables import EFFORTS, Effort
+from dovetail.compiler.search.tables import EFFORTS
 from dovetail.compiler.tune.job_file import JobFile, job_on_file, job_path, read_job
 from dovetail.compiler.tune.workers import Board, Progress, run_items
 from dovetail.ir.artifact import PHASES, ServicePlan
@@ -171,19 +175,20 @@ def run_tuning(request: TuneRequest, progress: Progress | None, say: Say) -> Tun
         for part in job.parts:
             with ExitStack() as stack:
                 say("building kernels")
+                items = job.items(part, database)
                 measurers, note = job.open_measurers(part, request, stack)
                 recorders = [
                     Recorder(m, part.identity, database, since, allowance, board.add)
                     for m in measurers
                 ]
-                left -= run_items(part.items, recorders, job.search, left, board.finish)
+                left -= run_items(items, recorders, job.search, left, board.finish)
             allowance = allowance.less(max(recorder.spent for recorder in recorders))
             notes.append(note)
             used += recorders
     notes.append(describe_disturbed(used))
     return TuneReport(
         database=str(job.database),
-        target=job.target.name,
+        target=job.scope.target.name,
         machine=job.parts[0].identity.machine(1).label,
         effort=request.effort,
         workers=len(recorders),
@@ -204,14 +209,28 @@ class TuningJob:
     """Everything that was read, checked and chosen before the first trial."""
 
     database: Path
-    target: Target
-    hardware: HardwareSpec
+    scope: SearchScope
     parts: tuple[TuningPart, ...]
     path: Path
     file: JobFile
-    effort: Effort
+    effort: str
     budget: float
     resumed: bool
+
+    def items(self, part: TuningPart, database: TuningDatabase) -> tuple[Item, ...]:
+        """Return what is searched of a part now: gates beside the products of the records so far.
+
+        A compile that has these records asks for the same.
+        """
+        gates = [item for item in part.items if isinstance(item, GateTask)]
+        if not gates:
+            return part.items
+        scope = self.scope
+        products = next(p for p in self.parts if isinstance(p.items[0], SearchTask))
+        known = Recorder(NoMachine(), products.identity, database, allowance=Allowance(0.0))
+        found, _ = find_products(scope, known, database, self.effort, 0.0, stopped=True)
+        rules = default_tables(scope.spec, scope.target, scope.plans, scope.hardware)
+        return tuple(gate.beside((*found, *rules), scope.target) for gate in gates)
 
     def open_measurers(
         self, part: TuningPart, request: TuneRequest, stack: ExitStack
@@ -225,8 +244,8 @@ class TuningJob:
             slots = jobs.count_slots(part.identity.machine(threads))
             count = min(slots, request.workers or slots, len(part.items))
             return jobs.open_measurers(library, part.identity, count), None
-        cores, note = core_sets(self.hardware, threads, request.workers or 1)
-        pool = pool_bytes(self.hardware)
+        cores, note = core_sets(self.scope.hardware, threads, request.workers or 1)
+        pool = pool_bytes(self.scope.hardware)
         meters = (Meter(library.path, library.index, pool_bytes=pool, cpus=c) for c in cores)
         return [stack.enter_context(meter) for meter in meters], note
 
@@ -236,9 +255,10 @@ class TuningJob:
             if isinstance(item, InstanceTask):
                 search_instances((item,), measurer, seconds)
                 return
-            task = replace(item, seconds=(1 - self.effort.loss_share / 2) * seconds)
+            effort = EFFORTS[self.effort]
+            task = replace(item, seconds=(1 - effort.loss_share / 2) * seconds)
             end = measurer.now() + seconds
-            found = self.effort.policy.search(task, measurer)
+            found = effort.policy.search(task, measurer)
             find_alone(task, measurer, found.choices, max(0.0, end - measurer.now()))
 
 
@@ -263,7 +283,7 @@ def _prepare(request: TuneRequest, say: Say) -> TuningJob:
     question = (request.effort, request.threads, target.name, hardware, spec, workload, step)
     path = job_path(database, question)
 
-    def plan(begun: JobFile | None) -> tuple[tuple[TuningPart, ...], JobFile]:
+    def plan(begun: JobFile | None) -> tuple[SearchScope, tuple[TuningPart, ...], JobFile]:
         if begun:
             plans = begun.plans
         else:
@@ -282,24 +302,23 @@ def _prepare(request: TuneRequest, say: Say) -> TuningJob:
         say("generating kernels")
         parts = plan_parts(scope, effort, request.cache)
         since = begun.since if begun else None if request.missing else datetime.now(UTC)
-        return parts, JobFile(since=since, plans=plans, name=job_name(parts, request.effort))
+        return scope, parts, JobFile(since=since, plans=plans, name=job_name(parts, request.effort))
 
     begun = read_job(path) if request.resume and not request.missing else None
-    parts, file = plan(begun)
+    scope, parts, file = plan(begun)
     if begun and begun.name != file.name:
         say("an interrupted job had other kernels; all is measured anew")
         begun = None
-        parts, file = plan(begun)
+        scope, parts, file = plan(begun)
     elif begun:
         say("continuing the job that was interrupted")
     return TuningJob(
         database=database,
-        target=target,
-        hardware=hardware,
+        scope=scope,
         parts=parts,
         path=path,
         file=file,
-        effort=effort,
+        effort=request.effort,
         budget=effort.seconds if request.budget is None else request.budget,
         resumed=begun is not None,
     )

@@ -32,7 +32,7 @@ def tune_command(
         ),
     ] = None,
     resume: Annotated[bool, "Continue this job where it was interrupted, or begin it anew."] = True,
-    missing: Annotated[bool, "Run only trials that the database does not have."] = False,
+    missing: Annotated[bool, "Measure only what the database does not contain yet."] = False,
     effort: Annotated[
         str, "Time for the search: fast (a minute) or full (a quarter of an hour)."
     ] = "fast",
@@ -47,8 +47,8 @@ def tune_command(
     target: Annotated[str | None, "Instruction set; default the machine's best."] = None,
     shape: Annotated[
         list[str] | None,
-        "Shape to tune a --kernel for without a model: rows=R,width=W, or of a kernel that is no "
-        "operator its own numbers; repeatable.",
+        "Shape to tune a --kernel for without a model: rows=R,width=W; for other kernels "
+        "NAME=NUMBER for each integer parameter; repeatable.",
     ] = None,
     *,
     own: KernelFlags,
@@ -119,9 +119,10 @@ def describe_kernel(report: KernelReport) -> str:
     for row in report.rows:
         shape = " ".join(f"{name}={size}" for name, size in row.shape.items())
         ours = "" if row.ours is None else f", ours {1e6 * row.ours:.1f}"
+        rate = "" if row.gbytes is None else f" ({row.gbytes:.1f} GB/s)"
         lines.append(
             f"{shape}: as it stands {1e6 * row.plain:.1f} us, {row.variant} {1e6 * row.best:.1f}"
-            f"{ours}; {row.serves} serves"
+            f"{rate}{ours}; {row.serves} serves"
         )
     return "\n".join((*lines, *(f"note: {note}" for note in report.notes)))
 
@@ -129,8 +130,9 @@ def describe_kernel(report: KernelReport) -> str:
 def describe_progress(at: TuneProgress) -> str:
     """Return one line: trials, best rate, gain over the default schedules with its band, ETA."""
     failed = "".join(f", {n} {status}" for status, n in at.failed.items())
+    best = f"best {at.best_gflops:.1f} GFLOP/s; " if at.best_gflops else ""  # rows have none
     return (
-        f"{at.trials} trials{failed}; best {at.best_gflops:.1f} GFLOP/s; "
+        f"{at.trials} trials{failed}; {best}"
         f"{at.gain:.2f}x the default ({at.gain_low:.2f} to {at.gain_high:.2f}); "
         f"ETA {show_seconds(at.eta)}"
     )

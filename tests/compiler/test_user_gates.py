@@ -15,7 +15,7 @@ from dovetail.codegen.catalog import KernelRequest
 from dovetail.codegen.library import LibrarySpec, build_library, index_library
 from dovetail.codegen.targets import host_target
 from dovetail.compiler import pipeline
-from dovetail.compiler.measure.meter import Meter
+from dovetail.compiler.measure.meter import GateCase, Meter
 from dovetail.compiler.pipeline import compile_model
 from dovetail.compiler.request import CompileRequest, read_inputs
 from dovetail.compiler.rules.payload import GemmUse, Payload
@@ -31,6 +31,7 @@ from dovetail.compiler.search.gate_search import (
 )
 from dovetail.compiler.search.instances import InstanceChoice
 from dovetail.compiler.search.user_kernels import UserKernel, read_user_kernel
+from dovetail.compiler.tune.model import tune_model
 from dovetail.compiler.write.report import Steps
 from dovetail.compiler.write.writer import write_artifact
 from dovetail.errors import SpecError
@@ -226,6 +227,22 @@ def test_the_users_gate_is_what_runs(
     assert np.allclose(chances, reference(model, tokens, {"prefill"}), atol=1e-4)
 
 
+def test_a_compile_finds_its_gates_among_what_was_tuned(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job, too, compares them with the products that it has found, not with those of rules."""
+    asked = use_virtual_meters(monkeypatch)
+    monkeypatch.setattr(choose, "build_library", unbuilt)
+    file, database = write(tmp_path, "own.c", IN_C), tmp_path / "db.jsonl"
+    usual = {"kernels": [f"silu_mul={file}"], "database": database, "weight_dtype": "f32"}
+    tune_model(model, budget=20.0, threads=1, **usual)
+    assert any(isinstance(case, GateCase) for case, _, _ in asked)
+    ran = asked.copy()
+    report = compile_model(model, output=tmp_path / "a.dove", budget=1.0, threads=1, **usual)
+    assert asked == ran
+    assert not any("own gate" in note for note in report.notes), report.notes
+
+
 @pytest.mark.parametrize(
     ("op", "family", "dtype"),
     [("gelu_tanh_mul", "gemma3", "f32"), ("silu_mul", "llama", "int8")],
@@ -278,5 +295,5 @@ def test_a_gate_that_a_model_has_not_is_refused(
     op: str, family: str, options: Any, tmp_path: Path
 ) -> None:
     source, file = save_model(tmp_path / "model", family), write(tmp_path, "own.c", IN_C)
-    with pytest.raises(SpecError, match=f"{op} is no part of this model, or part of other kernels"):
+    with pytest.raises(SpecError, match=f"this model has no separate operator {op}"):
         compile_model(source, output=tmp_path / "app.dove", kernels=[f"{op}={file}"], **options)

@@ -14,6 +14,7 @@ from dovetail.compiler.measure.jobs import flops
 from dovetail.compiler.measure.meter import SKIPPED, Candidate, GateCase, Measurement
 from dovetail.compiler.measure.paired import PairedRatio
 from dovetail.compiler.measure.recorder import Identity, Recorder
+from dovetail.compiler.measure.row_ops import row_bytes
 from dovetail.compiler.rules.payload import GemmUse, Payload
 from dovetail.compiler.rules.schedules import GemmOp, default_gemm_rows, gemm_requests
 from dovetail.compiler.rules.tables import gemm_table
@@ -155,4 +156,8 @@ def test_a_record_names_the_products_before_and_beside_it(user: UserKernel) -> N
 
 def test_operations_are_told_of_products_and_attention_only() -> None:
     assert flops("silu_mul", {"n": 3, "k": 5, "m": 7}) == 420.0
-    assert flops("rmsnorm", {"rows": 16, "width": 64, "eps_nano": 10_000}) == 0.0
+    rows = {"rows": 16, "width": 64, "eps_nano": 10_000}
+    assert flops("rmsnorm", rows) == 0.0
+    assert row_bytes("rmsnorm", rows) == 4 * 64 * (2 * 16 + 1)
+    assert row_bytes("silu_mul", rows) == 4 * 64 * 3 * 16
+    assert row_bytes("silu_mul", {"n": 3, "k": 5, "m": 7}) == row_bytes("own", rows) == 0

@@ -11,6 +11,7 @@ import pytest
 
 from dovetail import kernels
 from dovetail.cli.kernel import build_command
+from dovetail.cli.tune import describe_kernel
 from dovetail.codegen.library import build_library, index_library
 from dovetail.codegen.targets import host_target
 from dovetail.compiler.measure.database import TuningDatabase
@@ -148,6 +149,8 @@ def test_tuning_keeps_its_records(tmp_path: Path) -> None:
     first = tune_kernel(str(file), shapes, database=database, budget=0.1, threads=1)
     assert (first.op, first.measured, len(first.rows)) == ("rmsnorm", 10, 2)
     assert first.rows[1].variant.startswith("rmsnorm_user_own")
+    assert first.rows[1].gbytes == pytest.approx(4e-9 * 100 * 19 / first.rows[1].best)
+    assert "GB/s)" in describe_kernel(first)
     assert database.read_bytes().count(b"\n") == 10
 
 

@@ -424,7 +424,10 @@ def read_inputs(
     else:
         for phase in PHASES:
             if not allows_processes(spec, processes := request.plan.processes_of(phase)):
-                raise SpecError(f"{processes} processes cannot have equal shares of the model")
+                raise SpecError(
+                    f"the model cannot be split evenly over {processes} processes; use a divisor "
+                    f"of its {spec.n_kv_heads} KV heads"
+                )
         choice = asked_choice(request.plan, hardware)
     return Inputs(
         request=request,
@@ -504,10 +507,7 @@ def check_model_request(request: ModelRequest, efforts: Collection[str]) -> None
             "sequences is not possible; tokens may be up to 65536 and no fewer than sequences"
         )
     if request.calibrate is not None and request.weight_dtype not in QUANTISING:
-        raise SpecError(
-            f"a text to calibrate is for weights that are quantised here; give --weight-dtype "
-            f"{' or '.join(QUANTISING)}, or leave out --calibrate"
-        )
+        raise SpecError(f"--calibrate needs --weight-dtype {' or '.join(QUANTISING)}")
 
 
 def check_name(what: str, name: str) -> None:

@@ -33,8 +33,8 @@ class Bound:
         if self.services is None:
             if not isinstance(self.node, Function):
                 raise WorkflowError(
-                    f"the node that writes {self.node.output!r} needs services: pass services=…, "
-                    "or import the whole graph or pipeline"
+                    f"node {self.node.output!r} calls a model or an index; pass "
+                    "services=app.services, or import the whole graph or pipeline"
                 )
             return {self.node.output: self.node.call(state)}
         return {self.node.output: perform(Call(self.node, 0, state, {}), self.services)}

@@ -191,7 +191,8 @@ def _picking(component: str, socket: str) -> Callable[[State], object]:
         given = state[_name(component)]
         if socket not in given:
             raise WorkflowError(
-                f"component {component!r} gave no {socket!r} this time; routes are not imported"
+                f"component {component!r} gave no {socket!r} this time; conditional routes of "
+                "Haystack pipelines are not supported"
             )
         return given[socket]
 

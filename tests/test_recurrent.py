@@ -178,7 +178,7 @@ def test_what_goes_back_or_elsewhere_is_refused(artifact: Path, tmp_path: Path) 
     ):
         with pytest.raises(RequestError, match="nothing can be drafted"):
             load(artifact, **options)
-    with pytest.raises(RequestError, match="keeps no states"):
+    with pytest.raises(RequestError, match="recurrent layers"):
         load(artifact, kv_file=str(tmp_path / "kv"))
     with pytest.raises(DovetailError, match="the CPU alone"):
         load(artifact, device="torch:cpu")

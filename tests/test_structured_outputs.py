@@ -293,5 +293,5 @@ def test_a_model_without_a_tokenizer_takes_no_form(artifact: Path, tmp_path: Pat
     with pytest.raises(RequestError, match="no tokenizer"):
         masks.Grammars(None, 97, [5]).read('start: "a"').result()
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(RequestError, match="tokenizer can follow no form"):
+    with pytest.raises(RequestError, match="not available with this model's tokenizer"):
         masks.Grammars(tmp_path / "tokenizer.json", 97, [5]).read('start: "a"').result()

@@ -162,7 +162,7 @@ def _records(file: Path) -> Iterator[Mapping[str, Any]]:
                 raise SpecError(f"{file} line {number} is not a JSON object")
             yield record
     else:
-        raise SpecError(f"{file}: a workload is a .csv or .jsonl trace")
+        raise SpecError(f"{file}: the trace must be a .csv or .jsonl file")
 
 
 def _text(file: Path) -> str:

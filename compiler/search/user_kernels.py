@@ -183,8 +183,10 @@ def _pick(source: Source, op: str, around: Around) -> high.Unit:
     every, names = _kernels(source, around)
     if op not in every and len(names) != 1:
         raise SpecError(
-            f"{source.name} has {', '.join(names) or 'no kernel'}: none is called {op}; "
-            f"give a file with one kernel, or call it {op}"
+            f"{source.name} has several kernels and none is named {op}: {', '.join(names)}; rename "
+            f"one to {op}, or keep one kernel per file"
+            if names
+            else f"{source.name} has no kernel; write one named {op}"
         )
     chosen = op if op in every else names[0]
     unit = read_unit(source, around, (chosen,))
@@ -355,7 +357,7 @@ def check_in_models(kernels: Iterable[UserKernel], spec: ModelSpec) -> None:
     for kernel in kernels:
         if kernel.op and kernel.op not in known:
             raise SpecError(
-                f"{kernel.op} is no part of this model, or part of other kernels, and cannot be "
-                f"replaced there; those that can: {', '.join(known) or 'none'}. Give the file "
-                f"without {kernel.op}= to call its kernels with dovetail.kernels"
+                f"this model has no separate operator {kernel.op}, so it cannot be replaced; "
+                f"replaceable: {', '.join(known) or 'none'}. Give the file without {kernel.op}= to "
+                "call its kernels with dovetail.kernels"
             )

@@ -56,7 +56,7 @@ def offload_command(
     rate: Annotated[
         float | None, "Mean arrivals per second; default as recorded, else all at once."
     ] = None,
-    speed: Annotated[float, "Speed-up of recorded arrival times."] = 1.0,
+    speed: Annotated[float, "Replay recorded arrivals this many times faster."] = 1.0,
     gpu_blocks: Annotated[
         int | None, typer.Option(min=1, help="KV blocks of 16 tokens on the accelerator.")
     ] = None,
@@ -117,7 +117,7 @@ def profile_command(
     step = {"sequences": sequences, "context": context}
     given = {name: value for name, value in step.items() if value is not None}
     if given and not calls:
-        raise SpecError(f"--{next(iter(given))} is of the step that --calls shows; give that, too")
+        raise SpecError(f"--{next(iter(given))} needs --calls; add --calls")
     with load(artifact, threads=threads, trust=trust) as app:
         engine = app.engine  # first: an encoder has none, and says so
         if calls:
@@ -206,8 +206,8 @@ def _calls_table(profile: CallProfile) -> Table:
         for row in profile.rows
     ]
     title = (
-        f"a decode step of {show_count(profile.sequences, 'sequence')} behind {profile.context} "
-        f"tokens, {show_count(profile.threads, 'thread')}: {profile.step_us:.0f} us, median of "
-        f"{profile.steps}"
+        f"a decode step of {show_count(profile.sequences, 'sequence')} with {profile.context} "
+        f"tokens of context, {show_count(profile.threads, 'thread')}: {profile.step_us:.0f} us, "
+        f"median of {profile.steps}"
     )
     return make_table(title, ("operator", "kernel", *(f">{name}" for name in columns)), rows)

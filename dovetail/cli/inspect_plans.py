@@ -101,7 +101,11 @@ def _division_table(divisions: Sequence[DivisionChoice], load: str) -> Table:
     """Return what each stage keeps while others work, and what a load takes by that."""
     title = f"division of the CPU for {load}; the first one is chosen"
     stages = list(divisions[0].shares) if divisions else []
-    columns = (*(f"PUs of {stage}" for stage in stages), ">simulated s", ">busiest s")
+    columns = (
+        *(f"PUs of {stage}" for stage in stages),
+        ">simulated s",
+        ">seconds of the busiest worker",
+    )
     rows = []
     for each in divisions:
         cpus = (show_ids(sorted(each.shares[stage])) for stage in stages)

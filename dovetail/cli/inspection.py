@@ -284,7 +284,7 @@ def memory_table(rows: Iterable[tuple[str, int, str]]) -> Table:
     known = list(rows)
     total = ("total", show_bytes(sum(size for _, size, _ in known)), "")
     shown = [(name, show_bytes(size), words) for name, size, words in known]
-    return make_table("memory on the CPU", ("what", ">bytes", "where from"), [*shown, total])
+    return make_table("memory on the CPU", ("memory for", ">bytes", "origin"), [*shown, total])
 
 
 def layer_table(name: str, file: QuantisationFile) -> Table:

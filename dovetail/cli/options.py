@@ -273,7 +273,7 @@ Mixed = Annotated[
     str | None,
     typer.Option(
         metavar="CHAT:RAG:EMBED",
-        help="Requests that come together, how many of each kind, such as 16:4:1: the CPU is "
-        "divided for them.",
+        help="Expected load as CHAT:RAG:EMBED requests (for example 16:4:1); the CPU is divided "
+        "for it.",
     ),
 ]

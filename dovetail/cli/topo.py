@@ -51,12 +51,12 @@ class PlanFlags:
     index: Indexes = None
 
     def check(self) -> None:
-        """Raise SpecError for options that say how to plan where nothing is planned."""
+        """Raise SpecError for options of a plan where nothing is planned."""
         given = [
             flag_of(n) for n, v in vars(self).items() if v != [] and v != getattr(PlanFlags, n)
         ]
         if self.plan is None and given:
-            raise SpecError(f"{given[0]} says how to plan; add --plan MODEL, or omit {given[0]}")
+            raise SpecError(f"{given[0]} only works with --plan MODEL")
 
 
 def topo_command(

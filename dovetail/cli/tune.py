@@ -32,7 +32,7 @@ def tune_command(
         ),
     ] = None,
     resume: Annotated[bool, "Continue this job where it was interrupted, or begin it anew."] = True,
-    missing: Annotated[bool, "Run only trials that the database does not have."] = False,
+    missing: Annotated[bool, "Measure only what the database does not contain yet."] = False,
     effort: Annotated[
         str, "Time for the search: fast (a minute) or full (a quarter of an hour)."
     ] = "fast",
@@ -47,8 +47,8 @@ def tune_command(
     target: Annotated[str | None, "Instruction set; default the machine's best."] = None,
     shape: Annotated[
         list[str] | None,
-        "Shape to tune a --kernel for without a model: rows=R,width=W, or of a kernel that is no "
-        "operator its own numbers; repeatable.",
+        "Shape to tune a --kernel for without a model: rows=R,width=W; for other kernels "
+        "NAME=NUMBER for each integer parameter; repeatable.",
     ] = None,
     *,
     own: KernelFlags,

@@ -42,11 +42,11 @@ def choose_attention(
         try:
             found = try_attention(backend(target), device, spec, dtype)
         except Exception as error:  # whatever a library raises that cannot work here
-            log.warning("attention of %s is not used: %s", backend.name, first_line(error))
+            log.warning("%s attention is disabled: %s", backend.name, first_line(error))
             continue
         if found <= TOLERANCE[dtype]:
             return backend
-        log.warning("attention of %s is not used: its results differ by %.2g", backend.name, found)
+        log.warning("%s attention is disabled: results differ by %.2g", backend.name, found)
     return PlainAttention
 
 

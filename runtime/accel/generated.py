@@ -128,7 +128,7 @@ class GeneratedProducts:
         try:
             module = GpuModule(*found, device)
         except ImportError as error:
-            log.info("generated products are off: %s; %s", error, install("gpu"))
+            log.info("generated GPU kernels are disabled: %s; %s", error, install("gpu"))
             return None
         operands = find_operands(tensors, weights, device)
         return cls(module, module.rates, operands, part.folder, device, dtype)
@@ -163,7 +163,7 @@ class GeneratedProducts:
             wanted = {name: o for name, o in self._operands.items() if o.shape in shapes}
             self._weights |= {name: o.put() for name, o in wanted.items()}
         except torch.OutOfMemoryError as error:
-            log.warning("torch computes all products on %s: %s", self._device, error)
+            log.warning("torch computes all matrix products on %s: %s", self._device, error)
             self.programs, self._weights = {}, {}
 
     def _plans(self, rows: Iterable[int]) -> dict[Key, SkinnyPlan]:

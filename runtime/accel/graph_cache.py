@@ -75,7 +75,7 @@ class GraphCache:
                 graph.capture_end()
         except RuntimeError as error:
             self.on = False
-            log.warning("%s: steps are not recorded: %s", self._device.name, first_line(error))
+            log.warning("%s: CUDA graphs are disabled: %s", self._device.name, first_line(error))
             return
         self._pool = self._pool or graph.pool()
         self._held[name] = graph

@@ -118,7 +118,7 @@ class DriftKeeper:
         try:
             threading.Thread(target=self._refit, args=args, daemon=True).start()
         except RuntimeError as error:  # a later batch tries again
-            log.warning("%s: its latency line could not be fitted again (%s)", batch.device, error)
+            log.warning("cannot measure %s again (%s); old queues stay", batch.device, error)
             self._busy = False
 
     def _refit(self, device: str, model: str) -> None:
@@ -131,9 +131,9 @@ class DriftKeeper:
             service.set_queue(spec)
             self.depths = depths
             where = f"{device} {model}".rstrip()
-            log.warning("%s: latencies have changed; queue depths are now %s", where, spec.depths)
+            log.warning("embedding on %s changed speed; its queue holds %s", where, spec.depths)
         except Exception:  # batches go on by the old line
-            log.exception("%s: its latency line could not be fitted again", device)
+            log.exception("cannot measure %s again; old queues stay", device)
         finally:
             with self._lock:
                 self._busy = False

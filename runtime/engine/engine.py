@@ -179,7 +179,7 @@ class Engine:
     def start_recording(self, recorder: StepRecorder) -> None:
         """Record the steps from now on; RequestError while another recorder does."""
         if self.recorder is not None:
-            raise RequestError("it is recorded already (by --timeline?); end that first")
+            raise RequestError("a timeline is already being recorded; stop it first")
         self.recorder = recorder
         self.executor.record(recorder.beside)
 

@@ -49,7 +49,7 @@ def divide_cpu(artifact: Artifact, options: EngineOptions, hardware: HardwareSpe
     if said or len(set(map(worker_of, shares))) < 2:
         return None
     if not {pu for cpus in shares.values() for pu in cpus} <= set(hardware.allowed_pus):
-        log.warning("the plan divides CPUs that this process may not use: workers take turns")
+        log.warning("some planned CPUs are not available to this process; workers share the others")
         return None
     board = Board()
     board.divide(shares)
@@ -110,6 +110,6 @@ def follow_load(
     board.keep(len(workers) > 1 and now.others - before.others > most * period)
     trend, shares = follow_trend(hardware, board.shares, trend, seen, period, now.now, figures)
     if shares is not None:
-        log.info("the load has changed: cores of %s", show_shares(shares))
+        log.info("CPU shares changed with the load: %s", show_shares(shares))
         board.divide(shares)
     return trend

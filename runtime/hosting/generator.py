@@ -304,7 +304,7 @@ class Generator:
         if form is None:
             return params
         if self.tokenizer is None:
-            raise RequestError(f"{self._path} has no tokenizer, so no form can be asked for")
+            raise RequestError(f"structured output is not available: {self._path} has no tokenizer")
         return replace(params, grammar=self.forms.write(form))
 
     def _encode(self, prompt: Prompt) -> list[int]:

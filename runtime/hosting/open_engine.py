@@ -100,7 +100,7 @@ def _open_file(engine: Engine, artifact: Artifact, options: EngineOptions, path:
         log.warning("%s is not used: KV is in several processes here", path)
         return
     if engine.spec.recurrent:
-        raise RequestError("kv_file keeps no states of layers without keys; load without it")
+        raise RequestError("kv_file does not support models with recurrent layers; remove kv_file")
     kept = json.encode([artifact.manifest, options.deterministic, options.activations])
     pools = "kv"[: engine.spec.pools]
     layers = (layer for pool in pools for layer in executor.model.kv.layers(pool))
@@ -125,7 +125,8 @@ def check_draft(
     check_trust(draft.path, trust=trust, code=draft.code)
     if not draft.models:
         raise SpecError(
-            f"{draft.path} has no model that generates, so none that drafts; {_INSTEAD}"
+            f"{draft.path} contains no text-generation model, so it cannot be a draft model; "
+            f"{_INSTEAD}"
         )
     model, small = (next(iter(one.models.values())) for one in (target, draft))
     problem = _compare(model, small)

@@ -116,7 +116,7 @@ class EngineProcess(Supervisor[StepReport]):
     def start_recording(self, timeline: Timeline) -> None:
         """Have the process draw, and those that follow it."""
         if self._timeline is not None:
-            raise RequestError("it is recorded already (by --timeline?); end that first")
+            raise RequestError("a timeline is already being recorded; stop it first")
         self._timeline = timeline
         self._record(True)
 

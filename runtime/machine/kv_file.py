@@ -60,7 +60,9 @@ class KvFile:
         self._blocks = blocks
         self._slots = most_bytes // (blocks.block_bytes + ENTRY.itemsize)
         if self._slots < 1:
-            raise RequestError(f"a file of {most_bytes} bytes holds no block of KV; give more")
+            raise RequestError(
+                f"kv_file_bytes is too small: one KV block needs more than {most_bytes} bytes"
+            )
         head = hashlib.sha256(f"{identity} {self._slots} {blocks.block_bytes}".encode()).digest()
         begin = -(-(len(head) + self._slots * ENTRY.itemsize) // PAGE) * PAGE
         size = begin + self._slots * blocks.block_bytes
@@ -77,7 +79,9 @@ class KvFile:
             if getattr(error, "errno", None) == errno.ENOSPC:
                 path.unlink()  # what of it there was room for
             why = "another process has it" if isinstance(error, filelock.Timeout) else str(error)
-            raise RequestError(f"{path} cannot be used for KV: {why}; name another file") from None
+            raise RequestError(
+                f"cannot store the KV cache in {path}: {why}; name another file"
+            ) from None
         whole = np.frombuffer(self._map, np.uint8)
         self._entries = whole[len(head) :][: self._slots * ENTRY.itemsize].view(ENTRY)
         self._data = whole[begin:].reshape(self._slots, blocks.block_bytes)

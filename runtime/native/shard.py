@@ -90,8 +90,8 @@ def split_model(spec: ModelSpec, rank: int, ranks: int) -> Shard:
         raise SpecError(f"{ranks} processes are more than the feed-forward layers have panels")
     if ranks > 1 and (len(heads) * spec.head_dim) % (values := cut_unit(spec, "o")):
         raise SpecError(
-            f"{len(heads)} heads of {spec.head_dim} values, a share of {ranks} processes, are no "
-            f"whole blocks of {values} quantised weights; use fewer processes"
+            f"with {ranks} processes blocks of {values} quantised weights would be cut: a process "
+            f"has {len(heads)} heads of {spec.head_dim} values; use fewer processes"
         )
     vocab = _panels(spec.vocab_size, rank, ranks)
     return Shard(rank, ranks, heads, kv_heads, vocab, unit)
@@ -142,8 +142,8 @@ def shard_tape(
     """
     if spec.experts and whole_sums and shard.ranks > 1:
         raise SpecError(
-            "experts of several processes do not give the bits of one; load with one process, or "
-            "without deterministic"
+            "deterministic results are not possible with experts in several processes; use one "
+            "process, or load without deterministic"
         )
     edits = _WHOLE_EDITS if whole_sums else _EDITS
     if own_weights:

@@ -91,7 +91,7 @@ def _check_optional(form: StructuredOutputs) -> None:
     count = sum(len(_OPTIONAL.findall(text)) for text in texts)
     if count > MAX_OPTIONAL:
         raise RequestError(
-            f"the form of the answer may have {MAX_OPTIONAL} parts of expressions that may be left "
+            f"structured output may have {MAX_OPTIONAL} parts of expressions that may be left "
             f"out (with ?, * and the like), not {count}"
         )
 
@@ -227,7 +227,7 @@ def explain(said: str, form: StructuredOutputs) -> str:
             "the schema has `oneOf` with alternatives that may both hold, which is not supported; "
             "make them differ in a required property or in their type, or use `anyOf`"
         )
-    what = "schema" if form.json else "form of the answer"
+    what = "schema" if form.json else "structured output"
     if said == "NoExtensionBias":
         return f"the {what} lets no answer through, or refers to itself alone"
     return f"the {what} cannot be followed: {said}"

@@ -35,7 +35,7 @@ PATIENCE = 1.0
 is given up, with the thread that follows it: others go on with a new one."""
 KEPT = 32
 """Grammars that are kept in the form in which they are followed: those that were used last."""
-TOO_MUCH = "the form of the answer takes too much time or memory to follow"
+TOO_MUCH = "the structured output takes too much time or memory to follow"
 QUOTE = ord('"')
 READER, FOLLOWER = "dovetail-grammars", "dovetail-masks"
 WORD = 32
@@ -425,13 +425,13 @@ class Grammars:
         import llguidance  # noqa: PLC0415 - most engines follow no grammar
 
         if self._path is None:
-            raise RequestError("the model has no tokenizer, so that no form can be asked for")
+            raise RequestError("structured output is not available: the model has no tokenizer")
         size, ends = self._vocab_size, self._ends
         try:
             tree = llguidance.LLTokenizer(str(self._path), n_vocab=size, eos_token=ends)
         except Exception as error:  # the library raises what comes
             raise RequestError(
-                f"this model's tokenizer can follow no form of an answer: {error}"
+                f"structured output is not available with this model's tokenizer: {error}"
             ) from None
         return Vocabulary.of(tree, size, ends)
 
@@ -441,6 +441,6 @@ class Grammars:
         found = llguidance.LLMatcher(self._words.tree, grammar, limits=make_limits(), log_level=0)
         if found.is_error():
             said = shorten(found.get_error())
-            raise RequestError(f"the form of the answer cannot be followed: {said}")
+            raise RequestError(f"the structured output cannot be followed: {said}")
         found.compute_bitmask()  # what copies share of it is found once
         return found

@@ -131,7 +131,7 @@ class _RenderProcess:
             return self._learn(child, order) or ""
         if isinstance(order, TryForm) and FORMS not in self._known:
             if (wrong := self._ask(child, FIRST_FORM, LEARN_SECONDS).error) is not None:
-                return DeviceError(f"no form of answers can be tried here: {wrong}")
+                return DeviceError(f"structured output is not available: {wrong}")
             self._known.add(FORMS)
         if job.teach is not None and job.teach.key not in self._known:
             if fault := self._learn(child, job.teach):
@@ -253,7 +253,7 @@ def _settle(future: Future[str], found: str | DovetailError) -> None:
 
 def _refuse(order: Order, why: str) -> RequestError:
     if isinstance(order, TryForm):
-        return RequestError(why if why.startswith("the ") else f"the form of the answer: {why}")
+        return RequestError(why if why.startswith("the ") else f"structured output: {why}")
     return RequestError(f"the model's chat template does not take these messages: {why}")
 
 

@@ -117,5 +117,5 @@ def test_schedules_are_for_the_shards_of_the_plan_that_is_asked_for(tmp_path: Pa
         "2 processes"
     )  # with tables of the whole model beside the shards'
     for wrong in ({"threads": 1}, {"plan": msgspec.structs.replace(plan, processes=3)}):
-        with pytest.raises(SpecError, match=r"give either|equal shares"):
+        with pytest.raises(SpecError, match=r"give either|split evenly"):
             read_inputs(CompileRequest(**{"model": model, "output": "x", "plan": plan, **wrong}))

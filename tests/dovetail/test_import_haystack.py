@@ -146,5 +146,5 @@ def test_what_cannot_be_imported_is_named() -> None:
 
 def test_a_component_without_services_says_so_when_haystack_runs_it() -> None:
     alone = pipeline(say=DovetailGenerator())
-    with pytest.raises(Exception, match="writes 'reply' needs services"):
+    with pytest.raises(Exception, match="node 'reply' calls a model or an index"):
         alone.run({"prompt": "?"})

@@ -264,7 +264,7 @@ def test_a_recording_holds_steps_and_requests(make_artifact: MakeArtifact, tmp_p
         app.generate([1] * 9, max_tokens=2)
         with app.record(tmp_path / "t.json"):
             done = app.generate(random_prompts(2, 5, 100), max_tokens=20)
-            with pytest.raises(RequestError, match="recorded already"):
+            with pytest.raises(RequestError, match="already being recorded"):
                 with app.record(tmp_path / "u.json"):
                     pass
             left = app.submit([1] * 40, **LONG)

@@ -173,7 +173,7 @@ def test_bad_input_is_one_sentence(arguments: tuple[str, ...]) -> None:
 def test_options_of_a_plan_need_one(options: tuple[str, ...]) -> None:
     result = dovetail("topo", *options)
     assert_one_sentence(result)
-    assert f"{options[0]} says how to plan; add --plan MODEL" in result.err
+    assert f"{options[0]} only works with --plan MODEL" in result.err
 
 
 def test_every_option_of_a_plan_stands_in_its_panel() -> None:

@@ -263,8 +263,8 @@ def test_the_first_backend_that_is_there_and_right_is_used(
     with caplog.at_level(logging.WARNING):
         assert choose_attention(DEVICE, spec, torch.float32) is Right
     assert len(caplog.messages) == 2
-    assert "one that is broken is not used: no kernel for this GPU" in caplog.messages[0]
-    assert "one that is wrong is not used: its results differ by" in caplog.messages[1]
+    assert "one that is broken attention is disabled: no kernel for this GPU" in caplog.messages[0]
+    assert "one that is wrong attention is disabled: results differ by" in caplog.messages[1]
     monkeypatch.setattr(attention_choice, "BACKENDS", (Wrong,))
     assert choose_attention(DEVICE, spec, torch.float32) is PlainAttention
 

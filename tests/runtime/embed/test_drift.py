@@ -110,7 +110,7 @@ def test_a_fit_that_fails_is_not_the_last_one(
     monkeypatch.setattr(drift.threading, "Thread", AtOnce)
     service: Any = Refusing()
     slow_down(service, 2 * LEAST_BATCHES)
-    assert "could not be fitted" in caplog.text
+    assert "cannot measure" in caplog.text
     assert service.queues[0] is None and service.queues[1].lines[0].alpha > OLD.alpha
 
 
@@ -132,5 +132,5 @@ def test_a_fit_that_no_thread_can_be_started_for_is_tried_again(
 
     monkeypatch.setattr(drift.threading, "Thread", Late)
     slow_down(service, LEAST_BATCHES + 1)
-    assert "cpu: its latency line could not be fitted again (can't start new thread)" in caplog.text
+    assert "cannot measure cpu again (can't start new thread); old queues stay" in caplog.text
     assert len(started) == len(service.queues) == 2

@@ -83,9 +83,9 @@ def test_what_is_wanted_often_stays_and_other_models_find_nothing(tmp_path: Path
     other = KvFile(path, "another model", blocks, room(4))
     assert len(other) == 0
     other.close()
-    with pytest.raises(RequestError, match="holds no block"):
+    with pytest.raises(RequestError, match="kv_file_bytes is too small"):
         KvFile(path, "model", blocks, 10)
-    with pytest.raises(RequestError, match="cannot be used for KV"):
+    with pytest.raises(RequestError, match="cannot store the KV cache"):
         KvFile(path / "kv", "model", blocks, room(4))
 
 

@@ -276,7 +276,7 @@ def test_memory_that_the_first_form_uses_up_is_told(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(template_process, "FIRST_FORM", TryForm(greedy))
     renderer = Renderer()
     renderer.take()
-    with pytest.raises(DeviceError, match=r"no form .* can be tried here: .* 256 MiB"):
+    with pytest.raises(DeviceError, match=r"structured output is not available: .* 256 MiB"):
         renderer.try_form(StructuredOutputs(json_object=True)).result()
     renderer.give_back()
 

@@ -180,32 +180,47 @@ def _compile(request: CompileRequest, steps: Steps) -> CompileReport:
                 check_indexes(artifact.seal(**manifest))
             tuned[0], end_to_end = _keep_better(first, tuned[0], plan, artifact, manifest)
             artifact.commit(foreign=_holds_foreign(request, indexes), **manifest)
-    joined, others = Chosen.join(tuned), zip(encoders, packed[1:], strict=True)
-    spec, notes = first.spec, (note for member in members for note in member.notes)
+    notes = (note for part in (*members, *tuned) for note in part.notes)
     return CompileReport(
         path=str(request.output),
-        family=spec.family,
-        weight_bytes=packed[0][1].total_bytes,
-        weight_dtype=spec.weight_dtype,
-        encoders=tuple(_describe(encoder, chunks) for encoder, (_, chunks) in others),
-        kv_dtype="no" if isinstance(spec, EncoderSpec) else spec.kv_dtype,
-        max_context=spec.max_tokens if isinstance(spec, EncoderSpec) else spec.max_context,
         targets=tuple(libraries),
         kernels=sum(len(library.index.kernels) for library in libraries.values()),
         threads=plan.processes * plan.decode.threads,
         plan=words,
-        workload=first.workload.source,
         effort=request.effort,
-        rows=dict(sorted(Counter(row.source for t in joined.tables for row in t.rows).items())),
-        trials=len(joined.records),
-        measured=joined.measured,
-        gain=_measure_gain(first, tuned[0]) if isinstance(first, Inputs) else None,
         end_to_end=end_to_end,
         seconds=steps.seconds,
-        notes=(*lacking, *notes, *joined.notes),
+        notes=(*lacking, *dict.fromkeys(notes)),
         workflows=manifest["workflows"],
         indexes=manifest["indexes"],
+        **_describe_first(first, packed[0][1], tuned[0]),
+        **_describe_schedules(Chosen.join(tuned)),
+        encoders=tuple(map(_describe, encoders, (chunks for _, chunks in packed[1:]))),
     )
+
+
+def _describe_first(first: Member, chunks: WeightChunks, tuned: Chosen) -> dict[str, Any]:
+    """Return the fields of the report that tell of the first model."""
+    spec = first.spec
+    return {
+        "family": spec.family,
+        "weight_bytes": chunks.total_bytes,
+        "weight_dtype": spec.weight_dtype,
+        "kv_dtype": "no" if isinstance(spec, EncoderSpec) else spec.kv_dtype,
+        "max_context": spec.max_tokens if isinstance(spec, EncoderSpec) else spec.max_context,
+        "workload": first.workload.source,
+        "gain": _measure_gain(first, tuned) if isinstance(first, Inputs) else None,
+    }
+
+
+def _describe_schedules(chosen: Chosen) -> dict[str, Any]:
+    """Return the fields of the report that tell of the schedules of all models."""
+    sources = Counter(row.source for table in chosen.tables for row in table.rows)
+    return {
+        "rows": dict(sorted(sources.items())),
+        "trials": len(chosen.records),
+        "measured": chosen.measured,
+    }
 
 
 def _fit_compiler(request: CompileRequest) -> tuple[CompileRequest, tuple[str, ...]]:

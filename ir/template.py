@@ -196,6 +196,8 @@ def lower(workflow: wf.Workflow, *, strict: bool = False) -> ExecutionGraph:
             continue
         choices[source] += 1
         choice = f"{source}?" + (str(choices[source]) if choices[source] > 1 else "")
+        while any(node.name == choice for node in nodes):
+            choice += "?"
         edges[GraphEdge(source=source, target=choice)] = None
         work, ways = _choice(edge, names)
         nodes.append(GraphNode(name=choice, kind=CHOICE, work=work))

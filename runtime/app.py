@@ -541,8 +541,9 @@ class App:
             job.cancel()
 
     async def arun(self, workflow: AnyWorkflow, inputs: abc.Mapping[str, object]) -> WorkflowResult:
-        """As `run`, in an event loop. A task that is cancelled ends its workflow."""
-        job = self.flows.submit(workflow, inputs, events=False)
+        """As `run`, in an event loop; a thread opens indexes. A cancelled task ends its run."""
+        found = await asyncio.to_thread(lambda: self.flows.check(self.flows.find(workflow)))
+        job = self.flows.submit(found, inputs, events=False)
         try:
             return await job
         finally:

@@ -40,7 +40,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Look for garbage again."""
+    """Look for garbage again, and not in what stays: modules and tests."""
+    gc.freeze()
     gc.enable()
 
 

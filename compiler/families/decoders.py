@@ -160,13 +160,6 @@ def _window(config: Config) -> int:
     return config.integer("sliding_window", 1, MAX_POSITION)
 
 
-# ---- layers without keys ----
-
-
-def _no_states(_config: Config, _n_layers: int) -> None:
-    return None
-
-
 # ---- ropes ----
 
 
@@ -196,7 +189,7 @@ def _cohere_ropes(config: Config, n_layers: int) -> tuple[bool, ...]:
     return _cohere_windows(config, n_layers)[1]
 
 
-def _no_ropes(_config: Config, n_layers: int) -> tuple[bool, ...]:
+def no_ropes(_config: Config, n_layers: int) -> tuple[bool, ...]:
     """Nemotron-H: in no layer."""
     return (False,) * n_layers
 
@@ -236,7 +229,7 @@ class Family:
     qk_norm_of: str = "heads"
     sinks: bool = False
     windows: Windows = _no_window
-    recurrent: Recurrent = _no_states
+    recurrent: Recurrent | None = None
     output_gate: bool = False
     latent: bool = False
     rope_layers: RopeLayers = _all_layers
@@ -456,7 +449,7 @@ FAMILIES: dict[str, Family] = {
     NEMOTRON: Family(
         "nemotron_h",
         recurrent=read_scans,
-        rope_layers=_no_ropes,
+        rope_layers=no_ropes,
         kv_heads=8,
         head_dim=128,
         activation=RELU2,

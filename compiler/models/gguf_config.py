@@ -12,12 +12,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dovetail.compiler.families.decoders import FAMILIES, GRANITE_PARTED
-from dovetail.compiler.families.falcon import FALCON
+from dovetail.compiler.families.decoders import FAMILIES, GRANITE_PARTED, Family, no_ropes
+from dovetail.compiler.families.falcon import FALCON, read_beside
 from dovetail.compiler.families.latent import LOG_MULTIPLIER, gguf_latent
-from dovetail.compiler.families.mixtures import MAX_INNER
+from dovetail.compiler.families.mixtures import MAX_INNER, Mixture
 from dovetail.compiler.families.nemotron import MLP, MOE, NEMOTRON
-from dovetail.compiler.families.recurrent import LINEAR, TILED
+from dovetail.compiler.families.recurrent import (
+    LINEAR,
+    TILED,
+    read_delta,
+    read_granite,
+    read_scans,
+    read_short_conv,
+)
 from dovetail.compiler.families.rope import FULL, SCORES_GROW, SLIDING, inverse_frequencies
 from dovetail.compiler.files.checkpoint import Checkpoint
 from dovetail.compiler.files.config import Config
@@ -91,30 +98,19 @@ _KEYS = {
 }
 ATTENTION_FACTOR = "rope.scaling.attn_factor"
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
-    "expert_shared_count": (0,),
-    "expert_shared_feed_forward_length": (0,),
-    "expert_group_count": (0, 1),
-    "expert_group_used_count": (0, 1),
-    "expert_gating_func": (0, 1),
-    "interleave_moe_layer_step": (0, 1),
-    "nextn_predict_layers": (0,),
-    "leading_dense_block_count": (0,),
-    "expert_weights_scale": (0.0, 1.0),
-    "attention.causal": (True,),
-    "attention.scale": (0.0,),
-    "attention.clamp_kqv": (0.0,),
-    "attention.max_alibi_bias": (0.0,),
-    "attention.temperature_scale": (0.0,),
-    "attention.temperature_length": (0,),
-    "attn_logit_softcapping": (0.0,),
-    "final_logit_softcapping": (0.0,),
-    "logit_scale": (0.0, 1.0),
-    "residual_scale": (0.0, 1.0),
-    "embedding_scale": (0.0, 1.0),
-    ATTENTION_FACTOR: (1.0,),
-    "rope.scaling.yarn_attn_factor": (1.0,),
+    **dict.fromkeys(("expert_shared_count", "expert_shared_feed_forward_length"), (0,)),
+    **dict.fromkeys(("expert_group_count", "expert_group_used_count"), (0, 1)),
+    **dict.fromkeys(("expert_gating_func", "interleave_moe_layer_step"), (0, 1)),
+    **dict.fromkeys(("nextn_predict_layers", "leading_dense_block_count"), (0,)),
+    **dict.fromkeys(("attention.clamp_kqv", "attention.max_alibi_bias"), (0.0,)),
+    **dict.fromkeys(("attention.temperature_scale", "attention.temperature_length"), (0.0,)),
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), (0.0,)),
+    **dict.fromkeys(("attention.scale", LOG_MULTIPLIER), (0.0,)),
+    **dict.fromkeys(("expert_weights_scale", "logit_scale"), (0.0, 1.0)),
+    **dict.fromkeys(("residual_scale", "embedding_scale"), (0.0, 1.0)),
+    **dict.fromkeys((ATTENTION_FACTOR, "rope.scaling.yarn_attn_factor"), (1.0,)),
     "rope.scaling.yarn_ext_factor": (1.0,),
-    LOG_MULTIPLIER: (0.0,),
+    "attention.causal": (True,),
     "use_parallel_residual": (False,),
 }
 """Keys of other models' arithmetic, with the values that change nothing."""
@@ -124,17 +120,13 @@ _MULTIPLIERS = {
     "attention.scale": "attention_multiplier",
     "logit_scale": "logits_scaling",
 }
-"""Of these, what Granite has a place for."""
+"""Of these, what families with multipliers have a place for."""
 _SECTIONS = "rope.dimension_sections"
 """Which dimensions turn by place in time, height, width of a picture: of texts all are alike."""
-_SCALED = ("granite", "granitemoe", "granitehybrid")
 _LAYERED = ("olmo2", "exaone4", "cohere2")
 """Architectures that may have windows on some layers, which `_PATTERN` names."""
 _PATTERN = "attention.sliding_window_pattern"
-_OWN = {"olmo2": (ATTENTION_FACTOR,), **dict.fromkeys(("command-r", "cohere2"), ("logit_scale",))}
-"""What these have a place for."""
 _GROWING = ("attention.temperature_scale", "attention.temperature_length", LOG_MULTIPLIER)
-"""What Ministral 3 has a place for."""
 _MIXTURES = (
     *("expert_shared_count", "expert_shared_feed_forward_length"),
     *("leading_dense_block_count", "interleave_moe_layer_step"),
@@ -144,6 +136,13 @@ _GROUPS = ("expert_group_count", "expert_group_used_count")
 _DRAFTING = "nextn_predict_layers"
 _SIGMOIDS = ("expert_gating_func", "expert_weights_scale", _DRAFTING)
 """What those have besides whose scores are sigmoids."""
+_OWN = {
+    "mistral3": _GROWING,
+    "gemma4": CAPS,
+    "olmo2": (ATTENTION_FACTOR,),
+    "deepseek2": (*_SIGMOIDS, *_GROUPS, LOG_MULTIPLIER),
+}
+"""What these architectures have a place for."""
 _LLAMA3_BANDS, _LLAMA3_POSITIONS = (1.0, 4.0), 8192
 """Of all Llama 3.1, 3.2 and 3.3 models; their files have the divisors that come of it."""
 
@@ -159,24 +158,26 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
             f"{file.path}: the architecture {arch!r} is not supported; supported: "
             f"{', '.join((*ARCHITECTURES, *ENCODERS))}"
         )
+    family = FAMILIES.get(ARCHITECTURES.get(arch, ""), Family(arch))
     own = {
         key.removeprefix(arch + "."): value
         for key, value in file.values.items()
         if key.startswith(arch + ".") and not key.endswith(_SECTIONS)
     }
-    kinds = _pick_layers(own, arch, file)
+    kinds = _pick_layers(own, family, file)
     layers: dict[str, npt.NDArray[Any]] = {}
     if arch == "gemma4":
         layers = {k: v for k in PER_LAYER if isinstance(v := own.get(k), np.ndarray)}
         own |= first_values(layers)
     metadata = Config(f"{file.path}: {arch}", {k: _one(k, v, file) for k, v in own.items()})
-    _check_neutral(metadata, _placed(arch, file))
+    placed = _placed(arch, family, file)
+    _check_neutral(metadata, placed)
     if arch in ENCODERS:
         return encoder_config(metadata, arch, file, _vocabulary(file))
     heads = metadata.integer("attention.head_count", 1, 4096)
-    head_dim = _head_dim(metadata, heads, arch)
+    head_dim = _head_dim(metadata, heads, family)
     found: dict[str, Any] = {theirs: metadata.values.get(key) for key, theirs in _KEYS.items()}
-    if arch in (*_SIGMOID, *_RECURRENT, "deepseek2"):  # what drafts tokens counts as a layer
+    if _DRAFTING in placed:  # what drafts tokens counts as a layer
         drafts = metadata.integer(_DRAFTING, 0, 1, 0)
         found["num_hidden_layers"] = metadata.integer("block_count", 1, 1 << 16) - drafts
     found |= {
@@ -184,7 +185,7 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
         "head_dim": head_dim,
         "num_key_value_heads": metadata.integer("attention.head_count_kv", 1, heads, heads),
         "intermediate_size": metadata.integer(
-            "feed_forward_length", 1, 1 << 20, 1 if arch in _ALL_MIXED else None
+            "feed_forward_length", 1, 1 << 20, 1 if arch == "qwen35moe" else None
         ),
         "vocab_size": _vocabulary(file),
         "tie_word_embeddings": "output.weight" not in file.tensors,
@@ -193,16 +194,16 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
         "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors,
         "rope_parameters": {} if arch == "gemma4" else _rope(metadata, file, head_dim),
     }
-    if arch in _PARTIAL:
+    if family.partial is not None:
         turned = metadata.integer("rope.dimension_count", 2, head_dim, head_dim)
         found["partial_rotary_factor"] = turned / head_dim
     if arch == "gpt-oss":
         found["rope_parameters"]["truncate"] = False  # of all models; files do not tell
     if arch == "mistral3":
         found["rope_parameters"] |= _growing(metadata)
-    if arch in ("command-r", "cohere2"):
+    if family.logit_scale is not None:
         found["logit_scale"] = metadata.values.get("logit_scale")
-    if arch in _SCALED:
+    if family.multipliers:
         found |= {theirs: metadata.values.get(key) for key, theirs in _MULTIPLIERS.items()}
     if arch == "gemma4":
         found |= gemma4_config(metadata, file, layers, found)
@@ -212,11 +213,13 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
         found |= _layer_windows(metadata, arch, found)
     else:
         found |= _window(metadata, arch)
-    found |= kinds | _recurrent(metadata, arch, file)
-    if arch == "deepseek2":
+    found |= kinds
+    if read := _STATES.get(family.recurrent):
+        found |= read(metadata, file)
+    if family.latent:
         found |= gguf_latent(metadata, found["rope_parameters"], file.tensors)
     if arch != "gemma4":
-        found |= _experts(metadata, arch, file)
+        found |= _experts(metadata, arch, family, file)
     if pools(file):
         found["is_causal"] = metadata.flag("attention.causal", True)
     found |= ranking_config(file, ARCHITECTURES[arch])
@@ -240,26 +243,21 @@ def _one(key: str, value: Any, file: GgufFile) -> Any:
     return value.flat[0].item()
 
 
-def _placed(arch: str, file: GgufFile) -> tuple[str, ...]:
+def _placed(arch: str, family: Family, file: GgufFile) -> tuple[str, ...]:
     """Return those of `_NEUTRAL` that a configuration of this architecture has a place for."""
     if arch in ENCODERS or pools(file):
         return NEUTRAL
-    if arch in (*_SCALED, *_MIXED):
-        mixed = _MIXTURES if arch in _MIXED else ()
-        scaled = tuple(_MULTIPLIERS) if arch in _SCALED else ()
-        drafting = (_DRAFTING,) if arch in _RECURRENT else ()
-        return (*scaled, *mixed, *drafting, *(_SIGMOIDS if arch in _SIGMOID else ()))
-    if arch == "mistral3":
-        return _GROWING
-    if arch == "deepseek2":
-        return (*_MIXTURES, *_SIGMOIDS, *_GROUPS, LOG_MULTIPLIER)
-    if arch in _RECURRENT:
-        return (_DRAFTING,)
-    if arch in ("gemma2", "gemma4"):
-        return CAPS
-    if arch in _OWN:
-        return _OWN[arch]
-    return (ATTENTION_FACTOR,) if arch == "phi3" and LONG_FACTORS in file.tensors else ()
+    mixture, longs = family.experts, arch == "phi3" and LONG_FACTORS in file.tensors
+    return (
+        *(_MULTIPLIERS if family.multipliers else ()),
+        *(_MIXTURES if mixture else ()),
+        *(_SIGMOIDS if mixture and mixture.sigmoid else ()),
+        *((_DRAFTING,) if family.recurrent else ()),
+        *(CAPS if family.caps else ()),
+        *(("logit_scale",) if family.logit_scale is not None else ()),
+        *((ATTENTION_FACTOR,) if longs else ()),
+        *_OWN.get(arch, ()),
+    )
 
 
 def _check_neutral(metadata: Config, placed: tuple[str, ...]) -> None:
@@ -270,15 +268,15 @@ def _check_neutral(metadata: Config, placed: tuple[str, ...]) -> None:
             raise metadata.fail(key, "but this is not supported")
 
 
-def _experts(metadata: Config, arch: str, file: GgufFile) -> dict[str, Any]:
+def _experts(metadata: Config, arch: str, family: Family, file: GgufFile) -> dict[str, Any]:
     """Return the keys of experts; files of Mixtral say llama.
 
     As in llama.cpp, weights sum to 1 in most architectures.
     """
-    count = metadata.integer("expert_count", 0, 1 << 16, 0)
+    count, mixture = metadata.integer("expert_count", 0, 1 << 16, 0), family.experts
     if not count and arch == "granitehybrid":
         return {"shared_intermediate_size": metadata.values.get("feed_forward_length")}
-    if not count and arch not in _MIXED:
+    if not count and (mixture is None or mixture.optional or family.latent):
         return {}
     found: dict[str, Any] = {
         "num_experts": count or None,
@@ -287,25 +285,25 @@ def _experts(metadata: Config, arch: str, file: GgufFile) -> dict[str, Any]:
     }
     if arch == "llama":
         found["architectures"] = ["MixtralForCausalLM"]
-    elif arch not in (*_MIXED, "deepseek2"):
+        mixture = FAMILIES["MixtralForCausalLM"].experts
+    if mixture is None:
         raise metadata.fail("expert_count", "but experts of this architecture are not supported")
-    mixture = FAMILIES[(found.get("architectures") or [ARCHITECTURES[arch]])[0]].experts
-    assert mixture is not None
     if metadata.has(key := "expert_feed_forward_length"):
         found[mixture.inner] = metadata.values[key]
-    return found | _beside_experts(metadata, arch, file)
+    return found | _beside_experts(metadata, mixture, file)
 
 
-def _pick_layers(own: dict[str, Any], arch: str, file: GgufFile) -> dict[str, Any]:
+def _pick_layers(own: dict[str, Any], family: Family, file: GgufFile) -> dict[str, Any]:
     """Return layer_types where layers without KV heads are told, and keep the others' number.
 
     So with MLPs that some layers alone have.
     """
     heads, inner = (own.get(key) for key in _PER_KIND)
-    if arch not in _RECURRENT or not isinstance(heads, np.ndarray) or heads.all():
+    if not family.recurrent or not isinstance(heads, np.ndarray) or heads.all():
         return {}
     own[_PER_KIND[0]] = heads[heads > 0]
-    kinds = [FULL if count else _RECURRENT[arch] for count in heads]
+    other = "conv" if family.recurrent is read_short_conv else LINEAR
+    kinds = [FULL if count else other for count in heads]
     if isinstance(inner, np.ndarray) and len(inner) == len(heads) and not inner.all():
         own[_PER_KIND[1]] = inner[inner > 0]
         for i in np.flatnonzero(inner):
@@ -316,14 +314,12 @@ def _pick_layers(own: dict[str, Any], arch: str, file: GgufFile) -> dict[str, An
 _PER_KIND = ("attention.head_count_kv", "feed_forward_length")
 
 
-def _recurrent(metadata: Config, arch: str, file: GgufFile) -> dict[str, Any]:
-    """Return the keys of layers without keys; norms are stored as they multiply."""
-    if arch in ("lfm2", "lfm2moe"):
-        return {"conv_L_cache": metadata.values.get("shortconv.l_cache")}
-    if arch in _SCANS:
-        return _scans(metadata, file)
-    if arch not in _RECURRENT:
-        return {}
+def _convolutions(metadata: Config, _file: GgufFile) -> dict[str, Any]:
+    return {"conv_L_cache": metadata.values.get("shortconv.l_cache")}
+
+
+def _deltas(metadata: Config, _file: GgufFile) -> dict[str, Any]:
+    """Return the keys of the delta rule; norms are stored as they multiply."""
     heads = metadata.integer("ssm.time_step_rank", 1, 1 << 16)
     return {
         "linear_num_key_heads": metadata.values.get("ssm.group_count"),
@@ -360,20 +356,17 @@ _SSM = {
     "inner_size": "mamba_d_ssm",
     "conv_kernel": "mamba_d_conv",
 }
-_PLACELESS = ("nemotron_h", "nemotron_h_moe")
-"""Those without ropes."""
-_SCANS = ("granitehybrid", "falcon-h1", *_PLACELESS)
-"""Architectures with layers of Mamba-2."""
-_RECURRENT = {
-    **dict.fromkeys(("lfm2", "lfm2moe"), "conv"),
-    **dict.fromkeys(("qwen35", "qwen35moe", *_SCANS), LINEAR),
+_STATES: dict[object, Callable[[Config, GgufFile], dict[str, Any]]] = {
+    read_short_conv: _convolutions,
+    read_delta: _deltas,
+    **dict.fromkeys((read_granite, read_scans, read_beside), _scans),
 }
-"""Architectures to what layer_types calls their layers without keys."""
+"""What reads layers without keys from config.json, to what gives its keys."""
 
 
-def _beside_experts(metadata: Config, arch: str, file: GgufFile) -> dict[str, Any]:
+def _beside_experts(metadata: Config, mixture: Mixture, file: GgufFile) -> dict[str, Any]:
     """Return the keys of dense layers and shared experts, by what each family calls them."""
-    if arch in _SIGMOID and metadata.integer(_SIGMOIDS[0], 0, 2, 2) == 1:
+    if mixture.sigmoid and metadata.integer(_SIGMOIDS[0], 0, 2, 2) == 1:
         raise metadata.fail(_SIGMOIDS[0], "but only sigmoids are supported")
     first = metadata.integer("leading_dense_block_count", 0, 1 << 16, 0)
     shared = [t for name, t in file.tensors.items() if name.endswith(".ffn_up_shexp.weight")]
@@ -392,29 +385,17 @@ _SHARED_WIDTHS = (
     *("shared_expert_intermediate_size", "shared_intermediate_size"),
     "moe_shared_expert_intermediate_size",
 )
-_PARTIAL = ("phi3", "glm4", "glm4moe", "qwen35", "qwen35moe")
-"""Architectures whose ropes may turn a part of each head."""
-_SIGMOID = ("glm4moe", "dots1", "lfm2moe", "nemotron_h_moe")
-"""Architectures of experts whose scores are sigmoids."""
-_MIXED = (
-    *("qwen2moe", "qwen3moe", "granitemoe", "gpt-oss"),
-    *("ernie4_5-moe", "olmoe", "hunyuan-moe", "qwen35moe", "granitehybrid", *_SIGMOID),
-)
-"""Architectures of experts."""
-_ALL_MIXED = ("qwen35moe",)
-"""Those without an MLP that is no expert, whose width files need not tell."""
 _UNSHARED = ("qwen2moe", "olmoe", "glm4moe", "dots1", "deepseek2")
-"""Those of them whose weights of a token's experts do not sum to 1 unless a file says so."""
+"""Architectures whose weights of a token's experts do not sum to 1 unless a file says so."""
 
 
-def _head_dim(metadata: Config, heads: int, arch: str) -> int:
+def _head_dim(metadata: Config, heads: int, family: Family) -> int:
     width = metadata.integer("embedding_length", 1, 1 << 17)
     key = metadata.integer("attention.key_length", 1, 1 << 17, max(1, width // heads))
-    if arch == "deepseek2":
+    if family.latent:
         return key
-    for name in ("attention.value_length", "rope.dimension_count"):
-        if arch in (*_PARTIAL, *_PLACELESS) and name == "rope.dimension_count":
-            continue
+    whole = family.partial is None and family.rope_layers is not no_ropes
+    for name in ("attention.value_length", *(["rope.dimension_count"] if whole else [])):
         if metadata.integer(name, 1, 1 << 17, key) != key:
             raise metadata.fail(name, f"but only the {key} values of a head are supported")
     return key

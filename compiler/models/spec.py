@@ -45,7 +45,7 @@ from dovetail.compiler.models.source import (
 )
 from dovetail.ir.errors import SpecError
 from dovetail.ir.formats import is_quantised
-from dovetail.ir.model import RELU2, XIELU, ModelSpec
+from dovetail.ir.model import RELU2, XIELU, ExpertSpec, ModelSpec
 
 DEFAULT_MAX_CONTEXT = 131072
 HEAD_DIM_STEP, MAX_HEAD_DIM = 16, 576
@@ -150,16 +150,9 @@ def read_architecture(
     )
     local = None
     if family.local_rope:
-        own = family.local_rope, family.theta
-        local = read_local_rope(config, head_dim, positions, *own)
+        local = read_local_rope(config, head_dim, positions, family.local_rope, family.theta)
     positions = usable_positions(config, rope, positions)
-    mixture = family.experts if has_experts(config, family.experts) else None
-    inner = config.integer(mixture.inner if mixture else family.inner, 1, MAX_INNER)
-    experts = None
-    if mixture is not None:
-        experts = read_experts(
-            config, mixture, hidden=hidden, inner=inner, dense=family.inner, n_layers=n_layers
-        )
+    inner, experts = _read_mlps(config, family, hidden, n_layers)
     bias = family.attention_bias
     config_bias = config.flag("attention_bias") if bias is None else False
     spec = ModelSpec(
@@ -186,7 +179,7 @@ def read_architecture(
         sinks=family.sinks,
         qk_norm=config.flag("use_qk_norm") if family.qk_norm is None else family.qk_norm,
         output_gate=family.output_gate,
-        recurrent=family.recurrent(config, n_layers),
+        recurrent=family.recurrent(config, n_layers) if family.recurrent else None,
         tied_head=config.flag("tie_word_embeddings", family.tied),
         rope_layers=family.rope_layers(config, n_layers),
         local_rope=local,
@@ -200,9 +193,7 @@ def read_architecture(
         branch_norms=family.branch_norms,
         experts=experts,
         norm_offset=family.norm_offset and config.number("norm_offset", 0.0, 1.0, 1.0),
-        bos_token_id=config.integer("bos_token_id", 0, 1 << 24)
-        if config.has("bos_token_id")
-        else None,
+        bos_token_id=_read_begin(config),
         eos_token_ids=eos_token_ids,
         kv_dtype=kv_dtype,
         weight_dtype=weight_dtype,
@@ -211,6 +202,25 @@ def read_architecture(
     if latent:
         more |= {"latent": latent, "attention_scale": latent_scale(config, latent, rope)}
     return replace(spec, **more)
+
+
+def _read_mlps(
+    config: Config, family: Family, hidden: int, n_layers: int
+) -> tuple[int, ExpertSpec | None]:
+    """Return the width of an MLP, or of each expert, and the experts, if there are any."""
+    mixture = family.experts if has_experts(config, family.experts) else None
+    inner = config.integer(mixture.inner if mixture else family.inner, 1, MAX_INNER)
+    if mixture is None:
+        return inner, None
+    return inner, read_experts(
+        config, mixture, hidden=hidden, inner=inner, dense=family.inner, n_layers=n_layers
+    )
+
+
+def _read_begin(config: Config) -> int | None:
+    """Return the token that begins texts, if there is one."""
+    key = "bos_token_id"
+    return config.integer(key, 0, 1 << 24) if config.has(key) else None
 
 
 def _check_arithmetic(config: Config, family: Family) -> None:

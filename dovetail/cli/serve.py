@@ -211,11 +211,7 @@ def serve_command(
     EngineOptions(**vars(engine), kv_blocks=kv_blocks)  # before a model is fetched and compiled
     check_address(settings)
     log_to_stderr(logging.INFO)
-    if served.adapter and len(models) > 1:
-        raise SpecError("--adapter is for one model; compile each model with its own adapters")
-    options = weights.chosen() | adapter_options(served.adapter or ())
-    if engine.max_model_len is not None:
-        options["max_context"] = engine.max_model_len
+    options = _compile_options(models, served, weights, engine)
     given = served.served_model_name or []
     names = [*given, *(name_model(model) for model in models[len(given) :])]
     sources = [find_model(model) for model in models]
@@ -240,6 +236,18 @@ def serve_command(
         _serve(Served(opened, graphs, load_one, served), settings, [*artifacts], jobs)
     finally:
         opened.close()
+
+
+def _compile_options(
+    models: Sequence[str], served: ModelFlags, weights: WeightFlags, engine: EngineFlags
+) -> dict[str, Any]:
+    """Return how models that are no artifacts are compiled."""
+    if served.adapter and len(models) > 1:
+        raise SpecError("--adapter is for one model; compile each model with its own adapters")
+    options = weights.chosen() | adapter_options(served.adapter or ())
+    if engine.max_model_len is not None:
+        options["max_context"] = engine.max_model_len
+    return options
 
 
 class Served:

@@ -7,6 +7,7 @@ a line of live progress, and a report of the best schedules. A stopped job goes 
 from __future__ import annotations
 
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -71,19 +72,25 @@ def tune_command(
     from dovetail.compiler.models.hub import find_model
 
     path = find_model(model)  # with bars of its own
-    live, kinds = LiveProgress(), ray is not None and search.hardware == "all"
+    options: dict[str, Any] = {
+        **{"resume": resume, "missing": missing, "effort": effort, "workers": workers},
+        **{"ray": ray, "target": target},
+        **search.fields(),
+        **vars(compiling),
+        **own.fields(),
+    }
+    tune_one_model(path, options, kinds=ray is not None and search.hardware == "all", json=json)
+
+
+def tune_one_model(path: Path, options: dict[str, Any], *, kinds: bool, json: bool) -> None:
+    """Tune a model; kinds: for each kind of machine in a cluster."""
+    live = LiveProgress()
+    options |= {"progress": live.show, "say": live.say}
     try:
         with closing(live):
             live.say("starting")
             from dovetail.compiler.tune.model import ClusterReport, tune_kinds, tune_model
 
-            options: dict[str, Any] = {
-                **{"progress": live.show, "say": live.say, "resume": resume, "missing": missing},
-                **{"effort": effort, "workers": workers, "ray": ray, "target": target},
-                **search.fields(),
-                **vars(compiling),
-                **own.fields(),
-            }
             if kinds:
                 del options["hardware"]
             reports = tune_kinds(path, **options) if kinds else (tune_model(path, **options),)

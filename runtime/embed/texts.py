@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, TypedDict, Unpack
+from typing import TYPE_CHECKING, TypeAlias, TypedDict, Unpack, get_type_hints
 
 import numpy as np
 
 from dovetail.ir.encoder import EncoderSpec
 from dovetail.ir.errors import RequestError
-from dovetail.ir.options import check_names
+from dovetail.ir.options import check_names, check_types
 from dovetail.runtime.embed.service import EmbeddingService, EmbedJob
 from dovetail.runtime.native.encoder import Ids, Rows, check_ids
 from dovetail.runtime.text.tokenizer import (
@@ -57,6 +57,9 @@ class RerankOptions(TypedDict, total=False):
     top_n: int | None
     instruction: str | None
     wait: bool
+
+
+EMBED_TYPES, RERANK_TYPES = get_type_hints(EmbedOptions), get_type_hints(RerankOptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,8 +246,7 @@ class Embeddings:
 
     def _start(self, texts: TextOrIds | Sequence[TextOrIds], options: EmbedOptions) -> Started:
         """Read texts and queue them; return the job, and what is done to its rows."""
-        if not options.keys() <= EmbedOptions.__annotations__.keys():
-            check_names("embed", options, EmbedOptions.__annotations__)
+        _check("embed", options, EMBED_TYPES)
         chosen = self.choose(options.get("model"), labels=False)
         cut = chosen.cutter(options.get("dimensions"))
         ids = chosen.read(texts, options.get("prompt_name"), options.get("prompt"))
@@ -255,7 +257,7 @@ class Embeddings:
         self, query: str, documents: Sequence[str], **options: Unpack[RerankOptions]
     ) -> list[Ranked]:
         """See `App.rerank`."""
-        check_names("rerank", options, RerankOptions.__annotations__)
+        _check("rerank", options, RERANK_TYPES)
         top_n, wait = options.get("top_n"), options.get("wait", False)
         chosen = self.choose(options.get("model"), labels=True)
         if chosen.spec.dim != 1:
@@ -314,6 +316,13 @@ def _cancel(starting: asyncio.Future[Started]) -> None:
     """Take a job out of the queues whose caller went while it was read."""
     if not starting.cancelled() and starting.exception() is None:
         starting.result()[0].future.cancel()
+
+
+def _check(what: str, options: Mapping[str, object], hints: Mapping[str, object]) -> None:
+    """Raise RequestError for an option that there is not, or whose value is of a wrong type."""
+    if options:
+        check_names(what, options, hints)
+        check_types(options, hints)
 
 
 def _as_texts(texts: TextOrIds | Sequence[TextOrIds]) -> list[TextOrIds]:

@@ -46,7 +46,8 @@ log = logging.getLogger("dovetail")
 class BoundIndex:
     """An index that the worker has open. nprobe: clusters that a search scans.
 
-    embed: of queries. embed_passages: of documents that are added. cut: gives the parts of a text
+    embed: of queries. embed_passages: of documents that are added; None: nothing here is known to
+    embed them as they are in the index. cut: gives the parts of a text
     that fit these behind another text; None: they take all. early: when searches may end.
     changed: documents that came and went since it was built. changing: held by who does it.
     """
@@ -56,7 +57,7 @@ class BoundIndex:
     documents: DocumentStore
     nprobe: int
     embed: EmbedTexts
-    embed_passages: EmbedTexts
+    embed_passages: EmbedTexts | None
     cut: CutText | None = None
     early: tuple[EarlyEnd, ...] = ()
     changed: int = 0
@@ -166,11 +167,14 @@ class AppIndex:
 
         Args:
             documents: to add, each with a key of its own.
-            vectors: of these, float32 [n, d]; by default the app's encoder makes them.
+            vectors: of these, float32 [n, d]. By default the app's encoder makes them, and splits
+                texts that are too long for it; or `embed=` of the index, whole, if its passages
+                have the same prompt as queries.
             remove: keys or ids, or one of them; those that are not there are passed over.
 
         Raises:
-            RequestError: a document is none, two have one key, or it is too much for one change.
+            RequestError: a document is none, two have one key, `embed=` is for queries alone, or
+                it is too much for one change.
             SpecError: the vectors do not fit the index.
             WorkflowError: there is no such index any more, or another in its place meanwhile.
             DeviceError: the worker could not make the change; nothing has changed.
@@ -212,6 +216,11 @@ class AppIndex:
         if not passages and vectors is None:
             return np.empty((0, index.opened.dim), np.float32)
         if vectors is None:
+            if index.embed_passages is None:
+                raise RequestError(
+                    f"`embed=` of index {index.name!r} is for queries, and its passages begin with "
+                    f"{index.opened.passage_prompt!r}; give `vectors` of what is added, made so"
+                )
             vectors = index.embed_passages([passage.embedded for passage in passages])
         rows = np.ascontiguousarray(vectors, np.float32)
         if rows.shape != (len(passages), index.opened.dim):

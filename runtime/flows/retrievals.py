@@ -164,30 +164,38 @@ class EmbeddingThreads:
     ) -> None:
         """`tell` and `draw` (a batch, its start and end) are called on the threads."""
         self._tell, self._draw = tell, draw
-        self._queues: dict[EmbedTexts, SimpleQueue[messages.Embed | None]] = {}
+        # of each index and model, with what embeds there: another one may take its place
+        self._queues: dict[object, tuple[EmbedTexts, SimpleQueue[messages.Embed | None]]] = {}
         self._closed = False
 
     def put(self, order: messages.Embed, embed: EmbedTexts) -> None:
         """Have the text of an order embedded."""
-        if embed not in self._queues:
-            queue = self._queues[embed] = SimpleQueue()
-            threading.Thread(target=self._serve, args=(queue, embed), daemon=True).start()
-        self._queues[embed].put(order)
+        used = order.query, order.index, order.model
+        known, queue = self._queues.get(used, (None, SimpleQueue()))
+        if known is not embed:
+            queue.put(None)
+            queue = SimpleQueue()
+            self._queues[used] = embed, queue
+            name, given = "dovetail-embedding", (queue, embed)
+            threading.Thread(target=self._serve, args=given, name=name, daemon=True).start()
+        queue.put(order)
 
     def close(self) -> None:
         """Leave what waits; batches under way may end."""
         self._closed = True
-        for queue in self._queues.values():
+        for _, queue in self._queues.values():
             queue.put(None)
 
     def _serve(self, queue: SimpleQueue[messages.Embed | None], embed: EmbedTexts) -> None:
-        while not self._closed:
+        taken: list[messages.Embed | None] = []
+        while not self._closed and None not in taken:
             taken = [queue.get()]
             with suppress(Empty):
                 while len(taken) < BATCH:
                     taken.append(queue.get_nowait())
-            if not self._closed:
-                self._run([order for order in taken if order is not None], embed)
+            orders = [order for order in taken if order is not None]
+            if orders and not self._closed:
+                self._run(orders, embed)
 
     def _run(self, orders: Sequence[messages.Embed], embed: EmbedTexts) -> None:
         """Embed texts together, and those of a batch that fails one by one."""

@@ -241,11 +241,14 @@ class FlowService:
         if embed is None and self._cut is None:
             raise SpecError(f"there is no encoder for queries of index {called!r}; {ADVICE}")
         made = manifest.embedder or EmbedderEntry(name="", fingerprint="")
-        prompts = made.query_prompt, made.passage_prompt
-        own = partial(embed_checked, embed) if embed else None
-        asked, added = (own or partial(self._embed, prompt=prompt) for prompt in prompts)
+        asked = partial(self._embed, prompt=made.query_prompt)
+        added: EmbedTexts | None = partial(self._embed, prompt=made.passage_prompt)
+        if embed:  # of queries, whose prompt it may put before them
+            asked = partial(embed_checked, embed)
+            added = asked if made.query_prompt == made.passage_prompt else None
         documents = open_documents(folder / DOCUMENTS, folder / OFFSETS)
-        first = added([documents[0].embedded])[0].tobytes() if len(documents) else b""
+        texts = [documents[0].embedded] if len(documents) else []
+        first = (added or asked)(texts)[0].tobytes() if texts else b""
         room = self._hot.room(called) if self._hot is not None else None
         cut, bound = None if embed else self._cut, Event()
 
@@ -298,13 +301,12 @@ class FlowService:
         So runs go on where another index is added. Raises a WorkflowError that names the first node
         which cannot run.
         """
-        given, bound = self._checked.get(workflow.name, (None, workflow))
-        if given is not workflow:
+        known = self._checked.get(workflow.name)
+        if known is None or not any(each is workflow for each in known):
             self._check(workflow, find_index=self._find_index, prepare=self._prepare)
             nodes = {name: self._bind(node) for name, node in workflow.nodes.items()}
-            bound = replace(workflow, nodes=nodes)
-            self._checked[workflow.name] = workflow, bound
-        return bound
+            known = self._checked[workflow.name] = workflow, replace(workflow, nodes=nodes)
+        return known[1]
 
     def _check(self, workflow: Workflow, **having: Any) -> None:
         generator = self._executors.generator

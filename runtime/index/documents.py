@@ -230,8 +230,11 @@ def _leave(columns: dict[str, dict[Any, list[int]]], id_: int, passage: Passage)
                 del columns[name][one]
 
 
-def _values(value: object) -> list[Any]:
-    """Return the single values of a field or filter; what is no plain value counts as its text."""
+def _values(value: object) -> list[tuple[bool, Any]]:
+    """Return the single values of a field or filter; what is no plain value counts as its text.
+
+    Before each is whether it is True or False, which Python has equal to 1 and 0.
+    """
     many = value if isinstance(value, list | tuple | set | frozenset) else [value]
     plain = (one if isinstance(one, str | int | float | None) else str(one) for one in many)
-    return list(dict.fromkeys(plain))
+    return list(dict.fromkeys((isinstance(one, bool), one) for one in plain))

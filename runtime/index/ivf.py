@@ -212,6 +212,7 @@ class IvfIndex:
             raise SpecError(f"queries must have {self.dim} values each")
         if not scans:
             return []
+        depth = max(1, min(depth, sum(len(part.ids) for part in self._parts)))  # faiss takes room
         used, base = scanner or FaissScanner(), self.base
         found = [base.named(used.scan(self, scans, depth, base.allowed(only)))]
         for part in self.fresh:

@@ -52,6 +52,20 @@ def test_choices_are_nodes_and_their_ways_edges() -> None:
     assert read_again(template).workflow() == workflow
 
 
+def test_a_choice_is_called_as_no_node_is() -> None:
+    g = RAGraph("asks")
+    for name in ("ask", "ask?", "ask??"):
+        g.add_function(name, lambda state: "", name.replace("?", "_"))
+        g.add_edge(name, END)
+    g.add_edge(START, "ask?")
+    g.add_edge(START, "ask??")
+    g.add_edge(START, lambda state: "ask", ["ask"])
+    g.add_edge("ask?", lambda state: "ask??", ["ask??"])
+    template = g.workflow().template
+    choices = [node.name for node in template.nodes if node.kind == CHOICE]
+    assert choices == ["ask???", "START?"]
+
+
 def test_a_choice_that_may_lead_anywhere_or_to_one_place_comes_back() -> None:
     graph = RAGraph("ways")
     graph.add_generation(1, prompt="{input}", output="one")

@@ -39,7 +39,7 @@ class Searches:
         self._front = front
         self._changed, self._ended, self._failed = changed, ended, failed
         front.choose = self._choose
-        self._again: list[ScanBatch] = []  # that the device failed to scan
+        self._again: list[ScanBatch] = []  # that failed where others may succeed
         self._since_refresh = 0
         self._newest = -inf  # when the first search of a request began last
 
@@ -115,7 +115,7 @@ class Searches:
     # ---- sub-stages ----
 
     def prepare(self) -> None:
-        """Begin a cycle: what the device failed to scan goes first."""
+        """Begin a cycle: what failed to be scanned goes first."""
         front = self._front
         front.due = self._since_refresh >= front.settings.refresh and "gpu" not in front.busy
         while "cpu" not in front.busy and self._again:
@@ -197,10 +197,11 @@ class Searches:
         )
 
     def _redo(self, batch: ScanBatch) -> None:
-        """Have the CPU scan what the device failed to scan: it has all vectors."""
+        """Have the CPU scan what failed, on the device or beside others: it has all vectors."""
         for search, _ in batch.takes:
             search.scans -= 1
-            search.leave_device()
+            if batch.device == "gpu":
+                search.leave_device()
         takes = [(search, clusters) for search, clusters in batch.takes if not search.over]
         if takes:
             sizes = self._front.catalog.sizes(takes[0][0].spec.index)
@@ -299,8 +300,14 @@ class Searches:
             if (hot := self._front.hot.get(batch.takes[0][0].spec.index)) is not None:
                 hot.lose({cluster for _, clusters in batch.takes for cluster in clusters})
             self._again.append(batch)
-        else:
-            self._fail([search for search, _ in batch.takes], error)
+            return
+        searches = dict.fromkeys(search for search, _ in batch.takes)
+        if len(searches) == 1:
+            self._fail([*searches], error)
+            return
+        for search in searches:  # one may be wrong, so they are tried one by one
+            takes = [take for take in batch.takes if take[0] is search]
+            self._again.append(ScanBatch("cpu", takes, 0.0))
 
     def _fail(self, searches: Sequence[Search], error: DovetailError) -> None:
         for search in searches:

@@ -185,6 +185,13 @@ def native_runner(name: str) -> Runner:
     return compiled_runner(TARGETS[name], requests(TARGETS[name]))
 
 
+def build_daily() -> None:
+    """Build the libraries of the runners above that default tests use, before they run."""
+    warp_library(device_kernels(SOME_FORMATS))
+    for name in NATIVE:
+        native_runner(name)
+
+
 def compiled_runner(target: Target, kernels: tuple[KernelRequest, ...]) -> Runner:
     """Return the runner of a library of these kernels, for a target of this machine."""
     spec = LibrarySpec(target=target, kernels=kernels, modules={"probes": probe_unit()})

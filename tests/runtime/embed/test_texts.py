@@ -71,9 +71,9 @@ def test_vectors_are_cut(path: Path, app: App) -> None:
     (encoder,) = app.embeddings.encoders.values()
     plain = TextEncoder("plain", replace(encoder.spec, unit=False), None, encoder.service)
     np.testing.assert_array_equal(plain.cutter(24)(whole), whole[:, :24])
-    for dimensions in (0, 129, "9"):
+    for dimensions in (0, 129):
         with pytest.raises(RequestError, match="must be 1 to 128"):
-            app.embed(TEXTS, dimensions=dimensions)  # type: ignore[arg-type]
+            app.embed(TEXTS, dimensions=dimensions)
 
 
 @pytest.mark.parametrize("in_tokenizer", [True, False])
@@ -241,6 +241,11 @@ def test_what_cannot_be_done_is_said(app: App) -> None:
         (lambda: app.embed("x", prompt_name="query"), "no prompt 'query'"),
         (lambda: app.rerank("x", ["y"]), "no cross-encoder"),
         (lambda: app.generate("x"), "no model that generates"),
+        (lambda: app.embed("x", dimensions="9"), "dimensions must be a whole number or None"),
+        (lambda: app.embed("x", prompt=5), "prompt must be a text or None, not 5"),
+        (lambda: asyncio.run(app.aembed("x", model=5)), "model must be a text or None, not 5"),
+        (lambda: app.rerank("x", ["y"], top_n="3"), "top_n must be a whole number or None"),
+        (lambda: app.rerank("x", ["y"], top=3), "rerank has no option 'top'"),
     ):
         with pytest.raises(RequestError, match=words):
             call()

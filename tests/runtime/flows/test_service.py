@@ -433,6 +433,50 @@ def test_an_index_that_is_replaced_ends_what_searches_it_and_nothing_else(
     assert {document.metadata["key"] for document in found} <= {"q0", "q1", "q2"}
 
 
+def test_what_embedded_for_an_index_ends_where_another_takes_its_place(
+    app: App, folder: Path
+) -> None:
+    def threads() -> list[threading.Thread]:
+        app.run(one_search("idx"), question(1))
+        return [t for t in threading.enumerate() if t.name == "dovetail-embedding"]
+
+    (before,) = threads()
+    app.add_index(folder, name="idx", embed=embed)
+    assert len({*threads(), before}) == 2
+    before.join(60)
+    assert not before.is_alive()
+
+
+def test_an_event_loop_does_not_wait_until_indexes_are_open(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, opening = list[int](), app.flows.open_indexes
+
+    def open_indexes() -> None:
+        opened.append(threading.get_ident())
+        opening()
+
+    monkeypatch.setattr(app.flows, "open_indexes", open_indexes)
+    assert len(asyncio.run(app.arun(one_search("idx"), question(1))).outputs["docs"]) == 2
+    assert opened and threading.get_ident() not in opened
+
+
+def test_what_embeds_queries_alone_embeds_no_document_that_is_added(
+    app: App, tmp_path: Path
+) -> None:
+    """Where the index has another prompt for these."""
+    passages = [Passage(key=f"q{i}", text=f"w{i}") for i in range(3)]
+    entry = EmbedderEntry(name="toy", fingerprint="", query_prompt="q: ", passage_prompt="p: ")
+    request = IndexRequest(output=tmp_path / "e5")
+    build_index_folder(passages, Encoder(), entry, request, lambda *_: None)
+    app.add_index(tmp_path / "e5", embed=embed)
+    with pytest.raises(RequestError, match="for queries, and its passages begin with 'p: '; give"):
+        app.index("e5").add([{"key": "new", "text": "w7"}])
+    app.index("e5").add([{"key": "new", "text": "w7"}], embed(["w7"]))
+    (found, _) = app.run(one_search("e5"), {"input": "w7"}).outputs["docs"]
+    assert found.metadata["key"] == "new"
+
+
 def one_search(index: str) -> RAGraph:
     g = RAGraph(f"search-{index}")
     g.add_retrieval("search", query="input", output="docs", topk=2, index=index)

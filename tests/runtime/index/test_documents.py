@@ -12,7 +12,7 @@ import pytest
 
 from dovetail.ir.errors import ArtifactError
 from dovetail.ir.index_file import DOCUMENTS, OFFSETS, Passage
-from dovetail.runtime.index.documents import encode_passages, open_documents
+from dovetail.runtime.index.documents import DocumentStore, encode_passages, open_documents
 
 COUNT = 2000
 
@@ -45,6 +45,17 @@ def test_a_damaged_line_is_told_as_often_as_all_lines_are_read(folder: Path) -> 
             store.match({"even": True})
         with pytest.raises(ArtifactError, match=f"line {COUNT} "):
             store.find("p1")
+
+
+def test_true_is_not_one() -> None:
+    values = [1, True, 1.0, 0, False, [True, 2], "True"]
+    passages = (Passage(key=f"p{i}", text="", metadata={"n": n}) for i, n in enumerate(values))
+    store = DocumentStore()
+    store.add(passages)
+    for wanted, found in ((1, [0, 2]), (True, [1, 5]), (False, [4]), (0, [3]), ("True", [6])):
+        assert store.match({"n": wanted}).tolist() == found
+    store.forget([1])
+    assert store.match({"n": [True, 1]}).tolist() == [0, 2, 5]
 
 
 OUTLIVES = f"""

@@ -212,6 +212,16 @@ def test_what_is_beyond_the_bound_of_a_scan_is_left_out(
         assert index.scan(scans, depth) == [row[:depth] for row in near]
 
 
+def test_no_more_is_asked_of_faiss_than_there_is(
+    indexes: dict[tuple[str, str], IvfIndex],
+) -> None:
+    index = indexes["flat", "l2"]
+    found = index.find(QUERIES, 1 << 50, LISTS)  # as arrays it would be more than memory can be
+    assert found == index.find(QUERIES, COUNT, LISTS) and len(found[0]) == COUNT
+    none = index.change(remove=range(COUNT))
+    assert none.find(QUERIES, 1 << 50, LISTS) == [[] for _ in QUERIES]
+
+
 def test_queries_of_another_length_are_refused() -> None:
     index = build_index(VECTORS, clusters=4)
     with pytest.raises(SpecError, match="16 values each"):

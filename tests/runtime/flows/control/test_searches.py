@@ -393,6 +393,24 @@ def test_a_scan_that_fails_ends_its_requests_with_an_error_that_names_the_node()
     assert hand.last(ScanClusters).sources[0].request == two
 
 
+def test_of_searches_whose_scan_fails_together_each_is_scanned_alone() -> None:
+    hand = Hand(fixed_clusters=4)
+    hand.begin_search(0, 1)
+    wrong, right = (hand.begin_search(2, 3, graph=search_only(1)) for _ in range(2))
+    hand.scanned((1.0, 1))
+    both = hand.last(ScanClusters)
+    assert {source.request for source in both.sources} == {wrong, right}
+    hand.tell(Failed(both.job, DeviceError("no memory")))
+    first = hand.last(ScanClusters)
+    assert {source.request for source in first.sources} == {wrong}
+    hand.tell(Failed(first.job, DeviceError("no memory")))
+    hand.end(hand.last(ScanClusters), (1.0, 20))
+    lost, found = hand.all(Deliver)[-2:]
+    assert lost.request == wrong and "'search' failed: no memory" in str(lost.error)
+    assert found.request == right and found.state is not None
+    assert [d.id for d in found.state["docs"]] == [20]
+
+
 def test_no_clusters_means_no_documents() -> None:
     hand = Hand()
     hand.begin_search(graph=search_only(3))

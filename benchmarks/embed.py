@@ -21,7 +21,7 @@ from rich.console import Console
 from common import Report, add_report_options, open_report, parse_numbers, rows_table, show
 from dovetail.runtime.embed.drift import DriftKeeper
 from dovetail.runtime.embed.encoder import artifact_source, open_encoder
-from dovetail.runtime.embed.fit import Calibrator, Sample, profile_lines
+from dovetail.runtime.embed.fit_latency import Calibrator, Sample, profile_lines
 from dovetail.runtime.embed.line import Line
 from dovetail.runtime.embed.open import make_sample
 from dovetail.runtime.embed.process import ProcessInstance

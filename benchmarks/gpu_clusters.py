@@ -14,7 +14,7 @@ from dovetail.runtime.index.scans import Part
 from retrieval import draw_queries, make_index
 
 if TYPE_CHECKING:
-    from dovetail.runtime.accel.lists import TorchLists
+    from dovetail.runtime.accel.torch_lists import TorchLists
 
 TOPK, NPROBE, ROUNDS = 10, 16, 5
 MakeLists = Callable[[IvfIndex, int], "TorchLists"]
@@ -24,7 +24,7 @@ MakeLists = Callable[[IvfIndex, int], "TorchLists"]
 def torch_lists(device: str) -> MakeLists:
     """Return what makes lists on a device of torch."""
     from dovetail.runtime.accel.device import TorchDevice
-    from dovetail.runtime.accel.lists import TorchLists
+    from dovetail.runtime.accel.torch_lists import TorchLists
 
     return lambda index, room: TorchLists(TorchDevice(device), index, room)
 

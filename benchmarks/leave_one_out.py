@@ -33,7 +33,7 @@ from dovetail.codegen.targets import get_target
 from dovetail.compiler.measure.meter import Candidate
 from dovetail.compiler.rules.schedules import LINEAR, GemmOp
 from dovetail.compiler.search.cost_model import CostModel
-from dovetail.compiler.search.fit import LEAST_SAMPLES, Sample, fit_cost_model
+from dovetail.compiler.search.fit_cost_model import LEAST_SAMPLES, Sample, fit_cost_model
 from dovetail.compiler.search.policy import SearchTask
 from dovetail.compiler.search.space import Program
 from dovetail.ir.artifact import PhasePlan

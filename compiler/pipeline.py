@@ -68,7 +68,7 @@ from dovetail.compiler.stored import (
     write_indexes,
     write_workflows,
 )
-from dovetail.compiler.tape.adapters import build_adapted_tape
+from dovetail.compiler.tape.adapted import build_adapted_tape
 from dovetail.compiler.tape.encoder import build_encode_tape
 from dovetail.compiler.tape.forward import build_forward_tape, build_sample_tape
 from dovetail.compiler.tape.gates import build_gated_tape

@@ -49,7 +49,7 @@ from dovetail.compiler.rules.workload import WorkloadSpec, read_workload
 from dovetail.compiler.search.parts import SearchScope
 from dovetail.compiler.search.tables import EFFORTS as SEARCH_EFFORTS
 from dovetail.compiler.search.user_kernels import UserKernel, check_in_models, read_user_kernels
-from dovetail.compiler.write.fits import check_fits
+from dovetail.compiler.write.memory_check import check_fits
 from dovetail.ir.artifact import PHASES, ServicePlan
 from dovetail.ir.encoder import Spec
 from dovetail.ir.errors import SpecError

@@ -23,7 +23,7 @@ from dovetail import END, START, RAGraph
 from dovetail.cli.inspection import inspect_artifact, memory_rows
 from dovetail.compiler.models.adapters import adapter_sources
 from dovetail.compiler.models.source import open_model
-from dovetail.compiler.write.fits import memory_need
+from dovetail.compiler.write.memory_check import memory_need
 from dovetail.errors import DeviceError, RequestError, SpecError, WorkflowError
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.runtime.app import App, load

@@ -24,7 +24,7 @@ MAY_IMPORT = {
 }
 HEAVY = {"torch", "transformers", "faiss", "safetensors", "tvm", "tvm_ffi", "ray", "sklearn"}
 ALLOWED = {
-    "dovetail.compiler.search.fit": {"sklearn"},
+    "dovetail.compiler.search.fit_cost_model": {"sklearn"},
     "dovetail.ffi": {"tvm_ffi"},
     "dovetail.runtime.index.build": {"faiss"},
     "dovetail.runtime.index.ivf": {"faiss"},

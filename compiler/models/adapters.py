@@ -21,7 +21,7 @@ from dovetail.compiler.families.decoders import FAMILIES
 from dovetail.compiler.families.sources import WeightSource
 from dovetail.compiler.families.tensors import weight_sources
 from dovetail.compiler.files.checkpoint import Checkpoint, TensorInfo
-from dovetail.compiler.models.adapter import (
+from dovetail.compiler.models.merged_adapter import (
     Factors,
     Floats,
     find_target,

@@ -17,9 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.compiler.files.checkpoint import INDEX_FILE, SINGLE_FILE, read_weight_map
-from dovetail.compiler.models.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, base_name, is_adapter
 from dovetail.compiler.models.encoder_folder import MODULES, is_encoder, open_folder
 from dovetail.compiler.models.encoder_spec import PROMPTS, SENTENCE_CONFIG
+from dovetail.compiler.models.merged_adapter import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    base_name,
+    is_adapter,
+)
 from dovetail.compiler.models.source import (
     CHAT_TEMPLATE,
     CONFIG,

@@ -1,6 +1,7 @@
 """Where a model comes from: a Hugging Face directory, or a GGUF file.
 
-An adapter's folder stands for its model with the adapter's sums in the weights (`adapter.py`).
+An adapter's folder stands for its model with the adapter's sums in the weights
+(`merged_adapter.py`).
 
 In: a path. Out: a `ModelSource`: its config.json, small files by name, and checkpoint. Nothing
 behind it asks which of the two it was.
@@ -24,7 +25,7 @@ from dovetail.compiler.families.text_part import text_config, text_tensors
 from dovetail.compiler.files.checkpoint import INDEX_FILE, SINGLE_FILE, Checkpoint, open_checkpoint
 from dovetail.compiler.files.config import MAX_JSON_BYTES, Config, parse_json_object, read_bounded
 from dovetail.compiler.files.packed import packed_tensors
-from dovetail.compiler.models.adapter import ADAPTER_WEIGHTS, find_base, is_adapter, merge
+from dovetail.compiler.models.merged_adapter import ADAPTER_WEIGHTS, find_base, is_adapter, merge
 from dovetail.ir.errors import SpecError
 
 if TYPE_CHECKING:

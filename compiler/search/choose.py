@@ -34,7 +34,7 @@ from dovetail.compiler.measure.recorder import (
 )
 from dovetail.compiler.rules.tables import apart_tables, default_tables, plan_teams, unique_tables
 from dovetail.compiler.search.cost_model import CostModel
-from dovetail.compiler.search.fit import LEAST_SAMPLES, fit_cost_model, read_samples
+from dovetail.compiler.search.fit_cost_model import LEAST_SAMPLES, fit_cost_model, read_samples
 from dovetail.compiler.search.gate_search import SHARE, GateTask, gate_tables, search_gates
 from dovetail.compiler.search.instances import (
     InstanceChoice,

@@ -42,7 +42,7 @@ from dovetail.compiler.rules.payload import make_payload
 from dovetail.compiler.rules.tables import default_tables
 from dovetail.compiler.rules.workload import WorkloadSpec, read_workload
 from dovetail.compiler.search.choose import find_products
-from dovetail.compiler.search.fit import can_fit
+from dovetail.compiler.search.fit_cost_model import can_fit
 from dovetail.compiler.search.gate_search import GateTask
 from dovetail.compiler.search.instances import InstanceTask, search_instances
 from dovetail.compiler.search.parts import (

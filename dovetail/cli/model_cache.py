@@ -142,8 +142,8 @@ def _mark_used(artifact: Path) -> Path:
 
 def is_model(given: str | os.PathLike[str]) -> bool:
     """Tell whether this names a model: a directory, a GGUF file, or one of the hub."""
-    from dovetail.compiler.models.adapter import is_adapter
     from dovetail.compiler.models.hub import HubModel
+    from dovetail.compiler.models.merged_adapter import is_adapter
 
     path = Path(given)
     if path.is_file() or (path / "config.json").is_file() or is_adapter(path):
@@ -237,7 +237,7 @@ def _tuned(artifact: Path) -> Path:
 def _key(model: Path, options: Mapping[str, object]) -> str:
     """Return what an artifact is known by: target, the model's files, options, our own files."""
     from dovetail.codegen.targets import host_target
-    from dovetail.compiler.models.adapter import find_base, is_adapter
+    from dovetail.compiler.models.merged_adapter import find_base, is_adapter
 
     root = _absolute(model)
     found = _parts(root) if root.is_file() else sorted(root.rglob("*"))

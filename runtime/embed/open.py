@@ -42,7 +42,7 @@ from dovetail.runtime.embed.encoder import (
     artifact_source,
     device_source,
 )
-from dovetail.runtime.embed.fit import Calibrator, Sample
+from dovetail.runtime.embed.fit_latency import Calibrator, Sample
 from dovetail.runtime.embed.line import Line
 from dovetail.runtime.embed.process import ProcessInstance
 from dovetail.runtime.embed.queue import BULK_SHARE, QueueManager

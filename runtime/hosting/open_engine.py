@@ -12,7 +12,7 @@ from msgspec import json
 from dovetail.ir.errors import DeviceError, DovetailError, RequestError, SpecError
 from dovetail.ir.model import ModelSpec
 from dovetail.runtime.artifact import Artifact, ModelPart, open_artifact
-from dovetail.runtime.engine.draft_model import add_draft_model
+from dovetail.runtime.engine.draft_executor import add_draft_model
 from dovetail.runtime.engine.engine import Engine
 from dovetail.runtime.engine.executor import CpuExecutor, open_on_cpu
 from dovetail.runtime.engine.options import EngineOptions

@@ -1,7 +1,7 @@
 """Hot clusters in the memory of a device beside the CPU, and the scans that are given to it.
 
 In: an index, clusters to copy to the device, scans. Out: the same hits as the CPU alone finds
-(HedraRAG §4.4). The lists of torch devices are in `accel/lists.py`.
+(HedraRAG §4.4). The lists of torch devices are in `accel/torch_lists.py`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dovetail.runtime.index.scans import Mask, Part
 from dovetail.runtime.retrieval.budget import ScanCost
 
 if TYPE_CHECKING:
-    from dovetail.runtime.accel.lists import TorchLists
+    from dovetail.runtime.accel.torch_lists import TorchLists
 
 MEASURED_CLUSTERS, MEASURED_ROUNDS = 8, 5
 SECONDS, OPENING_SECONDS = 10.0, 60.0

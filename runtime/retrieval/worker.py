@@ -35,7 +35,7 @@ from dovetail.runtime.retrieval.folder import check_rest, is_still, open_index
 from dovetail.topology.division import SEARCHES
 
 if TYPE_CHECKING:
-    from dovetail.runtime.accel.lists import TorchLists
+    from dovetail.runtime.accel.torch_lists import TorchLists
 
 
 ALIKE = 0.8
@@ -238,7 +238,7 @@ def _open_hot(
 
     def open_lists() -> TorchLists:
         from dovetail.runtime.accel.device import TorchDevice  # noqa: PLC0415 - torch
-        from dovetail.runtime.accel.lists import TorchLists  # noqa: PLC0415 - torch
+        from dovetail.runtime.accel.torch_lists import TorchLists  # noqa: PLC0415 - torch
 
         return TorchLists(TorchDevice(room.gpu), index, room.bytes)
 

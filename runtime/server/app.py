@@ -37,7 +37,7 @@ from dovetail.runtime.server.openapi import Endpoint, make_document
 from dovetail.runtime.server.responses import responses
 from dovetail.runtime.server.small_endpoints import page_routes
 from dovetail.runtime.server.vectors import embed, embeddings, info, rerank, rerank_texts
-from dovetail.runtime.server.workflows import run_workflow
+from dovetail.runtime.server.workflow_endpoint import run_workflow
 
 Handler: TypeAlias = Callable[[ServerContext, Request], Awaitable[Response]]
 

@@ -27,7 +27,7 @@ from dovetail.runtime.server.replies import (
 )
 from dovetail.runtime.server.schema import ChatRequest
 from dovetail.runtime.server.served_workflow import ServedWorkflow
-from dovetail.runtime.server.workflows import running
+from dovetail.runtime.server.workflow_endpoint import running
 from dovetail.runtime.text.chat_template import Message
 
 

@@ -24,7 +24,7 @@ from dovetail.runtime.embed.devices import (
     detect_devices,
 )
 from dovetail.runtime.embed.encoder import artifact_source, find_encoder
-from dovetail.runtime.embed.fit import Calibrator, Stress, Trial, stress_depths
+from dovetail.runtime.embed.fit_latency import Calibrator, Stress, Trial, stress_depths
 from dovetail.runtime.embed.line import FittedLine, Line, fit_line
 from dovetail.runtime.embed.open import make_sample, start_accelerators
 from dovetail.runtime.embed.process import ProcessInstance

@@ -15,7 +15,7 @@ from dovetail.compiler.models.spec import read_dimensions, read_model_spec, stor
 from dovetail.ir.errors import SpecError
 from dovetail.ir.model import weight_shapes
 from dovetail.topology.contention import matrix_elements
-from tests.compiler.models.test_adapter import save_adapter
+from tests.compiler.models.test_merged_adapter import save_adapter
 from tests.gguf_files import read_state, save_gguf
 from tests.models import save_model
 from tests.packed_files import save_packed

@@ -17,7 +17,7 @@ from dovetail.compiler.models.source import open_model
 from dovetail.compiler.models.spec import read_dimensions, read_model_spec
 from dovetail.compiler.pipeline import compile_model
 from dovetail.compiler.request import CompileRequest, read_inputs
-from dovetail.compiler.write.fits import check_fits
+from dovetail.compiler.write.memory_check import check_fits
 from dovetail.compiler.write.weights import pack_weights
 from dovetail.ir.dtypes import F8
 from dovetail.ir.errors import CapacityError, SpecError

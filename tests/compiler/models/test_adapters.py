@@ -17,7 +17,7 @@ from dovetail.compiler.models.adapters import RANKS, A, B, Stacked, adapter_sour
 from dovetail.compiler.models.source import open_model
 from dovetail.compiler.models.spec import read_model_spec
 from dovetail.compiler.request import CompileRequest, read_inputs
-from dovetail.compiler.write.fits import memory_need
+from dovetail.compiler.write.memory_check import memory_need
 from dovetail.errors import CapacityError, SpecError
 from dovetail.ir.model import ModelSpec
 from dovetail.topology.hardware import dump_hardware, read_hardware

@@ -113,7 +113,7 @@ def test_an_adapter_is_fetched_with_its_model(hub: Hub, tmp_path: Path) -> None:
     assert hub.take() == sorted(wanted)
     command = (
         "import sys; from pathlib import Path; "
-        "from dovetail.compiler.models.adapter import find_base; "
+        "from dovetail.compiler.models.merged_adapter import find_base; "
         "print(find_base(Path(sys.argv[1])))"
     )
     env = {**os.environ, "HF_HOME": str(tmp_path)}

@@ -10,7 +10,7 @@ from dovetail.compiler.search.rules import Recall, known_candidates
 from dovetail.compiler.search.sandwich import Sandwich
 from dovetail.ir.tuning import RecordSet
 from tests.compiler.search.landscape import Landscape, task
-from tests.compiler.search.test_fit import IDENTITY
+from tests.compiler.search.test_fit_cost_model import IDENTITY
 
 TASK = task(points=(1, 8, 64))
 

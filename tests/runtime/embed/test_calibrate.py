@@ -22,7 +22,7 @@ from dovetail.runtime.embed.depths import (
 from dovetail.runtime.embed.device_queue import QueryBatch
 from dovetail.runtime.embed.devices import DevicePlan, EmbeddingPlan
 from dovetail.runtime.embed.drift import DriftKeeper
-from dovetail.runtime.embed.fit import Calibrator
+from dovetail.runtime.embed.fit_latency import Calibrator
 from dovetail.runtime.embed.line import FittedLine, Line, Point
 from dovetail.runtime.embed.service import EmbeddingService
 from dovetail.runtime.native.encoder import Ids

@@ -15,7 +15,7 @@ from dovetail.runtime.embed.depths import ClassDepth, Depths, make_manager
 from dovetail.runtime.embed.device_queue import QueryBatch, QueueSpec, length_classes
 from dovetail.runtime.embed.devices import DevicePlan, EmbeddingPlan
 from dovetail.runtime.embed.drift import DriftWatch
-from dovetail.runtime.embed.fit import profile_lines
+from dovetail.runtime.embed.fit_latency import profile_lines
 from dovetail.runtime.embed.line import Arrival, FittedLine, Line
 from dovetail.runtime.embed.queue import QueueManager
 from tests.runtime.embed.arrivals import poisson_calls

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from dovetail.ir.errors import CapacityError, DeviceError
 from dovetail.runtime.accel.device import TorchDevice
-from dovetail.runtime.accel.lists import TorchLists
+from dovetail.runtime.accel.torch_lists import TorchLists
 from dovetail.runtime.index.build import METRICS, build_index
 from dovetail.runtime.index.cursor import Hit
 from dovetail.runtime.index.faiss_lists import scan_lists

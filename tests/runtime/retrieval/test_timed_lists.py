@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("torch")
 
 from dovetail.ir.errors import DeviceError, SpecError
-from dovetail.runtime.accel.lists import TorchLists
+from dovetail.runtime.accel.torch_lists import TorchLists
 from dovetail.runtime.index.build import build_index
 from dovetail.runtime.index.ivf import FaissScanner, IvfIndex
 from dovetail.runtime.index.scans import Part

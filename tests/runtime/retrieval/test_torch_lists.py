@@ -17,7 +17,7 @@ import torch
 from msgspec.structs import replace
 
 from dovetail.ir.errors import CapacityError, DeviceError, SpecError
-from dovetail.runtime.accel.lists import TorchLists
+from dovetail.runtime.accel.torch_lists import TorchLists
 from dovetail.runtime.index.build import METRICS, build_index
 from dovetail.runtime.index.ivf import IvfIndex
 from dovetail.runtime.index.scans import Only

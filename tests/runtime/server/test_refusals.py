@@ -12,7 +12,7 @@ import pytest
 import dovetail
 from dovetail.errors import CapacityError, LengthError
 from dovetail.runtime.server.errors import ApiError, busy
-from dovetail.runtime.server.workflows import blame_inputs
+from dovetail.runtime.server.workflow_endpoint import blame_inputs
 from tests.runtime.server.live import Live, http
 from tests.runtime.server.openai_calls import MESSAGES, PROMPT, refused
 

@@ -22,7 +22,7 @@ pytest.importorskip("faiss")
 
 from dovetail.runtime.app import App
 from tests.runtime.server.live import Live, http, serving
-from tests.runtime.server.test_workflows import QUESTION, index
+from tests.runtime.server.test_workflow_endpoint import QUESTION, index
 
 __all__ = ["index"]  # a fixture
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail.runtime.embed.fit import Calibrator, stress_depths
+from dovetail.runtime.embed.fit_latency import Calibrator, stress_depths
 from dovetail.runtime.embed.line import Line
 from dovetail.runtime.sim.capacity import measure_capacity, pair_plan, reach, stress_in_turns
 

@@ -15,7 +15,7 @@ from dovetail.compiler.families.sources import WeightSource
 from dovetail.compiler.families.tensors import weight_sources
 from dovetail.compiler.formats.weight_dtype import CHOICES
 from dovetail.compiler.formats.weight_formats import quantise_formats
-from dovetail.compiler.tape.adapters import build_adapted_tape
+from dovetail.compiler.tape.adapted import build_adapted_tape
 from dovetail.compiler.tape.forward import build_forward_tape, build_sample_tape
 from dovetail.compiler.tape.gates import build_gated_tape
 from dovetail.compiler.write.weights import plan_sources, total_bytes

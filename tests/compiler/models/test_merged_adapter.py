@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 import dovetail
 from dovetail.cli.model_cache import find_artifact
-from dovetail.compiler.models.adapter import base_name
+from dovetail.compiler.models.merged_adapter import base_name
 from dovetail.compiler.models.source import open_model
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.errors import SpecError

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail.runtime.embed.fit import TRIALS, profile_lines, stress_depths
+from dovetail.runtime.embed.fit_latency import TRIALS, profile_lines, stress_depths
 from dovetail.runtime.embed.line import FittedLine, Line
 
 SLO = 1.0

@@ -13,7 +13,7 @@ from dovetail.codegen.targets import TARGETS
 from dovetail.compiler import request
 from dovetail.compiler.models.spec import read_model_spec
 from dovetail.compiler.pipeline import compile_model
-from dovetail.compiler.write.fits import check_fits, memory_need
+from dovetail.compiler.write.memory_check import check_fits, memory_need
 from dovetail.errors import CapacityError
 from dovetail.ir.model import ModelSpec
 from dovetail.runtime.artifact import open_artifact

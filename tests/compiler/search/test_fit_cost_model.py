@@ -9,7 +9,7 @@ from dovetail.codegen.library import index_library
 from dovetail.compiler.measure.recorder import Identity, Recorder
 from dovetail.compiler.rules.schedules import MicroKernel
 from dovetail.compiler.search.cost_model import CostModel
-from dovetail.compiler.search.fit import LEAST_SAMPLES, fit_cost_model, read_samples
+from dovetail.compiler.search.fit_cost_model import LEAST_SAMPLES, fit_cost_model, read_samples
 from dovetail.compiler.search.policy import DEFAULT, PREDICTED
 from dovetail.compiler.search.rules import Rules
 from dovetail.compiler.search.sandwich import Sandwich

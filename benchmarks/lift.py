@@ -1,11 +1,12 @@
 """Third-party kernels: how many of their functions parse, lift, and compute what gcc's build does.
 
-    python -m benchmarks.lift [--only TEXT] [--json FILE] [--seconds N]
+    python -m benchmarks.lift [--only TEXT] [--json FILE] [--seconds N] [--vectors]
 
 Reads the unmodified files of DOVETAIL_CORPUS/kernels, each with a text of benchmarks/lift_headers
 in front. What lifts is built for two targets and compared with gcc's build of the same text, on
 random memory and several sizes, in child processes; NEON by qemu-aarch64. With --json it keeps what
-is done, and goes on from there.
+is done, and goes on from there. With --vectors it also counts vector instructions: of gcc's build
+at -O1, which has those that the text asks for, and of ours as it is shipped.
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ class Row:
     way: str = ""  # how it lifted
     reason: str = ""
     targets: list[str] = field(default_factory=list)
+    vectors: tuple[int, int] | None = None  # instructions: of gcc's build of x86, and of ours
 
 
 @dataclass(frozen=True)
@@ -502,7 +504,50 @@ def lifted_text(target: Target, candidates: Sequence[Candidate]) -> str:
     return includes + HELPERS + body + driver([c.lifted_entry for c in candidates])
 
 
-def compare(path: Path, setting: Setting, candidates: Sequence[Candidate]) -> None:
+PACKED = re.compile(
+    r"\t[^#\n]*%[yz]mm|\t(?!v?(?:mov|and|x?or|pand|px?or))(?:\w+p[sd]|v?p\w+)[ \t][^\n]*%xmm"
+)
+"""An instruction of x86 on several lanes; moves and bits of 16 bytes are of scalar code as well."""
+
+
+def count_vectors(text: str, flags: Sequence[str]) -> Callable[[str], int]:
+    """Return what tells the vector instructions of a function of a text, and of those it calls."""
+    folder = Path(tempfile.mkdtemp(dir=work_folder()))
+    (folder / "k.c").write_text(text)
+    once = ("-fno-inline-functions-called-once", "-fno-strict-aliasing", "-fwrapv")
+    includes = (f"-I{include_folder()}", f"-I{include_folder()}/a/b")
+    command = ["gcc", "-w", "-std=gnu11", *once, *flags, *includes, "-c", "k.c", "-o", "k.o"]
+    subprocess.run(command, cwd=folder, capture_output=True, check=True)
+    show = ["objdump", "-dr", "--no-show-raw-insn", "k.o"]
+    said = subprocess.run(show, cwd=folder, capture_output=True, text=True, check=True).stdout
+    shutil.rmtree(folder)
+    bodies = dict(re.findall(r"^[0-9a-f]+ <(\w+)>:\n((?:.+\n)*)", said, re.MULTILINE))
+
+    def count(name: str, above: tuple[str, ...] = ()) -> int:
+        body = bodies.get(name, "")
+        called = {*re.findall(r"R_X86_64_\w+\t(\w+)|call\s.*<(\w+)>", body)}
+        names = {a or b for a, b in called} & bodies.keys() - {name, *above}
+        return len(PACKED.findall(body)) + sum(count(each, (*above, name)) for each in names)
+
+    return count
+
+
+def note_vectors(path: Path, setting: Setting, candidates: Sequence[Candidate]) -> None:
+    """Note in each row how many vector instructions gcc's build of the text and ours have."""
+    target = next(TARGETS[name] for name in setting.targets if name.startswith("x86"))
+    ours = count_vectors(lifted_text(target, candidates), [f for f in target.cflags if f[1] != "W"])
+    if setting.arm:
+        theirs: Callable[[str], int] = lambda _: -1  # noqa: E731 - not counted
+    else:
+        text = original_text(path, setting, candidates)
+        theirs = count_vectors(text, ("-O1", *setting.flags))
+    for c in candidates:
+        c.row.vectors = (theirs(c.row.function), ours(c.lifted_entry.name))
+
+
+def compare(
+    path: Path, setting: Setting, candidates: Sequence[Candidate], vectors: bool = False
+) -> None:
     """Note in each row `same`, or how gcc's build of the text and ours differ."""
     ready = []
     for candidate in candidates:
@@ -531,6 +576,8 @@ def compare(path: Path, setting: Setting, candidates: Sequence[Candidate]) -> No
         flags = [f.replace("-O3", "-O1") for f in target.cflags if not f.startswith(("-W", "-std"))]
         make = partial(lifted_text, target)
         ours[name] = build_programs(make, ready, flags, name.startswith("aarch64"))
+    if vectors and ready:
+        note_vectors(path, setting, ready)
     for c in ready:
         mine = {name: built[c.row.function] for name, built in ours.items()}
         wrong = next((f"{n}: {m}" for n, m in mine.items() if isinstance(m, str)), "")
@@ -566,7 +613,9 @@ static inline uint32_t dt_bits_of_f32(float f) { uint32_t u; memcpy(&u, &f, 4); 
 # ---- the table ----
 
 
-def measure(path: Path, builds: bool, done: Container[tuple[str, str]] = ()) -> Iterator[list[Row]]:
+def measure(
+    path: Path, builds: bool, done: Container[tuple[str, str]] = (), vectors: bool = False
+) -> Iterator[list[Row]]:
     """Yield, in portions, what became of the functions of a file that are not done."""
     setting = setting_of(path)
     try:
@@ -579,7 +628,7 @@ def measure(path: Path, builds: bool, done: Container[tuple[str, str]] = ()) -> 
         rows = [Row(path.name, name) for name in names[at : at + PORTION]]
         lifted = [c for row in rows if (c := lift_row(pieces, row)) is not None]
         if builds and lifted:
-            compare(path, setting, lifted)
+            compare(path, setting, lifted, vectors)
         yield rows
 
 
@@ -634,6 +683,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="files whose name has this")
     parser.add_argument("--no-build", action="store_true", help="parse and lift only")
+    parser.add_argument("--vectors", action="store_true", help="count vector instructions")
     parser.add_argument("--json", type=Path, help="keep rows here; a stopped run goes on from it")
     parser.add_argument("--seconds", type=float, default=math.inf, help="stop after so long")
     options = parser.parse_args()
@@ -643,7 +693,7 @@ def main() -> None:
         if options.only not in path.name:
             continue
         known = {(row.file, row.function) for row in rows}
-        for made in measure(path, not options.no_build, known):
+        for made in measure(path, not options.no_build, known, options.vectors):
             rows += made
             for row in made:
                 if row.lifted and row.compared not in ("", "same"):
@@ -664,6 +714,10 @@ def show(rows: Sequence[Row]) -> None:
         same = sum(r.compared == "same" for r in made)
         print(f"{file[:84]:84} {len(made):4} {parsed:4} {lifted:4} {same:4}")
     print({k: round(v, 3) for k, v in summary(rows).items()})
+    asked = [row for row in rows if row.vectors and row.vectors[0] > 0]
+    if asked:
+        ours = sum(bool(row.vectors and row.vectors[1]) for row in asked)
+        print(f"vectors where the text has some: {ours} of {len(asked)}")
     for title, reasons in (
         ("not parsed", [r.reason for r in rows if not r.parsed]),
         ("not lifted", [r.reason for r in rows if r.parsed and not r.lifted]),

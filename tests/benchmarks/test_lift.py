@@ -1,15 +1,18 @@
 """The third-party kernels of the corpus parse and lift as far as was reached; long."""
 
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from dovetail.codegen.targets import TARGETS, host_features, runs_on
 from tests.repository import ROOT
 
 sys.path.insert(0, str(ROOT))
+HERE = runs_on(TARGETS["x86-64-avx512"], platform.machine(), host_features())
 
 
 @pytest.mark.long
@@ -24,6 +27,50 @@ def test_most_functions_of_the_corpus_parse_and_lift():
     assert found["functions"] >= 350
     assert found["parse"] >= 0.91
     assert found["lift"] >= 0.71
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not HERE, reason="this CPU does not run AVX-512")
+@pytest.mark.parametrize(
+    ("file", "function"),
+    [
+        ("f32-gemm-5x8-minmax-fma3-broadcast.c", ""),
+        ("qs8-vaddc-minmax-sse41-mul16-ld64-u32.c", ""),
+        ("qd8-f32-qc8w-gemm-2x4c8-minmax-avx-ld64.c", ""),
+        ("arch__x86__quants.c", "ggml_vec_dot_q8_0_q8_0"),
+        ("train_gpt2.c", "attention_forward"),
+        ("x86_64__daxpy_microk_skylakex-2.c", ""),
+    ],
+)
+def test_functions_of_the_corpus_compute_what_gcc_makes_of_them(file, function):
+    """On two targets, and in vectors where their text has some."""
+    if not (Path(os.environ.get("DOVETAIL_CORPUS", "../shared")) / "kernels").is_dir():
+        pytest.skip("the corpus of kernels is not here")
+    from benchmarks.lift import kernel_files, measure, read_file, setting_of
+
+    (path,) = (path for path in kernel_files() if path.name.endswith(file))
+    others = {(path.name, f) for f in read_file(path, setting_of(path)).own if function not in f}
+    (row,) = (row for rows in measure(path, True, others, vectors=True) for row in rows)
+    assert (row.compared, len(row.targets)) == ("same", 2), row
+    assert row.vectors[1] > 0 <= row.vectors[0]
+    assert row.vectors[0] > 0 or file == "train_gpt2.c"  # plain C
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="it reads instructions of x86")
+def test_vector_instructions_are_those_of_several_lanes():
+    from benchmarks.lift import count_vectors
+
+    text = """
+    #include <immintrin.h>
+    static __attribute__((noinline)) __m256 twice(__m256 v) { return _mm256_add_ps(v, v); }
+    void wide(float *x) { _mm256_storeu_ps(x, twice(_mm256_loadu_ps(x))); }
+    void four(float *x) { _mm_storeu_ps(x, _mm_mul_ps(_mm_loadu_ps(x), _mm_loadu_ps(x))); }
+    void bytes(__m128i *x) { *x = _mm_maddubs_epi16(*x, *x); }
+    void scalar(float *x, int n) { for (int i = 0; i < n; i++) x[i] = x[i] * -x[i] + 1.0f; }
+    """
+    count = count_vectors(text, ("-O1", "-mavx2"))
+    assert (count("four"), count("bytes"), count("scalar")) == (1, 1, 0)
+    assert count("wide") > count("twice") > 0
 
 
 def test_nothing_is_left_in_the_folder_for_temporary_files(tmp_path):

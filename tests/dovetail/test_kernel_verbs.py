@@ -105,6 +105,39 @@ def test_lift_makes_text_that_checks(add_c: Path, tmp_path: Path) -> None:
     assert dovetail("kernel", "check", lifted, "--target", "aarch64-neon").code == 0
 
 
+def test_one_function_of_a_program_with_several_preludes_and_headers(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b/real.h").write_text("typedef REAL real;\n")
+    (tmp_path / "first.h").write_text("#define REAL float\n")
+    (tmp_path / "second.h").write_text(
+        "#define TWICE(x) JOIN((x) +, (x))\n#define JOIN(a, b) a b\n"
+    )
+    text = (
+        '#include "real.h"\nvoid say(real *x) { puts("x"); }\n'
+        "void twice(real *x, int n) { for (int i = 0; i < n; i++) x[i] = TWICE(x[i]); }\n"
+        "void once(real *x) { x[0] = 1; }\n"
+    )
+    (tmp_path / "own.c").write_text(text)
+    usual = ("lift", tmp_path / "own.c", "--prelude", tmp_path / "first.h")
+    usual = (*usual, "--prelude", tmp_path / "second.h", "--include", tmp_path / "a")
+    asked = (*usual, "-I", tmp_path / "b", "--function", "twice", "--function", "once")
+    result = dovetail("kernel", *asked)
+    assert result.code == 0 and result.out.count("@kernel") == 2, result.err
+    assert "def twice(x: ptr[f32], n: i64)" in result.out and "def say" not in result.out
+    assert "strings" in dovetail("kernel", *asked[:-4]).err  # all of the file
+    assert "`real`" in dovetail("kernel", *usual, "--function", "once").err
+
+
+def test_a_text_whose_code_is_left_out_says_so(tmp_path: Path) -> None:
+    file, out = tmp_path / "own.c", tmp_path / "o"
+    file.write_text("#if defined(__NEVER__)\nvoid f(float *x) { x[0] = 1; }\n#endif\n")
+    for words in (("check", file), ("lift", file), ("build", file, "-o", out)):
+        result = dovetail("kernel", *words)
+        assert result.code > 0 and "no function is left of this text" in result.out + result.err
+    assert not out.exists()
+
+
 def test_bad_input_is_one_sentence_and_exit_2(saxpy: Path, add_c: Path, tmp_path: Path) -> None:
     binary = tmp_path / "binary.c"
     binary.write_bytes(b"\xff\xfe\x00")

@@ -190,6 +190,34 @@ def test_a_product_and_sum_under_a_mask_keeps_its_first_factor():
     np.testing.assert_allclose(y[:16], np.where(chosen, a * b + c, a), rtol=2e-6)
 
 
+def dots(sums, a, b):
+    """Each sum of 32 bits with the products of four bytes; it wraps around."""
+    products = (a.astype(np.int64) * b.astype(np.int64)).reshape(-1, 4).sum(1)
+    return (sums.astype(np.int64) + products).astype(np.int32)
+
+
+def test_bytes_are_multiplied_in_fours():
+    text = """void f(const float *x, const unsigned char *b, float *y, int *z) {
+        __m512i sums = _mm512_loadu_si512(b + 128), *to[1];
+        to[0] = (__m512i *)z;
+        sums = _mm512_dpbusd_epi32(sums, _mm512_loadu_si512(b), _mm512_loadu_si512(b + 64));
+        _mm512_storeu_si512(to[0], sums);
+        __m512 all = _mm512_loadu_ps(x);
+        all += _mm512_loadu_ps(x + 16);
+        _mm512_storeu_ps(y, all);
+        int8x16_t p = vld1q_s8((const int8_t *)b), q = vld1q_s8((const int8_t *)(b + 16));
+        int32x4_t s = vld1q_s32((const int32_t *)(b + 32));
+        vst1q_s32(z + 16, vdotq_s32(s, p, q));
+        vst1q_s32(z + 20, vdotq_lane_s32(s, p, vget_high_s8(q), 1));
+    }"""
+    (x, b), (y, z) = arguments(0)[:2], called(lifted_library(text, "generic"), 0)
+    signed, words = b.view(np.int8), b.view(np.int32)
+    assert np.array_equal(z[:16], dots(words[32:48], b[:64], signed[64:128]))
+    assert np.array_equal(y[:16], x[:16] + x[16:32])
+    assert np.array_equal(z[16:20], dots(words[8:12], signed[:16], signed[16:32]))
+    assert np.array_equal(z[20:24], dots(words[8:12], signed[:16], np.tile(signed[28:32], 4)))
+
+
 def test_masks_that_choose_between_vectors():
     text = """void f(const float *x, const unsigned char *u, float *y, int *z) {
         __m512 a = _mm512_loadu_ps(x), b = _mm512_loadu_ps(x + 16);

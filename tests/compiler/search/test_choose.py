@@ -13,13 +13,17 @@ from dovetail.compiler.measure.recorder import Identity, Recorder
 from dovetail.compiler.rules.payload import make_payload
 from dovetail.compiler.rules.tables import default_tables
 from dovetail.compiler.rules.workload import DEFAULT_WORKLOAD
-from dovetail.compiler.search.choose import ChoiceRequest, choose_schedules
+from dovetail.compiler.search.choose import ChoiceRequest, PolicyChooser, choose_schedules
 from dovetail.compiler.search.parts import SearchScope
 from dovetail.compiler.search.policy import DEFAULT, MEASURED, PREDICTED
-from dovetail.compiler.search.tables import search_tables, tuning_library
+from dovetail.compiler.search.rules import Recall
+from dovetail.compiler.search.sandwich import Sandwich
+from dovetail.compiler.search.tables import EFFORTS, search_tables, tuning_library
+from dovetail.ir.tuning import RecordSet
 from dovetail.topology.hardware import read_hardware
+from tests.compiler.records import make_record
 from tests.compiler.rules.test_tables import SPEC, plan
-from tests.compiler.search.landscape import TARGET, Landscape, bowl
+from tests.compiler.search.landscape import TARGET, Landscape, bowl, task
 
 WIDE = msgspec.structs.replace(SPEC, weight_dtype="f32")
 THERE = msgspec.structs.replace(
@@ -111,6 +115,23 @@ def test_without_any_record_the_rules_serve(tmp_path):
     chosen = choose(tmp_path / "none.jsonl", ELSEWHERE)
     assert sources(chosen) == {DEFAULT}
     assert "0 by a cost model fitted to 0 trials" in chosen.notes[0]
+
+
+def test_a_search_ends_for_good_where_further_gain_is_improbable(tmp_path):
+    identity = Identity.of(THERE, index_library(tuning_library(WIDE, TARGET)))
+    recorder = Recorder(Landscape(bowl), identity, RecordSet())
+    effort, database = EFFORTS["fast"], TuningDatabase(tmp_path / "tuning.jsonl")
+    chooser = PolicyChooser(TARGET, effort, recorder, database, {})
+    assert isinstance(chooser.choose(task()), Sandwich)
+    for m in range(1, 20):
+        lost = make_record(shape={"n": 32, "k": 64, "m": m}, ratio=(1.0, 1.0))
+        recorder.trials.append(lost)
+    assert isinstance(chooser.choose(task()), Recall)
+    recorder.trials.clear()
+    assert isinstance(chooser.choose(task()), Recall)
+    thorough = PolicyChooser(TARGET, EFFORTS["full"], recorder, database, {})
+    recorder.trials += [lost] * 99
+    assert isinstance(thorough.choose(task()), Sandwich)
 
 
 def test_without_effort_nothing_is_read(database):

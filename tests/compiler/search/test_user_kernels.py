@@ -413,6 +413,14 @@ def test_an_operator_of_ones_own_is_called_by_numpy_and_torch(tmp_path: Path) ->
     assert np.array_equal(y, np.maximum(x, 0) ** 2) and np.array_equal(t.numpy(), y)
 
 
+def test_an_operator_of_ones_own_is_called_by_jax(tmp_path: Path) -> None:
+    jax = pytest.importorskip("jax")
+    build_command(write(tmp_path, "fused.dk", FUSED), tmp_path / "out")
+    x, y = jax.numpy.linspace(-2, 3, 77), jax.numpy.zeros(77)
+    kernels(tmp_path / "out")["squared_relu"](77, x, y)
+    assert np.array_equal(y, np.maximum(x, 0) ** 2)
+
+
 @pytest.mark.parametrize(
     ("given", "text", "message"),
     [

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import httptools
 import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
@@ -61,14 +62,31 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self._in_body:
             self._arm()
         self._moved = False
-        super().data_received(data)
+        try:
+            self._parse(data)
+        except httptools.HttpParserError:
+            self._refuse(self._fault or ApiError(400, "the request is not valid HTTP/1.1"))
         self._stuck = 0 if self._moved else self._stuck + len(data)
         if self._stuck > HEAD_BYTES and not self._refused:
             self._refuse(_too_large())
 
-    def send_400_response(self, msg: str) -> None:
-        """Refuse what the parser, or a callback of ours, has stopped at."""
-        self._refuse(self._fault or ApiError(400, "the request is not valid HTTP/1.1"))
+    def _parse(self, data: bytes) -> None:
+        """Parse bytes; another protocol that a client offers, as HTTP/2, is not taken up.
+
+        The parser ends at such a head, without its body: another one gets that head without the
+        offer. Java's client makes it with every first request.
+        """
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            method = self.parser.get_method()
+            if method == b"CONNECT":
+                raise httptools.HttpParserError from None
+            kept = [b": ".join(pair) for pair in self.headers if pair[0] != b"upgrade"]
+            head = b"\r\n".join([b"%b %b HTTP/1.1" % (method, self.url), *kept, b"\r\n"])
+            self.parser = httptools.HttpRequestParser(self)
+            self._parse(head + data[offer.args[0] :])
 
     # ---- the parser's callbacks ----
 
@@ -92,6 +110,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Begin the request: its body is timed by who reads it."""
+        if self.parser.should_upgrade():
+            return
         self._in_head, self._in_body, self._moved = False, True, True
         self._disarm()
         super().on_headers_complete()
@@ -103,6 +123,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """End the request."""
+        if self.parser.should_upgrade():
+            return
         self._in_body, self._moved = False, True
         self._disarm()
         super().on_message_complete()

@@ -94,6 +94,7 @@ WRONG: dict[str, tuple[bytes, str]] = {
     "no HTTP": (b"\x00\xff" * 100, "HTTP"),
     "an address in bytes": (b"GET /\xff\xfe HTTP/1.1\r\nhost: a\r\n\r\n", "HTTP"),
     "a method of a proxy": (b"CONNECT :: HTTP/1.1\r\nhost: a\r\n\r\n", "HTTP"),
+    "a way through": (b"CONNECT a:1 HTTP/1.1\r\nhost: a\r\n\r\n", "HTTP"),
 }
 
 
@@ -102,6 +103,26 @@ def test_what_is_no_request_is_a_400_of_one_sentence(hasty: Live, name: str) -> 
     sent, said = WRONG[name]
     status, error = answer(hasty, sent.replace(b"host: a", b"authorization: Bearer plain"))
     assert status == 400 and said in error["message"], error
+
+
+@pytest.mark.parametrize("cut", [9, -9])
+def test_an_offer_of_another_protocol_is_not_taken_up(hasty: Live, cut: int) -> None:
+    """Java's client offers HTTP/2 with a request that has a body; the next one comes after it."""
+    offer = b"connection: Upgrade, HTTP2-Settings\r\nhttp2-settings: AAEA\r\nupgrade: h2c\r\n"
+    body = b'{"input": "a"}'
+    key = b"authorization: Bearer plain\r\n"
+    head = b"POST /v1/embeddings HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n" % len(body)
+    sent = head + key + offer + b"\r\n" + body
+    last = GET.replace(b"/health/live", b"/v1/none") + key + b"connection: close\r\n\r\n"
+    with connect(hasty) as client:
+        found = b""
+        send(client, (sent[:cut], sent[cut:]))
+        while not found.endswith(b"}"):
+            found += client.recv(1 << 16)
+        assert found.startswith(b"HTTP/1.1 200 ")
+        client.sendall(last)
+        status, _ = read(client)
+    assert status == 404
 
 
 LATE: dict[str, bytes] = {

@@ -210,7 +210,15 @@ class App:
         cut = embeddings.divide if embeddings.embeds else None
         settings = workflows or FlowSettings()
         self.flows = FlowService(
-            generator, embed, settings, artifact, gpu, cut=cut, trust=trust, board=board
+            generator,
+            embed,
+            embeddings.start_rerank,
+            settings,
+            artifact,
+            gpu,
+            cut=cut,
+            trust=trust,
+            board=board,
         )
         held = hold(artifact.path, *{path.parent for path in artifact.shared.values()})
         engine = [generator.close] if generator else []

@@ -27,10 +27,10 @@ from common import (
     Patience,
     Report,
     add_report_options,
-    commit,
     geometric_mean,
     machine_facts,
     open_report,
+    origin,
     parse_numbers,
     parse_shapes,
     sample,
@@ -97,9 +97,8 @@ class Run:
         """Return what tells rows of different machines, versions and targets apart."""
         index = self.setting.built.index
         return {
-            "machine": machine_facts()["cpu"],
+            **origin(),
             "caches": list(machine_facts()["caches"].values()),
-            "commit": commit(),
             "target": index.target,
             "compiler": index.compiler,
         }

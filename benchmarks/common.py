@@ -264,11 +264,16 @@ class Report:
 
     def print(self, columns: Sequence[str] = ()) -> None:
         """Print the rows as a table, all columns or those named, and the summary below."""
-        console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
         shown = [{c: row.get(c, "") for c in columns} if columns else row for row in self.rows]
-        console.print(rows_table(self.benchmark, shown))
+        print_rows(self.benchmark, shown)
         for name, value in self.summary.items():
-            console.print(f"{name:32} {show(value)}")
+            print(f"{name:32} {show(value)}")
+
+
+def print_rows(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print flat objects as a table, as wide as the terminal; a file or pipe has WIDTH columns."""
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
+    console.print(rows_table(title, rows))
 
 
 def rows_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:

@@ -655,7 +655,9 @@ def lift_row(pieces: Pieces, row: Row) -> Candidate | None:
 
 
 def kernel_files() -> list[Path]:
-    """Return the files of the corpus, in order."""
+    """Return the files of the corpus, in order. Raises SystemExit where it is not here."""
+    if not CORPUS.is_dir():
+        raise SystemExit(f"{CORPUS} is not here: set DOVETAIL_CORPUS to the folder above it")
     licences = set(CORPUS.glob("LICENSE.*"))
     return sorted(
         p for p in CORPUS.iterdir() if p.suffix in (".c", ".cpp", ".h") if p not in licences

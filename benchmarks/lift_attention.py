@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import Report, origin, parse_numbers
-from benchmarks.lift import CORPUS, Row, lift_row, read_file, setting_of
+from benchmarks.lift import CORPUS, Row, kernel_files, lift_row, read_file, setting_of
 from dovetail.codegen.catalog import HeadShape, KernelRequest, kernel_request
 from dovetail.codegen.library import LibrarySpec, build_library
 from dovetail.codegen.lift.unroll import CHOICES, UNROLL, unroll_kernel
@@ -37,7 +37,7 @@ ROUNDS = 15
 
 def lifted_unit() -> high.Unit:
     """Return llm.c's attention in the high IR, how many vectors a loop takes left open."""
-    path = CORPUS / FILE
+    (path,) = (each for each in kernel_files() if each.name == FILE)
     found = lift_row(read_file(path, setting_of(path)), Row(FILE, FUNCTION))
     assert found is not None, "llm.c's attention does not lift"
     kernel = found.unit.functions[-1]

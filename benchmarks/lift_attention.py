@@ -2,8 +2,9 @@
 
     python -m benchmarks.lift_attention [--tokens N,N] [--json FILE]
 
-One thread, float32, causal, on the same numbers. Ours reads keys from pages, llm.c from the rows of
-its QKV; both results are compared with float64. Also beside them: gcc's build of llm.c's own text.
+One thread, float32, causal, ways in turns. Times are of the CPU, to which other processes do not
+add. Ours reads keys from pages, llm.c from the rows of its QKV; results are compared with float64.
+Also beside them: gcc's build of llm.c's own text.
 """
 
 from __future__ import annotations
@@ -26,9 +27,12 @@ from dovetail.codegen.catalog import HeadShape, KernelRequest, kernel_request
 from dovetail.codegen.library import LibrarySpec, build_library
 from dovetail.codegen.lift.unroll import CHOICES, UNROLL, unroll_kernel
 from dovetail.codegen.targets import host_target
-from dovetail.compiler.measure.meter import PREFILL, AttentionCase, Candidate, Meter
+from dovetail.compiler.measure.attention import AttentionRun
+from dovetail.compiler.measure.meter import PREFILL, AttentionCase, Candidate
 from dovetail.compiler.rules.schedules import make_schedule
 from dovetail.ir.high import nodes as high
+from dovetail.runtime.machine.library import KernelLibrary
+from dovetail.runtime.native.tape import Team
 
 FILE, FUNCTION = "llm_c__train_gpt2.c", "attention_forward"
 HEADS, HEAD_DIM = 12, 64
@@ -74,7 +78,7 @@ def reference(inp: np.ndarray) -> np.ndarray:
 
 
 def measure(tokens: int, heads: int = HEADS, rounds: int = ROUNDS) -> dict[str, float]:
-    """Return seconds of each way; all of them give what float64 does."""
+    """Return CPU seconds of each way; all of them give what float64 does."""
     target, unit = host_target(), lifted_unit()
     names = {f"{FUNCTION}_{u}": u for u in CHOICES}
     requests = tuple(KernelRequest("llm_c", FUNCTION, {UNROLL: u}, n) for n, u in names.items())
@@ -100,24 +104,25 @@ def measure(tokens: int, heads: int = HEADS, rounds: int = ROUNDS) -> dict[str, 
     ):
         own = build_own(flags)
         calls[title] = lambda own=own: own.attention_forward(*places, *sizes[1])
+    calls["ours"] = bind_ours(tokens, heads)
     times: dict[str, list[float]] = {title: [] for title in calls}
     for turn in range(rounds):
         for title, call in calls.items():
             out[:] = np.nan
-            start = time.perf_counter()
+            start = time.thread_time()
             call()
-            times[title].append(time.perf_counter() - start)
-            if turn == 0:
+            times[title].append(time.thread_time() - start)
+            if turn == 0 and title != "ours":
                 assert np.abs(out - expected).max() < 1e-4, title
-    found = {title: statistics.median(each) for title, each in times.items()}
-    return found | {"ours": measure_ours(tokens, heads, rounds)}
+    return {title: statistics.median(each) for title, each in times.items()}
 
 
-def measure_ours(tokens: int, heads: int, rounds: int) -> float:
-    """Return seconds of our attention of a prompt; its keys and values are float32, too."""
+def bind_ours(tokens: int, heads: int) -> Callable[[], object]:
+    """Return a call of our attention of a prompt, checked; its keys and values are float32, too."""
     target = host_target()
     request = kernel_request(PREFILL, target, "f32", HeadShape(HEAD_DIM, 1))
     built = build_library(LibrarySpec(target, (request,), name="attention", tvm_ffi=False))
+    library = KernelLibrary(built.path, built.index)
     case = AttentionCase(
         kind=PREFILL,
         n_q=heads,
@@ -128,11 +133,10 @@ def measure_ours(tokens: int, heads: int, rounds: int) -> float:
         dtype="f32",
         threads=1,
     )
-    candidate = Candidate(request.name, make_schedule())
-    with Meter(built.path, built.index, pool_bytes=1 << 20) as meter:
-        (found,) = meter.measure(case, (candidate,), rounds=rounds, seconds=5.0)
-    assert found.status == "ok", found.status
-    return found.seconds
+    team = Team(library, 1, spin=0)
+    candidate, run = Candidate(request.name, make_schedule()), AttentionRun(library, team, case, 0)
+    assert run.check(candidate), "our attention is wrong"
+    return lambda: run.bind(candidate, 1).run(team)
 
 
 def rows_of(tokens: int, heads: int, found: dict[str, float]) -> list[dict[str, Any]]:

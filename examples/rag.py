@@ -139,7 +139,8 @@ PAGE = """\
 
 This page was written by `python examples/rag.py docs/rag.md`, which ran its blocks of code one
 after the other in an empty folder, but for that of
-[Keep the best of many](#keep-the-best-of-many), which takes one more model. They take half a minute.
+[Keep the best of many](#keep-the-best-of-many), which takes one more model. They take half a
+minute.
 
 ## Build it
 

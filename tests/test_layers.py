@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "tiny_world": set(),
     "compiler": {"codegen", "topology", "runtime", "ir"},
     "codegen": {"ir"},
-    "runtime": {"topology", "ir"},
+    "runtime": 41_930{"topology", "ir"},
     "topology": {"ir"},
     "ir": set(),
 }
@@ -57,7 +57,7 @@ ROOMS = {
         "pipeline",
         "tune",
     ),
-    "runtime": (
+    "runtime": 41_930(
         "machine",
         "schedule",
         "timeline",
@@ -88,21 +88,21 @@ LINES = {
     "codegen": 19_330,
     "topology": 4_040,
     "ir": 11_120,
-    "runtime": 41_830,
+    "runtime": 41_930,
     "runtime/machine": 1_230,
     "runtime/schedule": 3_960,
     "runtime/child": 880,
     "runtime/text": 4_340,
     "runtime/native": 2_790,
     "runtime/group": 510,
-    "runtime/engine": 1_930,
+    "runtime/engine": 1_940,
     "runtime/index": 1_580,
     "runtime/embed": 2_920,
     "runtime/accel": 4_970,
-    "runtime/hosting": 1_790,
+    "runtime/hosting": 1_820,
     "runtime/retrieval": 1_690,
     "runtime/flows": 5_830,
-    "runtime/server": 5_050,
+    "runtime/server": 5_090,
     "runtime/sim": 1_090,
 }
 """Most lines of source in each folder and room: what grows beyond has to say why, here."""

@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "tiny_world": set(),
     "compiler": {"codegen", "topology", "runtime", "ir"},
     "codegen": {"ir"},
-    "runtime": 41_930{"topology", "ir"},
+    "runtime": {"topology", "ir"},
     "topology": {"ir"},
     "ir": set(),
 }
@@ -57,7 +57,7 @@ ROOMS = {
         "pipeline",
         "tune",
     ),
-    "runtime": 41_930(
+    "runtime": (
         "machine",
         "schedule",
         "timeline",

@@ -12,7 +12,11 @@ from typing import Any
 
 import httptools
 import msgspec
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from dovetail.runtime.server.errors import ApiError
 from dovetail.runtime.server.generation import new_id
@@ -39,6 +43,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._headers = self._size = 0  # of this request
         self._stuck = 0  # bytes since the last step forward; once refused, since then
         self._fault: ApiError | None = None  # why a callback stopped the parser
+        self._cycles: list[RequestResponseCycle] = []  # requests that have come, the newest last
 
     # ---- the connection ----
 
@@ -48,8 +53,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self._arm()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the deadline."""
+        """Forget the deadline, and tell all requests: uvicorn tells the newest alone."""
         self._disarm()
+        for cycle in self._cycles:
+            cycle.disconnected = True
+            cycle.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -115,6 +123,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head, self._in_body, self._moved = False, True, True
         self._disarm()
         super().on_headers_complete()
+        left = [cycle for cycle in self._cycles if not cycle.response_complete]
+        self._cycles = [*left, self.cycle]
 
     def on_body(self, body: bytes) -> None:
         """Take a part of the body."""

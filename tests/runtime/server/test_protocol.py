@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -194,29 +195,55 @@ def test_keys_of_any_letters_are_compared_as_bytes(hasty: Live) -> None:
         assert status(wrong) == 401
 
 
+@asynccontextmanager
+async def bare(app: Any) -> AsyncIterator[asyncio.StreamWriter]:
+    """Yield a connection to an application alone."""
+    config = uvicorn.Config(app, lifespan="off")
+    config.load()
+    made = partial(
+        protocol.BoundedProtocol,
+        config=config,
+        server_state=ServerState(),
+        app_state={},
+        head_seconds=3600.0,
+    )
+    server = await asyncio.get_running_loop().create_server(made, "127.0.0.1", 0)
+    async with server:
+        _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        yield writer
+        writer.close()
+
+
 def test_a_refused_client_that_sends_on_is_not_read_for_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(protocol, "LINGER_SECONDS", 3600.0)
 
     async def refuse() -> None:
-        config = uvicorn.Config(lambda: None, lifespan="off")
-        config.load()
-        made = partial(
-            protocol.BoundedProtocol,
-            config=config,
-            server_state=ServerState(),
-            app_state={},
-            head_seconds=3600.0,
-        )
-        server = await asyncio.get_running_loop().create_server(made, "127.0.0.1", 0)
-        async with server:
-            _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        async with bare(lambda: None) as writer:
             writer.write(GET + b"x: ")
             with pytest.raises(ConnectionError):
                 for _ in range(1 << 16):  # 64 MiB
                     writer.write(KIB)
                     await writer.drain()
-            writer.close()
 
     asyncio.run(refuse())
+
+
+def test_a_client_that_goes_ends_its_requests_before_the_last_one_too() -> None:
+    async def leave() -> None:
+        begun, ended = asyncio.Event(), asyncio.Event()
+
+        async def app(_scope: Any, receive: Any, _send: Any) -> None:
+            begun.set()
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            ended.set()
+
+        async with bare(app) as writer:
+            writer.write((GET + b"\r\n") * 2)  # the second one waits for the first one's reply
+            await begun.wait()
+            writer.close()
+            await asyncio.wait_for(ended.wait(), 20)
+
+    asyncio.run(leave())

@@ -128,7 +128,10 @@ def read_architecture(
     eos_token_ids: tuple[int, ...] = (),
 ) -> ModelSpec:
     """Return the spec of a config.json; the arguments are those of `read_model_spec`, as chosen."""
+    config = Config(config.name, {**family.usual, **config.values})
     _check_arithmetic(config, family)
+    if family.scaled and not config.has("rope_scaling"):
+        config.section("rope_parameters")
     kv_dtype = _choose_kv_dtype(kv_dtype, weight_dtype)
     n_layers = config.integer("num_hidden_layers", 1, 1024)
     hidden = config.integer("hidden_size", 1, 1 << 17)

@@ -248,8 +248,8 @@ class Family:
     inner: str = "intermediate_size"
 
 
-_EPS = {"rms_norm_eps": 1e-5}
-_WINDOW = {"sliding_window": 4096}
+_EPS: Mapping[str, object] = {"rms_norm_eps": 1e-5}
+_WINDOW: Mapping[str, object] = {"sliding_window": 4096}
 _GEMMA4 = Family(
     "gemma4",
     scaled=True,
@@ -548,7 +548,7 @@ FAMILIES: dict[str, Family] = {
         qk_norm=True,
         windows=_exaone_windows,
         rope_layers=_exaone_ropes,
-        usual=_EPS | _WINDOW,
+        usual={**_EPS, **_WINDOW},
         pre_norms=False,
         branch_norms=True,
     ),

@@ -12,6 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from msgspec.structs import replace
 
 from dovetail.codegen.isa.target import Target
@@ -24,6 +25,7 @@ from dovetail.compiler.families.rope import (
     read_rope,
     usable_positions,
 )
+from dovetail.compiler.families.score_row import EMBEDDING, HEAD
 from dovetail.compiler.families.tensors import check_tensors
 from dovetail.compiler.files.checkpoint import Checkpoint
 from dovetail.compiler.files.config import Config
@@ -77,12 +79,26 @@ def read_model_spec(
     chosen = resolve_weight_dtype(weight_dtype, stored, target)
     ends = _eos_ids(source, config)
     spec = read_architecture(config, family, stored, chosen, kv_dtype, max_context, ends)
+    if spec.tied_head and _has_own_head(checkpoint):
+        spec = replace(spec, tied_head=False)
     check_tensors(spec, checkpoint)
     if quantised and weight_dtype in (None, AUTO):
         spec = keep_formats(spec, checkpoint)
     elif is_quantised(chosen):
         spec = quantise_formats(split_orders(spec, checkpoint, chosen), chosen)
     return keep_orders(spec, checkpoint, requantise=weight_dtype not in (None, AUTO))
+
+
+def _has_own_head(checkpoint: Checkpoint) -> bool:
+    """Tell whether a head is stored that is not the embedding: transformers takes it, then."""
+    names, rows, step = (HEAD, EMBEDDING), checkpoint.rows, 1024
+    if not set(names) <= checkpoint.tensors.keys():
+        return False
+    heights = [checkpoint.info(name).height for name in names]
+    return heights[0] != heights[1] or any(
+        not np.array_equal(*(rows(name, first, min(first + step, heights[0])) for name in names))
+        for first in range(0, heights[0], step)
+    )
 
 
 def read_dimensions(

@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from dovetail.compiler.models.source import open_model
 from dovetail.compiler.models.spec import read_dimensions, read_generation_defaults, read_model_spec
@@ -120,6 +121,17 @@ def test_caps_and_windows_of_gemma_2(values, drop, caps, windows, tmp_path):
     assert (spec.attention_cap, spec.logits_cap) == caps
     assert [spec.layer_window(i) for i in range(3)] == [windows, 0, windows]
     assert spec.attention_scale == 32**-0.5
+
+
+def test_a_head_that_is_stored_and_another_is_not_the_embedding(llama, tmp_path):
+    path = edited(llama, tmp_path / "m", tie_word_embeddings=True)
+    assert not read_model_spec(path).tied_head
+    file = path / "model.safetensors"
+    tensors = load_file(file)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].copy()
+    file.unlink()  # it is linked
+    save_file(tensors, file)
+    assert read_model_spec(path).tied_head
 
 
 def test_llama_biases_and_head_dim(tmp_path):

@@ -88,7 +88,7 @@ LINES = {
     "codegen": 19_330,
     "topology": 4_040,
     "ir": 11_070,
-    "runtime": 41_320,
+    "runtime": 41_360,
     "runtime/machine": 1_230,
     "runtime/schedule": 3_960,
     "runtime/child": 880,
@@ -102,7 +102,7 @@ LINES = {
     "runtime/hosting": 1_790,
     "runtime/retrieval": 1_690,
     "runtime/flows": 5_660,
-    "runtime/server": 5_010,
+    "runtime/server": 5_050,
     "runtime/sim": 1_090,
 }
 """Most lines of source in each folder and room: what grows beyond has to say why, here."""

@@ -91,13 +91,12 @@ def read_model_spec(
 
 def _has_own_head(checkpoint: Checkpoint) -> bool:
     """Tell whether a head is stored that is not the embedding: transformers takes it, then."""
-    names, rows, step = (HEAD, EMBEDDING), checkpoint.rows, 1024
-    if not set(names) <= checkpoint.tensors.keys():
+    if not {HEAD, EMBEDDING} <= checkpoint.tensors.keys():
         return False
-    heights = [checkpoint.info(name).height for name in names]
-    return heights[0] != heights[1] or any(
-        not np.array_equal(*(rows(name, first, min(first + step, heights[0])) for name in names))
-        for first in range(0, heights[0], step)
+    height, step = checkpoint.info(HEAD).height, 1024
+    return height != checkpoint.info(EMBEDDING).height or any(
+        not np.array_equal(checkpoint.rows(HEAD, *rows), checkpoint.rows(EMBEDDING, *rows))
+        for rows in ((first, min(first + step, height)) for first in range(0, height, step))
     )
 
 

@@ -204,8 +204,6 @@ class Family:
     caps: config.json tells caps of scores and logits, or they are these.
     multipliers: config.json tells what scales scores, embeddings, branches and logits.
     logit_scale: config.json tells what logits are multiplied by, or this.
-    usual: what keys that are absent stand for, where families differ; scaled: its rope is scaled
-    in a way that config.json must tell.
     norm_offset: what its code adds to weights of RMSNorms. more: see `More`.
     experts: of a family of mixtures, what it fixes of them; inner: the key of the width of an MLP
     without experts. fixed: keys that may have no other value.
@@ -243,16 +241,11 @@ class Family:
     more: More | None = None
     experts: Mixture | None = None
     fixed: Mapping[str, object] = field(default_factory=dict)
-    usual: Mapping[str, object] = field(default_factory=dict)
-    scaled: bool = False
     inner: str = "intermediate_size"
 
 
-_EPS: Mapping[str, object] = {"rms_norm_eps": 1e-5}
-_WINDOW: Mapping[str, object] = {"sliding_window": 4096}
 _GEMMA4 = Family(
     "gemma4",
-    scaled=True,
     attention_bias=None,
     qk_norm=True,
     windows=_gemma4_windows,
@@ -277,7 +270,7 @@ GRANITE_PARTED = "GraniteHybridForCausalLM"
 """What GGUF files of Granite 4 stand for, whose gates and ups are tensors of their own."""
 _OLMO: dict[str, Any] = {
     **{"attention_bias": None, "qk_norm": True, "qk_norm_of": ROWS},
-    **{"pre_norms": False, "branch_norms": True, "usual": _EPS},
+    **{"pre_norms": False, "branch_norms": True},
 }
 """Of OLMo 2 and 3."""
 _COHERE: dict[str, Any] = {
@@ -301,15 +294,13 @@ _DEEPSEEK3: dict[str, Any] = {
 """Of experts of DeepSeek V3 and GLM-4.7 Flash."""
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family("llama", attention_bias=None, mlp_bias=None),
-    "MistralForCausalLM": Family("mistral", windows=_whole_window, kv_heads=8, usual=_WINDOW),
+    "MistralForCausalLM": Family("mistral", windows=_whole_window, kv_heads=8),
     "Ministral3ForCausalLM": Family(
         "ministral3",
         windows=_whole_window,
         kv_heads=8,
         head_dim=128,
         theta=1e6,
-        scaled=True,
-        usual=_EPS,
     ),
     "Qwen2ForCausalLM": Family("qwen2", attention_bias=True, windows=_layer_windows),
     "Qwen3ForCausalLM": Family(
@@ -342,7 +333,6 @@ FAMILIES: dict[str, Family] = {
         output_bias=False,
         qk_norm=None,
         partial=0.5,
-        usual=_EPS,
         experts=Mixture(
             sigmoid=True,
             biased=True,
@@ -356,7 +346,6 @@ FAMILIES: dict[str, Family] = {
         attention_bias=None,
         qk_norm=True,
         windows=_dots_windows,
-        usual=_WINDOW,
         experts=Mixture(
             share=False,
             sigmoid=True,
@@ -379,7 +368,6 @@ FAMILIES: dict[str, Family] = {
             shared=shared_experts("moe_num_shared_experts", 2),
         ),
         fixed={"use_bias": False, "moe_norm_min": 1e-12},
-        usual=_EPS,
     ),
     "DeepseekV2ForCausalLM": Family(
         "deepseek2",
@@ -396,18 +384,16 @@ FAMILIES: dict[str, Family] = {
         "deepseek3",
         latent=True,
         experts=Mixture(dense=listed_dense(3), **_DEEPSEEK3),
-        usual={"routed_scaling_factor": 2.5, "n_group": 8, "topk_group": 4},
     ),
     "Glm4MoeLiteForCausalLM": Family(
         "glm4moelite",
         latent=True,
         experts=Mixture(dense=listed_dense(1), **_DEEPSEEK3),
-        usual={**_EPS, "routed_scaling_factor": 1.8},
     ),
     "YoutuForCausalLM": Family("youtu", latent=True, tied=True),
-    MINICPM: Family("minicpm3", latent=True, tied=True, multipliers=True, usual=_EPS),
+    MINICPM: Family("minicpm3", latent=True, tied=True, multipliers=True),
     "MixtralForCausalLM": Family(
-        "mixtral", windows=_whole_window, kv_heads=8, theta=1e6, experts=Mixture(), usual=_EPS
+        "mixtral", windows=_whole_window, kv_heads=8, theta=1e6, experts=Mixture()
     ),
     "GraniteMoeForCausalLM": Family(
         "granitemoe",
@@ -430,8 +416,6 @@ FAMILIES: dict[str, Family] = {
         kv_heads=8,
         head_dim=64,
         theta=150000.0,
-        scaled=True,
-        usual={**_EPS, "sliding_window": 128},
         activation="clamped",
         experts=Mixture(),
     ),
@@ -466,7 +450,6 @@ FAMILIES: dict[str, Family] = {
         head_dim=128,
         activation=RELU2,
         more=read_alone,
-        usual=_EPS,
         experts=Mixture(
             sigmoid=True,
             biased=True,
@@ -483,12 +466,11 @@ FAMILIES: dict[str, Family] = {
         kv_heads=8,
         recurrent=read_beside,
         more=read_multipliers,
-        usual=_EPS,
         fixed=dict.fromkeys(
             ("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias"), False
         ),
     ),
-    "Phi3ForCausalLM": Family("phi3", windows=_whole_window, partial=1.0, usual=_EPS),
+    "Phi3ForCausalLM": Family("phi3", windows=_whole_window, partial=1.0),
     "Glm4ForCausalLM": Family(
         "glm4",
         attention_bias=None,
@@ -498,7 +480,6 @@ FAMILIES: dict[str, Family] = {
         partial=0.5,
         neighbours=True,
         branch_norms=True,
-        usual={"rms_norm_eps": 1.5625e-07},
     ),
     "Ernie4_5ForCausalLM": Family(
         "ernie4_5",
@@ -508,7 +489,6 @@ FAMILIES: dict[str, Family] = {
         theta=500000.0,
         neighbours=True,
         fixed={"use_bias": False},
-        usual=_EPS,
     ),
     "SmolLM3ForCausalLM": Family(
         "smollm3",
@@ -525,8 +505,6 @@ FAMILIES: dict[str, Family] = {
         attention_bias=None,
         qk_norm=True,
         theta=12e6,
-        scaled=True,
-        usual=_EPS,
         activation=XIELU,
         fixed={"qk_norm": True, "post_norm": False, "mlp_bias": False},
     ),
@@ -541,14 +519,12 @@ FAMILIES: dict[str, Family] = {
         qk_norm_of=ROWS,
         experts=Mixture(share=False),
         fixed={"clip_qkv": None},
-        usual=_EPS,
     ),
     "Exaone4ForCausalLM": Family(
         "exaone4",
         qk_norm=True,
         windows=_exaone_windows,
         rope_layers=_exaone_ropes,
-        usual={**_EPS, **_WINDOW},
         pre_norms=False,
         branch_norms=True,
     ),
@@ -565,7 +541,7 @@ FAMILIES: dict[str, Family] = {
         fixed={"attention_bias": True, "attention_out_bias": False},
     ),
     "HunYuanDenseV1ForCausalLM": Family(
-        "hunyuan", attention_bias=None, qk_norm=True, qk_norm_of=TURNED, usual=_EPS
+        "hunyuan", attention_bias=None, qk_norm=True, qk_norm_of=TURNED
     ),
     "HunYuanMoEV1ForCausalLM": Family(
         "hunyuanmoe",
@@ -573,14 +549,12 @@ FAMILIES: dict[str, Family] = {
         qk_norm=True,
         qk_norm_of=TURNED,
         experts=Mixture(shared=one_shared),
-        usual=_EPS,
         fixed={"use_cla": False},
     ),
     "Gemma2ForCausalLM": Family(
         "gemma2",
         attention_bias=None,
         windows=_oss_windows,
-        usual=_WINDOW,
         kv_heads=4,
         head_dim=256,
         tied=True,

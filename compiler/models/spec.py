@@ -27,6 +27,7 @@ from dovetail.compiler.families.rope import (
 )
 from dovetail.compiler.families.score_row import EMBEDDING, HEAD
 from dovetail.compiler.families.tensors import check_tensors
+from dovetail.compiler.families.usual_keys import with_usual_keys
 from dovetail.compiler.files.checkpoint import Checkpoint
 from dovetail.compiler.files.config import Config
 from dovetail.compiler.formats.weight_dtype import AUTO, resolve_weight_dtype
@@ -143,10 +144,8 @@ def read_architecture(
     eos_token_ids: tuple[int, ...] = (),
 ) -> ModelSpec:
     """Return the spec of a config.json; the arguments are those of `read_model_spec`, as chosen."""
-    config = Config(config.name, {**family.usual, **config.values})
+    config = with_usual_keys(config, family.name)
     _check_arithmetic(config, family)
-    if family.scaled and not config.has("rope_scaling"):
-        config.section("rope_parameters")
     kv_dtype = _choose_kv_dtype(kv_dtype, weight_dtype)
     n_layers = config.integer("num_hidden_layers", 1, 1024)
     hidden = config.integer("hidden_size", 1, 1 << 17)

@@ -26,6 +26,7 @@ from dovetail.ir.graph import (
     EMBEDDING,
     GENERATION,
     PHASE_SWITCH,
+    RERANK,
     RETRIEVAL,
     ExecutionGraph,
     GraphEdge,
@@ -34,7 +35,7 @@ from dovetail.ir.graph import (
     contract,
 )
 
-PHASES = {GENERATION: BOTH, EMBEDDING: BOTH[:1]}
+PHASES = {GENERATION: BOTH, EMBEDDING: BOTH[:1], RERANK: BOTH[:1]}
 """Kinds that run a model, and the phases they go through; an encoder has no decode."""
 SEARCHES = "searches"
 """The node of the process that searches all indexes."""
@@ -54,7 +55,7 @@ def serving_graph(
 
 
 def place(graph: ExecutionGraph, plans: Mapping[str, ServicePlan]) -> ExecutionGraph:
-    """Return `graph` with each generation and embedding node of a model in `plans` placed.
+    """Return `graph` with each node that runs a model in `plans` placed.
 
     All ranks take the input; rank 0, which samples, gives the output. Nodes of other models, and
     those placed already, stay.

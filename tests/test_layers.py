@@ -95,7 +95,7 @@ LINES = {
     "runtime/text": 4_340,
     "runtime/native": 2_790,
     "runtime/group": 510,
-    "runtime/engine": 1_940,
+    "runtime/engine": 1_930,
     "runtime/index": 1_580,
     "runtime/embed": 2_920,
     "runtime/accel": 4_970,

@@ -78,12 +78,10 @@ class StepWatch:
 
     def __init__(self, hidden_size: int, announce: Callable[[float], object]) -> None:
         self.announce = announce
-        self.count_anew()
+        self.tokens = Tally(STEP_TOKENS)
+        """The rows of steps that were computed."""
+        self.prompt_tokens = 0  # of those
         self._times = StepTimes(KEYS_PER_ROW * hidden_size)
-
-    def count_anew(self) -> None:
-        """Forget the steps that were computed, but not how long they took."""
-        self.tokens, self.prompt_tokens = Tally(STEP_TOKENS), 0  # rows, and those of prompts
 
     def begin(self, plan: StepPlan) -> StepWork:
         """Tell of a step."""

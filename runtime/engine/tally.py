@@ -21,11 +21,6 @@ class Histogram(msgspec.Struct, frozen=True, array_like=True):
     counts: tuple[int, ...]
     total: float
 
-    def plus(self, other: Histogram) -> Histogram:
-        """Return the histogram of both, which have the same bounds."""
-        counts = tuple(map(sum, zip(self.counts, other.counts, strict=True)))
-        return Histogram(self.bounds, counts, self.total + other.total)
-
 
 class Tally:
     """A histogram under way."""

@@ -76,7 +76,11 @@ class EngineLoad(msgspec.Struct, frozen=True, array_like=True):
         return structs.replace(
             self,
             waits=waits,
-            steps=self.steps.plus(past.steps),
+            steps=Histogram(
+                self.steps.bounds,
+                tuple(map(sum, zip(self.steps.counts, past.steps.counts, strict=True))),
+                self.steps.total + past.steps.total,
+            ),
             swaps=_add(self.swaps, past.swaps),
             prompt_tokens=self.prompt_tokens + past.prompt_tokens,
             drafts=_add(self.drafts, past.drafts),

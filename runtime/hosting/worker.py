@@ -23,7 +23,8 @@ from dovetail.runtime.child.framing import Channel, ErrorText
 from dovetail.runtime.child.watch import Progress
 from dovetail.runtime.child.worker import read_beside
 from dovetail.runtime.engine.engine import DeviceWaits, Engine
-from dovetail.runtime.engine.step_watch import FIRST, StepWatch
+from dovetail.runtime.engine.step_watch import FIRST, STEP_TOKENS, StepWatch
+from dovetail.runtime.engine.tally import Tally
 from dovetail.runtime.hosting.loop import EngineLoop
 from dovetail.runtime.hosting.open_engine import open_engine
 from dovetail.runtime.hosting.wire import (
@@ -232,7 +233,7 @@ def serve(channel: Channel, progress: int, board: int = -1) -> None:
     engine.watch = StepWatch(engine.spec.hidden_size, shown.begin)
     warm_up(engine)
     engine.rest()
-    engine.watch.count_anew()
+    engine.watch.tokens, engine.watch.prompt_tokens = Tally(STEP_TOKENS), 0
     gc.collect()
     gc.freeze()  # what is there stays: later collections need not look at it
     opened.set_result(EngineWorker(channel, engine, shown))

@@ -123,6 +123,15 @@ def read_plan(graph: ExecutionGraph, model: str) -> ServicePlan:
     return plan
 
 
+def find_nodes(serve: ExecutionGraph, kind: str, model: str | None) -> tuple[GraphNode, ...]:
+    """Return the nodes of the graph that serves as which a workflow's node runs, () for functions.
+
+    Templates of workflows have no places of their own, which might say otherwise.
+    """
+    root = SEARCHES if kind == RETRIEVAL else model
+    return tuple(node for node in serve.nodes if node.root == root)
+
+
 def find_searches(graph: ExecutionGraph) -> PhasePlan:
     """Return threads and PUs of the process that searches; WorkflowError where there is none."""
     for node in graph.nodes:

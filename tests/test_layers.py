@@ -219,7 +219,7 @@ def test_the_core_is_thin() -> None:
     assert {
         f"runtime/{room}" for room in ROOMS["runtime"] if (ROOT / "runtime" / room).is_dir()
     } < set(LINES)
-    assert sum(count_lines(f"runtime/{room}") for room in CORE) <= 15_020
+    assert sum(count_lines(f"runtime/{room}") for room in CORE) <= 15_030
 
 
 def test_no_two_classes_of_the_runtime_or_the_command_line_look_alike() -> None:

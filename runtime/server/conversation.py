@@ -21,7 +21,7 @@ from dovetail.runtime.hosting.generator import Job
 from dovetail.runtime.schedule.structured import StructuredOutputs
 from dovetail.runtime.server.context import ServerContext
 from dovetail.runtime.server.errors import ApiError, decode_error
-from dovetail.runtime.server.forms import read_form
+from dovetail.runtime.server.forms import blame_field, read_form
 from dovetail.runtime.server.generation import Asked, check_context, check_supported, read_request
 from dovetail.runtime.server.models import ServedModel
 from dovetail.runtime.server.schema import ChatRequest
@@ -161,7 +161,8 @@ def _find_form(
     """Return the field that asks for a form of the answer, and that form."""
     (param, form), calls, literal = read_form(body), None, partial(write_mark, model.tokenizer)
     if offer is not None:
-        calls = call_grammar(offer, model.style, literal, begun=begun)
+        with blame_field("tools"):
+            calls = call_grammar(offer, model.style, literal, begun=begun)
     if form is None:
         return "tools", StructuredOutputs(written=calls) if calls else None
     if calls is not None:

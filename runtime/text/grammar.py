@@ -38,6 +38,8 @@ the cube of their number: 0.3 s of so many, a minute of 3,000."""
 TOKEN = "<[3]>"
 """Any token of the vocabulary that grammars are tried with."""
 _OPTIONAL = re.compile(r"[?*]|\{0?,|\|\)|\(\|")
+_EXPRESSION = re.compile(r'"(?:[^"\\]|\\.)*"|/((?:[^/\\]|\\.)*)/|%json (.*)')
+"""In Lark a text, of which nothing is kept, an expression, or a schema."""
 _TOKENS = re.compile(r"<\[\d+\]>")
 _PLACE = re.compile(
     r"^at \d+\(\d+\): (failed to compile JSON schema: )?|(?<=regex parse error):.*?\nerror(?=: )",
@@ -85,7 +87,7 @@ def try_grammar(form: StructuredOutputs) -> str:
 
 def _check_optional(form: StructuredOutputs) -> None:
     """Raise RequestError where expressions of callers have too many parts that may be left out."""
-    texts = [form.regex or "", form.grammar or "", form.written]
+    texts = [form.regex or "", form.grammar or "", *_find_expressions(form.written)]
     if form.json:
         texts = list(_find_patterns(json.loads(form.json)))
     count = sum(len(_OPTIONAL.findall(text)) for text in texts)
@@ -94,6 +96,14 @@ def _check_optional(form: StructuredOutputs) -> None:
             f"structured output may have {MAX_OPTIONAL} parts of expressions that may be left "
             f"out (with ?, * and the like), not {count}"
         )
+
+
+def _find_expressions(written: str) -> set[str]:
+    """Return the expressions of a grammar of calls; our own rules are no row of such parts."""
+    found = set[str]()
+    for expression, schema in _EXPRESSION.findall(written):
+        found.update([expression], _find_patterns(json.loads(schema or "{}")))
+    return found
 
 
 def _find_patterns(schema: object) -> Iterator[str]:

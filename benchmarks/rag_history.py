@@ -167,7 +167,8 @@ def main(arguments: Sequence[str] | None = None) -> Report:
         first = search(passages.questions)
         nearest = [merge_hits(one.found.values(), 1) for one in first]
         drafts = [opened.store.documents(hits, index.metric)[0].text for hits in nearest]
-        again = [f"{question} {draft}" for question, draft in zip(passages.questions, drafts)]
+        pairs = zip(passages.questions, drafts, strict=True)
+        again = [f"{question} {draft}" for question, draft in pairs]
         chains = passages.sub_questions()
         sets = {
             "titles": search(list(make_questions(passages.texts))),

@@ -43,7 +43,7 @@ class SearchHistory:
 def reorder_probes(
     clusters: Sequence[int], history: SearchHistory | None, topk: int
 ) -> tuple[int, ...]:
-    """Return the clusters with those first where the request's last search found its nearest `topk`.
+    """Return the clusters with those first that held the nearest `topk` of the last search.
 
     The order inside both parts stays. The paper (§4.3) puts all other clusters that it has probed
     between them. They say little of what is near now, and hold up the early end, which counts in

@@ -73,7 +73,7 @@ def test_a6_4_a_history_changes_the_way_and_not_the_result(
     assert run(cursor, moved, steps) == nearest and not cursor.seeds
 
 
-def test_clusters_come_first_that_held_the_nearest_documents_not_all_that_were_probed_or_hit() -> None:
+def test_clusters_come_first_that_held_the_nearest_not_all_that_were_probed() -> None:
     history = SearchHistory((3, 4, 9, 1), ((0.1, 7), (0.2, 8), (0.3, 6)), {7: 4, 8: 9, 6: 1})
     assert reorder_probes((7, 3, 9, 1, 4), history, 2) == (9, 4, 7, 3, 1)
     assert reorder_probes((7, 3, 9, 1, 4), history, 1) == (4, 7, 3, 9, 1)

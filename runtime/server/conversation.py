@@ -107,7 +107,7 @@ async def converse(
     messages, options = model.style.show(plain, offer)
     text = await model.render(
         messages,
-        add_generation_prompt=body.add_generation_prompt,
+        add_generation_prompt=body.add_generation_prompt is not False,
         options={**(body.chat_template_kwargs or {}), **options},
         last=body.truncate_prompt_tokens,
     )
@@ -128,7 +128,7 @@ def check_chat(server: ServerContext, body: ChatRequest) -> ServedModel:
     check_supported(body, {"prompt_logprobs": body.prompt_logprobs})
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "`top_logprobs` needs `logprobs: true`", param="top_logprobs")
-    if body.continue_final_message and body.add_generation_prompt:
+    if body.continue_final_message and body.add_generation_prompt is not False:
         message = "`continue_final_message` needs `add_generation_prompt: false`"
         raise ApiError(400, message, param="continue_final_message")
     if body.max_tokens == 0:

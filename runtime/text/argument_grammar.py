@@ -153,16 +153,27 @@ class Arguments:
 
     def _write_choices(self, values: Sequence[Any]) -> str:
         """Return the expression of values, without those that hold what would end them."""
-        form, mark, written = self._form, self._form.quote, list[str]()
+        form, mark = self._form, self._form.quote
         end = (form.valued or mark).strip()
-        for value in values:
-            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            if end not in text:
-                text = f"{mark}{text}{mark}" if isinstance(value, str) else text
-                written.append(self._mark(text + form.valued))
-        if not written:
+        texts = [one for one in values if isinstance(one, str) and end not in one]
+        others = [json.dumps(one, ensure_ascii=False) for one in values if not isinstance(one, str)]
+        others = [one for one in others if end not in one]
+        if not texts and not others:
             raise RequestError(f"no value of an enum can be written where {end} ends one")
-        return f"({' | '.join(written)})"
+        close = self._mark(mark + form.valued)
+        if "<[" not in close:  # in one terminal: a value may begin with another and the mark
+            written = [f"{mark}{one}{mark}" for one in texts] + others
+            return self._add(self._list(one + form.valued for one in written), terminal=True)
+        ways = []
+        if texts:
+            ways.append(f"{self._mark(mark)} {self._add(self._list(texts), terminal=True)} {close}")
+        if others:
+            name = self._add(self._list(others), terminal=True)
+            ways.append(f"{name} {self._mark(form.valued)}")
+        return f"({' | '.join(ways)})"
+
+    def _list(self, texts: Iterable[str]) -> str:
+        return " | ".join(map(quote, texts))
 
     def _write_python(self, schema: Any) -> str:
         """Return the expression of a literal of Python, "" where JSON says it all."""

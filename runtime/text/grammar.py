@@ -78,8 +78,9 @@ def try_grammar(form: StructuredOutputs) -> str:
     matcher = llguidance.LLMatcher(
         llguidance.LLTokenizer("byte"), _TOKENS.sub(TOKEN, text), limits=make_limits(), log_level=0
     )
-    if not matcher.is_error():
-        matcher.compute_bitmask()
+    if not matcher.is_error():  # what may follow the first token is found with that
+        allowed = matcher.compute_logit_bias()
+        matcher.try_consume_tokens([next((at for at, bias in enumerate(allowed) if bias), 0)])
     if matcher.is_error():
         raise RequestError(explain(matcher.get_error(), form))
     return text
@@ -174,7 +175,7 @@ def _close_below(key: str, value: Any) -> Any:
 
 def quote(text: str) -> str:
     """Return a text as Lark writes it."""
-    return json.dumps(text, ensure_ascii=False)
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", r"\u007f")
 
 
 def _write(form: StructuredOutputs) -> str:
@@ -192,7 +193,7 @@ def _write_inner(form: StructuredOutputs) -> str:
     if form.written:
         return form.written
     if form.choice is not None:
-        return "start: " + " | ".join(map(quote, form.choice))
+        return "start: CHOICE\nCHOICE: " + " | ".join(map(quote, form.choice))
     if form.regex is not None:
         return f"start: /{_slashed(form.regex)}/"
     if form.grammar is not None:
@@ -237,6 +238,8 @@ def explain(said: str, form: StructuredOutputs) -> str:
             "the schema has `oneOf` with alternatives that may both hold, which is not supported; "
             "make them differ in a required property or in their type, or use `anyOf`"
         )
+    if "max is" in said and "items" in said:
+        return "the structured output has too many alternatives or properties in one place"
     what = "schema" if form.json else "structured output"
     if said == "NoExtensionBias":
         return f"the {what} lets no answer through, or refers to itself alone"

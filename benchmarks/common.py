@@ -32,6 +32,7 @@ from dovetail.compiler.measure.paired import pair_times
 from dovetail.ir.files import write_whole
 from dovetail.runtime.machine.cpu_time import QUIET_CORES, busy_seconds, process_seconds
 from dovetail.topology.hardware import read_hardware
+from dovetail.topology.values import HardwareSpec
 
 BUSY_LIMIT = QUIET_CORES
 """Cores that other processes may use during a timed region before it is run again."""
@@ -185,7 +186,7 @@ def machine_facts() -> dict[str, Any]:
     """Return what a reader needs to know of this machine; no host names."""
     spec = read_hardware()
     return {
-        "cpu": spec.cpu_model,
+        "cpu": machine_name(spec),
         "arch": spec.arch,
         "cores": spec.cores,
         "pus": len(spec.pus),
@@ -198,6 +199,17 @@ def machine_facts() -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": {name: v for name in _PACKAGES if (v := _version(name))},
     }
+
+
+def machine_name(spec: HardwareSpec) -> str:
+    """Return the CPU's name and its own caches: virtual machines name different CPUs alike."""
+    first, second = (spec.cache_bytes(level) // 1024 for level in (1, 2))
+    return f"{spec.cpu_model}, L1 {first} KiB, L2 {second} KiB"
+
+
+def origin() -> dict[str, str]:
+    """Return what each row says: the machine it was measured on, and the version measured."""
+    return {"machine": machine_name(read_hardware()), "commit": commit()}
 
 
 @cache
@@ -252,11 +264,16 @@ class Report:
 
     def print(self, columns: Sequence[str] = ()) -> None:
         """Print the rows as a table, all columns or those named, and the summary below."""
-        console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
         shown = [{c: row.get(c, "") for c in columns} if columns else row for row in self.rows]
-        console.print(rows_table(self.benchmark, shown))
+        print_rows(self.benchmark, shown)
         for name, value in self.summary.items():
-            console.print(f"{name:32} {show(value)}")
+            print(f"{name:32} {show(value)}")
+
+
+def print_rows(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print flat objects as a table, as wide as the terminal; a file or pipe has WIDTH columns."""
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
+    console.print(rows_table(title, rows))
 
 
 def rows_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:

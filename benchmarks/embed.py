@@ -16,9 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
-from common import Report, add_report_options, open_report, parse_numbers, rows_table, show
+from common import Report, add_report_options, open_report, parse_numbers, print_rows, show
 from dovetail.runtime.embed.drift import DriftKeeper
 from dovetail.runtime.embed.encoder import artifact_source, open_encoder
 from dovetail.runtime.embed.fit_latency import Calibrator, Sample, profile_lines
@@ -165,16 +163,15 @@ def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def print_parts(report: Report) -> None:
     """Print a table for each part, and the summary."""
-    console = Console(highlight=False)
     for part in dict.fromkeys(row["part"] for row in report.rows):
         rows = [
             {name: value for name, value in row.items() if name != "part"}
             for row in report.rows
             if row["part"] == part
         ]
-        console.print(rows_table(part, rows))
+        print_rows(part, rows)
     for name, value in report.summary.items():
-        console.print(f"{name:32} {show(value)}")
+        print(f"{name:32} {show(value)}")
 
 
 def run_part(

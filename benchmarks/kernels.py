@@ -31,10 +31,10 @@ from common import (
     Report,
     Sample,
     add_report_options,
-    commit,
     geometric_mean,
     interleave,
     open_report,
+    origin,
     parse_numbers,
     parse_shapes,
     show,
@@ -221,8 +221,7 @@ def measure_cell(shape: Shape, m: int) -> dict[str, Any]:
         target = get_target(shape.setting.built.index.target)
         roofline = measure_roofline(ours, shape.team.threads, target)
     return {
-        "machine": shape.setting.hardware.cpu_model,
-        "commit": commit(),
+        **origin(),
         "n": shape.operands.n,
         "k": shape.operands.k,
         "m": m,

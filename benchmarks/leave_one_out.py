@@ -19,16 +19,13 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rich.console import Console
-
-from common import WIDTH, Report, geometric_mean, rows_table
+from common import Report, geometric_mean, print_rows
 from dovetail.codegen.targets import get_target
 from dovetail.compiler.measure.meter import Candidate
 from dovetail.compiler.rules.schedules import LINEAR, GemmOp
@@ -242,8 +239,7 @@ def main() -> None:
     rows = list(transfers(read_reports(files)))
     kinds = {row["applied_on"] for row in rows}
     report = Report("leave_one_out", {"files": [file.name for file in files]}, rows)
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
-    console.print(rows_table("leave one machine out", list(map(brief, rows))))
+    print_rows("leave one machine out", list(map(brief, rows)))
     if len(kinds) < 2:
         print("one kind of machine alone is on record: run tuning.py --resume on another")
     report.write(options.json)

@@ -31,6 +31,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.common import origin
 from dovetail.codegen.catalog import resolve_imports
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.lift import lift_function
@@ -76,6 +77,8 @@ class Row:
     reason: str = ""
     targets: list[str] = field(default_factory=list)
     vectors: tuple[int, int] | None = None  # instructions: of gcc's build of x86, and of ours
+    machine: str = ""
+    commit: str = ""
 
 
 @dataclass(frozen=True)
@@ -151,7 +154,7 @@ def include_folder() -> Path:
     (folder / "a/b").mkdir(parents=True)
     for path in CORPUS.glob("*.h"):
         (folder / path.name.split("__")[-1]).symlink_to(path.resolve())
-    for path in CORPUS.iterdir():
+    for path in CORPUS.glob("*"):
         for name in re.findall(r'#include [<"]([^>"]+)[>"]', path.read_text(errors="replace")):
             bare = name if not name.startswith("..") else Path(name).name
             of_compiler = re.match(r"\w*intrin\.h$|arm_|riscv|sys/|omp|Acc", bare) or (
@@ -625,7 +628,7 @@ def measure(
         return
     names = [name for name in pieces.own if (path.name, name) not in done]
     for at in range(0, len(names), PORTION):
-        rows = [Row(path.name, name) for name in names[at : at + PORTION]]
+        rows = [Row(path.name, name, **origin()) for name in names[at : at + PORTION]]
         lifted = [c for row in rows if (c := lift_row(pieces, row)) is not None]
         if builds and lifted:
             compare(path, setting, lifted, vectors)
@@ -652,7 +655,9 @@ def lift_row(pieces: Pieces, row: Row) -> Candidate | None:
 
 
 def kernel_files() -> list[Path]:
-    """Return the files of the corpus, in order."""
+    """Return the files of the corpus, in order. Raises SystemExit where it is not here."""
+    if not CORPUS.is_dir():
+        raise SystemExit(f"{CORPUS} is not here: set DOVETAIL_CORPUS to the folder above it")
     licences = set(CORPUS.glob("LICENSE.*"))
     return sorted(
         p for p in CORPUS.iterdir() if p.suffix in (".c", ".cpp", ".h") if p not in licences

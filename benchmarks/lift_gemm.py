@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import json
 import re
 import statistics
 import subprocess
@@ -19,9 +18,11 @@ import time
 from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from benchmarks.common import Report, origin
 from benchmarks.lift import HEADERS, kernel_files, read_file, setting_of
 from dovetail.codegen.catalog import KernelRequest, resolve_imports
 from dovetail.codegen.library import LibrarySpec, build_library
@@ -51,13 +52,14 @@ def lifted(path: Path, function: str) -> high.Unit:
 
 def build_own(path: Path) -> ctypes.CDLL:
     """Build a file with gcc for the instruction set that it was written for."""
-    setting, folder = setting_of(path), Path(tempfile.mkdtemp(prefix="dovetail-gemm-"))
+    setting = setting_of(path)
     header = "#include <immintrin.h>\n" + (HEADERS / setting.header).read_text()
     text = re.sub(r'#include "src[^\n]*', "", path.read_text())
-    (folder / "k.c").write_text(header + text)
     command = ["gcc", "-O3", "-ffp-contract=off", *setting.flags, "-DNDEBUG", "-w", "-shared"]
-    subprocess.run([*command, "-fPIC", "k.c", "-o", "k.so"], cwd=folder, check=True)
-    return ctypes.CDLL(str(folder / "k.so"))
+    with tempfile.TemporaryDirectory(prefix="dovetail-gemm-") as folder:
+        Path(folder, "k.c").write_text(header + text)
+        subprocess.run([*command, "-fPIC", "k.c", "-o", "k.so"], cwd=folder, check=True)
+        return ctypes.CDLL(str(Path(folder, "k.so")))
 
 
 def build_lifted(path: Path, function: str) -> tuple[ctypes.CDLL, dict[str, str]]:
@@ -82,7 +84,7 @@ def aligned(count: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def measure(path: Path, function: str, k: int, columns: int, rounds: int) -> Mapping[str, float]:
-    """Return the median seconds of each way."""
+    """Return the median CPU seconds of each way."""
     found = NAME.search(function)
     assert found is not None
     mr, nr = map(int, found.groups())
@@ -101,10 +103,10 @@ def measure(path: Path, function: str, k: int, columns: int, rounds: int) -> Map
         out = np.zeros((mr, blocks * nr), np.float32)
         places = [ctypes.c_void_p(x.ctypes.data) for x in (a, w, out, limits)]
         sizes = [ctypes.c_int64(n) for n in (mr, width, 4 * k, 4 * k, out.strides[0], 4 * nr)]
-        before = time.perf_counter()
+        before = time.thread_time()
         ways[title](*sizes[:3], places[0], sizes[3], *places[1:3], *sizes[4:], places[3])
         if width == columns:
-            times[title].append(time.perf_counter() - before)
+            times[title].append(time.thread_time() - before)
         return out
 
     for width in {columns, *range(1, 2 * nr)}:  # tails; the first call of each is not timed
@@ -122,28 +124,35 @@ def measure(path: Path, function: str, k: int, columns: int, rounds: int) -> Map
     return {title: statistics.median(each) for title, each in times.items()}
 
 
+def rows_of(path: Path, function: str, k: int, columns: int, rounds: int) -> list[dict[str, Any]]:
+    """Return a row for each way."""
+    found = NAME.search(function)
+    assert found is not None
+    flop = 2 * k * columns * int(found[1])
+    shape = {"function": function, "k": k, "columns": columns, "target": host_target().name}
+    return [
+        {**shape, "way": way, "us": 1e6 * t, "gflops": 1e-9 * flop / t, **origin()}
+        for way, t in measure(path, function, k, columns, rounds).items()
+    ]
+
+
 def main() -> None:
-    """Print a table for each kernel."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="f32-gemm")
+    """Print a row for each kernel and way, and write them."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--only", default="f32-gemm", help="files whose name has this")
     parser.add_argument("--k", type=int, default=512)
     parser.add_argument("--columns", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=21)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, metavar="F", help="write the report to F")
     options = parser.parse_args()
-    rows = {}
+    report = Report("lift_gemm", {"threads": 1, "rounds": options.rounds})
     for path in kernel_files():
         if options.only not in path.name or "scalar" in path.name or "f32-gemm" not in path.name:
             continue
         (function,) = read_file(path, setting_of(path)).own
-        found = measure(path, function, options.k, options.columns, options.rounds)
-        rows[function] = found
-        flops = 2 * options.k * options.columns * int(NAME.search(function)[1])  # type: ignore[index]
-        print(f"{function}, k {options.k}, {options.columns} columns, {host_target().name}")
-        for title, seconds in found.items():
-            print(f"  {title:32} {1e6 * seconds:9.1f} us {flops / seconds / 1e9:7.1f} GFLOP/s")
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=1))
+        report.rows += rows_of(path, function, options.k, options.columns, options.rounds)
+    report.print(("function", "way", "us", "gflops"))
+    report.write(options.json)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from dovetail.ir.errors import DovetailError
-from dovetail.ir.workflow import Retrieval
+from dovetail.ir.workflow import Rerank, Retrieval
 from dovetail.runtime.flows.control.costs import StepCost
 from dovetail.runtime.flows.control.messages import (
     Cancel,
@@ -36,6 +36,7 @@ from dovetail.runtime.flows.control.messages import (
     Invoke,
     Order,
     Probed,
+    RankDocuments,
     Report,
     ScanClusters,
     Scanned,
@@ -64,6 +65,9 @@ class World(Catalog, Protocol):
 
     def scan(self, parts: Sequence[Part]) -> tuple[Part, ...]:
         """Return the nearest documents in the clusters of each part."""
+
+    def rank(self, query: str, documents: Any, node: Rerank) -> Sequence[Any]:
+        """Return the best of some documents."""
 
     def invoke(self, call: Call) -> object:
         """Return what a node's function does; DovetailError where it fails."""
@@ -197,6 +201,10 @@ class WorkflowSimulation:
     def _embed(self, order: Embed) -> None:
         self._texts.append(order)
 
+    def _rank(self, order: RankDocuments) -> None:
+        best = self.world.rank(order.query, order.documents, order.node)
+        self._tell_in(self._drawn(self.machine.function), Finished(order.job, best))
+
     def _invoke(self, order: Invoke | Choose) -> None:
         try:
             value = order.run() if isinstance(order, Choose) else self.world.invoke(order.call)
@@ -292,6 +300,7 @@ _DO = {
     Started: "_started",
     Cancel: "_cancel",
     Embed: "_embed",
+    RankDocuments: "_rank",
     Invoke: "_invoke",
     Choose: "_invoke",
     FindClusters: "_probe",

@@ -2,10 +2,11 @@
 
 Run `python benchmarks/tuning.py --json F`; `--parts` picks some of policies, ablations, tvm, and
 `--resume` keeps what F has already, rows of other machines too: a whole shape's policies, all
-ablations, one cell of TVM's. All policies choose among the same micro-kernels with the same
+shape's ablations, one cell of TVM's. All policies choose among the same micro-kernels with the same
 measuring; what they chose is then timed in turns. A rival without a program for a cell has a row
 that is `absent`. Each ablation switches one part of ours off (micro-kernel choice, thread grids,
-split-K, loop orders, reuse, prefetch distances) or changes its window. Tuning costs are wall
+split-K, slices, loop orders, reuse, prefetch distances) or changes its window; of each shape and
+type a column is printed, the search over what it is without. Tuning costs are wall
 seconds, told per shape searched, which is one M of one weight. MetaSchedule's tuning (minutes per
 cell, 2 to 5 at 200 trials) is kept in the cache directory. `--quick` takes one shape, few M and no
 MetaSchedule.
@@ -18,6 +19,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +29,13 @@ from common import (
     Patience,
     Report,
     add_report_options,
-    commit,
     geometric_mean,
     machine_facts,
     open_report,
+    origin,
     parse_numbers,
     parse_shapes,
+    print_rows,
     sample,
     speedup,
 )
@@ -97,9 +100,8 @@ class Run:
         """Return what tells rows of different machines, versions and targets apart."""
         index = self.setting.built.index
         return {
-            "machine": machine_facts()["cpu"],
+            **origin(),
             "caches": list(machine_facts()["caches"].values()),
-            "commit": commit(),
             "target": index.target,
             "compiler": index.compiler,
         }
@@ -136,13 +138,17 @@ def policies(options: argparse.Namespace) -> dict[str, Searcher]:
     return {**POLICIES, "sandwich": sandwich(options)}
 
 
-def ablations(options: argparse.Namespace) -> dict[str, Searcher]:
-    """Return our policy whole, without each of its parts, and with other windows."""
-    whole = sandwich(options)
+def ablations(options: argparse.Namespace, points: Sequence[int]) -> dict[str, Searcher]:
+    """Return our policy whole, without each of its parts, with other windows, and the rules.
+
+    Windows that hold all `points` are as the whole.
+    """
+    whole, windows = sandwich(options), (sigma for sigma in WINDOWS if sigma < len(points))
     return {
         "sandwich": whole,
         **{name: without(part, whole) for name, part in ABLATED.items()},
-        **{f"window {sigma}": replace(whole, window=sigma) for sigma in WINDOWS},
+        **{f"window {sigma}": replace(whole, window=sigma) for sigma in windows},
+        "rules alone": POLICIES["default"],
     }
 
 
@@ -279,11 +285,10 @@ def measure_all(run: Run, report: Report) -> None:
     shapes = options.shapes or (QUICK_SHAPES if options.quick else SHAPES)
     parts = {
         "policies": (policies(options), shapes),
-        "ablations": (ablations(options), shapes[:1]),
+        "ablations": (ablations(options, run.points("ablations")), options.shapes or shapes[:1]),
     }
     for part, (table, chosen) in parts.items():
-        dtypes = options.dtypes if part == "policies" else options.dtypes[:1]
-        work = [(shape, dtype) for dtype in dtypes for shape in chosen]
+        work = [(shape, dtype) for dtype in options.dtypes for shape in chosen]
         for shape, dtype in work if part in options.parts else ():
             task = run.task(shape, part, dtype)
             if known_search(report.rows, part, task) is None:
@@ -291,6 +296,22 @@ def measure_all(run: Run, report: Report) -> None:
                 add(report, list(rows), options.json)
     if "tvm" in options.parts:
         measure_tvm(run, report)
+
+
+def by_cause(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return for each part what the search gains by it on each shape, all M together."""
+    mine = [row for row in rows if row["part"] == "ablations"]
+    shapes = dict.fromkeys((row["dtype"], row["n"], row["k"], row["threads"]) for row in mine)
+    table = []
+    for machine, policy in dict.fromkeys((row["machine"], row["policy"]) for row in mine):
+        gain = partial(_gain, mine, machine=machine, policy=policy)
+        told = {
+            f"{dtype} {n}x{k}, {threads} thr.": gain(dtype=dtype, n=n, k=k, threads=threads)
+            for dtype, n, k, threads in shapes
+        }
+        if policy != "sandwich":
+            table.append({"machine": machine, "search over": policy, **told, "all": gain()})
+    return table
 
 
 def measure_tvm(run: Run, report: Report) -> None:
@@ -421,6 +442,8 @@ def main() -> None:
         )
         measure_all(Run(setting, meter, options), report)
     report.print(SHOWN)
+    if causes := by_cause(report.rows):
+        print_rows("the gain by cause: the search over what it is without", causes)
     report.write(options.json)
 
 

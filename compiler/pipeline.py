@@ -63,6 +63,7 @@ from dovetail.compiler.search.gain import Gain, measure_gain
 from dovetail.compiler.stored import (
     Stored,
     check_indexes,
+    check_models,
     read_indexes,
     read_workflows,
     write_indexes,
@@ -85,13 +86,14 @@ from dovetail.ir.artifact import MACHINE, SERVE, ServicePlan
 from dovetail.ir.cache import use_cache
 from dovetail.ir.encoder import EncoderSpec
 from dovetail.ir.errors import ArtifactError, SpecError, ToolchainError
-from dovetail.ir.graph import EMBEDDING, GENERATION
+from dovetail.ir.graph import EMBEDDING, GENERATION, RERANK
 from dovetail.ir.model import OWN_GATE, ModelFile, ModelSpec, WeightChunks, WeightEntry
 from dovetail.ir.place import place, serving_graph
 from dovetail.ir.plans import CHOICE, DivisionChoice, PlanChoice
 from dovetail.ir.schedule import ScheduleFile, ScheduleTable
 from dovetail.ir.tape import GATED, Tape
 from dovetail.ir.tuning import encode_record
+from dovetail.runtime.flows.stored_workflows import models_by_kind
 from dovetail.runtime.index.manifest import read_manifest
 from dovetail.runtime.machine.isa import choose_target
 from dovetail.runtime.machine.trust import is_known_folder
@@ -146,6 +148,7 @@ def _compile(request: CompileRequest, steps: Steps) -> CompileReport:
     with steps.run("read"):
         workflows = _read_workflows(request)
         members = _read(request, steps)
+        _check_nodes(workflows, members)
         indexes = read_indexes(request.indexes)
         again = Path(request.model) if is_artifact(request.model) else None
         wanted = request.mix or (kept_mix(again) if again else None)
@@ -270,7 +273,17 @@ def _read_workflows(request: CompileRequest) -> tuple[Stored, ...]:
     first = EMBEDDING if encoder else GENERATION
     models = {GENERATION: list[str](), EMBEDDING: [*request.beside]}
     models[first].insert(0, name)
+    models[RERANK] = models[EMBEDDING]  # which of them rank, `_check_nodes` looks at
     return read_workflows(request.workflows, models, adapters)
+
+
+def _check_nodes(workflows: Sequence[Stored], members: Sequence[Member]) -> None:
+    """Raise WorkflowError for a node whose model does not do what the node does."""
+    encoders = {m.name: m.spec for m in members if isinstance(m.spec, EncoderSpec)}
+    generating = [member for member in members if member.name not in encoders]
+    adapters = tuple(generating[0].request.adapters) if generating else None
+    models = models_by_kind((member.name for member in generating), encoders)
+    check_models(workflows, models, adapters)
 
 
 def _read(request: CompileRequest, steps: Steps) -> tuple[Member, ...]:

@@ -66,11 +66,19 @@ def read_workflows(
             check_name("a workflow in an artifact", name)
             if name in found or name == SERVE:
                 raise SpecError(f"two workflows have the name {name!r}; rename one")
-            check_workflow(
-                stored.workflow, models, adapters=adapters, find_index=lambda _name: None
-            )
             found[name] = stored
+    check_models(found.values(), models, adapters)
     return tuple(found.values())
+
+
+def check_models(
+    stored: Iterable[Stored],
+    models: Mapping[str, Collection[str]],
+    adapters: Collection[str] | None,
+) -> None:
+    """Raise WorkflowError for the first node that cannot run with these models, by kind."""
+    for each in stored:
+        check_workflow(each.workflow, models, adapters=adapters, find_index=lambda _name: None)
 
 
 def read_indexes(folders: Iterable[Path]) -> dict[str, tuple[Path, IndexManifest]]:
@@ -115,7 +123,8 @@ def check_indexes(where: Path) -> None:
     if artifact.encoders:
         with closing(open_encoders(artifact, machine, device=CPU)) as found:
             embed = partial(found.embed, wait=True)
-            flows = FlowService(None, embed, FlowSettings(), artifact, cut=found.divide)
+            rerank = found.start_rerank
+            flows = FlowService(None, embed, rerank, FlowSettings(), artifact, cut=found.divide)
             with closing(flows):
                 flows.open_indexes()
 

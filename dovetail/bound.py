@@ -13,7 +13,15 @@ from typing import Unpack
 from dovetail.ir.errors import WorkflowError
 from dovetail.ir.options import SamplingOptions
 from dovetail.ir.ragraph import make_generation
-from dovetail.ir.workflow import Embedding, Function, Node, PromptMessage, Retrieval, State
+from dovetail.ir.workflow import (
+    Embedding,
+    Function,
+    Node,
+    PromptMessage,
+    Rerank,
+    Retrieval,
+    State,
+)
 from dovetail.runtime.flows.services import Services, perform
 from dovetail.runtime.flows.workflow_run import Call
 
@@ -70,6 +78,20 @@ def embedding(
 ) -> Bound:
     """Bind an embedding; see `RAGraph.add_embedding`."""
     return Bound(Embedding(output, text, output, model), services)
+
+
+def rerank(
+    *,
+    query: str,
+    documents: str,
+    output: str,
+    topk: int = 5,
+    model: str | None = None,
+    instruction: str | None = None,
+    services: Services | None = None,
+) -> Bound:
+    """Bind a rerank; see `RAGraph.add_rerank`."""
+    return Bound(Rerank(output, query, documents, output, topk, model, instruction), services)
 
 
 def function(call: Callable[[State], object], output: str) -> Bound:

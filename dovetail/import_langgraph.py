@@ -85,7 +85,7 @@ def _faults(graph: Any, builder: Any) -> Iterator[str]:
             what = "a graph itself" if hasattr(spec.runnable, "builder") else "a plain function"
             yield (
                 f"node {key!r} is {what}, and what it writes cannot be known; "
-                "bind it with dovetail.bound.function, generation, retrieval or embedding"
+                "bind it with dovetail.bound.function, generation, retrieval, embedding or rerank"
             )
             continue
         for setting in NODE_SETTINGS:

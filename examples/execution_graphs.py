@@ -66,6 +66,12 @@ it does to a search or a reply is a rewrite of the graph. Rewrites do not change
 told to: `stop` ends a search early, and `arrange` orders documents whose order is free. The graph
 of an answer is the one that ran: `result.graph`.
 
+A template says what is computed, not where: a node names a model or an index, and the graph of
+what serves, `graph/serve.json`, has the places of models, encoders and searches, each once. They
+are put together when the artifact is loaded, so that a plan for fewer CPUs, or a place that was
+edited, holds for every workflow. `dovetail inspect` shows as which nodes of that graph the nodes
+of a workflow run, and on which PUs.
+
 Cylinders are searches, boxes generations, diamonds check a guess, circles merge, dashed nodes are
 provisional: nobody sees what comes of them but the node that they were made of.
 

@@ -138,7 +138,9 @@ PAGE = """\
 # Workflows
 
 This page was written by `python examples/rag.py docs/rag.md`, which ran its blocks of code one
-after the other in an empty folder. They take half a minute.
+after the other in an empty folder, but for that of
+[Keep the best of many](#keep-the-best-of-many), which takes one more model. They take half a
+minute.
 
 ## Build it
 
@@ -187,6 +189,30 @@ room for are cut, the farthest first, and `notes` of the result say so; with
 `add_generation(..., documents_tokens=512)`, or `documents_tokens: 512` in a file, they are cut to
 so many tokens of the model in all. The timeline shows a text prompt as it was
 sent; messages it shows before they are cut.
+
+## Keep the best of many
+
+Vectors find candidates; a cross-encoder, which reads question and document together, says which are
+good. `add_rerank` keeps the `topk` that it scores highest, best first, with its scores. Here is a
+workflow that finds 30 and answers from 3:
+
+```python
+g = RAGraph("reranked")
+g.add_retrieval("search", query="input", output="found", topk=30)
+g.add_rerank("rank", query="input", documents="found", output="docs", topk=3)
+g.add_generation("answer", prompt="Documents:\\n{{docs}}\\nQuestion: {{input}}\\nAnswer:")
+way = [START, "search", "rank", "answer", END]
+for source, target in zip(way, way[1:]):
+    g.add_edge(source, target)
+```
+
+It takes a cross-encoder in the model's artifact: `dovetail compile MODEL --model embedder=DIRECTORY
+--model ranker=DIRECTORY -o app.dove --workflow reranked.py --index idx`, where `ranker` is, say,
+bge-reranker-v2-m3 or Qwen3-Reranker. Of several `model="ranker"` chooses one, and `instruction=`
+tells one that is told what is looked for. What is ranked is what searches found, or a list of texts
+that a function or an input gives. Pairs of all requests share the encoders' queues and batches with
+`app.embed` and `/v1/rerank`, and give what `app.rerank` gives. A generation behind a rerank
+is not begun on a part of a search; the search is cut and shared out as others are.
 
 ## Keep it in the artifact
 

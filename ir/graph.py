@@ -19,9 +19,9 @@ from dovetail.ir.artifact import Amount, Number, Parts, Spins
 from dovetail.ir.errors import WorkflowError
 
 GENERATION, RETRIEVAL, EMBEDDING = "generation", "retrieval", "embedding"
-FUNCTION, MERGE, VALIDATE = "function", "merge", "validate"
+RERANK, FUNCTION, MERGE, VALIDATE = "rerank", "function", "merge", "validate"
 START, CHOICE, END = "start", "choice", "end"
-KINDS = (GENERATION, RETRIEVAL, EMBEDDING, FUNCTION, MERGE, VALIDATE, START, CHOICE, END)
+KINDS = (GENERATION, RETRIEVAL, EMBEDDING, RERANK, FUNCTION, MERGE, VALIDATE, START, CHOICE, END)
 DATA, PHASE_SWITCH, ALL_REDUCE = "data", "phase_switch", "all_reduce"
 SPECULATIVE, HISTORY, PREFETCH = "speculative", "history", "prefetch"
 THEN, ELSE, MAY = "then", "else", "may"

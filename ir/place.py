@@ -26,6 +26,7 @@ from dovetail.ir.graph import (
     EMBEDDING,
     GENERATION,
     PHASE_SWITCH,
+    RERANK,
     RETRIEVAL,
     ExecutionGraph,
     GraphEdge,
@@ -34,7 +35,7 @@ from dovetail.ir.graph import (
     contract,
 )
 
-PHASES = {GENERATION: BOTH, EMBEDDING: BOTH[:1]}
+PHASES = {GENERATION: BOTH, EMBEDDING: BOTH[:1], RERANK: BOTH[:1]}
 """Kinds that run a model, and the phases they go through; an encoder has no decode."""
 SEARCHES = "searches"
 """The node of the process that searches all indexes."""
@@ -54,7 +55,7 @@ def serving_graph(
 
 
 def place(graph: ExecutionGraph, plans: Mapping[str, ServicePlan]) -> ExecutionGraph:
-    """Return `graph` with each generation and embedding node of a model in `plans` placed.
+    """Return `graph` with each node that runs a model in `plans` placed.
 
     All ranks take the input; rank 0, which samples, gives the output. Nodes of other models, and
     those placed already, stay.
@@ -120,6 +121,15 @@ def read_plan(graph: ExecutionGraph, model: str) -> ServicePlan:
                 f"threads, PUs and memory as the other {len(nodes) - 1} of model {model!r}"
             )
     return plan
+
+
+def find_nodes(serve: ExecutionGraph, kind: str, model: str | None) -> tuple[GraphNode, ...]:
+    """Return the nodes of the graph that serves as which a workflow's node runs, () for functions.
+
+    Templates of workflows have no places of their own, which might say otherwise.
+    """
+    root = SEARCHES if kind == RETRIEVAL else model
+    return tuple(node for node in serve.nodes if node.root == root)
 
 
 def find_searches(graph: ExecutionGraph) -> PhasePlan:

@@ -111,6 +111,30 @@ class RAGraph:
         """Add the vector of the text that `text` names."""
         self.add_node(wf.Embedding(node, text, output, model))
 
+    def add_rerank(
+        self,
+        node: wf.Name,
+        *,
+        query: str,
+        documents: str,
+        output: str,
+        topk: int = 5,
+        model: str | None = None,
+        instruction: str | None = None,
+    ) -> None:
+        """Add a cross-encoder that keeps the `topk` best of some documents.
+
+        Args:
+            node: its name.
+            query: the text that documents are scored for, by name.
+            documents: what a retrieval found, or a list of texts, by name.
+            output: the name of what is kept, best first; the score of each is the cross-encoder's.
+            topk: documents that are kept at most.
+            model: which cross-encoder, None for the first one.
+            instruction: what is looked for, for models that read it.
+        """
+        self.add_node(wf.Rerank(node, query, documents, output, topk, model, instruction))
+
     def add_function(
         self, node: wf.Name, function: Callable[[wf.State], object], output: str
     ) -> None:

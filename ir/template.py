@@ -81,7 +81,15 @@ class EdgeEntry(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
     targets: tuple[wf.Name, ...] | None = None
 
 
-Entry = wf.Generation | wf.Retrieval | wf.Embedding | FunctionEntry | JoinEntry | CollectEntry
+Entry = (
+    wf.Generation
+    | wf.Retrieval
+    | wf.Embedding
+    | wf.Rerank
+    | FunctionEntry
+    | JoinEntry
+    | CollectEntry
+)
 
 
 class WorkflowFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -131,7 +139,7 @@ def describe_workflow(workflow: wf.Workflow, functions: Functions | None = None)
 
 def _entry(node: wf.Node, functions: Functions) -> Entry:
     match node:
-        case wf.Generation() | wf.Retrieval() | wf.Embedding():
+        case wf.Generation() | wf.Retrieval() | wf.Embedding() | wf.Rerank():
             return node
         case wf.Function(function=wf.Join() as join):
             return JoinEntry(node.name, names=join.names, output=node.output)

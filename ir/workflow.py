@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from dovetail.ir.errors import WorkflowError
-from dovetail.ir.graph import EMBEDDING, FUNCTION, GENERATION, RETRIEVAL, ExecutionGraph
+from dovetail.ir.graph import EMBEDDING, FUNCTION, GENERATION, RERANK, RETRIEVAL, ExecutionGraph
 
 State: TypeAlias = Mapping[str, Any]
 """What the nodes before have written, and the inputs."""
@@ -121,6 +121,25 @@ class Embedding(StoredNode, tag=EMBEDDING, frozen=True):
         return (self.text,)
 
 
+class Rerank(StoredNode, tag=RERANK, frozen=True):
+    """Keeps the `topk` of some documents that a cross-encoder scores highest for a text.
+
+    instruction: what makes a document a good one, for models that are told.
+    """
+
+    query: str
+    documents: str
+    output: str
+    topk: int = 5
+    model: str | None = None
+    instruction: str | None = None
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """What it takes from the state."""
+        return (self.query, self.documents)
+
+
 @dataclass(frozen=True, slots=True)
 class Function:
     """Calls Python with the state and writes what it returns."""
@@ -141,7 +160,7 @@ class Function:
         return asyncio.run(value) if asyncio.iscoroutine(value) else value
 
 
-Node: TypeAlias = Generation | Retrieval | Embedding | Function
+Node: TypeAlias = Generation | Retrieval | Embedding | Rerank | Function
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +287,7 @@ class Workflow:
 
     @cached_property
     def searches(self) -> Mapping[Name, Retrieval | None]:
-        """By node, the search that comes next, through functions, embeddings and choices.
+        """By node, the search that comes next, through all that is no generation.
 
         None where none does, or a generation comes first on all ways. Edges that may lead anywhere
         say nothing.
@@ -281,7 +300,7 @@ class Workflow:
             node = None if isinstance(place, Terminal) else self.nodes[place]
             if isinstance(node, Retrieval) and place != name:
                 return node
-            if isinstance(node, Function | Embedding) or place == name:
+            if isinstance(node, Function | Embedding | Rerank) or place == name:
                 ways = (to for edge in self.edges[place] for to in targets(edge, ()))
                 places += [to for to in ways if to not in places]
         return None

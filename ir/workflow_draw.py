@@ -16,12 +16,14 @@ SHAPES = {
     "generation": ("[", "]"),
     "retrieval": ("[(", ")]"),
     "embedding": ("[/", "/]"),
+    "rerank": ("[\\", "\\]"),
     "function": ("{{", "}}"),
 }
 COLOURS = {
     "generation": "#d6e4f5",
     "retrieval": "#d9efd5",
     "embedding": "#fbe6cc",
+    "rerank": "#fbe6cc",
     "function": "#ececec",
     "merge": "#ececec",
     "validate": "#f7d7d7",

@@ -102,6 +102,8 @@ def _add(graph: RAGraph, entry: Entry, functions: Functions) -> None:
             graph.add_retrieval(name, **fields)
         case wf.Embedding():
             graph.add_embedding(name, **fields)
+        case wf.Rerank():
+            graph.add_rerank(name, **fields)
         case FunctionEntry():
             function = _function(entry.function, f"node {name!r}", functions)
             graph.add_function(name, function, entry.output)

@@ -206,11 +206,11 @@ class App:
         self.gpu_memory, self.board = memory, board
         self.artifact, self.embeddings, self._generator = artifact, embeddings, generator
         self.tokenizer = generator.tokenizer if generator else None
-        embed = partial(embeddings.embed, wait=True)
+        embed, rerank = partial(embeddings.embed, wait=True), embeddings.start_rerank
         cut = embeddings.divide if embeddings.embeds else None
         settings = workflows or FlowSettings()
         self.flows = FlowService(
-            generator, embed, settings, artifact, gpu, cut=cut, trust=trust, board=board
+            generator, embed, rerank, settings, artifact, gpu, cut=cut, trust=trust, board=board
         )
         held = hold(artifact.path, *{path.parent for path in artifact.shared.values()})
         engine = [generator.close] if generator else []

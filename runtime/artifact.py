@@ -157,6 +157,15 @@ def damaged(artifact: Path, file: str, problem: str) -> ArtifactError:
     )
 
 
+def outdated(artifact: Path, file: str, problem: str, command: Iterable[str]) -> ArtifactError:
+    """Return the error for a file that another version wrote; command: what makes it again."""
+    again = shlex.join(command) or f"dovetail compile MODEL -o {artifact}"
+    return ArtifactError(
+        f"{artifact / file}: {problem}; another version wrote it: install a matching one or "
+        f"compile the model again by `{again}`"
+    )
+
+
 def check_folder(path: Path) -> None:
     """Raise ArtifactError where there is no directory of that name, but a file, or nothing."""
     if not path.is_dir():
@@ -223,12 +232,8 @@ class ArtifactReader:
         if version.kind == "index":
             raise ArtifactError(f"{self.path} is an index, not an artifact; give it by --index")
         if version.format_major != FORMAT_MAJOR:
-            command = shlex.join(version.command) or f"dovetail compile MODEL -o {self.path}"
-            raise ArtifactError(
-                f"{self.path / 'manifest.json'}: format {version.format_major} is not supported; "
-                f"this version reads format {FORMAT_MAJOR}; install a matching version or run "
-                f"`{command}`"
-            )
+            problem = f"format {version.format_major} is not supported, only {FORMAT_MAJOR}"
+            raise outdated(self.path, "manifest.json", problem, version.command)
         manifest = self._read("manifest.json", self.path / "manifest.json", Manifest)
         if len(manifest.files) > MAX_FILES:
             raise damaged(self.path, "manifest.json", f"lists more than {MAX_FILES} files")
@@ -392,7 +397,10 @@ def _check_weight_table(
         if weight.offset % 64:
             raise damaged(reader.path, model_json, f"places {weight.name!r} off a cache line")
         known = FORMATS if weight.layout.startswith("packed") else DTYPES
-        if weight.dtype not in known or weight.bytes < _least_bytes(weight):
+        if weight.dtype not in known:
+            problem = f"the format {weight.dtype!r} of {weight.name!r} is not supported"
+            raise outdated(reader.path, model_json, problem, reader.manifest.command)
+        if weight.bytes < _least_bytes(weight):
             raise damaged(reader.path, model_json, f"gives {weight.name!r} too few bytes")
         if described.get(weight.name, (weight.n, weight.k)) != (weight.n, weight.k):
             problem = f"lists {weight.name!r} in another shape than its dimensions give"

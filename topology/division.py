@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate, combinations, pairwise
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, chain, combinations, pairwise
 
 from dovetail.ir.plans import Figure
 from dovetail.topology.binding import choose_pus
@@ -34,7 +34,8 @@ LEAST_LOAD, WORTH = 0.02, 0.1
 """Cores that a worker keeps busy to count when the load has changed; part of the busiest worker's
 time that new shares save, else the old ones stay."""
 LOOKS, REST = 2, 5.0
-"""Looks in a row for which other shares are better before they are given; seconds they stay."""
+"""Looks in a row for which other shares are better before they are given; seconds that they stay
+at most."""
 MOVED = Figure(0.01, "assumed: caches filled anew, and a step that waits for who has moved")
 """Seconds that each core costs which changes hands."""
 ENOUGH = 0.02
@@ -141,8 +142,10 @@ class Prices:
         self.demands = demands
         self._figures = parameters
         self._rates = MachineModel(spec, parameters).node_rates
-        self._node = {pu.id: pu.node for pu in spec.pus}
+        self._node = {pu.core: pu.node for pu in spec.pus}
         self._core = {pu.id: pu.core for pu in spec.pus}
+        self._draws = {stage: self._draw(demand) for stage, demand in demands.items()}
+        self._spots: dict[tuple[int, ...], tuple[frozenset[int], Mapping[int, float]]] = {}
 
     def price(self, shares: Shares) -> Division:
         """Return a division with what it costs."""
@@ -163,40 +166,51 @@ class Prices:
         Cores that several have go to each in turn. A node's bandwidth is dealt by what its readers
         would draw.
         """
-        owners = Counter(
-            core for cpus in places.values() for core in {self._core[pu] for pu in cpus}
-        )
+        spots = {stage: self._spot(cpus) for stage, cpus in places.items()}
+        owners = Counter(chain.from_iterable(cores for cores, _ in spots.values()))
+        alone = len(owners) == sum(len(cores) for cores, _ in spots.values())
         wanted: dict[int, float] = defaultdict(float)
-        cores = {s: self._by_node(cpus, owners) for s, cpus in places.items()}
+        cores = {
+            stage: nodes if alone else self._by_node(own, owners)
+            for stage, (own, nodes) in spots.items()
+        }
         for stage, nodes in cores.items():
             for node, count in nodes.items():
-                wanted[node] += count * self._draw(stage)
+                wanted[node] += count * self._draws[stage]
         found = {}
         for stage, nodes in cores.items():
             demand, flop_rate = self.demands[stage], self._figures.core_flops.value
             rate = sum(
-                count * self._draw(stage) * min(1.0, self._rates[node] / max(1.0, wanted[node]))
+                count * self._draws[stage] * min(1.0, self._rates[node] / max(1.0, wanted[node]))
                 for node, count in nodes.items()
             )
-            compute = demand.flops / (sum(nodes.values()) * flop_rate)
-            alone = join_times((compute, demand.read / rate if rate else 0.0))
-            shared = any(owners[self._core[pu]] > 1 for pu in places[stage])
-            found[stage] = alone * (1 + OVERSUBSCRIBED.value * shared)
+            whole = sum(nodes.values())
+            compute = demand.flops / (whole * flop_rate)
+            took = join_times((compute, demand.read / rate if rate else 0.0))
+            shared = not alone and whole < len(spots[stage][0])
+            found[stage] = took * (1 + OVERSUBSCRIBED.value * shared)
         return found
 
-    def _draw(self, stage: str) -> float:
-        """Return the bytes/s that a core of a stage reads where nothing holds it up."""
-        demand, figures = self.demands[stage], self._figures
+    def _draw(self, demand: Demand) -> float:
+        """Return the bytes/s that a core reads for a demand where nothing holds it up."""
+        figures = self._figures
         if not demand.flops:
             return figures.core_bandwidth.value
         ratio = demand.read / demand.flops
         return min(figures.core_bandwidth.value, ratio * figures.core_flops.value)
 
-    def _by_node(self, cpus: Sequence[int], owners: Mapping[int, int]) -> dict[int, float]:
-        """Return node -> the cores' worth of these PUs there."""
+    def _spot(self, cpus: tuple[int, ...]) -> tuple[frozenset[int], Mapping[int, float]]:
+        """Return the cores of PUs, and how many of them each node has."""
+        if cpus not in self._spots:
+            cores = frozenset(self._core[pu] for pu in cpus)
+            self._spots[cpus] = cores, self._by_node(cores, dict.fromkeys(cores, 1))
+        return self._spots[cpus]
+
+    def _by_node(self, cores: Collection[int], owners: Mapping[int, int]) -> dict[int, float]:
+        """Return node -> the cores' worth of these there."""
         found: dict[int, float] = defaultdict(float)
-        for core, pu in {self._core[pu]: pu for pu in cpus}.items():
-            found[self._node[pu]] += 1 / owners[core]
+        for core in cores:
+            found[self._node[core]] += 1 / owners[core]
         return found
 
     def makespan(self, shares: Shares) -> float:
@@ -275,13 +289,15 @@ class Trend:
     """For how long other shares than those that hold have been better.
 
     looks: at the load that found so, in a row. worked: core-seconds of each stage meanwhile.
-    period: seconds of these looks. until: the time before which the shares that hold stay.
+    period: seconds of these looks. until: the time before which the shares that hold stay. rest:
+    seconds for which they were given to stay.
     """
 
     looks: int = 0
     worked: Mapping[str, float] = field(default_factory=dict)
     period: float = 0.0
-    until: float = 0.0
+    until: float = -REST
+    rest: float = 0.0
 
 
 def follow_trend(
@@ -295,17 +311,21 @@ def follow_trend(
 ) -> tuple[Trend, Shares | None]:
     """Look at the load of a period that ends now; return the shares to give, None = those there.
 
-    Other shares have to be better in LOOKS looks in a row, and for all of them together; then they
-    stay for REST seconds, whatever comes. So a load that swings does not drag the cores with it.
+    Other shares have to be better in LOOKS looks in a row, and for all of them together. Those that
+    come soon after others stay for longer than these, REST seconds in the end: so a change of the
+    load is followed at once, but a load that swings does not drag the cores with it.
     """
     if now < trend.until or redivide(spec, shares, seen, period, figures) is None:
-        return Trend(until=trend.until), None
+        return Trend(until=trend.until, rest=trend.rest), None
     worked = {stage: seconds + trend.worked.get(stage, 0.0) for stage, seconds in seen.items()}
-    trend = Trend(trend.looks + 1, worked, trend.period + period, trend.until)
+    trend = replace(trend, looks=trend.looks + 1, worked=worked, period=trend.period + period)
     better = None
     if trend.looks >= LOOKS:
         better = redivide(spec, shares, worked, trend.period, figures)
-    return (trend if better is None else Trend(until=now + REST)), better
+    if better is None:
+        return trend, None
+    rest = min(REST, 2 * trend.rest + 1) if now < trend.until + REST else 0.0
+    return Trend(until=now + rest, rest=rest), better
 
 
 def _share_out(blocks: Mapping[str, Sequence[tuple[int, ...]]], prices: Prices) -> Shares:

@@ -35,6 +35,13 @@ class WholeK(Sandwich):
         return bench.problem.schemes(split_k=False)
 
 
+class SeedSlices(Sandwich):
+    """Takes the rules' slices, or none."""
+
+    def grow_slices(self, bench: Bench) -> None:
+        """Grow none."""
+
+
 class OneOrder(Sandwich):
     """Leaves the loops of slices in their first order."""
 
@@ -61,6 +68,7 @@ ABLATED: dict[str, type[Sandwich]] = {
     "no micro-kernel choice": OneMicroKernel,
     "no polymerization": OneScheme,
     "no split-K": WholeK,
+    "no slices": SeedSlices,
     "no loop orders": OneOrder,
     "no reuse": NoReuse,
     "no prefetch distances": NoDistances,

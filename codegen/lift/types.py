@@ -47,7 +47,7 @@ VOID, INT, LONG, FLOAT, DOUBLE = (
 VECTOR_OPS = {"+": "vadd", "-": "vsub", "*": "vmul", "/": "vdiv"}
 """Operator on floats to builtin of vectors."""
 VECTOR_CALLS = {
-    **{f"{name}f": f"v{name}" for name in (*REAL_FUNCTIONS, "copysign", "hypot")},
+    **{f"{name}f": f"v{name}" for name in (*REAL_FUNCTIONS, *REAL_PAIRS)},
     **dict.fromkeys((f for f, op in MATH.items() if op == "rint" and f[-1] == "f"), "vround"),
     **{"roundf": "vround_away", "fabsf": "vabs", "fmaxf": "vmax", "fminf": "vmin"},
 }

@@ -54,15 +54,8 @@ def _no_window(_config: Config, _n_layers: int) -> tuple[int, tuple[bool, ...]]:
 
 
 def _whole_window(config: Config, _n_layers: int) -> tuple[int, tuple[bool, ...]]:
-    """Phi-3: one window for all layers, absent or null for none."""
+    """Phi-3 and Mistral: one window for all layers, null for none."""
     return _window(config), ()
-
-
-def _mistral_window(config: Config, n_layers: int) -> tuple[int, tuple[bool, ...]]:
-    """Mistral: the same, but absent stands for 4096."""
-    if "sliding_window" not in config.values:
-        return 4096, ()
-    return _whole_window(config, n_layers)
 
 
 def _layer_windows(config: Config, n_layers: int) -> tuple[int, tuple[bool, ...]]:
@@ -107,13 +100,8 @@ def _gemma4_windows(config: Config, n_layers: int) -> tuple[int, tuple[bool, ...
 
 
 def _oss_windows(config: Config, n_layers: int) -> tuple[int, tuple[bool, ...]]:
-    """gpt-oss: a window on the layers named in layer_types, or on each second from the first on."""
+    """gpt-oss and Gemma 2: on the layers named in layer_types, or on each second from the first."""
     return _window(config), _sliding(config, n_layers, lambda layer: layer % 2 == 0)
-
-
-def _gemma2_windows(config: Config, n_layers: int) -> tuple[int, tuple[bool, ...]]:
-    """Gemma 2: the same, but absent stands for 4096."""
-    return _mistral_window(config, n_layers)[0], _oss_windows(config, n_layers)[1]
 
 
 def _olmo_windows(config: Config, n_layers: int) -> tuple[int, tuple[bool, ...]]:
@@ -306,9 +294,13 @@ _DEEPSEEK3: dict[str, Any] = {
 """Of experts of DeepSeek V3 and GLM-4.7 Flash."""
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family("llama", attention_bias=None, mlp_bias=None),
-    "MistralForCausalLM": Family("mistral", windows=_mistral_window, kv_heads=8),
+    "MistralForCausalLM": Family("mistral", windows=_whole_window, kv_heads=8),
     "Ministral3ForCausalLM": Family(
-        "ministral3", windows=_whole_window, kv_heads=8, head_dim=128, theta=1e6
+        "ministral3",
+        windows=_whole_window,
+        kv_heads=8,
+        head_dim=128,
+        theta=1e6,
     ),
     "Qwen2ForCausalLM": Family("qwen2", attention_bias=True, windows=_layer_windows),
     "Qwen3ForCausalLM": Family(
@@ -389,10 +381,14 @@ FAMILIES: dict[str, Family] = {
         fixed={"norm_topk_prob": False},
     ),
     "DeepseekV3ForCausalLM": Family(
-        "deepseek3", latent=True, experts=Mixture(dense=listed_dense(3), **_DEEPSEEK3)
+        "deepseek3",
+        latent=True,
+        experts=Mixture(dense=listed_dense(3), **_DEEPSEEK3),
     ),
     "Glm4MoeLiteForCausalLM": Family(
-        "glm4moelite", latent=True, experts=Mixture(dense=listed_dense(1), **_DEEPSEEK3)
+        "glm4moelite",
+        latent=True,
+        experts=Mixture(dense=listed_dense(1), **_DEEPSEEK3),
     ),
     "YoutuForCausalLM": Family("youtu", latent=True, tied=True),
     MINICPM: Family("minicpm3", latent=True, tied=True, multipliers=True),
@@ -532,7 +528,7 @@ FAMILIES: dict[str, Family] = {
         pre_norms=False,
         branch_norms=True,
     ),
-    "CohereForCausalLM": Family("cohere", **_COHERE, fixed={"use_qk_norm": False}),
+    "CohereForCausalLM": Family("cohere", **_COHERE, theta=500000.0, fixed={"use_qk_norm": False}),
     "Cohere2ForCausalLM": Family(
         "cohere2", **_COHERE, windows=_cohere_windows, rope_layers=_cohere_ropes
     ),
@@ -558,7 +554,7 @@ FAMILIES: dict[str, Family] = {
     "Gemma2ForCausalLM": Family(
         "gemma2",
         attention_bias=None,
-        windows=_gemma2_windows,
+        windows=_oss_windows,
         kv_heads=4,
         head_dim=256,
         tied=True,

@@ -65,13 +65,14 @@ def falcon_tensors(checkpoint: Checkpoint, config: Config) -> Checkpoint:
         own = ".".join(_NAMES.get(part, part) for part in name.split("."))
         found[own] = replace(info, name=own)
         module = _MATRIX.fullmatch(own)
-        if module and module[1] in factors and info.shape:
+        factor = factors.get(module[1]) if module else None
+        if factor is not None and factor.shape in ((), info.shape[:1]):  # else its shape is wrong
             if isinstance(info.packed, Coded):
                 raise SpecError(
                     f"{info.path}: quantised checkpoints of Falcon-H1 are not supported but for "
                     "FP8; take a GGUF file, or quantise the float model by --weight-dtype"
                 )
-            scaled = Scaled(info, np.broadcast_to(factors[module[1]], info.shape[:1]))
+            scaled = Scaled(info, np.broadcast_to(factor, info.shape[:1]))
             found[own] = replace(found[own], kind=info.dtype.safetensors, packed=scaled)
     return replace(checkpoint, tensors=found)
 

@@ -32,7 +32,6 @@ def read_gemma4(config: Config, kv_heads: int, head_dim: int, local: Sequence[bo
     if wide and config.flag("enable_moe_block"):
         raise config.fail("use_double_wide_mlp", "but only false is supported beside experts")
     full = _full_heads(config, kv_heads, local)
-    config.section("rope_parameters")  # without it other families have a default
     return {
         "full_heads": None if full == (kv_heads, head_dim) else full,
         "shared_kv": shared,
@@ -71,10 +70,11 @@ def _full_heads(config: Config, kv_heads: int, local: Sequence[bool]) -> tuple[i
         own = config.flag("attention_k_eq_v")
         others = config.integer("num_global_key_value_heads", 1, 4096, kv_heads)
         return (others if own else kv_heads), config.integer("global_head_dim", 1, 1 << 17, 512)
-    layers = [str(layer) for layer, windowed in enumerate(local) if not windowed]
-    if not isinstance(given, dict) or sorted(given) != sorted(layers):
+    layers = {str(layer) for layer, windowed in enumerate(local) if not windowed}
+    numbers = [key.lstrip("0") or "0" for key in given] if isinstance(given, dict) else []
+    if len(numbers) != len(layers) or set(numbers) != layers:
         raise config.fail("per_layer_config", "but must be of the layers without a window alone")
-    kinds = [config.section("per_layer_config").section(layer) for layer in layers]
+    kinds = [config.section("per_layer_config").section(layer) for layer in given]
     if any(kind.values != kinds[0].values or set(kind.values) - _OF_LAYER for kind in kinds):
         raise config.fail("per_layer_config", "but only equal heads in all its layers are read")
     if not kinds:

@@ -89,20 +89,28 @@ def read_local_rope(
 
 
 def _section(config: Config) -> Config:
-    for key in ("rope_parameters", "rope_scaling"):
-        if config.has(key):
-            return config.section(key)
-    return Config(config.name, {})
+    """Return what a rope is told by; SpecError where two places tell different things."""
+    told = [config.section(key) for key in _PLACES if config.values.get(key)]
+    for key, value in told[1].values.items() if told[1:] else ():
+        if told[0].values.get("rope_type" if key == "type" else key) != value:
+            beside = f"but {_PLACES[0]} is there, too, and has not all of it; write it there alone"
+            raise config.fail(_PLACES[1], beside)
+    return (*told, Config(config.name, {}))[0]
+
+
+_PLACES = ("rope_parameters", "rope_scaling")
 
 
 def _read(
     rope: Config, config: Config, spec: RopeSpec, max_position: int, max_context: int | None
 ) -> RopeSpec:
-    kind = rope.text("rope_type", rope.text("type", "default"))
+    kind, original = rope.text("rope_type", rope.text("type", "default")), _ORIGINAL
+    if config.has(original):  # it goes first
+        rope = Config(rope.name, {**rope.values, original: config.values[original]})
     if kind == "su" or rope.has("long_factor"):  # its names in the first files of Phi-3
         kind = "longrope"
     if kind == "longrope":
-        return _read_longrope(rope, config, spec, max_position, max_context)
+        return _read_longrope(rope, spec, max_position, max_context)
     if kind not in _READERS:
         known = ", ".join((*_READERS, "longrope"))
         raise SpecError(f"{rope.name}: rope type {kind!r} is not supported; supported: {known}")
@@ -181,7 +189,7 @@ def _read_yarn(rope: Config, spec: RopeSpec, max_position: int) -> RopeSpec:
     factor = rope.number("factor", 1.0, MAX_FACTOR, max(1.0, max_position / original))
     if rope.has("attention_factor"):
         attention = rope.number("attention_factor", 1e-6, MAX_FACTOR)
-    elif rope.has("mscale") and rope.has("mscale_all_dim"):
+    elif all(map(rope.values.get, ("mscale", "mscale_all_dim"))):  # 0 stands for none
         scales = (rope.number(key, 1e-6, MAX_FACTOR) for key in ("mscale", "mscale_all_dim"))
         attention = math.prod(
             _yarn_scale(factor, m) ** sign for m, sign in zip(scales, (1, -1), strict=True)
@@ -200,15 +208,13 @@ def _read_yarn(rope: Config, spec: RopeSpec, max_position: int) -> RopeSpec:
 
 
 def _read_longrope(
-    rope: Config, config: Config, spec: RopeSpec, max_position: int, max_context: int | None
+    rope: Config, spec: RopeSpec, max_position: int, max_context: int | None
 ) -> RopeSpec:
     """Each frequency has a divisor: one for contexts as in training, one for longer ones.
 
     As tables are made once, `max_context` decides (as in vLLM and llama.cpp).
     """
-    key = "original_max_position_embeddings"
-    place = config if config.has(key) else rope
-    original = place.integer(key, 2, MAX_POSITION, max(2, max_position))
+    original = rope.integer(_ORIGINAL, 2, MAX_POSITION, max(2, max_position))
     factor = rope.number("factor", 1.0, MAX_FACTOR, max(1.0, max_position / original))
     usual = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1.0 else 1.0
     longer = min(max_context or max_position, max_position) > original
@@ -251,7 +257,10 @@ _READERS: dict[str, Callable[[Config, RopeSpec, int], RopeSpec]] = {
 
 
 def _original_positions(rope: Config, max_position: int) -> int:
-    return rope.integer("original_max_position_embeddings", 1, MAX_POSITION, max_position)
+    return rope.integer(_ORIGINAL, 1, MAX_POSITION, max_position)
+
+
+_ORIGINAL = "original_max_position_embeddings"
 
 
 def score_scale(config: Config, rope: RopeSpec) -> float:

@@ -17,7 +17,7 @@ from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.errors import SpecError
 
 SCORE = "score.weight"
-HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
 def with_score(checkpoint: Checkpoint, answers: tuple[int, ...]) -> Checkpoint:
@@ -27,7 +27,7 @@ def with_score(checkpoint: Checkpoint, answers: tuple[int, ...]) -> Checkpoint:
     """
     if SCORE in checkpoint.tensors:
         return checkpoint
-    name = HEAD if HEAD in checkpoint.tensors else _EMBEDDING
+    name = HEAD if HEAD in checkpoint.tensors else EMBEDDING
     head = checkpoint.info(name)
     if max(answers) >= head.height:
         raise SpecError(f"{head.path}: tensor {name} has no row {max(answers)} for an answer")

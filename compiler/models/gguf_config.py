@@ -418,7 +418,7 @@ def _window(metadata: Config, arch: str) -> dict[str, Any]:
     """Return the keys of a sliding window, where the family tells in which layers it is."""
     window = metadata.integer("attention.sliding_window", 0, 1 << 31, 0)
     if window == 0 or window >= metadata.integer("context_length", 1, 1 << 31):
-        return {}
+        return {"sliding_window": None}
     if arch in ("phi3", "gpt-oss"):
         return {"sliding_window": window}
     if arch != "llama":

@@ -26,7 +26,7 @@ ENCODERS = {
 """general.architecture -> the begin of that of config.json, and our family."""
 NEUTRAL = ("attention.causal", "attention.max_alibi_bias")
 """Keys that these have a place for; ALiBi's is that of all models."""
-_POOLINGS = {1: "mean", 2: "cls", 3: "lasttoken"}
+_POOLINGS: dict[int | None, str] = {1: "mean", 2: "cls", 3: "lasttoken"}
 _RANK = 4
 """The pooling of classifiers."""
 _KEYS = {
@@ -139,8 +139,9 @@ def ranking_config(file: GgufFile, architecture: str) -> dict[str, Any]:
     return {"architectures": [classifier], "is_original_qwen3_reranker": True}
 
 
-def _pooling(file: GgufFile) -> object:
-    return file.values.get(f"{file.values.get('general.architecture')}.pooling_type")
+def _pooling(file: GgufFile) -> int | None:
+    found = file.values.get(f"{file.values.get('general.architecture')}.pooling_type")
+    return found if isinstance(found, int) else None
 
 
 def modules(file: GgufFile) -> list[dict[str, str]] | None:
@@ -155,8 +156,8 @@ def modules(file: GgufFile) -> list[dict[str, str]] | None:
 
 def pooling(file: GgufFile) -> dict[str, str]:
     """Return the settings of its pooling."""
-    kind = _pooling(file)
-    return {"pooling_mode": _POOLINGS[kind]} if isinstance(kind, int) and kind in _POOLINGS else {}
+    kind = _POOLINGS.get(_pooling(file))
+    return {"pooling_mode": kind} if kind else {}
 
 
 def dense(file: GgufFile, name: str) -> dict[str, Any] | None:

@@ -133,12 +133,14 @@ def read_config(folder: Path) -> Config:
 def read_parts(folder: Path) -> Iterator[tuple[TensorInfo, str, str]]:
     """Yield each tensor of an adapter, the weight that it changes, and which part of a sum it is.
 
-    No part: it is the weight.
+    No part: it is the weight. Raises SpecError where there is none.
     """
-    for info in read_header(folder / ADAPTER_WEIGHTS).values():
+    if not (found := read_header(folder / ADAPTER_WEIGHTS)):
+        raise SpecError(f"{folder}: the adapter changes nothing; was it saved with its weights?")
+    for info in found.values():
         name = info.name.removeprefix(_PREFIX)
-        if found := _OF_LORA.fullmatch(name):
-            name, part = f"{found['module']}.weight", found["part"].removesuffix(".weight")
+        if lora := _OF_LORA.fullmatch(name):
+            name, part = f"{lora['module']}.weight", lora["part"].removesuffix(".weight")
         else:
             part = ""
         yield info, module_name(text_name(name)), part

@@ -12,6 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from msgspec.structs import replace
 
 from dovetail.codegen.isa.target import Target
@@ -24,7 +25,9 @@ from dovetail.compiler.families.rope import (
     read_rope,
     usable_positions,
 )
+from dovetail.compiler.families.score_row import EMBEDDING, HEAD
 from dovetail.compiler.families.tensors import check_tensors
+from dovetail.compiler.families.usual_keys import with_usual_keys
 from dovetail.compiler.files.checkpoint import Checkpoint
 from dovetail.compiler.files.config import Config
 from dovetail.compiler.formats.weight_dtype import AUTO, resolve_weight_dtype
@@ -77,12 +80,25 @@ def read_model_spec(
     chosen = resolve_weight_dtype(weight_dtype, stored, target)
     ends = _eos_ids(source, config)
     spec = read_architecture(config, family, stored, chosen, kv_dtype, max_context, ends)
+    if spec.tied_head and _has_own_head(checkpoint):
+        spec = replace(spec, tied_head=False)
     check_tensors(spec, checkpoint)
     if quantised and weight_dtype in (None, AUTO):
         spec = keep_formats(spec, checkpoint)
     elif is_quantised(chosen):
         spec = quantise_formats(split_orders(spec, checkpoint, chosen), chosen)
     return keep_orders(spec, checkpoint, requantise=weight_dtype not in (None, AUTO))
+
+
+def _has_own_head(checkpoint: Checkpoint) -> bool:
+    """Tell whether a head is stored that is not the embedding: transformers takes it, then."""
+    if not {HEAD, EMBEDDING} <= checkpoint.tensors.keys():
+        return False
+    height, step = checkpoint.info(HEAD).height, 1024
+    return height != checkpoint.info(EMBEDDING).height or any(
+        not np.array_equal(checkpoint.rows(HEAD, *rows), checkpoint.rows(EMBEDDING, *rows))
+        for rows in ((first, min(first + step, height)) for first in range(0, height, step))
+    )
 
 
 def read_dimensions(
@@ -128,6 +144,7 @@ def read_architecture(
     eos_token_ids: tuple[int, ...] = (),
 ) -> ModelSpec:
     """Return the spec of a config.json; the arguments are those of `read_model_spec`, as chosen."""
+    config = with_usual_keys(config, family.name)
     _check_arithmetic(config, family)
     kv_dtype = _choose_kv_dtype(kv_dtype, weight_dtype)
     n_layers = config.integer("num_hidden_layers", 1, 1024)

@@ -66,9 +66,10 @@ K_UNIT = 64
 with the line); shorter slices pass C through the caches more often than they are worth."""
 SUMS = 32768
 """Elements that sums have room for where K is innermost (`gemm.dk`), else K stays whole."""
-TILE_BLOCK, LONG_BLOCK, LONG_K = 128, 256, 12289
-"""Rows of a block in tile registers, and those of a K from `LONG_K` on: rounded, they stay in the
-second cache while all panels pass, of a K that leaves room for few, a slice does (measured)."""
+TILE_BLOCK = 128
+"""Rows of a block in tile registers. In bfloat16 one and a half second caches hold them while all
+panels pass; of a longer K they hold a slice, of twice as many rows (2 MiB: K of 11,008 and 14,336
+measured)."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -95,12 +96,14 @@ class MicroKernel:
         """As many of a product of quantised weights, which has integer sums of a block beside.
 
         Of accumulators, needed once a block, those of one vector, but all of AVX-512's: it may
-        load one vector a cycle (Zen 4), and needs these loads for activations.
+        load one vector a cycle (Zen 4), and needs these loads for activations. Codes and their
+        scales take four more, six of AVX-512 (with five each row takes up to 1.7 times as long,
+        measured).
         """
         vectors = self.panels * PANEL // lanes
         if lanes < LONG_LANES:
             return self.rows * (vectors + 1) + 4
-        return (2 * self.rows + 1) * vectors + 4
+        return (2 * self.rows + 1) * vectors + 6
 
 
 MOST_ROWS = dict.fromkeys(GATED, 14) | dict.fromkeys((LINEAR, *ACTIVATED), 16)
@@ -113,9 +116,6 @@ LONG_LANES = 16
 """Lanes of vectors of which some CPUs load one a cycle, of shorter ones two."""
 UNPACKING = 1.5
 """Instructions that unpack a vector of codes of 4 bits, which all rows of a tile share."""
-QUANTISED_ROWS = 12
-"""The most rows of theirs: sums and accumulators of more leave no registers for codes (of 13 rows
-on AVX-512 each takes up to 1.7 times as long, measured)."""
 SCALAR_ROWS = dict.fromkeys(((kind, 2) for kind in GATED), 1) | dict.fromkeys(
     ((kind, 1) for kind in (LINEAR, *ACTIVATED)), 2
 )
@@ -309,11 +309,10 @@ def _fitting_tiles(
     kind: str, lanes: int, registers: int, quantised: bool
 ) -> tuple[MicroKernel, ...]:
     counts = QUANTISED_PANELS if quantised else PANEL_COUNTS
-    most = QUANTISED_ROWS if quantised else MOST_ROWS[kind]
     return tuple(
         tile
         for panels in counts[kind]
-        for rows in range(1, most + 1)
+        for rows in range(1, MOST_ROWS[kind] + 1)
         if _fits(kind, tile := MicroKernel(rows, panels), lanes, registers, quantised)
     )
 
@@ -532,7 +531,7 @@ def default_row(op: GemmOp, target: Target, m: int, threads: int, hardware: Hard
     grid_m, grid_n = thread_grid(op, m, threads)
     schedule = make_schedule(
         m_tile=tile.rows,
-        block_m=_block_rows(op, target, m, tile, values, hardware.l3_bytes),
+        block_m=_block_rows(op, target, m, tile, values, hardware),
         block_k=values,
         grid_m=grid_m,
         grid_n=grid_n,
@@ -544,14 +543,16 @@ def default_row(op: GemmOp, target: Target, m: int, threads: int, hardware: Hard
 
 
 def _block_rows(
-    op: GemmOp, target: Target, m: int, tile: MicroKernel, values: int, l3_bytes: int
+    op: GemmOp, target: Target, m: int, tile: MicroKernel, values: int, hardware: HardwareSpec
 ) -> int:
     """Return the rows of a block; 0 = all."""
     if takes_tiles(op, target, m):
-        return LONG_BLOCK if op.k >= LONG_K else TILE_BLOCK
+        long = 2 * (2 * op.k * TILE_BLOCK) > 3 * hardware.cache_bytes(2)
+        return 2 * TILE_BLOCK if long else TILE_BLOCK
     if values:
         return SUMS // (tile.panels * PANEL)
-    return max(l3_bytes // 2 // (4 * op.k), 16 * tile.rows) if l3_bytes else 0
+    last = hardware.l3_bytes
+    return max(last // 2 // (4 * op.k), 16 * tile.rows) if last else 0
 
 
 def merge_rows(rows: Iterable[Row]) -> tuple[Row, ...]:

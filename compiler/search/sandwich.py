@@ -105,10 +105,14 @@ class Sandwich:
         bench.time((bench.default, *first))
         self.vary_prefetch(bench)  # before slices grow: of few rows they gain most, in few trials
         if fixed is None:
-            grown = self._fast_start(bench, self._promising(bench))
-            self._finetune(bench, grown)
+            self.grow_slices(bench)
             self.vary_orders(bench)
         self.vary_prefetch(bench)
+
+    def grow_slices(self, bench: Bench) -> None:
+        """Grow the slices of the micro-kernels that promise most."""
+        grown = self._fast_start(bench, self._promising(bench))
+        self._finetune(bench, grown)
 
     def _promising(self, bench: Bench) -> list[MicroKernel]:
         """Return the micro-kernels within `slack` of the best, best first."""

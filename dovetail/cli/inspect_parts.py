@@ -6,12 +6,14 @@ In: an encoder.json, templates of workflows, manifests of indexes. Out: facts by
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.table import Table
 
+from dovetail.cli.inspect_plans import show_cpus
 from dovetail.cli.report import make_table, show_bytes
 from dovetail.ir.encoder import EncoderFile, EncoderSpec
+from dovetail.ir.graph import GraphNode
 from dovetail.ir.index_file import IndexManifest
 from dovetail.ir.template import BranchEntry, EdgeEntry, Entry, WorkflowFile
 from dovetail.runtime.flows.control.transformations import REGISTRY
@@ -70,15 +72,18 @@ SHOWN = ("kind", "name", "output")
 """Fields of a node that have columns of their own, or need none."""
 
 
-def workflow_table(file: WorkflowFile) -> Table:
-    """Return the nodes of a workflow: what they do and write, and what runs after them."""
+def workflow_table(file: WorkflowFile, places: Mapping[str, Sequence[GraphNode]]) -> Table:
+    """Return the nodes of a workflow: what they do and write, where, and what runs after them."""
     inputs = ", ".join(file.inputs)
     title = f"workflow {file.name} of {inputs}, each node {file.max_steps} times at most"
-    rows = [("START", "", "", "", _show_edges(file, "START"))]
+    rows = [("START", "", "", "", "", _show_edges(file, "START"))]
     for node in file.nodes:
         kind, what = node.__struct_config__.tag, "\n".join(_show_fields(node))
-        rows.append((str(node.name), str(kind), what, node.output, _show_edges(file, node.name)))
-    return make_table(title, ("node", "kind", "what", "writes", "leads to"), rows)
+        there = [(each.name, each.place.cpus) for each in places[str(node.name)] if each.place]
+        where = "\n".join(f"{name} on PUs {show_cpus(cpus)}" for name, cpus in there)
+        row = (str(node.name), str(kind), what, node.output, where, _show_edges(file, node.name))
+        rows.append(row)
+    return make_table(title, ("node", "kind", "what", "writes", "runs as", "leads to"), rows)
 
 
 def transformation_table() -> Table:

@@ -6,7 +6,7 @@ In: an artifact directory, of any machine. Out: an `Inspection`, and its lines o
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -26,10 +26,10 @@ from dovetail.cli.profile_table import profile_table
 from dovetail.cli.report import facts_table, make_table, show_bytes, show_count
 from dovetail.ir.artifact import MACHINE, SERVE, KernelIndex, Manifest, PhasePlan, ServicePlan
 from dovetail.ir.encoder import EncoderFile
-from dovetail.ir.graph import GraphFile
+from dovetail.ir.graph import ExecutionGraph, GraphFile, GraphNode
 from dovetail.ir.index_file import IndexManifest
 from dovetail.ir.model import DELTA, GATES, KV_BLOCK, SCAN, ModelFile, ModelSpec, WeightEntry
-from dovetail.ir.place import read_plan
+from dovetail.ir.place import find_nodes, read_plan
 from dovetail.ir.plans import CHOICE, PlanChoice
 from dovetail.ir.profile import ProfileFile
 from dovetail.ir.quantisation import QuantisationFile, QuantisedWeight
@@ -39,6 +39,7 @@ from dovetail.ir.tape import Tape
 from dovetail.ir.template import WorkflowFile, raise_file
 from dovetail.runtime.artifact import ArtifactReader, read_serve
 from dovetail.runtime.flows.gpu_memory import MemoryDivision
+from dovetail.runtime.flows.stored_workflows import models_by_kind
 from dovetail.runtime.native.encoder import device_bytes
 from dovetail.runtime.native.forward import kv_block_bytes
 from dovetail.runtime.native.step import step_bytes
@@ -87,7 +88,10 @@ class EncoderInspection(PartInspection, frozen=True, kw_only=True):
 
 
 class Inspection(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything an artifact decides; sizes in bytes, times in seconds."""
+    """Everything an artifact decides; sizes in bytes, times in seconds.
+
+    places: by workflow and node, the nodes of the graph that serves as which it runs.
+    """
 
     path: str
     manifest: Manifest
@@ -96,6 +100,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     choice: PlanChoice | None
     graphs: dict[str, GraphFile]
     workflows: tuple[WorkflowFile, ...]
+    places: dict[str, dict[str, tuple[GraphNode, ...]]]
     indexes: dict[str, IndexManifest]
     models: tuple[ModelInspection, ...]
     encoders: tuple[EncoderInspection, ...]
@@ -115,6 +120,10 @@ def inspect_artifact(path: Path) -> Inspection:
     stored = set(reader.manifest.workflows)
     models = (*reader.manifest.models, *reader.manifest.encoders)
     serve = read_serve(reader, models)
+    workflows = [raise_file(reader.graph(f"graph/{name}.json")) for name in sorted(stored)]
+    encoders = tuple(_inspect_encoder(reader, name) for name in reader.manifest.encoders)
+    specs = {encoder.file.name: encoder.file.spec for encoder in encoders}
+    able = models_by_kind(reader.manifest.models, specs)
     return Inspection(
         path=str(path),
         manifest=reader.manifest,
@@ -122,7 +131,8 @@ def inspect_artifact(path: Path) -> Inspection:
         plan=read_plan(serve, models[0]),
         choice=reader.find_json(CHOICE, PlanChoice),
         graphs={PurePosixPath(SERVE).stem: serve.file},
-        workflows=tuple(raise_file(reader.graph(f"graph/{name}.json")) for name in sorted(stored)),
+        workflows=tuple(workflows),
+        places={file.name: _find_places(file, serve, able) for file in workflows},
         indexes={
             name: reader.json(f"indexes/{name}/manifest.json", IndexManifest)
             for name in reader.manifest.indexes
@@ -134,13 +144,25 @@ def inspect_artifact(path: Path) -> Inspection:
             )
             for name in reader.manifest.models
         ),
-        encoders=tuple(_inspect_encoder(reader, name) for name in reader.manifest.encoders),
+        encoders=encoders,
         kernels=tuple(
             reader.json(f"kernels/{target}/index.json", KernelIndex)
             for target in reader.manifest.targets
         ),
         devices=kept_profiles(reader.manifest.model_fingerprint),
     )
+
+
+def _find_places(
+    file: WorkflowFile, serve: ExecutionGraph, able: Mapping[str, Sequence[str]]
+) -> dict[str, tuple[GraphNode, ...]]:
+    """Return as which nodes of `serve` each node of a workflow runs; able: models by kind."""
+    found = {}
+    for node in file.nodes:
+        kind = str(node.__struct_config__.tag)
+        model = getattr(node, "model", None) or next(iter(able.get(kind, ())), None)
+        found[str(node.name)] = find_nodes(serve, kind, model)
+    return found
 
 
 def _inspect_encoder(reader: ArtifactReader, name: str) -> EncoderInspection:
@@ -207,7 +229,7 @@ def _describe_plans(found: Inspection) -> Iterator[RenderableType]:
 
 
 def _describe_workflows(found: Inspection) -> Iterator[RenderableType]:
-    yield from map(workflow_table, found.workflows)
+    yield from (workflow_table(file, found.places[file.name]) for file in found.workflows)
     if found.workflows:
         yield transformation_table()
     for name, manifest in found.indexes.items():

@@ -162,6 +162,8 @@ class HttpFlags:
             if not given[name] > 0:
                 raise SpecError(f"{flag_of(name)} must be more than 0, not {given[name]}")
         keys = (*(given.pop("api_key") or ()), *_read_keys(given.pop("api_key_file")))
+        if blank := [key for key in keys if not key.strip()]:  # else no key would do, too
+            raise SpecError(f"--api-key {blank[0]!r} is no key; give a text, or omit the flag")
         origins = tuple(given.pop("cors_allow_origin") or ())
         return ServeSettings(api_keys=keys, cors_origins=origins, version=__version__, **given)
 

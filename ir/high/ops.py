@@ -31,7 +31,8 @@ class Op:
 
 F, I = "vec[f32]", "vec[i32]"  # noqa: E741
 REAL_FUNCTIONS = (
-    *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "cbrt", "erf"),
+    *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "cbrt"),
+    *("erf", "erfc"),
     *("cos", "sin", "tan", "acos", "asin", "atan"),
     *("cosh", "sinh", "tanh", "acosh", "asinh", "atanh"),
     *("floor", "ceil", "trunc", "round", "rint"),

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, TypedDict, Unpack, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack, get_type_hints
 
 import numpy as np
 
@@ -38,6 +39,7 @@ SLICE = 1024
 FEW = 4
 """Texts that one thread tokenises, in about 0.15 ms each."""
 Started: TypeAlias = tuple[EmbedJob, Callable[[Rows], Rows]]
+StartedRerank: TypeAlias = "tuple[EmbedJob, Callable[[Rows], list[Ranked]]]"
 
 
 class EmbedOptions(TypedDict, total=False):
@@ -240,7 +242,7 @@ class Embeddings:
         try:
             job, cut = await asyncio.shield(starting)
         except asyncio.CancelledError:
-            starting.add_done_callback(_cancel)
+            starting.add_done_callback(cancel_started)
             raise
         return cut(await asyncio.wrap_future(job.future))
 
@@ -257,6 +259,13 @@ class Embeddings:
         self, query: str, documents: Sequence[str], **options: Unpack[RerankOptions]
     ) -> list[Ranked]:
         """See `App.rerank`."""
+        job, rank = self.start_rerank(query, documents, **options)
+        return rank(job.result())
+
+    def start_rerank(
+        self, query: str, documents: Sequence[str], **options: Unpack[RerankOptions]
+    ) -> StartedRerank:
+        """Read and queue what `rerank` asks; return the job, and what makes its result of rows."""
         _check("rerank", options, RERANK_TYPES)
         top_n, wait = options.get("top_n"), options.get("wait", False)
         chosen = self.choose(options.get("model"), labels=True)
@@ -269,12 +278,15 @@ class Embeddings:
         listed = _as_texts(documents)
         pairs = list(chosen.read_pairs(query, listed, options.get("instruction")))
         ids, kinds = [ids for ids, _ in pairs], [kinds for _, kinds in pairs]
-        rows = chosen.service.submit(ids, kinds, model=chosen.name, wait=wait).result()
-        scores = rows[:, 0].astype(np.float64)
-        if chosen.spec.sigmoid:
-            scores = 1 / (1 + np.exp(-scores))
-        order = np.argsort(-scores, kind="stable")[:top_n]
-        return [Ranked(int(i), float(scores[i]), str(listed[i])) for i in order]
+
+        def rank(rows: Rows) -> list[Ranked]:
+            scores = rows[:, 0].astype(np.float64)
+            if chosen.spec.sigmoid:
+                scores = 1 / (1 + np.exp(-scores))
+            order = np.argsort(-scores, kind="stable")[:top_n]
+            return [Ranked(int(i), float(scores[i]), str(listed[i])) for i in order]
+
+        return chosen.service.submit(ids, kinds, model=chosen.name, wait=wait), rank
 
     def choose(self, model: str | None = None, *, labels: bool) -> TextEncoder:
         """Return the encoder of that name, default the first, with or without a head that scores.
@@ -287,7 +299,8 @@ class Embeddings:
             raise RequestError(
                 f"{self.path} has no {kind}; compile one with `dovetail compile MODEL`"
             )
-        name = next(iter(able)) if model is None else model
+        # the first that ranks, not one that puts texts into several classes
+        name = min(able, key=lambda n: able[n].spec.labels) if model is None else model
         if name not in able:
             raise RequestError(f"{self.path} has no {kind} {name!r}; it has {', '.join(able)}")
         return able[name]
@@ -312,7 +325,7 @@ class Embeddings:
             service.close()
 
 
-def _cancel(starting: asyncio.Future[Started]) -> None:
+def cancel_started(starting: asyncio.Future[Any] | Future[Any]) -> None:
     """Take a job out of the queues whose caller went while it was read."""
     if not starting.cancelled() and starting.exception() is None:
         starting.result()[0].future.cancel()

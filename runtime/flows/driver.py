@@ -28,6 +28,7 @@ from dovetail.runtime.flows.generations import Generations
 from dovetail.runtime.flows.indexes import EmbedTexts, Indexes
 from dovetail.runtime.flows.job import WorkflowJob
 from dovetail.runtime.flows.recorder import FlowRecorder
+from dovetail.runtime.flows.reranks import Reranks, StartRerank
 from dovetail.runtime.flows.retrievals import EmbeddingThreads, Retrievals
 from dovetail.runtime.flows.workflow_run import WorkflowRun
 from dovetail.runtime.hosting.generator import Generator
@@ -54,12 +55,13 @@ log = logging.getLogger("dovetail")
 class Executors:
     """What orders are done with. embed: of embedding nodes, by `model`; indexes have their own.
 
-    recorder: draws what is done, while an app is recorded. scans: seconds of retrieval sub-stages,
-    by device. max_waiting: see FlowSettings.
+    rerank: of rerank nodes. recorder: draws what is done, while an app is recorded. scans: seconds
+    of retrieval sub-stages, by device. max_waiting: see FlowSettings.
     """
 
     generator: Generator | None
     embed: Mapping[str | None, EmbedTexts]
+    rerank: StartRerank
     worker: RetrievalProcess
     indexes: Indexes
     hot: HotSets | None
@@ -95,9 +97,11 @@ class Session:
             self._soon,
         )
         self._embedding = EmbeddingThreads(self.report, self._embedded)
+        self._reranks = Reranks(executors.rerank, self.report, self._reranked)
         self._do: dict[type, Callable[[Any], None]] = {
             messages.Generate: self.generations.begin,
             messages.Embed: self._embed,
+            messages.RankDocuments: self._reranks.begin,
             messages.Invoke: self._invoke,
             messages.Choose: self._invoke,
             messages.ScanClusters: self._retrievals.scan,
@@ -153,6 +157,7 @@ class Session:
         for number in tuple(self._jobs):
             self._forget(number).fail(error)
         self._embedding.close()
+        self._reranks.close()
 
     # ---- messages ----
 
@@ -198,7 +203,12 @@ class Session:
     def _embedded(self, orders: Sequence[messages.Embed], start: float, end: float) -> None:
         """Draw a batch; on the embedding thread."""
         if (recorder := self._executors.recorder) is not None:
-            recorder.embedded(orders, start, end)
+            recorder.encoded("embed", [order.source for order in orders], start, end, len(orders))
+
+    def _reranked(self, order: messages.RankDocuments, start: float, end: float) -> None:
+        """Draw a rerank; on any thread."""
+        if (recorder := self._executors.recorder) is not None:
+            recorder.encoded("rerank", [order.source], start, end, len(order.documents))
 
     # ---- orders ----
 
@@ -219,8 +229,9 @@ class Session:
         threading.Thread(target=run, name="dovetail-function", daemon=True).start()
 
     def _cancel(self, order: messages.Cancel) -> None:
-        """Free what a generation holds; other work ends by itself, and nobody is told of it."""
+        """Free what generations and reranks hold; other work ends by itself, and nobody hears."""
         self.generations.cancel(order.job)
+        self._reranks.cancel(order.job)
 
     def _started(self, order: messages.Started) -> None:
         source = order.source

@@ -17,7 +17,7 @@ from dovetail.ir.workflow import Name
 
 @dataclass(frozen=True, slots=True)
 class NodeStarted:
-    """A node began its `round`-th loop. kind: generation, retrieval, embedding or function.
+    """A node began its `round`-th loop. kind: generation, retrieval, embedding, rerank or function.
 
     prompt: of a generation, as it was sent; of messages what they say.
     """

@@ -21,6 +21,7 @@ from dovetail.ir.workflow import (
     Generation,
     Node,
     PromptMessage,
+    Rerank,
     Retrieval,
     State,
     Workflow,
@@ -273,4 +274,5 @@ _TEXTS: dict[type, Callable[[Any, State], str]] = {
     Generation: lambda node, state: FilledPrompt.of(node.prompt, state),
     Retrieval: lambda node, state: str(state[node.query]),
     Embedding: lambda node, state: str(state[node.text]),
+    Rerank: lambda node, state: str(state[node.query]),
 }

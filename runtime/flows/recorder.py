@@ -7,12 +7,12 @@ each workflow through all that was done for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from threading import Lock
 
 from dovetail.ir.live_graph import Rewrite
 from dovetail.runtime.engine.recorder import PROCESS
-from dovetail.runtime.flows.control.messages import Embed, ScanClusters
+from dovetail.runtime.flows.control.messages import ScanClusters, Source
 from dovetail.runtime.flows.events import NodeTime
 from dovetail.runtime.timeline import Timeline
 
@@ -29,10 +29,12 @@ class FlowRecorder:
         self._lock = Lock()
         self._ends: dict[str, float] = {}
 
-    def embedded(self, orders: Sequence[Embed], start: float, end: float) -> None:
-        """Add a batch of texts."""
-        numbers = {order.source.request for order in orders}
-        self._span("encoder", "embed", start, end, numbers, texts=len(orders))
+    def encoded(
+        self, what: str, sources: Iterable[Source], start: float, end: float, texts: int
+    ) -> None:
+        """Add a batch of texts, or the documents of a rerank."""
+        numbers = {source.request for source in sources}
+        self._span("encoder", what, start, end, numbers, texts=texts)
 
     def scanned(self, order: ScanClusters, start: float, seconds: float) -> None:
         """Add a retrieval sub-stage."""

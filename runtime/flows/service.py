@@ -20,7 +20,7 @@ import msgspec
 
 from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.errors import SpecError, WorkflowError
-from dovetail.ir.graph import EMBEDDING, GENERATION
+from dovetail.ir.graph import EMBEDDING
 from dovetail.ir.index_file import DOCUMENTS, OFFSETS, EmbedderEntry
 from dovetail.ir.options import check_fields, check_types
 from dovetail.ir.place import find_searches
@@ -50,7 +50,12 @@ from dovetail.runtime.flows.indexes import (
 from dovetail.runtime.flows.job import WorkflowJob
 from dovetail.runtime.flows.prompts import check_inputs
 from dovetail.runtime.flows.recorder import FlowRecorder
-from dovetail.runtime.flows.stored_workflows import check_workflow, open_workflow
+from dovetail.runtime.flows.reranks import StartRerank
+from dovetail.runtime.flows.stored_workflows import (
+    check_workflow,
+    models_by_kind,
+    open_workflow,
+)
 from dovetail.runtime.flows.workflow_run import WorkflowRun
 from dovetail.runtime.hosting.generator import Generator
 from dovetail.runtime.index.cursor import choose_probes
@@ -133,6 +138,7 @@ class FlowService:
         self,
         generator: Generator | None,
         embed: Callable[..., Rows],
+        rerank: StartRerank,
         settings: FlowSettings,
         artifact: Artifact,
         gpu: str | None = None,
@@ -143,7 +149,8 @@ class FlowService:
     ) -> None:
         """`embed` turns texts into vectors: of embedding nodes, and queries by default.
 
-        It puts its keyword `prompt` before each text, and takes the encoder by `model`.
+        It puts its keyword `prompt` before each text, and takes the encoder by `model`. `rerank`:
+        of rerank nodes.
 
         `cut`: gives the parts of a text that it takes whole; None where nothing embeds.
 
@@ -151,8 +158,8 @@ class FlowService:
         hold hot clusters. trust: indexes that are added, see `load`. board: of the workers.
         """
         self._settings, self._embed, self._cut, self._trust = settings, embed, cut, trust
-        encoders = [n for n, part in artifact.encoders.items() if not part.file.spec.labels]
-        self._models = {GENERATION: tuple(artifact.models), EMBEDDING: encoders}
+        specs = {name: part.file.spec for name, part in artifact.encoders.items()}
+        self._models = models_by_kind(artifact.models, specs)
         self._costs = StageCosts(scan=UNKNOWN_SCAN, overhead=0.0, step=UNKNOWN_STEP)
         self._vectors = 0  # of the index that they were measured on
         self._lock, self._opening = Lock(), Lock()
@@ -166,9 +173,9 @@ class FlowService:
         self.worker = RetrievalProcess(self._searching.threads, self._searching.cpus, board)
         self._open = Indexes()
         self._hot = HotSets(gpu, settings.cluster_bytes) if gpu else None
-        by_model = {name: partial(embed, model=name) for name in (None, *encoders)}
+        by_model = {name: partial(embed, model=name) for name in (None, *self._models[EMBEDDING])}
         self._executors = Executors(
-            generator, by_model, self.worker, self._open, self._hot, settings.max_waiting
+            generator, by_model, rerank, self.worker, self._open, self._hot, settings.max_waiting
         )
         self._driver = Driver(self._executors, self._make_control)
 

@@ -1,4 +1,4 @@
-"""What the nodes of a workflow call: text generation, search and embedding, behind one interface.
+"""What the nodes of a workflow call: generation, search and encoders, behind one interface.
 
 In: a call of a node. Out: its result. Which engine, index and encoder stand behind it is the
 caller's choice; a workflow's meaning is `run_in_order` with `perform`.
@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dovetail.ir.workflow import Embedding, Generation, Retrieval
+from dovetail.ir.workflow import Embedding, Generation, Rerank, Retrieval
 from dovetail.runtime.flows.prompts import naming, read_text
 from dovetail.runtime.flows.workflow_run import Call
 from dovetail.runtime.index.documents import Document
@@ -33,6 +33,10 @@ class Services(Protocol):
         """Return the vector of `text`, shape [d]."""
         ...
 
+    def rerank(self, query: str, documents: Sequence[object], node: Rerank) -> Sequence[Document]:
+        """Return the node's `topk` of `documents` that fit `query` best, the best first."""
+        ...
+
 
 def perform(call: Call, services: Services) -> object:
     """Return the result of a call; WorkflowError naming the node where it fails."""
@@ -42,6 +46,8 @@ def perform(call: Call, services: Services) -> object:
                 return services.generate(read_text(call), node)
             case Embedding() as node:
                 return services.embed(read_text(call), node)
+            case Rerank() as node:
+                return list(services.rerank(read_text(call), call.state[node.documents], node))
             case Retrieval() as node:
                 query = call.state[node.query]
                 asked = query if isinstance(query, np.ndarray) else str(query)

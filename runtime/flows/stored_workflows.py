@@ -9,19 +9,32 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
 import msgspec
 
+from dovetail.ir.encoder import EncoderSpec
 from dovetail.ir.errors import ArtifactError, DovetailError, WorkflowError, describe_error
+from dovetail.ir.graph import EMBEDDING, GENERATION, RERANK
 from dovetail.ir.ragraph import RAGraph
 from dovetail.ir.template import raise_file
-from dovetail.ir.workflow import Embedding, Generation, Retrieval, Workflow
+from dovetail.ir.workflow import Embedding, Generation, Rerank, Retrieval, Workflow
 from dovetail.ir.workflow_file import make_graph
 from dovetail.runtime.artifact import StoredWorkflow
 from dovetail.runtime.schedule.request import SamplingParams
+
+CROSS_ENCODER = "compile one beside the model: `dovetail compile ... --model reranker=DIRECTORY`"
+
+
+def models_by_kind(
+    generating: Iterable[str], encoders: Mapping[str, EncoderSpec]
+) -> dict[str, tuple[str, ...]]:
+    """Return the names of the models that nodes of each kind may ask for."""
+    embed = (name for name, spec in encoders.items() if not spec.labels)
+    rank = (name for name, spec in encoders.items() if spec.labels == 1)
+    return {GENERATION: tuple(generating), EMBEDDING: tuple(embed), RERANK: tuple(rank)}
 
 
 def run_file(source: bytes, path: str) -> dict[str, Workflow]:
@@ -89,7 +102,7 @@ def check_workflow(
             if isinstance(node, Retrieval):
                 find_index(node.index)
                 _check_filters(node.filters)
-            elif isinstance(node, Generation | Embedding):
+            elif isinstance(node, Generation | Embedding | Rerank):
                 _check_model(node, models[node.kind], adapters)
                 if isinstance(node, Generation):
                     prepare(node)
@@ -107,12 +120,16 @@ def _check_filters(filters: Mapping[str, object]) -> None:
 
 
 def _check_model(
-    node: Generation | Embedding, models: Collection[str], adapters: Collection[str] | None
+    node: Generation | Embedding | Rerank,
+    models: Collection[str],
+    adapters: Collection[str] | None,
 ) -> None:
     if node.model is not None and node.model not in models:
         known = ", ".join(map(repr, models)) or "none"
         raise WorkflowError(f"no model {node.model!r} for {node.kind}; there are: {known}")
-    if isinstance(node, Embedding):
+    if isinstance(node, Rerank) and not models:
+        raise WorkflowError(f"there is no cross-encoder; {CROSS_ENCODER}")
+    if not isinstance(node, Generation):
         return
     if adapters is None:
         raise WorkflowError("the app has no model that generates")

@@ -30,8 +30,8 @@ from dovetail.topology.division import (
 from dovetail.topology.hardware import HardwareSpec
 from dovetail.topology.parameters import MachineParameters, planned_parameters
 
-PERIOD = 0.5
-"""Seconds between two looks at the load."""
+PERIOD = 0.3
+"""Seconds between two looks at the load: that in which it changes, and two more, take a second."""
 MOST_OTHERS = 0.5
 """Part of the CPUs that a worker could borrow which others may use for it to do so."""
 

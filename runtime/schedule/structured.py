@@ -70,10 +70,14 @@ def read_structured(name: str, value: object) -> StructuredOutputs | None:
     for key in ("json_object", "disable_any_whitespace"):
         if not isinstance(given.get(key, False), bool):
             raise RequestError(f"{name}.{key} must be true or false")
-    sizes = [len(found) for found in given.values() if isinstance(found, str)]
-    sizes += [sum(map(len, given.get("choice", ())))]
-    if max(sizes) > MAX_FORM:
-        raise RequestError(f"{name} may have {MAX_FORM} letters, not {max(sizes)}")
+    text = "".join(found for found in given.values() if isinstance(found, str))
+    text += "".join(given.get("choice", ()))
+    if len(text) > MAX_FORM:
+        raise RequestError(f"{name} may have {MAX_FORM} letters, not {len(text)}")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise RequestError(f"{name} is not valid Unicode: it holds half a surrogate pair") from None
     return StructuredOutputs(**given)
 
 
@@ -89,6 +93,7 @@ def write_schema(name: str, value: Any) -> str:
     try:
         found = json.loads(value) if isinstance(value, str) else value
         text = json.dumps(found, ensure_ascii=False, allow_nan=False)
+        text.encode()  # what is no Unicode cannot be sent to a process
     except (TypeError, ValueError, RecursionError) as error:
         raise RequestError(f"{name} is no JSON: {error}") from None
     if not isinstance(found, Mapping | bool):

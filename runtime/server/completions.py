@@ -16,8 +16,19 @@ from dovetail.runtime.server.context import ServerContext
 from dovetail.runtime.server.edge import JsonReply
 from dovetail.runtime.server.errors import ApiError
 from dovetail.runtime.server.forms import read_form
-from dovetail.runtime.server.generation import Asked, check_context, check_supported, read_request
-from dovetail.runtime.server.logprobs import echo_logprobs, list_candidates, text_logprobs
+from dovetail.runtime.server.generation import (
+    Asked,
+    StreamForm,
+    check_context,
+    check_supported,
+    read_request,
+)
+from dovetail.runtime.server.logprobs import (
+    Offsets,
+    echo_logprobs,
+    list_candidates,
+    text_logprobs,
+)
 from dovetail.runtime.server.models import ServedModel
 from dovetail.runtime.server.replies import TextChoice, TextReply, Usage
 from dovetail.runtime.server.schema import MAX_INPUTS, CompletionRequest
@@ -46,21 +57,31 @@ class TextAsked:
         choices = [self._choice(i, one, found[i - i % n]) for i, one in enumerate(found)]
         return TextReply(**self.asked.head, choices=choices, usage=usage)
 
-    def choices(
-        self, before: list[str], shown: list[int], index: int, piece: Chunk
+    def stream(self) -> StreamForm:
+        """Return how pieces are told of."""
+        offsets = list(map(self._offsets, range(len(self.echoes))))
+        return TextReply, partial(self._choices, list(self.echoes), offsets)
+
+    def _choices(
+        self, before: list[str], offsets: Sequence[Offsets], index: int, piece: Chunk
     ) -> Iterator[TextChoice]:
-        """Yield what a stream says of a piece; `before`: echoes to come, `shown`: letters sent."""
+        """Yield what a stream says of a piece; `before`: echoes to come, of each choice."""
         text, before[index] = before[index] + piece.text, ""
-        logprobs = text_logprobs(self.asked.model, piece.logprobs, shown[index], self.top)
-        shown[index] += len(text)
+        logprobs = text_logprobs(self.asked.model, piece.logprobs, offsets[index], self.top)
         if text or logprobs or piece.finish_reason:
             yield TextChoice(
                 index=index, text=text, logprobs=logprobs, finish_reason=piece.finish_reason
             )
 
+    def _offsets(self, index: int) -> Offsets:
+        """Return what tells where the tokens of an answer begin."""
+        special = self.asked.options.get("skip_special_tokens") is False
+        start = len(self.echoes[index])
+        return Offsets(self.asked.model, start, special=special)
+
     def _choice(self, index: int, found: Completion, first: Completion) -> TextChoice:
         echo, model, read = self.echoes[index], self.asked.model, first.prompt_logprobs
-        logprobs = text_logprobs(model, found.logprobs, len(echo), self.top)
+        logprobs = text_logprobs(model, found.logprobs, self._offsets(index), self.top)
         if self.scores and read is not None:
             prompt = self.asked.prompts[index // self.asked.n]
             listed = [*read, *(found.logprobs or ())]
@@ -83,8 +104,7 @@ async def completions(server: ServerContext, request: Request) -> Response:
         await text.asked.model.try_form(form, param=param)
     if body.max_tokens == 0 and text.candidates is None and not text.scores:
         return _only_echo(text)
-    choices = partial(text.choices, list(text.echoes), [0] * len(text.echoes))
-    stream = (TextReply, choices) if body.stream else None
+    stream = text.stream() if body.stream else None
     return await text.asked.respond(server, request, text.reply, stream)
 
 

@@ -21,7 +21,7 @@ from dovetail.runtime.hosting.generator import Job
 from dovetail.runtime.schedule.structured import StructuredOutputs
 from dovetail.runtime.server.context import ServerContext
 from dovetail.runtime.server.errors import ApiError, decode_error
-from dovetail.runtime.server.forms import read_form
+from dovetail.runtime.server.forms import blame_field, read_form
 from dovetail.runtime.server.generation import Asked, check_context, check_supported, read_request
 from dovetail.runtime.server.models import ServedModel
 from dovetail.runtime.server.schema import ChatRequest
@@ -107,7 +107,7 @@ async def converse(
     messages, options = model.style.show(plain, offer)
     text = await model.render(
         messages,
-        add_generation_prompt=body.add_generation_prompt,
+        add_generation_prompt=body.add_generation_prompt is not False,
         options={**(body.chat_template_kwargs or {}), **options},
         last=body.truncate_prompt_tokens,
     )
@@ -128,7 +128,7 @@ def check_chat(server: ServerContext, body: ChatRequest) -> ServedModel:
     check_supported(body, {"prompt_logprobs": body.prompt_logprobs})
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "`top_logprobs` needs `logprobs: true`", param="top_logprobs")
-    if body.continue_final_message and body.add_generation_prompt:
+    if body.continue_final_message and body.add_generation_prompt is not False:
         message = "`continue_final_message` needs `add_generation_prompt: false`"
         raise ApiError(400, message, param="continue_final_message")
     if body.max_tokens == 0:
@@ -161,7 +161,8 @@ def _find_form(
     """Return the field that asks for a form of the answer, and that form."""
     (param, form), calls, literal = read_form(body), None, partial(write_mark, model.tokenizer)
     if offer is not None:
-        calls = call_grammar(offer, model.style, literal, begun=begun)
+        with blame_field("tools"):
+            calls = call_grammar(offer, model.style, literal, begun=begun)
     if form is None:
         return "tools", StructuredOutputs(written=calls) if calls else None
     if calls is not None:

@@ -6,7 +6,8 @@ nor list, but where a list begins with the prompt's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import codecs
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec import UNSET, UnsetType
@@ -24,6 +25,29 @@ from dovetail.runtime.server.replies import (
 from dovetail.runtime.text.tokenizer import Tokenizer
 
 
+class Offsets:
+    """Where tokens of one text begin, in its characters: also while later text is held back.
+
+    `special`: special tokens are text, too.
+    """
+
+    def __init__(self, model: ServedModel, start: int = 0, *, special: bool = False) -> None:
+        self._model, self._letters, self._special = model, start, special
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    @property
+    def letters(self) -> int:
+        """Characters that have begun."""
+        return self._letters + bool(self._decoder.getstate()[0])
+
+    def take(self, token: int) -> int:
+        """Return where the next token begins."""
+        place, tokenizer = self.letters, self._model.tokenizer
+        if self._special or token not in tokenizer.special:
+            self._letters += len(self._decoder.decode(tokenizer.spell(token)))
+        return max(0, place)  # a decoder may leave out the space before a first word
+
+
 def chat_logprobs(model: ServedModel, found: Sequence[TokenLogprob] | None) -> ChatLogprobs | None:
     """Return the list of a chat; None where none were asked for."""
     if not found:
@@ -34,19 +58,22 @@ def chat_logprobs(model: ServedModel, found: Sequence[TokenLogprob] | None) -> C
             **_spelled(tokenizer, one.token_id, one.logprob),
             top_logprobs=[TopLogprob(**_spelled(tokenizer, *top)) for top in one.top],
         )
-        for one in _shown(model, found)
+        for one in found
+        if _is_shown(model, one)
     ]
     return ChatLogprobs(content=content)
 
 
 def text_logprobs(
-    model: ServedModel, found: Sequence[TokenLogprob] | None, offset: int, top: int
+    model: ServedModel, found: Sequence[TokenLogprob] | None, offsets: Offsets, top: int
 ) -> TextLogprobs | None:
-    """Return the lists of a completion whose text begins at `offset`, with `top` rivals each."""
+    """Return the lists of a completion or a piece of it, with `top` rivals of each token."""
     if not found:
         return None
-    shown = list(_shown(model, found))
-    return _lists(model.tokenizer, [one.token_id for one in shown], shown, offset, top)
+    placed = [(one, offsets.take(one.token_id)) for one in found]
+    shown = [(one, place) for one, place in placed if _is_shown(model, one)]
+    ids, listed = [one.token_id for one, _ in shown], [one for one, _ in shown]
+    return _lists(model.tokenizer, ids, listed, [place for _, place in shown], top)
 
 
 def echo_logprobs(
@@ -62,8 +89,11 @@ def echo_logprobs(
     """
     tokenizer = model.tokenizer
     ids = [*prompt, *(one.token_id for one in found[len(prompt) :] if one)]
-    start = len(echo) - sum(_letters(tokenizer, token) for token in prompt)
-    return _lists(tokenizer, ids, found, start, top)
+    behind = Offsets(model)
+    for token in prompt:
+        behind.take(token)
+    offsets = Offsets(model, len(echo) - behind.letters)
+    return _lists(tokenizer, ids, found, list(map(offsets.take, ids)), top)
 
 
 def list_candidates(
@@ -93,14 +123,10 @@ def _lists(
     tokenizer: Tokenizer,
     ids: Sequence[int],
     found: Sequence[TokenLogprob | None],
-    offset: int,
+    offsets: list[int],
     top: int,
 ) -> TextLogprobs:
-    """Return the lists of tokens whose text begins at `offset`; the first may have no entry."""
-    offsets = []
-    for token in ids:
-        offsets.append(max(0, offset))  # a decoder may leave out the space before a first word
-        offset += _letters(tokenizer, token)
+    """Return the lists of tokens; the first may have no entry."""
     return TextLogprobs(
         tokens=[_written(tokenizer.spell(token)) for token in ids],
         token_logprobs=[_finite(one.logprob) if one else None for one in found],
@@ -119,17 +145,9 @@ def _rivals(tokenizer: Tokenizer, one: TokenLogprob, top: int) -> dict[str, floa
     return found
 
 
-def _letters(tokenizer: Tokenizer, token: int) -> int:
-    """Return how many characters of a text begin with this token; special ones are no text."""
-    if token in tokenizer.special:
-        return 0
-    return sum(byte & 0xC0 != 0x80 for byte in tokenizer.spell(token))
-
-
-def _shown(model: ServedModel, found: Sequence[TokenLogprob]) -> Iterable[TokenLogprob]:
+def _is_shown(model: ServedModel, one: TokenLogprob) -> bool:
     assert model.file is not None
-    ends = model.file.spec.eos_token_ids
-    return (one for one in found if one.token_id not in ends)
+    return one.token_id not in model.file.spec.eos_token_ids
 
 
 def _spelled(tokenizer: Tokenizer, token: int, logprob: float) -> dict[str, Any]:

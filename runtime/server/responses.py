@@ -90,7 +90,7 @@ def _read_items(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return items as messages: what an assistant said and called is one message."""
     messages: list[dict[str, Any]] = []
     for place, item in enumerate(items):
-        kind = item.get("type", "message")
+        kind = item.get("type") or "message"
         read = _READ.get(kind) if isinstance(kind, str) else None
         if read is None:
             said = f"items of type {kind!r} are not supported"

@@ -49,8 +49,8 @@ TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What a stream holds beside its pieces."""
 
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class JsonSchema(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,8 +117,8 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
@@ -201,7 +201,7 @@ class BlockChoice(msgspec.Struct, frozen=True, kw_only=True):
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
-    disable_parallel_tool_use: bool = False
+    disable_parallel_tool_use: bool | None = None
 
 
 class BlockThinking(msgspec.Struct, frozen=True, kw_only=True):

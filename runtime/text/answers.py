@@ -14,8 +14,8 @@ from dovetail.runtime.text.call_formats import FENCE, LITERAL, TAGS, CallFormat
 from dovetail.runtime.text.call_literals import LiteralReader
 from dovetail.runtime.text.call_reader import SPACE, CallReader
 from dovetail.runtime.text.call_tags import TagReader
-from dovetail.runtime.text.call_values import Kinds
 from dovetail.runtime.text.tokenizer import longest_start
+from dovetail.runtime.text.tool_schema import Kinds
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 
 from dovetail.runtime.text.call_formats import CallFormat
 from dovetail.runtime.text.call_reader import DONE, FAILED, SPACE, Reader
-from dovetail.runtime.text.call_values import TEXT, Kinds, read_value
+from dovetail.runtime.text.call_values import TEXT, read_value
 from dovetail.runtime.text.tokenizer import longest_start
+from dovetail.runtime.text.tool_schema import Kinds
 
 BETWEEN, VALUE = 2, 3
 
@@ -53,7 +54,7 @@ class TagReader(Reader):
         held = self._held.lstrip(SPACE)
         if (found := self._form.argument.find(held)) is not None:
             self._out += ("{" if self._empty else ", ") + f"{_quote(found[0])}: "
-            self._kind = self._kinds.get(found[0], frozenset())
+            self._kind = self._kinds.get(found[0]) or self._kinds.get("") or frozenset()
             self._out += '"' if self._kind == TEXT else ""
             self.name, self._empty, self._first = self._said, False, True
             self._held, self._phase = "", VALUE

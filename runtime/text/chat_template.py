@@ -35,9 +35,9 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[TextPart] | None = None
-    name: str | UnsetType = UNSET
+    name: str | UnsetType | None = UNSET
     tool_calls: list[dict[str, Any]] | UnsetType | None = UNSET
-    tool_call_id: str | UnsetType = UNSET
+    tool_call_id: str | UnsetType | None = UNSET
     reasoning_content: str | UnsetType | None = UNSET
     reasoning: str | UnsetType | None = UNSET
 

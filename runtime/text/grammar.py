@@ -38,6 +38,8 @@ the cube of their number: 0.3 s of so many, a minute of 3,000."""
 TOKEN = "<[3]>"
 """Any token of the vocabulary that grammars are tried with."""
 _OPTIONAL = re.compile(r"[?*]|\{0?,|\|\)|\(\|")
+_EXPRESSION = re.compile(r'"(?:[^"\\]|\\.)*"|/((?:[^/\\]|\\.)*)/|%json (.*)')
+"""In Lark a text, of which nothing is kept, an expression, or a schema."""
 _TOKENS = re.compile(r"<\[\d+\]>")
 _PLACE = re.compile(
     r"^at \d+\(\d+\): (failed to compile JSON schema: )?|(?<=regex parse error):.*?\nerror(?=: )",
@@ -76,8 +78,9 @@ def try_grammar(form: StructuredOutputs) -> str:
     matcher = llguidance.LLMatcher(
         llguidance.LLTokenizer("byte"), _TOKENS.sub(TOKEN, text), limits=make_limits(), log_level=0
     )
-    if not matcher.is_error():
-        matcher.compute_bitmask()
+    if not matcher.is_error():  # what may follow the first token is found with that
+        allowed = matcher.compute_logit_bias()
+        matcher.try_consume_tokens([next((at for at, bias in enumerate(allowed) if bias), 0)])
     if matcher.is_error():
         raise RequestError(explain(matcher.get_error(), form))
     return text
@@ -85,7 +88,7 @@ def try_grammar(form: StructuredOutputs) -> str:
 
 def _check_optional(form: StructuredOutputs) -> None:
     """Raise RequestError where expressions of callers have too many parts that may be left out."""
-    texts = [form.regex or "", form.grammar or "", form.written]
+    texts = [form.regex or "", form.grammar or "", *_find_expressions(form.written)]
     if form.json:
         texts = list(_find_patterns(json.loads(form.json)))
     count = sum(len(_OPTIONAL.findall(text)) for text in texts)
@@ -94,6 +97,14 @@ def _check_optional(form: StructuredOutputs) -> None:
             f"structured output may have {MAX_OPTIONAL} parts of expressions that may be left "
             f"out (with ?, * and the like), not {count}"
         )
+
+
+def _find_expressions(written: str) -> set[str]:
+    """Return the expressions of a grammar of calls; our own rules are no row of such parts."""
+    found = set[str]()
+    for expression, schema in _EXPRESSION.findall(written):
+        found.update([expression], _find_patterns(json.loads(schema or "{}")))
+    return found
 
 
 def _find_patterns(schema: object) -> Iterator[str]:
@@ -164,7 +175,7 @@ def _close_below(key: str, value: Any) -> Any:
 
 def quote(text: str) -> str:
     """Return a text as Lark writes it."""
-    return json.dumps(text, ensure_ascii=False)
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", r"\u007f")
 
 
 def _write(form: StructuredOutputs) -> str:
@@ -182,7 +193,7 @@ def _write_inner(form: StructuredOutputs) -> str:
     if form.written:
         return form.written
     if form.choice is not None:
-        return "start: " + " | ".join(map(quote, form.choice))
+        return "start: CHOICE\nCHOICE: " + " | ".join(map(quote, form.choice))
     if form.regex is not None:
         return f"start: /{_slashed(form.regex)}/"
     if form.grammar is not None:
@@ -227,6 +238,8 @@ def explain(said: str, form: StructuredOutputs) -> str:
             "the schema has `oneOf` with alternatives that may both hold, which is not supported; "
             "make them differ in a required property or in their type, or use `anyOf`"
         )
+    if "max is" in said and "items" in said:
+        return "the structured output has too many alternatives or properties in one place"
     what = "schema" if form.json else "structured output"
     if said == "NoExtensionBias":
         return f"the {what} lets no answer through, or refers to itself alone"

@@ -108,6 +108,9 @@ class _RenderProcess:
                     self._begin()
         except DovetailError as error:
             _settle(job.future, error)
+        except Exception as error:  # a bug of ours: nobody is to wait for ever
+            _settle(job.future, DeviceError(f"the process of chat templates: {error!r}"))
+            raise
 
     def _explain(self, lost: ChildLost, order: Order) -> DovetailError:
         if self._closed:

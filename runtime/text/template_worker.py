@@ -233,7 +233,8 @@ def answer(templates: dict[str, JinjaTemplate], order: Order) -> Rendered:
     except MemoryError:
         return Rendered(full=True)
     except Exception as error:  # the model's code on the user's data: any kind may come
-        return Rendered(error=str(error) or type(error).__name__)
+        said = str(error).encode(errors="replace").decode()  # it may hold half a surrogate pair
+        return Rendered(error=said or type(error).__name__)
 
 
 def serve(channel: Channel) -> None:

@@ -26,6 +26,7 @@ from dovetail.runtime.text.call_formats import (
 from dovetail.runtime.text.call_values import argument_kinds
 from dovetail.runtime.text.harmony import CHANNEL, HARMONY, HARMONY_CALLS, HarmonyParser
 from dovetail.runtime.text.tokenizer import Tokenizer
+from dovetail.runtime.text.tool_schema import MAX_PARTS, count_parts
 
 MAX_TOOLS = 128
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -46,6 +47,12 @@ To call one, answer with nothing but
 To call several, answer with nothing but
 {several}
 What they return comes as the next message."""
+FIELDS: dict[str, tuple[type, str]] = {
+    "description": (str, "a text"),
+    "parameters": (Mapping, "a JSON Schema: an object"),
+    "strict": (bool, "true or false"),
+}
+"""Of a function, each of which may be absent or null."""
 EXAMPLE = {"PARAMETER": "VALUE"}
 
 
@@ -97,22 +104,34 @@ def read_offer(
     if len(tools) > MAX_TOOLS:
         raise RequestError(f"there may be {MAX_TOOLS} tools, not {len(tools)}")
     found = tuple(_read_tool(place, tool) for place, tool in enumerate(tools))
+    left = MAX_PARTS
+    for place, tool in enumerate(found):
+        where = f"tools[{place}].function.parameters"
+        left -= count_parts(where, json.loads(tool.parameters), left)
     names = [tool.name for tool in found]
     if doubled := next((name for name in names if names.count(name) > 1), None):
         raise RequestError(f"two tools have the name {doubled!r}")
-    return Offer(found, tuple(tools), *_read_choice(choice, names), parallel)
+    shown = tuple({**_drop_nulls(one), "function": _drop_nulls(one["function"])} for one in tools)
+    return Offer(found, shown, *_read_choice(choice, names), parallel)
+
+
+def _drop_nulls(found: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _read_tool(place: int, tool: Mapping[str, Any]) -> Tool:
     where = f"tools[{place}]"
     function = tool.get("function") if isinstance(tool, Mapping) else None
-    if not isinstance(function, Mapping) or tool.get("type", "function") != "function":
+    if not isinstance(function, Mapping) or tool.get("type") not in ("function", None):
         raise RequestError(f'{where} must be {{"type": "function", "function": {{...}}}}')
     name = function.get("name")
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise RequestError(
             f"{where}.function.name must have 1 to 64 letters, digits, dots, dashes or underscores"
         )
+    for key, (kind, said) in FIELDS.items():
+        if not isinstance(function.get(key), kind | None):
+            raise RequestError(f"{where}.function.{key} must be {said}")
     schema = function.get("parameters") or {"type": "object", "properties": {}}
     return Tool(
         name, write_schema(f"{where}.function.parameters", schema), bool(function.get("strict"))

@@ -8,13 +8,24 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from dovetail.codegen import text_cache
+from dovetail.topology.hardware import read_hardware
+from dovetail.topology.values import CacheSpec
 from tests.repository import ROOT
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from common import family, keep_current, speedup
+from common import family, keep_current, machine_name, speedup
+
+
+def test_machines_whose_cpus_have_one_name_are_told_apart_by_their_caches() -> None:
+    first = CacheSpec(level=1, kind="data", bytes=32 << 10, line_bytes=64, pus=(0,))
+    caches = (first, replace(first, level=2, bytes=1 << 20))
+    here = replace(read_hardware(), cpu_model="AMD EPYC", allowed_pus=(0,), caches=caches)
+    other = replace(here, caches=(replace(first, bytes=48 << 10), *caches[1:]))
+    assert machine_name(here) == "AMD EPYC, L1 32 KiB, L2 1024 KiB" != machine_name(other)
 
 
 class Maker:

@@ -48,6 +48,7 @@ def test_a_run_compares_all_peers_and_resumes(tmp_path):
         1e9 * median(row[column] for row in first["rows"]) for column in ("peak_gflops", "read_gbs")
     )
     for row in first["rows"]:
+        assert row["machine"] == first["machine"]["cpu"] and row["commit"]
         n, k, m = row["n"], row["k"], row["m"]
         least = max(2 * n * k * m / flops, 4 * (n * k + m * k + m * n) / bandwidth)
         assert row["roofline_fraction"] == pytest.approx(least / row["ours_seconds"])

@@ -8,17 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from dovetail.codegen.lift.unroll import CHOICES
 from dovetail.codegen.targets import TARGETS, host_features, runs_on
 from tests.repository import ROOT
 
 sys.path.insert(0, str(ROOT))
 HERE = runs_on(TARGETS["x86-64-avx512"], platform.machine(), host_features())
+NO_CORPUS = not (Path(os.environ.get("DOVETAIL_CORPUS", "../shared")) / "kernels").is_dir()
+needs_corpus = pytest.mark.skipif(NO_CORPUS, reason="the corpus of kernels is not here")
 
 
 @pytest.mark.long
+@needs_corpus
 def test_most_functions_of_the_corpus_parse_and_lift():
-    if not (Path(os.environ.get("DOVETAIL_CORPUS", "../shared")) / "kernels").is_dir():
-        pytest.skip("the corpus of kernels is not here")
     from benchmarks.lift import kernel_files, measure, summary
 
     portions = [rows for path in kernel_files() for rows in measure(path, builds=False)]
@@ -30,6 +32,7 @@ def test_most_functions_of_the_corpus_parse_and_lift():
 
 
 @pytest.mark.long
+@needs_corpus
 @pytest.mark.skipif(not HERE, reason="this CPU does not run AVX-512")
 @pytest.mark.parametrize(
     ("file", "function"),
@@ -44,8 +47,6 @@ def test_most_functions_of_the_corpus_parse_and_lift():
 )
 def test_functions_of_the_corpus_compute_what_gcc_makes_of_them(file, function):
     """On two targets, and in vectors where their text has some."""
-    if not (Path(os.environ.get("DOVETAIL_CORPUS", "../shared")) / "kernels").is_dir():
-        pytest.skip("the corpus of kernels is not here")
     from benchmarks.lift import kernel_files, measure, read_file, setting_of
 
     (path,) = (path for path in kernel_files() if path.name.endswith(file))
@@ -89,9 +90,8 @@ def test_nothing_is_left_in_the_folder_for_temporary_files(tmp_path):
     assert list(temporary.iterdir()) == []
 
 
+@needs_corpus
 def test_most_float_products_are_understood_and_half_of_them_widen():
-    if not (Path(os.environ.get("DOVETAIL_CORPUS", "../shared")) / "kernels").is_dir():
-        pytest.skip("the corpus of kernels is not here")
     from benchmarks.lift import Row, kernel_files, lift_row, read_file, setting_of
 
     rows, kernels = [], []
@@ -102,3 +102,41 @@ def test_most_float_products_are_understood_and_half_of_them_widen():
             kernels.append(lift_row(pieces, rows[-1]).unit.function(function))
     assert sum(row.way == "by meaning" for row in rows) >= 8
     assert sum("LANES" in {t.name for t in kernel.tunables} for kernel in kernels) >= 5
+
+
+@needs_corpus
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="gcc builds it for this machine")
+def test_llm_c_s_attention_is_built_tuned_and_timed_beside_ours():
+    from benchmarks.lift_attention import measure, rows_of
+
+    rows = rows_of(7, 2, measure(7, heads=2, rounds=1))  # which compares all with float64
+    tuned = [f"lifted, {count} vectors at a time" for count in CHOICES]
+    own = ["gcc -O3 -march=native", "gcc, llm.c's flags", "ours"]
+    assert [row["way"] for row in rows] == [*tuned, *own]
+    assert all(row["ms"] > 0 < row["times_ours"] for row in rows)
+    assert all(row["machine"] and row["commit"] for row in rows)
+
+
+@needs_corpus
+@pytest.mark.skipif(not HERE, reason="this CPU does not run AVX-512")
+def test_a_lifted_product_of_avx2_is_timed_in_both_widths_and_gives_gcc_s_bits():
+    from benchmarks.lift_gemm import kernel_files, read_file, rows_of, setting_of
+
+    (path,) = (p for p in kernel_files() if "f32-gemm-3x16-minmax-fma3" in p.name)
+    (function,) = read_file(path, setting_of(path)).own
+    rows = rows_of(path, function, k=8, columns=20, rounds=1)  # which stops where bits differ
+    ways = [row["way"] for row in rows]
+    assert ways[:2] == ["gcc's build", "written out"]
+    assert ways[2:] == [f"lifted, LANES {n}, UNROLL {u}" for n in (8, 16) for u in CHOICES]
+    assert all(row["gflops"] > 0 and row["machine"] and row["commit"] for row in rows)
+
+
+def test_each_row_of_a_file_says_where_and_what_was_measured(tmp_path, monkeypatch):
+    from benchmarks import lift
+    from benchmarks.common import origin
+
+    (tmp_path / "own.c").write_text("float twice(float x) { return 2.0f * x; }\n")
+    monkeypatch.setattr(lift, "include_folder", lambda: tmp_path)
+    ((row,),) = lift.measure(tmp_path / "own.c", builds=False)
+    assert row.lifted and {"machine": row.machine, "commit": row.commit} == origin()
+    assert origin()["commit"] and "L1" in origin()["machine"]

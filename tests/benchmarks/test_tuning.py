@@ -23,8 +23,7 @@ from tvm_cells import TvmError
 SCRIPT = ROOT / "benchmarks" / "tuning.py"
 RIVALS = {"roller", "dietcode", "mikpoly", "ansor", "default"}
 ABLATIONS = {"no micro-kernel choice", "no polymerization", "no split-K", "no loop orders"}
-ABLATIONS |= {"no reuse", "no prefetch distances"}
-WINDOWS = {f"window {sigma}" for sigma in (5, 10, 15, 20)}
+ABLATIONS |= {"no slices", "no reuse", "no prefetch distances", "rules alone"}
 
 
 @pytest.mark.long
@@ -40,7 +39,7 @@ def test_policies_and_ablations_are_compared_and_a_run_is_resumed(tmp_path):
     assert report["rows"][: len(policies)] == policies
     summary = report["summary"][machine]
     assert summary["sandwich"].keys() == RIVALS
-    assert summary["ablations"].keys() == ABLATIONS | WINDOWS
+    assert summary["ablations"].keys() == ABLATIONS
     assert summary["policies_seconds_per_shape"].keys() == RIVALS | {"sandwich"}
     for row in report["rows"]:
         assert row["machine"] == machine and row["commit"] and row["target"]
@@ -51,8 +50,10 @@ def test_policies_and_ablations_are_compared_and_a_run_is_resumed(tmp_path):
 
 
 def test_each_ablation_leaves_out_its_part():
-    table = tuning.ablations(SimpleNamespace(effort="full"))
-    assert all(policy.breadth == table["sandwich"].breadth for policy in table.values())
+    table = tuning.ablations(SimpleNamespace(effort="full"), range(1, 12))
+    assert table.keys() == ABLATIONS | {"sandwich", "window 5", "window 10"}
+    parts = [policy for name, policy in table.items() if name != "rules alone"]
+    assert all(policy.breadth == table["sandwich"].breadth for policy in parts)
 
     def asked(name, points=(1, 8, 64)):
         one, land = task(points=points), Landscape()
@@ -68,6 +69,8 @@ def test_each_ablation_leaves_out_its_part():
     }
     assert grids["no polymerization"] == {(1, 2, 1)} < grids["no split-K"] < grids["sandwich"]
     assert all(grid[2] == 1 for grid in grids["no split-K"])
+    rows = {c.schedule[1] for c in asked("no slices")[1]}
+    assert rows < {c.schedule[1] for c in asked("sandwich")[1]}
     assert len(asked("no loop orders")[1]) < len(asked("sandwich")[1])
     distances = {c.schedule[7] for c in asked("no prefetch distances", (64,))[1]}
     assert distances <= {SPREAD_PREFETCH, FAR_PREFETCH}
@@ -127,6 +130,19 @@ def test_a_cell_without_a_program_counts_as_absent_and_not_as_slow():
     assert found["A"]["sandwich_by_m"] == {"roller": {1: 2.0, 8: None}}
     assert found["B"]["policies_least"] == {"roller": 1.25}
     assert found["B"]["policies_seconds_per_shape"] == {"sandwich": 4.0, "roller": 2.0}
+
+
+def test_what_each_part_gains_is_told_for_each_shape():
+    ablated = {"part": "ablations", "n": 64, "k": 32, "threads": 2}
+    rows = [row("sandwich", vs_sandwich=1.0, **ablated), row("roller", vs_sandwich=0.1)]
+    rows += [
+        row("no slices", vs_sandwich=v, **ablated | {"n": n}) for n, v in ((64, 1), (96, 0.25))
+    ]
+    (told,) = tuning.by_cause(rows)
+    assert told == {
+        "machine": "A", "search over": "no slices", "f32 64x32, 2 thr.": 1.0,
+        "f32 96x32, 2 thr.": 4.0, "all": 2.0,
+    }  # fmt: skip
 
 
 def test_a_table_of_another_machine_is_searched_anew():

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dovetail.ir.workflow import Embedding, Generation, Retrieval
+from dovetail.ir.workflow import Embedding, Generation, Rerank, Retrieval
 from dovetail.runtime.index.documents import Document
 
 
@@ -25,3 +26,6 @@ class Echo:
 
     def embed(self, text: str, node: Embedding) -> NDArray[np.float32]:
         return np.full(2, len(text), np.float32)
+
+    def rerank(self, query: str, documents: Any, node: Rerank) -> Sequence[Document]:
+        return list(reversed(documents))[: node.topk]

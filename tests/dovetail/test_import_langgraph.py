@@ -29,6 +29,7 @@ class State(TypedDict, total=False):
     query: str
     docs: list[Any]
     other: list[Any]
+    many: list[Any]
     reply: str
     rounds: int
     answer: str
@@ -122,11 +123,14 @@ def forked() -> Any:
     """Two searches side by side, both awaited by the answer."""
     builder = start()
     builder.add_node("left", bound.retrieval(query="input", output="docs", topk=1, services=ECHO))
-    builder.add_node("right", bound.retrieval(query="input", output="other", services=ECHO))
+    builder.add_node("right", bound.retrieval(query="input", output="many", services=ECHO))
+    asked = {"query": "input", "documents": "many", "output": "other"}
+    builder.add_node("best", bound.rerank(**asked, topk=2, services=ECHO))
     builder.add_node("say", bound.generation(prompt="{docs} {other}", services=ECHO))
     builder.add_edge(START, "left")
     builder.add_edge(START, "right")
-    builder.add_edge(["left", "right"], "say")
+    builder.add_edge("right", "best")
+    builder.add_edge(["left", "best"], "say")
     builder.add_edge("say", END)
     return builder
 

@@ -147,6 +147,9 @@ def test_workers_run_where_the_graph_of_the_artifact_places_them(
     last = cpus[0]
     moved = shutil.copytree(work / "app.dove", tmp_path / "moved.dove")
     move(moved, {"llm": cpus, "embedder": [last], None: [last]})
+    places = json.loads(dovetail("inspect", moved, "--json").out)["places"]
+    told = {name: [n["place"]["cpus"] for n in nodes] for name, nodes in places["one-shot"].items()}
+    assert told == {"search": [[last]], "answer": [cpus, cpus]} and places["twice"]["count"] == []
     others = psutil.Process().children(recursive=True)
     with load(moved, apart=True, trust=True) as app:
         said = app.run("one-shot", {"input": QUESTION}).outputs["answer"]
@@ -271,7 +274,15 @@ def test_run_takes_the_workflows_that_serve_takes(work: Path, tmp_path: Path) ->
 
 def test_inspect_shows_workflows_and_indexes(work: Path) -> None:
     text = dovetail("inspect", work / "app.dove", "--all").out
-    for words in ("workflow one-shot of input", "topk: 1", "index idx", "<lambda>", "twice"):
+    for words in (
+        "workflow one-shot of input",
+        "topk: 1",
+        "index idx",
+        "<lambda>",
+        "twice",
+        "runs as",
+        "llm/prefill/0 on PUs",
+    ):
         assert words in text, text
     found = json.loads(dovetail("inspect", work / "app.dove", "--json").out)
     assert [w["name"] for w in found["workflows"]] == ["one-shot", "plain", "twice"]

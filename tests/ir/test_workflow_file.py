@@ -24,13 +24,15 @@ nodes:
   - {kind: generation, name: 0, prompt: "Split {input}.", output: part, options: {max_tokens: 8}}
   - {kind: retrieval, name: find, query: part, output: docs, topk: 2, filters: {lang: [en, de]}}
   - {kind: embedding, name: vec, text: part, output: vector}
+  - {kind: rerank, name: best, query: part, documents: docs, output: kept, topk: 1, model: r}
   - {kind: function, name: pick, function: shorten, output: few}
   - {kind: generation, name: last, prompt: "Answer from {few}."}
 edges:
   - {from: START, to: 0}
   - {from: 0, to: {if: part, then: find}}
   - {from: find, to: vec}
-  - {from: vec, to: pick}
+  - {from: vec, to: best}
+  - {from: best, to: pick}
   - {from: pick, choose: again, targets: [0, last]}
   - {from: last, to: END}
 """
@@ -49,7 +51,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {"shorten": shorten, "again": again}
 
 def test_yaml_of_a_person_is_the_graph_it_says() -> None:
     workflow = read_workflow(TEXT, FUNCTIONS).workflow()
-    assert list(workflow.nodes) == [0, "find", "vec", "pick", "last"]
+    assert list(workflow.nodes) == [0, "find", "vec", "best", "pick", "last"]
     assert workflow.nodes[0].options == {"max_tokens": 8}  # type: ignore[union-attr]
     assert workflow.nodes["find"].filters == {"lang": ["en", "de"]}  # type: ignore[union-attr]
     assert workflow.nodes["pick"].function is shorten  # type: ignore[union-attr]

@@ -201,7 +201,7 @@ EDITS: dict[str, tuple[str, Callable[[dict[str, object]], object], str]] = {
     "unknown dtype": (
         "models/llm/model.json",
         lambda m: m["weights"][0].update(dtype="f7"),  # type: ignore[index]
-        "too few bytes",
+        "compile the model again by",
     ),
     "short schedule": (
         "models/llm/schedules.json",

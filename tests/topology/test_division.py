@@ -158,7 +158,7 @@ def test_shares_stay_for_a_while_however_the_load_swings(
 ) -> None:
     spec = read_hardware("core:4")
     shares, trend = divide(spec, default_parameters(spec), LOAD).shares, Trend()
-    given_at, now, alike = [-REST], 0.0, 0
+    given_at, now, alike = [-REST] * 3, 0.0, 0
     for need, looks in swings:
         seen = {stage: worked * period for stage, worked in NEEDS[need].items()}
         for look in range(looks):
@@ -167,7 +167,7 @@ def test_shares_stay_for_a_while_however_the_load_swings(
             better = redivide(spec, shares, seen, period)
             trend, given_now = follow_trend(spec, shares, trend, seen, period, now)
             if given_now is not None:
-                assert now - given_at[-1] >= REST
+                assert now - given_at[-1] >= LOOKS * period and now - given_at[-3] >= REST
                 check_division(spec, given_now)
                 given_at.append(now)
                 shares = given_now

@@ -16,7 +16,7 @@ import msgspec
 
 from dovetail.ir.errors import DovetailError, describe_error
 from dovetail.ir.live_graph import LiveGraph, Rewrite
-from dovetail.ir.workflow import Function, Generation, Name, Retrieval
+from dovetail.ir.workflow import Function, Generation, Name, Rerank, Retrieval
 from dovetail.runtime.flows.workflow_run import Call
 from dovetail.runtime.index.cursor import Hit
 from dovetail.runtime.index.documents import Document
@@ -63,6 +63,19 @@ class Embed(msgspec.Struct, frozen=True):
     model: str | None = None
     query: bool = False
     index: str | None = None
+
+
+class RankDocuments(msgspec.Struct, frozen=True):
+    """Have a cross-encoder score documents for a text -> Finished(the node's best ones).
+
+    documents: what the state has there, as `find_best` takes it.
+    """
+
+    job: int
+    source: Source
+    node: Rerank
+    query: str
+    documents: Any
 
 
 class Invoke(msgspec.Struct, frozen=True):
@@ -169,7 +182,9 @@ class Deliver(msgspec.Struct, frozen=True):
     graph: LiveGraph | None = None
 
 
-Work: TypeAlias = Generate | Embed | Invoke | Choose | FindClusters | ScanClusters | Copy
+Work: TypeAlias = (
+    Generate | Embed | RankDocuments | Invoke | Choose | FindClusters | ScanClusters | Copy
+)
 Order: TypeAlias = Work | Cancel | Started | Written | Rewrote | Deliver
 
 
@@ -185,7 +200,7 @@ class Progressed(msgspec.Struct, frozen=True):
 
 
 class Finished(msgspec.Struct, frozen=True):
-    """A job is done. value: text of Generate, vector of Embed, result of Invoke or Choose.
+    """A job is done. value: text of Generate, vector of Embed, result of others.
 
     Of Copy the clusters that did not arrive, None if all did.
     """

@@ -14,7 +14,7 @@ from itertools import count
 from typing import Any, TypeAlias
 
 from dovetail.ir.errors import DovetailError, WorkflowError, describe_error
-from dovetail.ir.graph import EMBEDDING, FUNCTION, GENERATION, RETRIEVAL, VALIDATE
+from dovetail.ir.graph import EMBEDDING, FUNCTION, GENERATION, RERANK, RETRIEVAL, VALIDATE
 from dovetail.ir.live_graph import (
     CHECK,
     COPY,
@@ -28,7 +28,7 @@ from dovetail.ir.live_graph import (
     State,
 )
 from dovetail.ir.transform import roll_back
-from dovetail.ir.workflow import START, Embedding, Function, Generation, Place, Retrieval
+from dovetail.ir.workflow import START, Embedding, Function, Generation, Place, Rerank, Retrieval
 from dovetail.ir.workflow import State as WorkflowState
 from dovetail.runtime.flows.control import messages
 from dovetail.runtime.flows.control.costs import StageCosts
@@ -275,14 +275,18 @@ class Wavefront:
         self._hold(ticket, call, search)
 
     def _wait(self, ticket: Ticket, call: Call) -> None:
-        """Take a call of an embedding or function."""
-        source, node = ticket.source(call), call.node
-        make: Callable[[int], messages.Order] = (
-            partial(messages.Embed, source=source, text=text_of(call), model=node.model)
-            if isinstance(node, Embedding)
-            else partial(messages.Invoke, source=source, call=call)
-        )
-        self._hold(ticket, call, (ticket, call, make))
+        """Take a call of an embedding, a rerank or a function."""
+        source = ticket.source(call)
+        order: Callable[[int], messages.Order]
+        match call.node:
+            case Embedding() as node:
+                order = partial(messages.Embed, source=source, text=text_of(call), model=node.model)
+            case Rerank() as node:
+                about = {"query": text_of(call), "documents": call.state[node.documents]}
+                order = partial(messages.RankDocuments, source=source, node=node, **about)
+            case _:
+                order = partial(messages.Invoke, source=source, call=call)
+        self._hold(ticket, call, (ticket, call, order))
 
     def _hold(self, ticket: Ticket, call: Call, work: object) -> None:
         """Have the node of a call begin once it is ready, and do this."""
@@ -401,6 +405,7 @@ _ARRIVE: dict[type, Callable[[Wavefront, Ticket, Call], None]] = {
     Generation: Wavefront._generate,
     Retrieval: Wavefront._retrieve,
     Embedding: Wavefront._wait,
+    Rerank: Wavefront._wait,
     Function: Wavefront._wait,
 }
 Do: TypeAlias = Callable[[Wavefront, LiveNode], None]
@@ -418,6 +423,7 @@ _BEGIN: dict[tuple[str, str], Do] = {
     (RETRIEVAL, SCOUT): lambda front, node: None,  # it was sent
     (EMBEDDING, ""): Wavefront._start,
     (EMBEDDING, READ): lambda front, node: front._replies.read(node),
+    (RERANK, ""): Wavefront._start,
     (FUNCTION, ""): Wavefront._start,
     (FUNCTION, COPY): lambda front, node: front._searches.copy(node),
 }

@@ -298,7 +298,7 @@ function takeStep(turn, { step, value, stage, done }) {
   const ended = done && find_(done.id);
   if (ended) {
     ended.seconds = done.at - ended.at;
-    if (ended.kind === "retrieval" && Array.isArray(done.value)) takeSources(turn, done.value);
+    if (["retrieval", "rerank"].includes(ended.kind) && Array.isArray(done.value)) takeSources(turn, done.value);
     else if (!ended.text) ended.text = clip(done.value);
   }
 }

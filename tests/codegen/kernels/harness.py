@@ -51,9 +51,10 @@ from tests.codegen.warp_host import WarpLibrary, warp_library
 MATH_H = (
     *("vacos", "vacosh", "vasin", "vasinh", "vatan", "vatanh", "vcbrt", "vcos", "vcosh", "verf"),
     *("vexp2", "vexpm1", "vlog", "vlog10", "vlog1p", "vlog2", "vround_away", "vsin", "vsinh"),
-    *("vtan", "vtanh"),
+    *("verfc", "vtan", "vtanh"),
 )
-"""Functions of one vector that math_h has for those of C."""
+PAIRS_H = ("vatan2", "vcopysign", "vfmod", "vhypot", "vpow")
+"""Functions of one vector and of two that math_h has for those of C."""
 ACTIVATING = ("vexp", "vexp2_neg", "vsigmoid", "vsilu", "vgelu", "vgelu_tanh")
 PROBE = """
 
@@ -72,7 +73,7 @@ def {name}_probe(n: i64, x: ptr[f32], y: ptr[f32], out: ptr[f32], tid: thread, n
 PROBES = (
     "import gelu\nimport math_f32\nimport math_h\n"
     + "".join(PROBE.format(name=name) for name in (*ACTIVATING, *MATH_H))
-    + "".join(PAIR_PROBE.format(name=name) for name in ("vhypot", "vcopysign"))
+    + "".join(PAIR_PROBE.format(name=name) for name in PAIRS_H)
 )
 """Kernels that show the @inline functions of these modules one by one."""
 DTYPES = {"W": ("f32", "bf16"), "KV": ("f32", "bf16", "f16"), "METRIC": ("l2", "ip")}

@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import pytest
-from scipy.special import erf, ndtr
+from scipy.special import erf, erfc, ndtr
 
-from tests.codegen.kernels.harness import MATH_H, Runner
+from tests.codegen.kernels.harness import MATH_H, PAIRS_H, Runner
 
 
 def apply(run: Runner, function: str, x: npt.NDArray) -> npt.NDArray[np.float32]:
@@ -58,9 +58,10 @@ WANTED = {
     **{f"v{name}": getattr(np, name) for name in "log1p log2 sin sinh tan tanh".split()},
     **{f"va{name}": getattr(np, f"arc{name}") for name in "cos cosh sin sinh tan tanh".split()},
     "verf": erf,
+    "verfc": erfc,
     "vround_away": lambda x: np.trunc(x + np.copysign(0.5, x)),
 }
-WITHIN = {"verf": 8.0}
+WITHIN = {"verf": 8.0, "vfmod": 0.0}
 """Units in the last place, where it is not 4."""
 LEAST = 1.1754944e-38
 MARKS = [0.0, -0.0, np.inf, -np.inf, np.nan, 1.5, 2.5, -2.5, 1e-45, -149, -151, 1e6, -3e9, 8388609]
@@ -117,15 +118,44 @@ def test_functions_of_c_hold_on_every_target_and_in_its_tails(interpreted: Runne
         assert out[n] == 7
 
 
+TWO = {f"v{name}": getattr(np, name) for name in "copysign fmod hypot".split()}
+TWO |= {"vatan2": np.arctan2, "vpow": np.power}
+SPECIAL = [np.nan, np.inf, 0, 1, 2, 3, 5, 0.5, 1.5, 3e38, 1e-40, 1e-45, LEAST, 16777215, 16777217]
+
+
+def pairs(count: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """Special numbers of both signs with each other, and others: near, far and of like results."""
+    signed = np.array([*SPECIAL, *(-x for x in SPECIAL)])
+    left, right = np.meshgrid(signed, signed)
+    x = arguments(count)
+    near = np.nextafter(x, np.float32(np.inf))
+    random = np.random.default_rng(1)
+    with np.errstate(all="ignore"):  # powers of all sizes, and quotients about a whole number
+        power = random.uniform(-151, 129, len(x)) / np.log2(np.abs(x.astype(np.float64)))
+        part = x / random.integers(1, 1 << 25, len(x))
+    return (
+        np.concatenate([left.ravel(), x, x, x, x]).astype(np.float32),
+        np.concatenate([right.ravel(), np.roll(x, 123), near, power, part]).astype(np.float32),
+    )
+
+
+def apply_to_two(run: Runner, function: str, x: npt.NDArray, y: npt.NDArray) -> npt.NDArray:
+    out = np.zeros_like(x)
+    run(f"{function}_probe", len(x), x, y, out)
+    return out
+
+
+@pytest.mark.parametrize("function", PAIRS_H)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_functions_of_two_numbers(any_runner: Runner) -> None:
-    x = arguments(40)
-    special = [np.nan, np.inf, -np.inf, 0, -0.0, 5, -3e38, 1e-40]
-    left, right = np.meshgrid(special, special)
-    y = np.append(np.roll(x, 123), right.ravel()).astype(np.float32)
-    x = np.append(x, left.ravel()).astype(np.float32)
-    for name in ("hypot", "copysign"):
-        out = np.zeros_like(x)
-        any_runner(f"v{name}_probe", len(x), x, y, out)
-        want = getattr(np, name)(x.astype(np.float64), y.astype(np.float64))
-        check_as_c(name, out, want)
+def test_functions_of_two_numbers_are_within_four_ulp(native: Runner, function: str) -> None:
+    x, y = pairs(20_001)
+    want = TWO[function](x.astype(np.float64), y.astype(np.float64))
+    check_as_c(function, apply_to_two(native, function, x, y), want)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_functions_of_two_numbers_hold_on_every_target(interpreted: Runner) -> None:
+    x, y = pairs(5)
+    for function in PAIRS_H:
+        want = TWO[function](x.astype(np.float64), y.astype(np.float64))
+        check_as_c(function, apply_to_two(interpreted, function, x, y), want)

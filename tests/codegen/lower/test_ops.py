@@ -121,6 +121,7 @@ SCALAR = {
     "exp2(x) + expm1(x)": np.exp2(A) + np.expm1(A),
     "log2(y) + log10(y) + log1p(y)": np.log2(B) + np.log10(B) + np.log1p(B),
     "cbrt(y) + erf(x)": np.cbrt(B) + [math.erf(x) for x in A],
+    "erfc(x)": [math.erfc(x) for x in A],
     "tan(x / 4.0) + atan(x)": np.tan(A / 4) + np.arctan(A),
     "acos(x / 8.0) + asin(x / 8.0)": np.arccos(A / 8) + np.arcsin(A / 8),
     "cosh(x) + sinh(x)": np.cosh(A) + np.sinh(A),

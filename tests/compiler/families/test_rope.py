@@ -25,6 +25,10 @@ KINDS = {
         "beta_slow": 2.0,
         "truncate": False,
     },
+    "yarn of zeros": {
+        **{"factor": 4.0, "original_max_position_embeddings": 128},
+        **{"mscale": 1.2, "mscale_all_dim": 0.0},
+    },
     "yarn given": {
         "factor": 4.0,
         "original_max_position_embeddings": 128,

@@ -223,6 +223,7 @@ def test_unigrams_are_read_back(tmp_path: Path) -> None:
         ({"bert.attention.causal": True}, "rows of encoders see whole texts"),
         ({"bert.rope.scaling.type": "yarn"}, "ropes of encoders are not scaled"),
         ({"bert.pooling_type": 4}, "no tensor pooler.dense.weight"),
+        ({"bert.pooling_type": np.array([1, 2])}, "pooling_type differs between layers"),
     ],
 )
 def test_what_is_not_computed_is_refused(

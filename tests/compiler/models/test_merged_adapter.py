@@ -185,6 +185,7 @@ def test_a_model_beside_its_adapters_files_is_that_model(model: Path, tmp_path: 
         ({"alpha_pattern": {"q_proj": "x"}}, factors(Q), "a number is needed"),
         ({}, {"base_model.model.model.layers.7.x.lora_A.weight": np.ones((2, 2))}, "layers.7.x"),
         ({}, dict([*factors(Q).items()][:1]), "do not fit together"),
+        ({}, {}, "the adapter changes nothing"),
         (
             {},
             factors(Q) | {f"base_model.model.{Q}.lora_B.weight": np.ones((63, RANK))},

@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from dovetail.compiler.models.source import open_model
 from dovetail.compiler.models.spec import read_dimensions, read_generation_defaults, read_model_spec
@@ -47,6 +48,62 @@ def test_every_family(family, tied, tmp_path):
     assert not (spec.output_bias or spec.mlp_bias)
     assert (spec.weight_dtype, spec.checkpoint_dtype, spec.kv_dtype) == ("f32", "f32", "f32")
     assert (spec.bos_token_id, spec.eos_token_ids) == (1, (2,))
+    same_without(path, "layer_norm_eps" if spec.layer_norm else "rms_norm_eps")
+
+
+def same_without(path, *keys):
+    """Drop keys; what they stand for then is what transformers says."""
+    transformers = pytest.importorskip("transformers")
+    short = edited(path, path.parent / "-".join(keys), keys)
+    told = transformers.AutoConfig.from_pretrained(short).to_dict()
+    read = read_dimensions(edited(short, path.parent / "-".join(("told", *keys)), **told))
+    assert read_dimensions(short) == read
+
+
+@pytest.mark.parametrize(
+    ("family", "keys"),
+    [
+        ("gpt_oss", ("rms_norm_eps", "sliding_window")),
+        ("dots1", ("sliding_window",)),
+        ("exaone4", ("sliding_window",)),
+        ("mistral", ("sliding_window",)),
+        ("gemma2", ("sliding_window",)),
+        ("mixtral", ("rms_norm_eps",)),
+        ("nemotron_h", ("layer_norm_epsilon",)),
+        ("falcon_h1", ("rms_norm_eps",)),
+        ("glm4_lite", ("rms_norm_eps", "routed_scaling_factor")),
+        ("deepseek3", ("routed_scaling_factor",)),
+        ("cohere", ("rope_parameters",)),
+    ],
+)
+def test_absent_keys_stand_for_what_a_family_has(family, keys, tmp_path):
+    same_without(save_model(tmp_path / "m", family), *keys)
+
+
+@pytest.mark.parametrize("family", ["gpt_oss", "apertus", "ministral3"])
+def test_a_rope_that_is_always_scaled_must_be_told(family, tmp_path):
+    path = edited(save_model(tmp_path / "m", family), tmp_path / "e", ("rope_parameters",))
+    with pytest.raises(SpecError, match="has no rope_parameters"):
+        read_model_spec(path)
+
+
+def test_a_scan_of_other_sizes_than_its_tensors_is_refused(tmp_path):
+    path = edited(save_model(tmp_path / "m", "falcon_h1"), tmp_path / "e", mamba_d_state=48)
+    with pytest.raises(SpecError, match=r"mamba.in_proj.weight has shape"):
+        read_model_spec(path)
+
+
+def test_layers_of_gemma_4_may_be_numbered_with_zeros_before(tmp_path):
+    kinds = [*["sliding_attention"] * 5, "full_attention"] * 2
+    own = {"num_hidden_layers": 12, "layer_types": kinds, "num_kv_shared_layers": 0}
+    path = save_model(tmp_path / "m", "gemma4", **own)
+    padded = {"05": {"head_dim": 32}, "11": {"head_dim": 32}}
+    plain = {str(int(layer)): heads for layer, heads in padded.items()}
+    specs = [
+        read_model_spec(edited(path, tmp_path / name, per_layer_config=told))
+        for name, told in (("a", padded), ("b", plain))
+    ]
+    assert specs[0] == specs[1] and specs[0].layer_heads(5)[2] == 32
 
 
 @pytest.mark.parametrize(
@@ -64,6 +121,17 @@ def test_caps_and_windows_of_gemma_2(values, drop, caps, windows, tmp_path):
     assert (spec.attention_cap, spec.logits_cap) == caps
     assert [spec.layer_window(i) for i in range(3)] == [windows, 0, windows]
     assert spec.attention_scale == 32**-0.5
+
+
+def test_a_head_that_is_stored_and_another_is_not_the_embedding(llama, tmp_path):
+    path = edited(llama, tmp_path / "m", tie_word_embeddings=True)
+    assert not read_model_spec(path).tied_head
+    file = path / "model.safetensors"
+    tensors = load_file(file)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].copy()
+    file.unlink()  # it is linked
+    save_file(tensors, file)
+    assert read_model_spec(path).tied_head
 
 
 def test_llama_biases_and_head_dim(tmp_path):
@@ -129,6 +197,23 @@ def test_older_rope_keys_mean_the_same(tmp_path):
     spec = read_model_spec(new)
     assert read_model_spec(old) == spec
     assert (spec.rope.kind, spec.rope.theta, spec.rope.factor) == ("llama3", 5e5, 8.0)
+    both = edited(new, tmp_path / "both", rope_scaling=scaling)
+    assert read_model_spec(both) == spec
+    split = edited(new, tmp_path / "split", rope_scaling={**scaling, "factor": 4.0})
+    with pytest.raises(SpecError, match="rope_parameters is there, too"):
+        read_model_spec(split)
+
+
+@pytest.mark.parametrize("kind", ["llama3", "yarn"])
+def test_the_first_context_may_be_told_beside_the_rope(kind, tmp_path):
+    rope = {"rope_type": kind, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    rope = {**rope, "original_max_position_embeddings": 64, "mscale_all_dim": 0.0, "mscale": 1.0}
+    path = save_model(tmp_path / "a", "llama", rope_parameters={**rope, "rope_theta": 5e5})
+    wanted = read_model_spec(path)
+    assert wanted.rope.original_max_position == 64
+    del rope["original_max_position_embeddings"]
+    apart = {"rope_parameters": rope, "original_max_position_embeddings": 64, "rope_theta": 5e5}
+    assert read_model_spec(edited(path, tmp_path / "b", **apart)) == wanted
 
 
 def test_yarn_stretches_the_context(tmp_path):

@@ -64,12 +64,12 @@ def test_the_tiles_of_avx512_and_avx2():
     assert heights("x86-64-avx2") == {1: 6, 2: 3, 3: 2, 4: 1}
 
 
-def machine(l1: int = 32 << 10, l3: int = 1 << 25) -> HardwareSpec:
-    """A machine of one core whose first and third cache hold so many bytes."""
+def machine(l1: int = 32 << 10, l2: int = 2 << 20, l3: int = 1 << 25) -> HardwareSpec:
+    """A machine of one core whose caches hold so many bytes."""
     spec = read_hardware("core:1 pu:1")
     caches = tuple(
         CacheSpec(level=level, kind="data", bytes=size, line_bytes=64, pus=(0,))
-        for level, size in ((1, l1), (3, l3))
+        for level, size in ((1, l1), (2, l2), (3, l3))
         if size
     )
     return msgspec.structs.replace(spec, caches=caches)
@@ -158,8 +158,9 @@ def test_rounded_rows_in_tile_registers_come_in_blocks() -> None:
                 assert (values["block_m"], values["prefetch"]) == (128, SPREAD_PREFETCH)
             else:
                 assert default_row(op, amx, m, 1, HERE) == default_row(op, plain, m, 1, HERE)
-    long = GemmOp("x", LINEAR, 256, 14336, "bf16")
-    assert told(long, amx.name, 512)["block_m"] == 256
+    for k, l2, rows in ((12288, 2 << 20, 128), (12289, 2 << 20, 256), (12289, 4 << 20, 128)):
+        op = GemmOp("x", LINEAR, 256, k, "bf16")
+        assert told(op, amx.name, 512, machine(l2=l2))["block_m"] == rows
 
 
 def test_several_tiles_of_rows_take_k_in_equal_slices_of_two_first_caches() -> None:

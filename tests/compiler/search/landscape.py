@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from dovetail.codegen.targets import TARGETS
 from dovetail.compiler.measure.meter import Candidate, GemmCase, Measurement, summarize
 from dovetail.compiler.rules.schedules import LINEAR, GemmOp
@@ -13,8 +15,15 @@ from dovetail.compiler.search.policy import SearchTask
 from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.schedule import SCHEDULE_VALUES
 from dovetail.topology.hardware import read_hardware
+from dovetail.topology.values import CacheSpec
 
 TARGET = TARGETS["x86-64-avx512"]
+CACHES = tuple(
+    CacheSpec(level=level, kind="unified", bytes=kib << 10, line_bytes=64, pus=(0,))
+    for level, kib in enumerate((32, 1024, 32768), 1)
+)
+HARDWARE = replace(read_hardware(), allowed_pus=(0,), caches=CACHES)
+"""The rules' slices follow the caches, which differ from host to host."""
 OVERHEAD = 1e-3
 """Seconds that asking for one candidate costs beside its runs."""
 
@@ -26,7 +35,7 @@ def task(n: int = 512, k: int = 1024, threads: int = 2, **rest) -> SearchTask:
     phase = PhasePlan(threads=threads, cpus=())
     op = GemmOp("x", rest.pop("kind", LINEAR), n, k, "f32")
     rest = {"points": (1, 8, 64), **rest}
-    return SearchTask(op, TARGET, phase, read_hardware(), **rest)
+    return SearchTask(op, TARGET, phase, HARDWARE, **rest)
 
 
 def panels_of(candidate: Candidate) -> int:

@@ -54,6 +54,12 @@ def test_keys_of_a_file_may_be_any_bytes(tmp_path: Path) -> None:
     assert [os.fsencode(key) for key in keys] == [b"given", b"first", b"\xff\xe9"]
 
 
+@pytest.mark.parametrize("key", ["", " "])
+def test_an_empty_key_opens_no_server(key: str) -> None:
+    with pytest.raises(SpecError, match=f"--api-key '{key}' is no key; give a text, or omit"):
+        HttpFlags(api_key=["first", key]).settings()
+
+
 def test_a_busy_port_is_told_of_before_a_model_is_looked_for(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         number = other.getsockname()[1]

@@ -278,7 +278,7 @@ begun, for_ever = [Event(), Event()], Event()
 def hang(at):
     begun[at].set()
     for_ever.wait()
-session = Session(Executors(None, None, None, Indexes(), None), None, print)
+session = Session(Executors(None, None, None, None, Indexes(), None), None, print)
 call = Call(Function("f", lambda _: hang(0), "n"), 0, {}, {})
 session._invoke(Invoke(1, Source(1, "f", 0), call))
 session._embedding.put(Embed(2, Source(1, "e", 0), "w1"), lambda texts: hang(1))

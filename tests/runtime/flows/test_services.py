@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from dovetail.ir.errors import RequestError, WorkflowError
 from dovetail.ir.ragraph import RAGraph
-from dovetail.ir.workflow import END, START, Embedding, Generation, Retrieval, State
+from dovetail.ir.workflow import END, START, Embedding, Generation, Rerank, Retrieval, State
 from dovetail.runtime.flows.services import perform
 from dovetail.runtime.flows.workflow_run import run_in_order
 from dovetail.runtime.index.documents import Document
@@ -30,6 +31,9 @@ class Echo:
     def embed(self, text: str, node: Embedding) -> NDArray[np.float32]:
         return np.array([len(text)], np.float32)
 
+    def rerank(self, query: str, documents: Any, node: Rerank) -> Sequence[Document]:
+        return tuple(reversed(documents))[: node.topk]
+
 
 def run(graph: RAGraph, given: object) -> dict[str, object]:
     return run_in_order(graph.workflow(), {"input": given}, lambda call: perform(call, Echo()))
@@ -45,11 +49,12 @@ def test_each_kind_of_node_calls_its_service() -> None:
     g = RAGraph()
     g.add_embedding("embed", text="input", output="vector")
     g.add_retrieval("search", query="vector", output="docs", topk=2)
+    g.add_rerank("rank", query="input", documents="docs", output="best", topk=1)
     g.add_function("count", lambda state: len(state["docs"]), "n")
-    g.add_generation("say", prompt="{n}:\n{docs}", output="answer", max_tokens=3)
-    result = run(chain(g, "embed", "search", "count", "say"), "abc")
+    g.add_generation("say", prompt="{n}:\n{best}", output="answer", max_tokens=3)
+    result = run(chain(g, "embed", "search", "rank", "count", "say"), "abc")
     assert result["vector"].tolist() == [3.0] and result["n"] == 2  # type: ignore[attr-defined]
-    assert result["answer"] == "<2:\n- [3.]\n- T: [3.]|{'max_tokens': 3}>"
+    assert result["answer"] == "<2:\n- T: [3.]|{'max_tokens': 3}>"
 
 
 def test_a_query_that_is_no_vector_is_read_as_text() -> None:

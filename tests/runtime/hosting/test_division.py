@@ -6,13 +6,21 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.graph import Placement
 from dovetail.ir.place import place, serving_graph, share_out
 from dovetail.ir.plans import MEASURED, Figure, PlanChoice
 from dovetail.runtime.artifact import Artifact
 from dovetail.runtime.engine.options import EngineOptions
-from dovetail.runtime.hosting.division import LoadLook, divide_cpu, find_figures, follow_load
+from dovetail.runtime.hosting.division import (
+    PERIOD,
+    LoadLook,
+    divide_cpu,
+    find_figures,
+    follow_load,
+)
 from dovetail.runtime.machine.seat import ENCODER_SLOT, ENGINE_SLOT, Board, Seat
 from dovetail.topology.division import (
     DECODE,
@@ -38,21 +46,26 @@ def make_board() -> Board:
     return board
 
 
-def test_a_load_that_has_changed_changes_the_shares_within_a_second() -> None:
-    board = make_board()
-    before, look = board.shares, LoadLook(0.5, board.used)
-    trend = follow_load(board, SPEC, Trend(), NOTHING, look)
-    assert board.shares == before
-    for now in (1.0, 1.5):
-        assert board.shares == before
-        board.end(ENCODER_SLOT, ENCODERS, 4.5)
-        board.end(ENGINE_SLOT, DECODE, 0.5)
+@pytest.mark.parametrize("phase", [0.0, 0.5, 0.99])
+def test_each_of_two_changes_of_the_load_changes_the_shares_within_a_second(phase: float) -> None:
+    """phase: of a look, when the load changes; each load is there for two seconds."""
+    board, trend, look, found = make_board(), Trend(), NOTHING, list[tuple[float, int]]()
+    changes = [phase * PERIOD, phase * PERIOD + 2.0, phase * PERIOD + 4.0]
+    embedding, decoding = {ENCODERS: 9.0, DECODE: 1.0}, {ENCODERS: 1.0, DECODE: 9.0}
+    for number in range(1, int(changes[-1] / PERIOD) + 1):
+        now, before = number * PERIOD, board.shares
+        for load, begin, end in zip((embedding, decoding), changes, changes[1:], strict=False):
+            seconds = max(0.0, min(now, end) - max(now - PERIOD, begin))
+            for slot, stage in ((ENCODER_SLOT, ENCODERS), (ENGINE_SLOT, DECODE)):
+                board.end(slot, stage, load[stage] * seconds)
         look, last = LoadLook(now, board.used), look
         trend = follow_load(board, SPEC, trend, last, look)
-    after = board.shares
-    assert len(after[ENCODERS]) > len(before[ENCODERS])
-    follow_load(board, SPEC, trend, look, LoadLook(2.0, board.used))
-    assert board.shares == after, "nothing since"
+        if board.shares != before:
+            found.append((now, len(board.shares[ENCODERS]) - len(before[ENCODERS])))
+    (first, more), (second, fewer) = found
+    assert first < changes[0] + 1 and second < changes[1] + 1 and more > 0 > fewer
+    follow_load(board, SPEC, trend, look, LoadLook(look.now + PERIOD, board.used))
+    assert board.changes == 2, "nothing since"
 
 
 def test_attention_beside_a_device_has_the_share_of_decode() -> None:

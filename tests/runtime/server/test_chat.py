@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import openai
 import pytest
 
 from dovetail.runtime.app import App
+from dovetail.runtime.server.schema import (
+    ChatRequest,
+    CompletionRequest,
+    MessagesRequest,
+    ResponsesRequest,
+)
 from tests.runtime.server.live import Live, http
 from tests.runtime.server.openai_calls import MESSAGES, PROMPT, SAMPLED, answer, chat_ids
 
@@ -165,3 +172,40 @@ def test_the_assistant_answers_a_conversation(client: openai.OpenAI, offline: Ap
     text = f"<|user|>{PROMPT}<|end|><|assistant|>Melkar.<|end|><|user|>{PROMPT}<|end|><|assistant|>"
     ids = offline.tokenizer.encode(text, special=False)
     assert reply.choices[0].message.content == answer(offline, ids, max_tokens=8)
+
+
+NEEDED: dict[str, tuple[type[msgspec.Struct], dict[str, Any]]] = {
+    "chat/completions": (ChatRequest, {"messages": MESSAGES}),
+    "completions": (CompletionRequest, {"prompt": PROMPT}),
+    "responses": (ResponsesRequest, {"input": MESSAGES}),
+    "messages": (MessagesRequest, {"messages": MESSAGES, "max_tokens": 20}),
+}
+
+
+@pytest.mark.parametrize("path", NEEDED)
+def test_null_stands_for_what_is_absent(live: Live, path: str) -> None:
+    kind, needed = NEEDED[path]
+    nulls: dict[str, Any] = dict.fromkeys(kind.__struct_encode_fields__)
+    reply = http.post(f"{live.v1}/{path}", json=nulls | needed)
+    assert reply.status_code == 200, reply.text
+
+
+def test_null_stands_for_what_is_absent_within_fields(live: Live) -> None:
+    function = {"name": "add", "description": None, "parameters": None, "strict": None}
+    call = {"id": "c", "type": None, "function": {"name": "add", "arguments": "{}"}}
+    body = {
+        "messages": [
+            {**MESSAGES[0], "name": None, "tool_calls": None, "tool_call_id": None},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c", "content": "1", "name": None},
+        ],
+        "tools": [{"type": "function", "function": function}],
+        "stream": True,
+        "stream_options": {"include_usage": None},
+        "response_format": {"type": "text", "json_schema": None},
+        "max_tokens": 5,
+    }
+    reply = http.post(f"{live.v1}/chat/completions", json=body)
+    assert reply.status_code == 200, reply.text
+    items = [{"type": None, **MESSAGES[0]}, {"type": "reasoning", "summary": None}]
+    assert http.post(f"{live.v1}/responses", json={"input": items}).status_code == 200

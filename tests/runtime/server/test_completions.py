@@ -191,6 +191,28 @@ def test_completion_logprobs(client: openai.OpenAI) -> None:
     assert found.token_logprobs == best
 
 
+def test_offsets_of_a_stream_are_those_of_the_whole(client: openai.OpenAI, offline: App) -> None:
+    """While a stop text may have begun, and where special tokens are text."""
+    assert offline.tokenizer is not None
+    mark = next(iter(offline.tokenizer.special - offline.end_tokens))
+    prompt = "Question: Where is Melkar?\nPassage:"
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"stop": [" city at the moon", " River of old"]}, " city at the mouth of"),
+        ({"logit_bias": {str(mark): 100}}, offline.tokenizer.decode([mark], special=True)),
+    ]
+    for extra, word in cases:
+        asked: dict[str, Any] = {"model": "llama", "max_tokens": 16, "logprobs": 0, **extra}
+        asked["extra_body"] = {"skip_special_tokens": False}
+        (whole,) = client.completions.create(prompt=prompt, temperature=0, **asked).choices
+        chunks = client.completions.create(prompt=prompt, temperature=0, stream=True, **asked)
+        pieces = [chunk.choices[0].logprobs for chunk in chunks]
+        assert whole.logprobs is not None and word in whole.text
+        tokens, offsets = whole.logprobs.tokens or [], whole.logprobs.text_offset or []
+        assert [place for one in pieces if one for place in one.text_offset or ()] == offsets
+        for place, token in zip(offsets, tokens, strict=True):
+            assert whole.text[place:].startswith(token)
+
+
 @pytest.mark.parametrize(
     "extra", [{"top_k": 1}, {"min_p": 1.0}, {"top_p": 1e-6}], ids=["top_k", "min_p", "top_p"]
 )

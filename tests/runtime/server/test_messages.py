@@ -182,6 +182,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": 0}, "max_tokens"),
     ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
     ({"tools": BLOCKS, "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice"),
+    ({"tools": [{"name": "f", "input_schema": {"properties": {"a": 5}}}]}, "tools"),
+    ({"tools": BLOCKS + BLOCKS}, "tools"),
     ({"system": [IMAGE]}, "system[0].type"),
 ]
 

@@ -157,6 +157,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"input": "Zorvia " * 3000}, "input"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
     ({"tools": [{"type": "function", "name": "a b"}]}, "tools"),
+    ({"tools": [FLAT[0] | {"parameters": {"properties": {"a": 5}}}]}, "tools"),
+    ({"tools": [FLAT[0] | {"strict": "yes"}]}, "tools"),
     ({"tools": FLAT, "tool_choice": {"type": "function", "name": "x"}}, "tool_choice"),
     ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format"),
     ({"temperature": 9}, "temperature"),

@@ -281,6 +281,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "function"}]}, "tools"),
     ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools"),
     ({"tools": [LOOK_UP, LOOK_UP]}, "tools"),
+    ({"tools": [make_tool("f", {"properties": [1]})], "stream": True}, "tools"),
     ({"tools": [LOOK_UP] * 129}, "tools"),
     ({"tool_choice": "any"}, "tool_choice"),
     ({"tool_choice": {"type": "function", "function": {"name": "sub"}}}, "tool_choice"),

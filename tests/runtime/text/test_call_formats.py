@@ -15,6 +15,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
+from dovetail.ir.errors import RequestError
 from dovetail.runtime.schedule.structured import StructuredOutputs
 from dovetail.runtime.text import call_formats
 from dovetail.runtime.text.answers import Answer, AnswerParser, CallArguments, CallBegin
@@ -288,14 +289,14 @@ def test_types_are_found_through_references_and_alternatives() -> None:
             "all": {
                 "properties": {
                     "a": {"$ref": "#/$defs/word"},
-                    "b": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+                    "b": {"anyOf": [{"type": "integer"}, {"$ref": "#/$defs/e/oneOf/0"}]},
                     "c": {"enum": ["x", 1, None]},
                     "d": {},
                     "e": {"$ref": "#/$defs/e"},
                 }
             },
             "word": {"type": "string"},
-            "e": {"$ref": "#/$defs/e"},
+            "e": {"$ref": "#/$defs/e", "oneOf": [{"type": "null"}]},
         },
     }
     assert argument_kinds(json.dumps(schema)) == {
@@ -303,8 +304,10 @@ def test_types_are_found_through_references_and_alternatives() -> None:
         "b": {"integer", "null"},
         "c": {"string", "integer", "null"},
         "d": set(),
-        "e": set(),
+        "e": {"null"},
+        "": set(),
     }
+    assert argument_kinds('{"additionalProperties": {"type": "string"}}') == {"": {"string"}}
 
 
 @pytest.mark.parametrize(
@@ -392,11 +395,22 @@ def test_a_grammar_takes_what_a_family_writes(
 
 HELD: dict[str, Any] = {
     "type": "object",
-    "$defs": {"word": {"type": "string", "enum": ["a'b", "</c>", "d\ne"]}},
+    "$defs": {
+        "word": {"type": "string", "enum": ["a'b", "</c>", "d\ne", "a", "ab", "ab", "", "é\u2028"]},
+        "short": {"type": "string", "maxLength": 3},
+        "tree": {"type": "object", "properties": {"t": {"$ref": "#/$defs/tree"}}},
+    },
     "properties": {
         "word": {"$ref": "#/$defs/word"},
         "code": {"type": "string", "pattern": "^[A-C]{2}/[0-9]$"},
-        "near": {"type": "string", "pattern": "x"},
+        "near": {"type": "string", "pattern": "^x|y$"},
+        "both": {"$ref": "#/$defs/short", "pattern": "^[a-c/]*\\/$", "minLength": 2},
+        "some": {"anyOf": [{"$ref": "#/$defs/word"}, {"type": "null"}]},
+        "kind": {"anyOf": [{"const": "a"}, {"const": "b"}, {"enum": ["c"]}]},
+        "less": {"anyOf": [{"$ref": "#/$defs/short"}, {"type": "integer"}]},
+        "none": {"type": ["string", "null"], "pattern": "^[0-9]*$"},
+        "marked": {"enum": ["</parameter>", "</arg_value>", '<|"|>', "<escape>", "in"]},
+        "tree": {"$ref": "#/$defs/tree"},
         "size": {"type": "string", "minLength": 2, "maxLength": 4},
         "free": {"type": "string"},
         "mode": {"enum": ["on", 1, None]},
@@ -435,7 +449,19 @@ def follow(grammar: str, hints: Sequence[str], draw: Any) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("schema", [SCHEMA, HELD], ids=["plain", "held"])
+EITHER = {
+    "type": "object",
+    "anyOf": [
+        {"properties": {"a": {"type": "integer"}}, "required": ["a"]},
+        {"properties": {"b": {"type": "integer"}}, "required": ["b"]},
+    ],
+}
+OTHERS = {"type": "object", "additionalProperties": {"type": "string"}, "required": ["b"]}
+
+
+@pytest.mark.parametrize(
+    "schema", [SCHEMA, HELD, EITHER, OTHERS], ids=["plain", "held", "either", "others"]
+)
 @pytest.mark.parametrize("form", NAMES, ids=NAMES.values())
 def test_what_a_grammar_lets_through_is_read_as_calls_that_the_schema_allows(
     form: CallFormat, schema: dict[str, Any]
@@ -454,7 +480,8 @@ def test_what_a_grammar_lets_through_is_read_as_calls_that_the_schema_allows(
         read_ += 1
         for name, arguments in calls_of(found):
             assert name == "find"
-            jsonschema.validate(arguments, {**schema, "additionalProperties": False})
+            jsonschema.validate(arguments, schema)
+            assert schema in (EITHER, OTHERS) or arguments.keys() <= schema["properties"].keys()
     assert read_, "none came to its end"
 
 
@@ -486,6 +513,44 @@ def test_arguments_that_no_schema_names_may_be_any(form: CallFormat) -> None:
     assert takes(grammar, write_calls(form, called))
 
 
+@pytest.mark.parametrize("form", NAMES, ids=NAMES.values())
+def test_a_tool_may_have_many_arguments(form: CallFormat) -> None:
+    named = {f"p{place}": {"type": "string"} for place in range(250)}
+    grammar = grammar_of(form, {"type": "object", "properties": named})
+    for called in ({}, {"p3": "x", "p249": "y"}):
+        assert takes(grammar, write_calls(form, [("find", called)]))
+
+
+@pytest.mark.parametrize("form", [QWEN, LFM2, GEMMA], ids=lambda form: NAMES[form])
+def test_names_that_could_not_be_read_are_refused_or_left_out(form: CallFormat) -> None:
+    odd = {"type": "object", "properties": {"a": {"type": "integer"}, '=">': {"type": "integer"}}}
+    assert takes(grammar_of(form, odd), write_calls(form, [("find", {"a": 1})]))
+    with pytest.raises(RequestError, match="'=\">' cannot be written"):
+        grammar_of(form, {**odd, "required": ['=">']})
+
+
+def test_values_that_could_not_be_read_are_left_out() -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": ["x</parameter>", "y"]}}}
+    one, other = (write_calls(QWEN, [("find", {"a": a})]) for a in ("y", "x</parameter>"))
+    grammar = grammar_of(QWEN, schema)
+    assert takes(grammar, one) and not takes(grammar, other)
+    schema["properties"]["a"]["enum"].pop()
+    with pytest.raises(RequestError, match="no value of an enum"):
+        grammar_of(QWEN, schema)
+
+
+def test_what_a_schema_refers_to_is_written_once_for_each_part_and_bounded() -> None:
+    """Of 200 definitions a part that refers to one holds that one."""
+    defs = {f"d{place}": {"type": "integer", "minimum": place} for place in range(200)}
+    named = {name: {"$ref": f"#/$defs/{name}"} for name in defs}
+    schema: dict[str, Any] = {"type": "object", "properties": named, "$defs": defs}
+    assert len(grammar_of(QWEN, schema)) < 10 * len(json.dumps(schema))
+    schema["$defs"]["d0"] = {"type": "array", "items": {"anyOf": [*named.values()]}}
+    defs |= {f"d{place}": {"type": "array", "items": named["d0"]} for place in range(1, 200)}
+    with pytest.raises(RequestError, match="refers to too much"):
+        grammar_of(QWEN, schema)
+
+
 class Marks:
     """A tokenizer in which the marks of Gemma 4 are special."""
 
@@ -501,6 +566,6 @@ def test_marks_that_are_tokens_are_tokens_in_grammars() -> None:
     literal = partial(write_mark, tokenizer)
     found = call_grammar(offer_of(ONE), style, literal, begun=False)
     assert found is not None and "<[6]> marked" in found
-    assert 'args_0_0: "q:" <[5]> /(?s:.*)/ <[5]>' in found and '"}"' in found
+    assert "args_0_0: <[5]> /(?s:.*)/ <[5]>" in found and '"}"' in found
     assert style.has_special_marks(tokenizer, offered=True)
     assert not style.has_special_marks(tokenizer)

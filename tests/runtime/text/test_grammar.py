@@ -10,7 +10,7 @@ from typing import Any
 import llguidance
 import pytest
 
-from dovetail.ir.errors import RequestError
+from dovetail.ir.errors import DeviceError, RequestError
 from dovetail.runtime.schedule.structured import StructuredOutputs, read_structured
 from dovetail.runtime.text.call_grammar import call_grammar, frame
 from dovetail.runtime.text.forms import KEPT, Forms
@@ -65,6 +65,8 @@ TEXTS: list[tuple[dict[str, Any], list[str], list[str]]] = [
     ({"regex": "[a-c]{2}/x"}, ["ab/x"], ["ab", "abc/x", "aab/x"]),
     ({"regex": "^a|b$"}, ["a", "b"], ["ab", "c"]),
     ({"choice": ['a "b"', "é\n"]}, ['a "b"', "é\n"], ["a", ""]),
+    ({"choice": ["a", "ab", "\x7f", "\0", "a"]}, ["a", "ab", "\x7f", "\0"], ["b", "aba"]),
+    ({"choice": [f"choice {number}" for number in range(3000)]}, ["choice 7"], ["choice 3000"]),
     ({"grammar": 'start: "a" b\nb: /[0-9]+/'}, ["a12"], ["a", "12"]),
     ({"grammar": 'root ::= "a" b\nb ::= [0-9]+'}, ["a12"], ["a", "12"]),
     ({"json": {"type": "string", "pattern": "^a[0-9]$"}}, ['"a1"'], ['"a"', '"ba1"']),
@@ -120,6 +122,7 @@ def test_forms_let_through_what_they_say(
         ({"regex": "a("}, "unclosed group"),
         ({"regex": "(?=a)b"}, "look-ahead"),
         ({"grammar": "start: b"}, "b"),
+        ({"grammar": f"start: {' | '.join(quote(f'a{at}') for at in range(2500))}"}, "too many"),
         ({"regex": "a?" * (MAX_OPTIONAL + 1)}, f"{MAX_OPTIONAL} parts"),
         ({"json": {"pattern": "a*" * (MAX_OPTIONAL + 1)}}, f"{MAX_OPTIONAL} parts"),
         ({"grammar": 'start: "a"?' + ' "a"?' * MAX_OPTIONAL}, f"{MAX_OPTIONAL} parts"),
@@ -183,6 +186,12 @@ def test_forms_that_were_asked_for_last_are_known(forms: Forms) -> None:
     forms.close()
     with pytest.raises(RequestError, match="closed"):
         forms.write(form(choice=["later"]))
+
+
+def test_nobody_waits_for_a_form_that_cannot_be_sent(forms: Forms) -> None:
+    with pytest.raises(DeviceError, match="surrogates"):
+        forms.start(StructuredOutputs(regex="\ud800")).result(60)
+    assert takes(forms.write(form(choice=["a"])), "a")
 
 
 # ---- reasoning and calls ----

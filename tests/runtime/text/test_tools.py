@@ -29,6 +29,11 @@ ADD = {
     "type": "function",
     "function": {"name": "add", "parameters": {"properties": {"a": {"type": "integer"}}}},
 }
+CIRCLE = {"properties": {"b": {"$ref": "#/$defs/b"}}, "$defs": {"b": {"$ref": "#/$defs/c"}}}
+CIRCLE["$defs"]["c"] = {"anyOf": [{"$ref": "#/$defs/b"}] * 300, "oneOf": [{"const": 1}] * 300}
+DEEP: dict[str, Any] = {}
+for _ in range(100):
+    DEEP = {"properties": {"b": DEEP}}
 NAMED = {"type": "function", "function": {"name": "add"}}
 
 
@@ -51,7 +56,33 @@ def test_what_is_offered_is_what_may_be_called() -> None:
         ([{"type": "function", "function": "add"}], None, r"tools\[0\] must be"),
         ([ADD, {"function": {"name": "a b"}}], None, r"tools\[1\].function.name"),
         ([{"function": {"name": "a" * 65}}], None, "64"),
-        ([{"function": {"name": "a", "parameters": 5}}], None, "JSON Schema"),
+        *(
+            ([{"function": {"name": "a", "parameters": wrong}}], None, f"parameters{said}")
+            for wrong, said in (
+                (5, " must be a JSON Schema"),
+                ([], " must be a JSON Schema"),
+                ("{}", " must be a JSON Schema"),
+                ({"type": "string"}, ' must have "type": "object"'),
+                ({"type": 5}, ".type must be a text or a list"),
+                ({"type": [["object"]]}, ".type must hold texts"),
+                ({"properties": []}, ".properties must be an object"),
+                ({"properties": {"b": 5}}, ".properties.b must be a JSON Schema"),
+                ({"properties": {"b": {"anyOf": {}}}}, ".properties.b.anyOf must be a list"),
+                ({"$defs": {"b": {"items": [1]}}}, r".\$defs.b.items\[0\] must be a JSON Schema"),
+                ({"required": "b"}, ".required must be a list"),
+                (
+                    {"properties": {"b": {"maxLength": "5"}}},
+                    ".properties.b.maxLength must be a whole number",
+                ),
+                ({"properties": {"b": {"pattern": 5}}}, ".properties.b.pattern must be a text"),
+                (CIRCLE, " refers to too many schemas"),
+                (DEEP, ".* is nested too deeply"),
+            )
+        ),
+        ([{"function": {"name": "a", "strict": "yes"}}], None, "strict must be true or false"),
+        ([{"function": {"name": "a", "description": 5}}], None, "description must be a text"),
+        ([{"function": {"name": 5}}], None, r"tools\[0\].function.name"),
+        ([{"type": 5, "function": {"name": "a"}}], None, r"tools\[0\] must be"),
         ([ADD, ADD], None, "two tools have the name 'add'"),
         ([ADD] * (MAX_TOOLS + 1), None, str(MAX_TOOLS)),
         ([ADD], "any", "tool_choice must be"),
@@ -114,6 +145,13 @@ def test_a_template_that_knows_tools_is_given_them() -> None:
     style, offer = ChatStyle.of("tools <tool_call> tool_calls"), read_offer([ADD])
     assert style.show(TALK, offer) == (TALK, {"tools": [ADD]})
     assert style.show(TALK, None) == (TALK, {})
+
+
+def test_null_is_as_absent() -> None:
+    function = {"name": "a", "description": None, "parameters": None, "strict": None}
+    offer = read_offer([{"type": None, "function": function}], None)
+    assert offer is not None and offer.shown == ({"function": {"name": "a"}},)
+    assert read_offer([{"function": {"name": "a"}}]) == offer
 
 
 def test_one_that_knows_none_is_shown_them_as_text() -> None:

@@ -122,7 +122,8 @@ void extremes(float *out, const float *x, int n) {
 
 void curves(float* out, const float* a, const float* b, long n) {
     for (long i = 0; i < n; i++) {
-        out[i] = tanhf(a[i]) + erff(b[i]) * hypotf(a[i], b[i]) + log1pf(fabsf(b[i]));
+        out[i] = tanhf(a[i]) + erff(b[i]) * hypotf(a[i], b[i]) + log1pf(fabsf(b[i]))
+                 + erfcf(a[i]) + atan2f(a[i], b[i]) + fmodf(b[i], 0.75f) + powf(fabsf(a[i]), b[i]);
     }
 }
 

@@ -14,6 +14,7 @@ from dovetail.runtime.flows.control.messages import (
     Generate,
     Invoke,
     Order,
+    RankDocuments,
     ScanClusters,
 )
 from dovetail.runtime.flows.control.wavefront import Wavefront
@@ -82,7 +83,9 @@ def check_dispatched(front: Wavefront, orders: Sequence[Order]) -> None:
             graphs = [state.beside, *(ticket.graph for ticket in state.tickets.values())]
             copies = [n for graph in graphs for n in graph if n.part == COPY]
             assert any(node.state is State.RUNNING for node in copies)
-        elif isinstance(order, Generate | Embed | Invoke | FindClusters | ScanClusters):
+        elif isinstance(
+            order, Generate | Embed | RankDocuments | Invoke | FindClusters | ScanClusters
+        ):
             sources = order.sources if isinstance(order, ScanClusters) else (order.source,)
             for source in sources:
                 if (ticket := state.tickets.get(source.request)) is None:

@@ -74,7 +74,9 @@ def wide(seed: int) -> RAGraph:
     g.add_edge("prepare", "vector")
     g.add_retrieval("near", query="point", output="near_docs", topk=draw.randint(1, 6))
     g.add_edge("vector", "near")
-    names = ["near_docs"]
+    g.add_rerank("best", query="ready", documents="near_docs", output="best_docs", topk=2)
+    g.add_edge("near", "best")
+    names = ["best_docs"]
     for i in range(draw.randint(1, 3)):
         g.add_retrieval(f"s{i}", query="ready", output=f"docs{i}", topk=draw.randint(1, 4))
         g.add_generation(f"g{i}", prompt=f"{i}: {{docs{i}}}", output=f"text{i}")
@@ -82,7 +84,7 @@ def wide(seed: int) -> RAGraph:
         g.add_edge(f"s{i}", f"g{i}")
         g.add_edge(f"g{i}", "join")
         names.append(f"text{i}")
-    g.add_edge("near", "join")
+    g.add_edge("best", "join")
     asked = " ".join(f"{{{name}}}" for name in names)
     g.add_generation("join", prompt=f"Join {asked}", output="joined")
     g.add_function("count", lambda state: state.get("n", 0) + 1, "n")

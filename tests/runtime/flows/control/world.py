@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dovetail.ir.workflow import Embedding, Generation, Retrieval
+from dovetail.ir.workflow import Embedding, Generation, Rerank, Retrieval
 from dovetail.runtime.flows.control.costs import StageCosts, StepCost
 from dovetail.runtime.flows.services import perform
 from dovetail.runtime.flows.workflow_run import Call
@@ -92,6 +92,10 @@ class HashWorld:
         words = text.split()[:40] or [""]
         return np.mean([meaning(word, self.d) for word in words], axis=0).astype(np.float32)
 
+    def rank(self, query: str, documents: Sequence[Any], node: Rerank) -> list[Any]:
+        best = sorted(documents, key=lambda each: rng(self.seed, query, str(each)).random())
+        return best[: node.topk]
+
     @property
     def d(self) -> int:
         return self.vectors.shape[1]
@@ -142,6 +146,9 @@ class Exact:
 
     def embed(self, text: str, node: Embedding) -> Vector:
         return self.world.embed(text)
+
+    def rerank(self, query: str, documents: Sequence[Any], node: Rerank) -> list[Any]:
+        return self.world.rank(query, documents, node)
 
     def do(self, call: Call) -> object:
         return perform(call, self)

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
 import hashlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
@@ -53,6 +52,7 @@ from dovetail.ir.expr import Expr
 from dovetail.ir.high import nodes as high
 from dovetail.ir.high.print import print_high
 from dovetail.ir.low.print import print_low
+from dovetail.ir.node import no_collector
 
 ABI = 11
 """`DT_ABI` of templates/abi.h."""
@@ -284,19 +284,7 @@ def _in_c(name: str) -> bool:
     return name in C_WORDS or name.startswith("dt_") or hasattr(ctypes.CDLL(None), name)
 
 
-@contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """Look for no circles of objects meanwhile: trees have none, and looking takes a third."""
-    looks = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if looks:
-            gc.enable()
-
-
-@_uncollected()
+@no_collector()
 def lower_request(
     request: KernelRequest, target: Target, unit: high.Unit | None = None
 ) -> KernelSpec:

@@ -151,7 +151,8 @@ class RAGraph:
 
         Args:
             source: a node, or START.
-            target: a node, END, or a function that returns one of these or a list of them.
+            target: a node, END, or a function, also an async one, that returns one of these or a
+                list of them.
             targets: where the function may lead; anywhere if it is not said.
         """
         if callable(target):

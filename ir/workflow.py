@@ -7,6 +7,7 @@ there are, where edges may lead, and what a node has to wait for.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import string
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -140,6 +141,12 @@ class Rerank(StoredNode, tag=RERANK, frozen=True):
         return (self.query, self.documents)
 
 
+def _call(function: Callable[[State], Any], state: State) -> Any:
+    """Return what a function of users does; an `async def` runs in an event loop of its own."""
+    value = function(state)
+    return asyncio.run(value) if inspect.iscoroutine(value) else value
+
+
 @dataclass(frozen=True, slots=True)
 class Function:
     """Calls Python with the state and writes what it returns."""
@@ -155,9 +162,8 @@ class Function:
         return ()
 
     def call(self, state: State) -> object:
-        """Return what it writes; an `async def` runs in an event loop of its own."""
-        value = self.function(state)
-        return asyncio.run(value) if asyncio.iscoroutine(value) else value
+        """Return what it writes."""
+        return _call(self.function, state)
 
 
 Node: TypeAlias = Generation | Retrieval | Embedding | Rerank | Function
@@ -229,7 +235,7 @@ class Edge:
         if self.choose is None:
             assert self.target is not None
             return (self.target,)
-        chosen = self.choose(state)
+        chosen = _call(self.choose, state)
         if isinstance(chosen, Iterable) and not isinstance(chosen, str):
             return tuple(dict.fromkeys(chosen))
         return (chosen,)

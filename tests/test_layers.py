@@ -88,7 +88,7 @@ LINES = {
     "codegen": 19_530,
     "topology": 4_040,
     "ir": 11_150,
-    "runtime": 41_860,
+    "runtime": 41_940,
     "runtime/machine": 1_230,
     "runtime/schedule": 3_970,
     "runtime/child": 880,
@@ -99,10 +99,10 @@ LINES = {
     "runtime/index": 1_580,
     "runtime/embed": 2_920,
     "runtime/accel": 4_970,
-    "runtime/hosting": 1_790,
+    "runtime/hosting": 1_820,
     "runtime/retrieval": 1_690,
     "runtime/flows": 5_830,
-    "runtime/server": 5_050,
+    "runtime/server": 5_090,
     "runtime/sim": 1_090,
 }
 """Most lines of source in each folder and room: what grows beyond has to say why, here."""

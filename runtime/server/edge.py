@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from dovetail.ir.errors import WorkflowError, describe_error
 from dovetail.runtime.server.errors import ApiError, ClientGone, decode_error
 
 log = logging.getLogger("dovetail.server")
@@ -42,7 +43,18 @@ def _plain(value: object) -> object:
     return value.tolist() if isinstance(value, np.ndarray | np.generic) else str(value)
 
 
-encode = msgspec.json.Encoder(enc_hook=_plain).encode
+_ENCODER = msgspec.json.Encoder(enc_hook=_plain)
+
+
+def encode(value: object) -> bytes:
+    """Return a reply as JSON; WorkflowError where a function of users made what is in none."""
+    try:
+        return _ENCODER.encode(value)
+    except Exception as error:  # half a surrogate, a circle, a text that fails to be made
+        raise WorkflowError(
+            f"what the workflow wrote cannot be sent as JSON: {describe_error(error)}; have its "
+            "functions return plain values"
+        ) from None
 
 
 class JsonReply(Response):

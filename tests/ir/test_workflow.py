@@ -49,7 +49,11 @@ def test_a_value_with_braces_is_no_template() -> None:
     ("chosen", "places"), [(1, (1,)), ("a", ("a",)), (END, (END,)), ([1, 2, 1], (1, 2)), ([], ())]
 )
 def test_a_choice_gives_places_once_each(chosen: object, places: tuple[object, ...]) -> None:
+    async def wait(state: object) -> object:
+        return chosen
+
     assert Edge(0, choose=lambda state: chosen).next({}) == places  # type: ignore[return-value, arg-type]
+    assert Edge(0, choose=wait).next({}) == places  # type: ignore[arg-type]
 
 
 def test_a_branch_looks_at_one_value() -> None:

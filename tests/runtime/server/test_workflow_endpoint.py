@@ -74,6 +74,17 @@ edges:
   - {from: search, to: answer}
   - {from: answer, to: END}
 """
+ODD = """
+from dovetail import END, START, RAGraph
+
+circle = []
+circle.append(circle)
+VALUES = {"half": "\\ud800", "circle": circle, "plain": {1, 2}}
+g = RAGraph("odd")
+g.add_function("make", lambda state: VALUES[state["input"]], "made")
+g.add_edge(START, "make")
+g.add_edge("make", END)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +106,10 @@ def flows(
     (folder / "wide.yaml").write_text(WIDE)
     (folder / "twice.yaml").write_text(TWICE)
     (folder / "short.yaml").write_text(SHORT)
-    files = (folder / f"{name}.yaml" for name in ("pair", "wide", "twice", "short"))
+    (folder / "odd.py").write_text(ODD)
+    files = (
+        folder / name for name in ("pair.yaml", "wide.yaml", "twice.yaml", "short.yaml", "odd.py")
+    )
     names = ("one-shot", "hyde", "multistep", *files)
     graphs = [part for name in names for part in ("--workflow", name)]
     with serving(*artifacts.values(), *graphs, "--index", index, log=folder / "log") as server:
@@ -117,6 +131,16 @@ def events(text: str) -> list[dict[str, Any]]:
     lines = [line.removeprefix("data: ") for line in text.splitlines() if line]
     assert lines.pop() == "[DONE]"
     return [msgspec.json.decode(line) for line in lines]
+
+
+def test_what_json_cannot_hold_is_told_as_the_workflows_fault(flows: Live) -> None:
+    url, said = f"{flows.v1}/workflows/odd/runs", "what the workflow wrote cannot be sent as JSON"
+    for given in ("half", "circle"):
+        for stream in (False, True):
+            reply = http.post(url, json={"inputs": {"input": given}, "stream": stream})
+            assert said in reply.text and "fault of its own" not in reply.text
+    found = http.post(url, json={"inputs": {"input": "plain"}}).json()
+    assert found["outputs"]["made"] == [1, 2]
 
 
 def test_a_run_gives_what_was_written_and_when(flows: Live, expected: WorkflowResult) -> None:

@@ -239,6 +239,24 @@ def test_who_is_gone_before_a_grammar_is_read_gets_nothing(
         assert not app.engine.scheduler.requests
 
 
+def test_no_step_waits_for_a_grammar(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was read before its request began is not read again within a step."""
+    read, compile_one, gate = list[str](), masks.Grammars._compile, threading.Event()
+
+    def count(self: masks.Grammars, grammar: str) -> object:
+        read.append(grammar)
+        return compile_one(self, grammar)
+
+    monkeypatch.setattr(masks.Grammars, "_compile", count)
+    with load(artifact) as app:
+        app.generator.host.call(gate.wait)  # the engine's thread has something else to do
+        words = [f"word {number}" for number in range(masks.KEPT + 8)]
+        jobs = [app.submit("A", structured_outputs={"choice": [word]}) for word in words]
+        app.engine.grammars._thread(masks.READER).submit(gate.set)  # behind all of them
+        assert [job.result().text for job in jobs] == words
+    assert max(Counter(read).values()) == 1, "some were read twice"
+
+
 def test_a_form_that_cannot_be_followed_fails_alone(
     artifact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +35,8 @@ PATIENCE = 1.0
 """Seconds that a step waits for masks, of which a row takes some 0.03 ms. A grammar that takes more
 is given up, with the thread that follows it: others go on with a new one."""
 KEPT = 32
-"""Grammars that are kept in the form in which they are followed: those that were used last."""
+"""Grammars that are kept in the form in which they are followed: those that were used last, beside
+those of requests."""
 TOO_MUCH = "the structured output takes too much time or memory to follow"
 QUOTE = ord('"')
 READER, FOLLOWER = "dovetail-grammars", "dovetail-masks"
@@ -342,9 +344,9 @@ class Grammars:
     def __init__(self, tokenizer: Path | None, vocab_size: int, ends: Iterable[int]) -> None:
         """`tokenizer`: a tokenizer.json. `ends`: the model's end tokens."""
         self._path, self._vocab_size, self._ends = tokenizer, vocab_size, sorted(ends)
-        self._futures = lru_cache(KEPT)(
-            lambda grammar: self._thread(READER).submit(self._compile, grammar)
-        )
+        self._read = WeakValueDictionary[str, Future["LLMatcher"]]()  # that somebody still has
+        self._held = WeakKeyDictionary[object, Future["LLMatcher"]]()  # by who has it
+        self._last_used = lru_cache(KEPT)(self._start)
         self._lock = threading.Lock()
         self._under_way: list[TokenMask] = []
         self._threads: dict[str, ThreadPoolExecutor] = {}
@@ -356,7 +358,18 @@ class Grammars:
         It raises RequestError where llguidance does not take grammar or tokenizer.
         """
         with self._lock:
-            return self._futures(grammar)
+            return self._last_used(grammar)
+
+    def _start(self, grammar: str) -> Future[LLMatcher]:
+        found = self._read.get(grammar)
+        if found is None:
+            found = self._read[grammar] = self._thread(READER).submit(self._compile, grammar)
+        return found
+
+    def hold(self, owner: object, read: Future[LLMatcher]) -> None:
+        """Keep what was read as long as there is its `owner`: when that is opened nobody waits."""
+        with self._lock:
+            self._held[owner] = read
 
     def warm(self) -> None:
         """Have the vocabulary read soon, which takes as long as many grammars do."""

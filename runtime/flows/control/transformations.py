@@ -38,7 +38,7 @@ __all__ = ["REGISTRY", "Transformation", "register_transformation", "unregister_
 @register_transformation
 @dataclass(frozen=True, slots=True)
 class Reorder(Transformation):
-    """Scan first where the request's last search found something (HedraRAG §4.3)."""
+    """Scan first where the request's last search found its nearest documents (HedraRAG §4.3)."""
 
     name: ClassVar[str] = REORDER
     wakes: ClassVar[str] = "found"
@@ -48,7 +48,7 @@ class Reorder(Transformation):
     def fits(cls, front: Front) -> Iterator[Reorder]:
         """Of searches with a history, as soon as their clusters are known."""
         for search in front.news.found:
-            order = reorder_probes(search.node.clusters, search.known)
+            order = reorder_probes(search.node.clusters, search.known, search.spec.topk)
             if order != search.node.clusters:
                 yield cls(search.graph, search.node, order)
 

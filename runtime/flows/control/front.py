@@ -302,10 +302,8 @@ class Front:
 
     def prompted(self, search: Search) -> bool:
         """Tell whether a generation may begin on a part of what a search finds."""
-        return (
-            search.call is not None
-            and search.spec.name in self.ticket(search).run.workflow.prompting
-        )
+        workflow = self.ticket(search).run.workflow
+        return search.call is not None and search.spec.name in workflow.prompting
 
     def seconds_left(self) -> dict[Search, float]:
         """Predict how long each search still takes, after those that go before it."""

@@ -87,7 +87,7 @@ LINES = {
     "compiler": 22_930,
     "codegen": 19_530,
     "topology": 4_040,
-    "ir": 11_140,
+    "ir": 11_250,
     "runtime": 41_960,
     "runtime/machine": 1_230,
     "runtime/schedule": 3_970,

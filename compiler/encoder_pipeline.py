@@ -14,10 +14,9 @@ from dovetail.codegen.isa.target import Target
 from dovetail.compiler.formats.encoder_formats import TABLES, products, tell_widened
 from dovetail.compiler.formats.quantising import Advance, choose_formats
 from dovetail.compiler.formats.weight_dtype import QUANTISING
-from dovetail.compiler.models.embedding_decoders import read_ending_tokenizer
 from dovetail.compiler.models.encoder_folder import is_encoder, open_folder
 from dovetail.compiler.models.encoder_spec import read_encoder_spec
-from dovetail.compiler.models.source import TOKENIZER, ModelDirectory
+from dovetail.compiler.models.source import TOKENIZER, ModelDirectory, ModelSource
 from dovetail.compiler.plan.service import plan_service
 from dovetail.compiler.request import (
     CompileRequest,
@@ -55,6 +54,7 @@ class EncoderInputs(ReadModel):
     spec: EncoderSpec
     plan: ServicePlan
     packed: EncoderPart | None = None
+    tokenizer: bytes | None
     reads: ClassVar[str] = "texts"
 
     @property
@@ -94,8 +94,10 @@ def read_encoder_inputs(
             f"{request.model} is a text encoder, which cannot be calibrated; omit --calibrate"
         )
     hardware, targets, devices = read_machine(request)
-    if packed is None:
-        source = open_folder(Path(request.model)).source
+    folder = None if packed else open_folder(Path(request.model))
+    source: ModelSource
+    if folder:
+        source = folder.source
         spec = read_encoder_spec(
             request.model,
             weight_dtype=request.weight_dtype,
@@ -103,6 +105,7 @@ def read_encoder_inputs(
             target=targets[0],
         )
     else:
+        assert packed
         source, spec = ModelDirectory(packed.folder), packed.file.spec
     check_tokenizer(source)
     quantised = None
@@ -121,6 +124,7 @@ def read_encoder_inputs(
         devices=devices,
         plan=request.plan or plan_service(hardware, request.threads),
         packed=packed,
+        tokenizer=folder.tokenizer() if folder else source.file(TOKENIZER),
         quantised=quantised,
         remarks=remarks,
     )
@@ -166,15 +170,12 @@ def write_encoder(
 ) -> None:
     """Write encoder.json and the tokenizer."""
     folder = f"models/{inputs.name}"
-    tokenizer = inputs.source.file(TOKENIZER)
-    if inputs.spec.decoder:
-        tokenizer = read_ending_tokenizer(inputs.source)
-    if tokenizer is not None:
-        artifact.write_bytes(f"{folder}/{TOKENIZER}", tokenizer)
+    if inputs.tokenizer is not None:
+        artifact.write_bytes(f"{folder}/{TOKENIZER}", inputs.tokenizer)
     file = EncoderFile(
         name=inputs.name,
         spec=inputs.spec,
         weights=weights,
-        tokenizer=None if tokenizer is None else TOKENIZER,
+        tokenizer=None if inputs.tokenizer is None else TOKENIZER,
     )
     artifact.write_json(f"{folder}/encoder.json", file)

@@ -5,14 +5,15 @@ In: a path. Out: an `EncoderFolder`, which reads small files by name; whether it
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dovetail.compiler.families.encoders import ENCODER_FAMILIES, LABELLED
 from dovetail.compiler.families.ranking_decoders import ranks, read_answers, read_token_ids
-from dovetail.compiler.files.config import Config, parse_json
-from dovetail.compiler.models.embedding_decoders import EMBEDDING_DECODERS
+from dovetail.compiler.files.config import Config, parse_json, parse_json_object
+from dovetail.compiler.models.embedding_decoders import EMBEDDING_DECODERS, read_ending_tokenizer
 from dovetail.compiler.models.source import (
     CONFIG,
     TOKENIZER,
@@ -23,7 +24,7 @@ from dovetail.compiler.models.source import (
 )
 from dovetail.ir.errors import SpecError
 
-MODULES = "modules.json"
+MODULES, SENTENCE_CONFIG = "modules.json", "sentence_bert_config.json"
 MODULE_KINDS = ("Transformer", "Pooling", "Dense", "Normalize", "LogitScore")
 """Modules of sentence-transformers, in the order in which rows go through them; the last one stands
 behind a whole decoder."""
@@ -64,6 +65,17 @@ class EncoderFolder:
             assert isinstance(self.files, GgufModel)
             return replace(self.files, answers=self.answers)
         return ModelDirectory(self.transformer, self.dense, self.answers)
+
+    def tokenizer(self) -> bytes | None:
+        """Return tokenizer.json with what else is done to texts: their letters may become small."""
+        source = self.source
+        data = read_ending_tokenizer(source) if self.decodes else source.file(TOKENIZER)
+        if data is None or not self.read(self.root, SENTENCE_CONFIG).flag("do_lower_case"):
+            return data
+        found = parse_json_object(data, str(self.transformer / TOKENIZER))
+        steps = [{"type": "Lowercase"}, *filter(None, [found.get("normalizer")])]
+        normalizer = {"type": "Sequence", "normalizers": steps}
+        return json.dumps({**found, "normalizer": normalizer}, ensure_ascii=False).encode()
 
     @property
     def answers(self) -> tuple[int, ...]:

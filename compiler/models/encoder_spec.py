@@ -30,13 +30,13 @@ from dovetail.compiler.formats.encoder_formats import keep_encoder_formats
 from dovetail.compiler.formats.weight_dtype import AUTO, resolve_weight_dtype
 from dovetail.compiler.formats.weight_formats import main_format
 from dovetail.compiler.models.embedding_decoders import read_decoder
-from dovetail.compiler.models.encoder_folder import EncoderFolder, open_folder
+from dovetail.compiler.models.encoder_folder import SENTENCE_CONFIG, EncoderFolder, open_folder
 from dovetail.compiler.models.source import CONFIG, TOKENIZER_CONFIG
 from dovetail.compiler.models.spec import HEAD_DIM_STEP, MAX_HEAD_DIM, stored_dtype
 from dovetail.ir.encoder import DenseSpec, EncoderSpec
 from dovetail.ir.errors import SpecError
 
-SENTENCE_CONFIG, PROMPTS = "sentence_bert_config.json", "config_sentence_transformers.json"
+PROMPTS = "config_sentence_transformers.json"
 MAX_TOKENS = 1 << 15
 ACTIVATIONS = {
     "gelu": "gelu",

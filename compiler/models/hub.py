@@ -17,8 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.compiler.files.checkpoint import INDEX_FILE, SINGLE_FILE, read_weight_map
-from dovetail.compiler.models.encoder_folder import MODULES, is_encoder, open_folder
-from dovetail.compiler.models.encoder_spec import PROMPTS, SENTENCE_CONFIG
+from dovetail.compiler.models.encoder_folder import (
+    MODULES,
+    SENTENCE_CONFIG,
+    is_encoder,
+    open_folder,
+)
+from dovetail.compiler.models.encoder_spec import PROMPTS
 from dovetail.compiler.models.merged_adapter import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,

@@ -9,11 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec.structs import replace
+from tokenizers import Tokenizer
 
+from dovetail.compiler.encoder_pipeline import read_encoder_inputs
 from dovetail.compiler.families.encoder_tensors import alibi_slopes, encoder_tables
 from dovetail.compiler.files.checkpoint import open_checkpoint
 from dovetail.compiler.models.encoder_folder import is_encoder
 from dovetail.compiler.models.encoder_spec import read_encoder_spec
+from dovetail.compiler.request import CompileRequest
 from dovetail.ir.errors import SpecError
 from dovetail.tiny_world import ENCODER, LLAMA
 from tests.encoders import (
@@ -26,6 +29,7 @@ from tests.encoders import (
     write_modules,
     write_nomic_words,
 )
+from tests.rerankers import write_tokenizer
 
 BACKWARDS = ("Transformer", "Pooling", "Normalize", "Dense")
 
@@ -90,6 +94,22 @@ def test_the_files_of_sentence_transformers(bert: Path, tmp_path: Path) -> None:
     spec = read_encoder_spec(folder)
     assert (spec.pooling, spec.unit, spec.max_tokens) == ("cls", True, 128)
     assert (spec.prompts, spec.default_prompt) == (prompts, "query")
+
+
+@pytest.mark.parametrize("normalizer", [None, {"type": "NFC"}])
+def test_letters_become_small_where_a_folder_says_so(
+    bert: Path, tmp_path: Path, normalizer: object
+) -> None:
+    folder = copy(bert, tmp_path / "m")
+    write_tokenizer(folder)
+    file = folder / "tokenizer.json"
+    write(file, json.loads(file.read_text()) | {"normalizer": normalizer})
+    write(folder / "sentence_bert_config.json", {"do_lower_case": True})
+    request = CompileRequest(model=folder, output=tmp_path / "app.dove", effort="none")
+    found = Tokenizer.from_str((read_encoder_inputs(request).tokenizer or b"").decode())
+    plain = Tokenizer.from_file(str(file))
+    text = "The LAMP"
+    assert found.encode(text).ids == plain.encode(text.lower()).ids != plain.encode(text).ids
 
 
 def test_e5_models_have_their_prompts(bert: Path, tmp_path: Path) -> None:

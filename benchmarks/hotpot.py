@@ -46,6 +46,13 @@ class Passages:
     questions: tuple[str, ...]
     gold: tuple[frozenset[int], ...]
 
+    def sub_questions(self) -> tuple[list[str], list[str]]:
+        """Return of each question with two supporting passages what asks for one, and the other."""
+        titles = [sorted(self.texts[row].partition(":")[0] for row in rows) for rows in self.gold]
+        pairs = [pair for pair in titles if len(pair) == 2]
+        first, second = ([f"What is {pair[at]}?" for pair in pairs] for at in (0, 1))
+        return first, second
+
 
 def read_passages(folder: Path, *, more: bool = True) -> Passages:
     """Return HotpotQA's questions and passages; `more`: with those of 2WikiMultiHopQA."""

@@ -251,7 +251,7 @@ SHOWN: dict[str, tuple[tuple[Show, ...], Show]] = {
     "split_search": ((), split),
     "split_reply": ((write,), cut),
     "stop": ((split,), lambda graph: transform.stop(graph, node(graph, "search/1"))),
-    "reorder": ((), lambda graph: transform.reorder(graph, node(graph, "search"), (4, 3, 9, 7, 1))),
+    "reorder": ((), lambda graph: transform.reorder(graph, node(graph, "search"), (4, 7, 3, 9, 1))),
     "speculate_generation": (
         (split,),
         lambda graph: transform.speculate_generation(

@@ -80,7 +80,7 @@ def stop(graph: LiveGraph, node: LiveNode) -> None:
 def reorder(graph: LiveGraph, node: LiveNode, clusters: Sequence[int]) -> None:
     """Have a search scan its clusters in another order, as `reorder_probes` gives it.
 
-    before: R [7 3 9 1 4]          after: R [4 3 9 7 1]
+    before: R [7 3 9 1 4]          after: R [4 7 3 9 1]
     """
     _need(graph, node, RETRIEVAL)
     if sorted(clusters) != sorted(node.clusters):

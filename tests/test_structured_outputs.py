@@ -209,6 +209,26 @@ def test_an_answer_that_would_be_cut_off_ends_in_time(app: App) -> None:
     assert short.finish_reason == "length"  # there was no way
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_limit_changes_no_answer_that_fits_in_it(app: App, temperature: float) -> None:
+    wishes = [{"choice": ["yes", "no", "maybe not", "absolutely"]}, {"json": {"type": "integer"}}]
+    for form in wishes:
+        asked: dict[str, Any] = {"structured_outputs": form, "temperature": temperature, "seed": 1}
+        (free,) = app.generate(PROMPT, **asked, max_tokens=100)
+        assert free.finish_reason == "stop"
+        for limit in range(len(free.token_ids), len(free.token_ids) + 12):
+            (done,) = app.generate(PROMPT, **asked, max_tokens=limit)
+            assert done.token_ids == free.token_ids, limit
+
+
+def test_answers_end_at_any_limit_that_an_end_fits_in(app: App) -> None:
+    schema = {"type": "array", "items": {"type": "string"}, "minItems": 1}
+    for limit in range(6, 20):
+        (done,) = app.generate(PROMPT, schema=schema, max_tokens=limit)
+        assert done.finish_reason == "stop" and len(done.token_ids) <= limit
+        jsonschema.validate(json.loads(done.text or ""), schema)
+
+
 # ---- what goes wrong ----
 
 
@@ -237,6 +257,24 @@ def test_who_is_gone_before_a_grammar_is_read_gets_nothing(
         gate.set()
         assert job.result().finish_reason == "abort"
         assert not app.engine.scheduler.requests
+
+
+def test_no_step_waits_for_a_grammar(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was read before its request began is not read again within a step."""
+    read, compile_one, gate = list[str](), masks.Grammars._compile, threading.Event()
+
+    def count(self: masks.Grammars, grammar: str) -> object:
+        read.append(grammar)
+        return compile_one(self, grammar)
+
+    monkeypatch.setattr(masks.Grammars, "_compile", count)
+    with load(artifact) as app:
+        app.generator.host.call(gate.wait)  # the engine's thread has something else to do
+        words = [f"word {number}" for number in range(masks.KEPT + 8)]
+        jobs = [app.submit("A", structured_outputs={"choice": [word]}) for word in words]
+        app.engine.grammars._thread(masks.READER).submit(gate.set)  # behind all of them
+        assert [job.result().text for job in jobs] == words
+    assert max(Counter(read).values()) == 1, "some were read twice"
 
 
 def test_a_form_that_cannot_be_followed_fails_alone(

@@ -113,12 +113,12 @@ class EngineLoop:
         read.add_done_callback(partial(self._queue_read, begin, jobs))
 
     def _queue_read(
-        self, begin: Callable[[], None], jobs: Sequence[Listener], read: Future[Any]
+        self, begin: Callable[[Future[Any]], None], jobs: Sequence[Listener], read: Future[Any]
     ) -> None:
         """Begin requests whose grammar has been read. On the thread that reads them."""
         wrong = None if read.cancelled() else read.exception()
         try:  # by a message that wakes the engine's thread: it passes on what fails, too
-            self.call(begin if wrong is None else partial(_fail, jobs, wrong))
+            self.call(partial(begin, read) if wrong is None else partial(_fail, jobs, wrong))
         except RequestError as closed:
             _fail(jobs, closed)
 
@@ -167,7 +167,13 @@ class EngineLoop:
                 self._step()
                 self._pause()
 
-    def _begin(self, ask: Ask, arrival: float, jobs: Sequence[Listener]) -> None:
+    def _begin(
+        self,
+        ask: Ask,
+        arrival: float,
+        jobs: Sequence[Listener],
+        grammar: Future[Any] | None = None,
+    ) -> None:
         requests: list[Request] = []
         try:
             for prompt in ask.prompts:
@@ -180,6 +186,8 @@ class EngineLoop:
             return
         for job, request in zip(jobs, requests, strict=True):
             request.metrics.arrival, request.beside = arrival, ask.beside
+            if grammar is not None:
+                self.engine.grammars.hold(request, grammar)
             job.begin(request)
             self._jobs[request.id] = job
             if job.dropped:

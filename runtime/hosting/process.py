@@ -61,7 +61,7 @@ class EngineProcess(Supervisor[StepReport]):
         self._waiting: list[tuple[tuple[int, ...], bytes]] = []  # for a process
         self._tickets: dict[int, Future[None]] = {}
         self._progress, self._board = Progress(), board
-        self.load = EngineLoad()  # as the process last reported
+        self.load = self._past = EngineLoad()  # as the process last reported, and the one before
         self._service: ServicePlan | None = None
         self._vocab_size = 0
         self._timeline: Timeline | None = None
@@ -202,7 +202,7 @@ class EngineProcess(Supervisor[StepReport]):
         return self._progress.read(busy=bool(self._jobs or self._tickets))
 
     def _hear(self, report: StepReport) -> None:
-        self.load = report.load
+        self.load = report.load.after(self._past)
         if report.drawn is not None and self._timeline is not None:
             self._timeline.add(report.drawn)
         stopped = [update.number for update in report.updates if self._take(update, report.now)]
@@ -257,7 +257,8 @@ class EngineProcess(Supervisor[StepReport]):
         if self._board is not None:
             self._board.clear(ENGINE_SLOT)
         with self._lock:
-            self.load = EngineLoad()
+            self._past = self.load
+            self.load = EngineLoad().after(self._past)
             lost = [self._jobs.pop(number) for number in set(self._jobs) - self._unsent]
             tickets = list(self._tickets.values())
             self._tickets.clear()

@@ -7,11 +7,12 @@ share.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import msgspec
+from msgspec import structs
 
 from dovetail.ir.artifact import ServicePlan
 from dovetail.ir.errors import RequestError
@@ -22,6 +23,8 @@ from dovetail.runtime.engine.step_watch import STEP_TOKENS
 from dovetail.runtime.engine.tally import Histogram, Tally
 from dovetail.runtime.schedule.request import Metrics, SamplingParams, TokenLogprob
 from dovetail.runtime.timeline import Drawn
+
+N = TypeVar("N", int, float)
 
 MAX_ORDER = 1 << 24
 """Bytes of an order: the child does not read for long at once."""
@@ -64,11 +67,34 @@ class EngineLoad(msgspec.Struct, frozen=True, array_like=True):
     prompt_tokens: int = 0
     drafts: dict[str, int] = {}
 
+    def after(self, past: EngineLoad) -> EngineLoad:
+        """Return this load with what an engine before had counted, so that counts only grow."""
+        waits = DeviceWaits(
+            self.waits.attention + past.waits.attention,
+            _add(self.waits.bubbles, past.waits.bubbles),
+        )
+        return structs.replace(
+            self,
+            waits=waits,
+            steps=Histogram(
+                self.steps.bounds,
+                tuple(map(sum, zip(self.steps.counts, past.steps.counts, strict=True))),
+                self.steps.total + past.steps.total,
+            ),
+            swaps=_add(self.swaps, past.swaps),
+            prompt_tokens=self.prompt_tokens + past.prompt_tokens,
+            drafts=_add(self.drafts, past.drafts),
+        )
+
     @property
     def tokens(self) -> dict[str, int]:
         """Tokens that steps computed: of prompts, and of answers, one a step and sequence."""
         every = int(self.steps.total)
         return {"prefill": self.prompt_tokens, "decode": every - self.prompt_tokens}
+
+
+def _add(first: Mapping[str, N], second: Mapping[str, N]) -> dict[str, N]:
+    return {name: first.get(name, 0) + second.get(name, 0) for name in {**first, **second}}
 
 
 # ---- to the child ----

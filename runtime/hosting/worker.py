@@ -233,7 +233,7 @@ def serve(channel: Channel, progress: int, board: int = -1) -> None:
     engine.watch = StepWatch(engine.spec.hidden_size, shown.begin)
     warm_up(engine)
     engine.rest()
-    engine.watch.tokens = Tally(STEP_TOKENS)
+    engine.watch.tokens, engine.watch.prompt_tokens = Tally(STEP_TOKENS), 0
     gc.collect()
     gc.freeze()  # what is there stays: later collections need not look at it
     opened.set_result(EngineWorker(channel, engine, shown))

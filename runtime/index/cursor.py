@@ -40,17 +40,21 @@ class SearchHistory:
     homes: Mapping[int, int]
 
 
-def reorder_probes(clusters: Sequence[int], history: SearchHistory | None) -> tuple[int, ...]:
-    """Return the clusters with those first that the last search of the request hit, then probed.
+def reorder_probes(
+    clusters: Sequence[int], history: SearchHistory | None, topk: int
+) -> tuple[int, ...]:
+    """Return the clusters with those first that held the nearest `topk` of the last search.
 
-    (C' and H), (C' and C without H), the rest; the order inside each part stays.
+    The order inside both parts stays. The paper (§4.3) puts all other clusters that it has probed
+    between them. They say little of what is near now, and hold up the early end, which counts in
+    the order of centroids (docs/notes/workflows.md).
 
-        before: 7 3 9 1 4     history: probed 3 4 9, hit 4     after: 4 | 3 9 | 7 1
+        before: 7 3 9 1 4     nearest were in: 4     after: 4 | 7 3 9 1
     """
     if history is None:
         return tuple(clusters)
-    hit, probed = frozenset(history.homes.values()), frozenset(history.clusters)
-    return tuple(sorted(clusters, key=lambda c: 0 if c in hit else 1 if c in probed else 2))
+    hit = frozenset(history.homes[id_] for _, id_ in history.hits[:topk])
+    return tuple(sorted(clusters, key=lambda cluster: cluster not in hit))
 
 
 def share_until(order: Sequence[int], wanted: Collection[int]) -> float:

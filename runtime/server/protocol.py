@@ -10,8 +10,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import httptools
 import msgspec
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from dovetail.runtime.server.errors import ApiError
 from dovetail.runtime.server.generation import new_id
@@ -38,6 +43,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._headers = self._size = 0  # of this request
         self._stuck = 0  # bytes since the last step forward; once refused, since then
         self._fault: ApiError | None = None  # why a callback stopped the parser
+        self._cycles: list[RequestResponseCycle] = []  # requests that have come, the newest last
 
     # ---- the connection ----
 
@@ -47,8 +53,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self._arm()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the deadline."""
+        """Forget the deadline, and tell all requests: uvicorn tells the newest alone."""
         self._disarm()
+        for cycle in self._cycles:
+            cycle.disconnected = True
+            cycle.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -61,14 +70,31 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self._in_body:
             self._arm()
         self._moved = False
-        super().data_received(data)
+        try:
+            self._parse(data)
+        except httptools.HttpParserError:
+            self._refuse(self._fault or ApiError(400, "the request is not valid HTTP/1.1"))
         self._stuck = 0 if self._moved else self._stuck + len(data)
         if self._stuck > HEAD_BYTES and not self._refused:
             self._refuse(_too_large())
 
-    def send_400_response(self, msg: str) -> None:
-        """Refuse what the parser, or a callback of ours, has stopped at."""
-        self._refuse(self._fault or ApiError(400, "the request is not valid HTTP/1.1"))
+    def _parse(self, data: bytes) -> None:
+        """Parse bytes; another protocol that a client offers, as HTTP/2, is not taken up.
+
+        The parser ends at such a head, without its body: another one gets that head without the
+        offer. Java's client makes it with every first request.
+        """
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            method = self.parser.get_method()
+            if method == b"CONNECT":
+                raise httptools.HttpParserError from None
+            kept = [b": ".join(pair) for pair in self.headers if pair[0] != b"upgrade"]
+            head = b"\r\n".join([b"%b %b HTTP/1.1" % (method, self.url), *kept, b"\r\n"])
+            self.parser = httptools.HttpRequestParser(self)
+            self._parse(head + data[offer.args[0] :])
 
     # ---- the parser's callbacks ----
 
@@ -92,9 +118,13 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Begin the request: its body is timed by who reads it."""
+        if self.parser.should_upgrade():
+            return
         self._in_head, self._in_body, self._moved = False, True, True
         self._disarm()
         super().on_headers_complete()
+        left = [cycle for cycle in self._cycles if not cycle.response_complete]
+        self._cycles = [*left, self.cycle]
 
     def on_body(self, body: bytes) -> None:
         """Take a part of the body."""
@@ -103,6 +133,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """End the request."""
+        if self.parser.should_upgrade():
+            return
         self._in_body, self._moved = False, True
         self._disarm()
         super().on_message_complete()

@@ -45,7 +45,7 @@ def test_kinds_of_nodes_and_edges_are_told_apart() -> None:
     drawn = draw_graph(
         changed(*map(shown, ("reorder", "prefetch", "split_search", "speculate_generation")))
     )
-    assert '[("search/0<br>[4, 3]")]' in drawn and '{"draft/check"}' in drawn
+    assert '[("search/0<br>[4, 7]")]' in drawn and '{"draft/check"}' in drawn
     assert "-. guess .->" in drawn and "-. copy .->" in drawn and " provisional" in drawn
 
 

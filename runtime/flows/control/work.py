@@ -209,7 +209,7 @@ class Search:
         return Needed(
             alone=share_until(plain, {homes[i] for i in found}),
             plain=share_until(plain, new),
-            ordered=share_until(reorder_probes(plain, self.known), new),
+            ordered=share_until(reorder_probes(plain, self.known, self.spec.topk), new),
         )
 
     def history(self) -> SearchHistory:

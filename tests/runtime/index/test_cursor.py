@@ -73,10 +73,11 @@ def test_a6_4_a_history_changes_the_way_and_not_the_result(
     assert run(cursor, moved, steps) == nearest and not cursor.seeds
 
 
-def test_clusters_that_were_hit_come_first_then_those_probed() -> None:
-    history = SearchHistory((3, 4, 9, 5), ((0.1, 7), (0.2, 8)), {7: 4, 8: 5})
-    assert reorder_probes((7, 3, 9, 1, 4), history) == (4, 3, 9, 7, 1)
-    assert reorder_probes((7, 3), None) == (7, 3)
+def test_clusters_come_first_that_held_the_nearest_not_all_that_were_probed() -> None:
+    history = SearchHistory((3, 4, 9, 1), ((0.1, 7), (0.2, 8), (0.3, 6)), {7: 4, 8: 9, 6: 1})
+    assert reorder_probes((7, 3, 9, 1, 4), history, 2) == (9, 4, 7, 3, 1)
+    assert reorder_probes((7, 3, 9, 1, 4), history, 1) == (4, 7, 3, 9, 1)
+    assert reorder_probes((7, 3), None, 2) == (7, 3)
 
 
 def test_what_is_left_is_scanned_in_the_order_that_is_said() -> None:
@@ -99,14 +100,11 @@ def test_the_share_of_an_order_ends_with_the_last_that_is_wanted() -> None:
 def test_a6_4_reordering_is_a_stable_partition(
     probes: list[int], probed: set[int], hit: set[int]
 ) -> None:
-    history = SearchHistory(tuple(probed | hit), (), {i: c for i, c in enumerate(hit)})
-    found = reorder_probes(probes, history)
-    parts = [
-        [c for c in probes if c in hit],
-        [c for c in probes if c in probed - hit],
-        [c for c in probes if c not in probed | hit],
-    ]
-    assert list(found) == parts[0] + parts[1] + parts[2]
+    hits = tuple((float(i), i) for i in range(len(hit)))
+    history = SearchHistory(tuple(probed | hit), hits, dict(enumerate(hit)))
+    found = reorder_probes(probes, history, len(hit))
+    parts = [c for c in probes if c in hit], [c for c in probes if c not in hit]
+    assert list(found) == parts[0] + parts[1]
 
 
 def test_a_cursor_counts_clusters_that_changed_nothing() -> None:

@@ -187,7 +187,7 @@ def test_a6_4_history_lets_a_drifted_query_reach_its_nearest_sooner() -> None:
         (wanted,) = index.find(moved[None], 1, 16)
         for known, steps in ((None, plain), (history, ordered)):
             told = index.distances(moved, list(known.homes)) if known else None
-            order = reorder_probes(next_probe.clusters, known)
+            order = reorder_probes(next_probe.clusters, known, 1)
             cursor = begin_search(order, 1, known, told)
             steps.append(0)
             while list(cursor.partial) != wanted:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import signal
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -23,6 +27,7 @@ from dovetail.runtime.embed.device_queue import QueueSpec, length_classes
 from dovetail.runtime.embed.queue import QueueManager
 from dovetail.runtime.embed.service import EmbeddingService
 from dovetail.runtime.flows.service import FlowSettings
+from dovetail.runtime.hosting.process import EngineProcess
 from dovetail.runtime.machine.seat import SEARCH_SLOT, Board, Seat
 from dovetail.runtime.schedule.plan import SchedulerSettings
 from dovetail.runtime.server.app import make_app
@@ -104,6 +109,17 @@ def test_steps_are_counted_by_their_tokens(make_artifact: Callable[..., Path]) -
         assert server.figure("iteration_tokens_total_sum") == 3 + 5  # the last is not computed on
         assert server.figure("iteration_tokens_total_bucket", le="1.0") == 5
         assert server.figure("iteration_tokens_total_bucket", le="8.0") == 6
+        of_phase = partial(server.figure, "step_tokens_total")
+        assert (of_phase(phase="prefill"), of_phase(phase="decode")) == (3, 5)
+        host = app.generator.host
+        assert isinstance(host, EngineProcess) and host.pid is not None
+        os.kill(host.pid, signal.SIGKILL)
+        while not (host.deaths and app.ready):
+            time.sleep(0.01)
+        assert server.figure("iteration_tokens_total_count") == 6, "what was counted stays"
+        assert server.ask("POST", "/v1/completions", body).status_code == 200
+        assert server.figure("iteration_tokens_total_count") == 12
+        assert (of_phase(phase="prefill"), of_phase(phase="decode")) == (6, 10)
 
 
 def test_sub_stages_guesses_and_hot_clusters_are_those_of_workflows(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,7 @@ WRONG: dict[str, tuple[bytes, str]] = {
     "no HTTP": (b"\x00\xff" * 100, "HTTP"),
     "an address in bytes": (b"GET /\xff\xfe HTTP/1.1\r\nhost: a\r\n\r\n", "HTTP"),
     "a method of a proxy": (b"CONNECT :: HTTP/1.1\r\nhost: a\r\n\r\n", "HTTP"),
+    "a way through": (b"CONNECT a:1 HTTP/1.1\r\nhost: a\r\n\r\n", "HTTP"),
 }
 
 
@@ -102,6 +104,26 @@ def test_what_is_no_request_is_a_400_of_one_sentence(hasty: Live, name: str) -> 
     sent, said = WRONG[name]
     status, error = answer(hasty, sent.replace(b"host: a", b"authorization: Bearer plain"))
     assert status == 400 and said in error["message"], error
+
+
+@pytest.mark.parametrize("cut", [9, -9])
+def test_an_offer_of_another_protocol_is_not_taken_up(hasty: Live, cut: int) -> None:
+    """Java's client offers HTTP/2 with a request that has a body; the next one comes after it."""
+    offer = b"connection: Upgrade, HTTP2-Settings\r\nhttp2-settings: AAEA\r\nupgrade: h2c\r\n"
+    body = b'{"input": "a"}'
+    key = b"authorization: Bearer plain\r\n"
+    head = b"POST /v1/embeddings HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n" % len(body)
+    sent = head + key + offer + b"\r\n" + body
+    last = GET.replace(b"/health/live", b"/v1/none") + key + b"connection: close\r\n\r\n"
+    with connect(hasty) as client:
+        found = b""
+        send(client, (sent[:cut], sent[cut:]))
+        while not found.endswith(b"}"):
+            found += client.recv(1 << 16)
+        assert found.startswith(b"HTTP/1.1 200 ")
+        client.sendall(last)
+        status, _ = read(client)
+    assert status == 404
 
 
 LATE: dict[str, bytes] = {
@@ -173,29 +195,55 @@ def test_keys_of_any_letters_are_compared_as_bytes(hasty: Live) -> None:
         assert status(wrong) == 401
 
 
+@asynccontextmanager
+async def bare(app: Any) -> AsyncIterator[asyncio.StreamWriter]:
+    """Yield a connection to an application alone."""
+    config = uvicorn.Config(app, lifespan="off")
+    config.load()
+    made = partial(
+        protocol.BoundedProtocol,
+        config=config,
+        server_state=ServerState(),
+        app_state={},
+        head_seconds=3600.0,
+    )
+    server = await asyncio.get_running_loop().create_server(made, "127.0.0.1", 0)
+    async with server:
+        _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        yield writer
+        writer.close()
+
+
 def test_a_refused_client_that_sends_on_is_not_read_for_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(protocol, "LINGER_SECONDS", 3600.0)
 
     async def refuse() -> None:
-        config = uvicorn.Config(lambda: None, lifespan="off")
-        config.load()
-        made = partial(
-            protocol.BoundedProtocol,
-            config=config,
-            server_state=ServerState(),
-            app_state={},
-            head_seconds=3600.0,
-        )
-        server = await asyncio.get_running_loop().create_server(made, "127.0.0.1", 0)
-        async with server:
-            _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        async with bare(lambda: None) as writer:
             writer.write(GET + b"x: ")
             with pytest.raises(ConnectionError):
                 for _ in range(1 << 16):  # 64 MiB
                     writer.write(KIB)
                     await writer.drain()
-            writer.close()
 
     asyncio.run(refuse())
+
+
+def test_a_client_that_goes_ends_its_requests_before_the_last_one_too() -> None:
+    async def leave() -> None:
+        begun, ended = asyncio.Event(), asyncio.Event()
+
+        async def app(_scope: Any, receive: Any, _send: Any) -> None:
+            begun.set()
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            ended.set()
+
+        async with bare(app) as writer:
+            writer.write((GET + b"\r\n") * 2)  # the second one waits for the first one's reply
+            await begun.wait()
+            writer.close()
+            await asyncio.wait_for(ended.wait(), 20)
+
+    asyncio.run(leave())

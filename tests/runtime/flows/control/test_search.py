@@ -40,21 +40,21 @@ def scan_all(hand: Hand, *clusters: int, **found: tuple[float, int]) -> list[int
 def test_a6_4_the_search_after_another_begins_where_that_found_something() -> None:
     hand = Hand(generation_load=0)
     search_twice(hand)
-    assert scan_all(hand, 9, 7, 8, 5) == [7, 5, 9, 8]
+    assert scan_all(hand, 9, 7, 8, 5) == [5, 9, 7, 8]
 
 
 def test_history_is_not_followed_where_it_finds_what_is_nearest_later() -> None:
     hand = Hand(generation_load=0)
     search_twice(hand)
-    assert scan_all(hand, 9, 7, 8, 5, c9_a=(0.1, 90), c9_b=(0.2, 91)) == [7, 5, 9, 8]
+    assert scan_all(hand, 9, 7, 8, 5, c9_a=(0.1, 90), c9_b=(0.2, 91)) == [5, 9, 7, 8]
     for _ in range(20):  # one search says little
         search_twice(hand)
         order = scan_all(hand, 9, 7, 8, 5, c9_a=(0.1, 90), c9_b=(0.2, 91))
     assert order == [9, 7, 8, 5]
     for _ in range(20):  # where history was right it is followed again
         search_twice(hand)
-        order = scan_all(hand, 9, 7, 8, 5, c7_a=(0.1, 71), c7_b=(0.2, 72))
-    assert order == [7, 5, 9, 8]
+        order = scan_all(hand, 9, 7, 8, 5, c5_a=(0.1, 51), c5_b=(0.2, 52))
+    assert order == [5, 9, 7, 8]
 
 
 def test_what_history_showed_fades_with_each_search_that_has_none() -> None:

@@ -52,6 +52,7 @@ from dovetail.ir.expr import Expr
 from dovetail.ir.high import nodes as high
 from dovetail.ir.high.print import print_high
 from dovetail.ir.low.print import print_low
+from dovetail.ir.node import no_collector
 
 ABI = 11
 """`DT_ABI` of templates/abi.h."""
@@ -283,6 +284,7 @@ def _in_c(name: str) -> bool:
     return name in C_WORDS or name.startswith("dt_") or hasattr(ctypes.CDLL(None), name)
 
 
+@no_collector()
 def lower_request(
     request: KernelRequest, target: Target, unit: high.Unit | None = None
 ) -> KernelSpec:

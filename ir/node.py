@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self, TypeAlias
 
@@ -88,6 +90,18 @@ def _map_value(value: Any, change: Callable[[Node], Any]) -> Any:
         else:
             out.append(new)
     return tuple(out) if changed else value
+
+
+@contextmanager
+def no_collector() -> Iterator[None]:
+    """Pause Python's cycle collector: trees have no cycles, and its work grows with each node."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 # ---- the one rewrite engine: a rule maps a node to its replacement ----

@@ -5,10 +5,9 @@ In: a `.dk` file (high IR) or C text (low IR). Out: diagnostics, high IR text, o
 
 from __future__ import annotations
 
-import gc
 import shutil
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,6 +19,7 @@ from dovetail.cli.report import CHECK_FAILED, show_report, writing
 from dovetail.errors import ScheduleError, SpecError, SyntaxDiagnostic
 from dovetail.ir.diagnostics import Diagnostic
 from dovetail.ir.files import write_whole
+from dovetail.ir.node import no_collector
 
 if TYPE_CHECKING:
     from dovetail.codegen.isa.target import Target
@@ -148,7 +148,7 @@ def check_kernels(source: Source, around: Around | None, target: str | None) -> 
     from dovetail.codegen.user_file import Around, is_high, kernel_names, read_unit
 
     around = around or Around()
-    with _no_collector():
+    with no_collector():
         names = () if is_high(source) else check_low(source, around)
         if target is not None or is_high(source):
             unit = read_unit(source, around)
@@ -157,18 +157,6 @@ def check_kernels(source: Source, around: Around | None, target: str | None) -> 
                 for name in kernel_names(unit):
                     lower(unit, name, {}, get_target(target), name=name)
     return names
-
-
-@contextmanager
-def _no_collector() -> Iterator[None]:
-    """Pause Python's cycle collector: trees have no cycles, and its work grows with each node."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 def check_low(source: Source, around: Around) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from dovetail.ir.errors import SyntaxDiagnostic
 from dovetail.ir.expr import Call, Expr
 from dovetail.ir.low import nodes as low
 from dovetail.ir.low.build import Builder
+from dovetail.ir.low.enums import Enums
 from dovetail.ir.low.lex import Reporter, classify, grammar, token_span
 from dovetail.ir.low.preprocess import Include, Macro, Preprocessor, no_header, split_arguments
 from dovetail.ir.low.types import constant
@@ -26,7 +27,7 @@ from dovetail.ir.node import MOST_NESTING, NESTING_HINT, Node
 ASSEMBLY = ("inline assembly", "use intrinsics")
 UNSUPPORTED: dict[str, tuple[str, str]] = {
     "goto": ("goto", "use a loop with break, or a condition"),
-    "enum": ("enum", "use static const int"),
+    "enum": ("an enum that is not defined here, or whose numbers are no constants", "use int"),
     "extern": ("extern", "define the function here, or call one the target's tables know"),
     "volatile": ("volatile", "kernels work on plain memory; leave it out"),
     "auto": ("auto", "write the type"),
@@ -42,16 +43,17 @@ UNSUPPORTED: dict[str, tuple[str, str]] = {
 
 @dataclass(slots=True)
 class _Reading:
-    """Reads texts one after another: each knows the macros and types of those before it."""
+    """Reads texts one after another: each knows macros, types and enums of those before it."""
 
     macros: dict[str, Macro] = field(default_factory=dict)
     types: set[str] = field(default_factory=set)
+    enums: Enums = field(default_factory=Enums)
     builder: Builder | None = None
 
     def read(self, source: Source, include: Include) -> tuple[Preprocessor, list[Token]]:
         """Return the tokens of a text, and what read it, which has the faults of directives."""
         run = Preprocessor(Reporter(source), _evaluate, self.macros, include)
-        return run, list(classify(run.run(), self.types))
+        return run, list(classify(self.enums.resolve(run.run(), _evaluate), self.types))
 
     def parse(self, source: Source, include: Include = no_header, start: str = "unit") -> Any:
         """Return what the start rule makes of a text; raises SyntaxDiagnostic with all faults."""

@@ -15,6 +15,7 @@ from functools import cache
 from lark import Token
 
 from dovetail.ir.low.lex import Reporter, join_spans, move_token, token_span, tokenise
+from dovetail.ir.low.types import LIBRARY
 from dovetail.ir.node import MOST_NESTING
 
 Include = Callable[[str], str | None]
@@ -79,7 +80,9 @@ _DIRECTIVE = re.compile(r"#\s*(\w*)\s*(.*)", re.DOTALL)
 @cache
 def _built_in() -> dict[str, Macro]:
     macros = {name: Macro(name, params, tuple(tokenise(body))) for name, params, body in _BUILT_IN}
-    return macros | {word: Macro(word, None, ()) for word in _WITHOUT_EFFECT}
+    macros |= {word: Macro(word, None, ()) for word in _WITHOUT_EFFECT}
+    spelled = {f"__builtin_{name}": name for name in LIBRARY}
+    return macros | {word: Macro(word, None, tuple(tokenise(n))) for word, n in spelled.items()}
 
 
 @dataclass(slots=True)
@@ -93,7 +96,7 @@ class Preprocessor:
     evaluate: Callable[[Sequence[Token]], int | None]
     macros: dict[str, Macro]
     include: Include
-    dropped: list[Token] = field(default_factory=list)  # conditions that are false
+    dropped: list[Token] = field(default_factory=list)  # false conditions of the text itself
     foreign: set[int] = field(default_factory=set)  # lines at which a file was included
     _once: set[str] = field(default_factory=set)  # files that are read once: they say so
     _files: list[tuple[str, Token]] = field(default_factory=list)  # being read, and from where
@@ -229,7 +232,7 @@ class Preprocessor:
     # ---- conditionals ----
 
     def _open(self, token: Token, live: bool) -> None:
-        if self._live() and not live:
+        if self._live() and not live and not self._files:
             self.dropped.append(token)
         live = live and self._live()
         self._conditions.append((live, live, token))

@@ -195,7 +195,8 @@ def build_daily() -> None:
 
 def compiled_runner(target: Target, kernels: tuple[KernelRequest, ...]) -> Runner:
     """Return the runner of a library of these kernels, for a target of this machine."""
-    spec = LibrarySpec(target=target, kernels=kernels, modules={"probes": probe_unit()})
+    modules = {"probes": probe_unit()}
+    spec = LibrarySpec(target=target, kernels=kernels, modules=modules, tvm_ffi=False)
     library = ctypes.CDLL(str(build_library(spec).path))
 
     def call(kernel: str, slots: tuple[Any, ...], tid: int, nth: int) -> None:

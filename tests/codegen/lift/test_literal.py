@@ -103,7 +103,10 @@ void f(const float *x, const uint8_t *b, float *y, int32_t *z) {
   }
   union { float f; uint32_t u; } bits;
   bits.f = x[0];
-  for (i = 0; i < 4; i++) { bits.u ^= 1u << i; y[i] = bits.f > 0 ? bits.f : -coshf(bits.f); }
+  for (i = 0; i < 4; i++) {
+    bits.u ^= 1u << i;
+    y[i] = bits.f > 0 ? bits.f : -__builtin_coshf(bits.f);
+  }
 }""",
     "unsigned 64 bits": """
 void f(const float *x, const uint8_t *b, float *y, int32_t *z) {

@@ -170,6 +170,13 @@ def test_a_directive_is_a_fault_of_the_function_and_text_around_it_only():
             pieces.function(name)
 
 
+def test_conditions_that_are_false_in_a_header_are_not_those_of_the_text():
+    pieces, header = Pieces(), "\n\n#ifdef NEVER\nint f(int x);\n#endif\n"
+    pieces.add(Source("k.c", '#include "a.h"\n#if TARGET\nint g(int x) { return x; }\n#endif\n'),
+               {"a.h": header}.get)  # fmt: skip
+    assert not pieces.own and [token.line for token in pieces.dropped] == [2]
+
+
 def test_constants_have_64_bits():
     for text, value in (
         ("1 << 62 << 1", 1 << 63),
@@ -202,3 +209,18 @@ def test_the_most_cases_a_switch_may_have_print_and_parse_back():
 
     most = next(unit for unit in map(parses, range(75, 0, -1)) if unit is not None)
     assert parse(print_low(most)) == most
+
+
+def test_enumerations_become_integers_and_their_names_numbers():
+    prelude = "enum { FIRST = 3, };"
+    text = """
+    typedef enum { A, B = 1 << 2, C = (B), D } kind;
+    enum sign { LESS = -FIRST, MORE };
+    int f(kind k, enum sign s, enum { X } x, struct P *p) { return k == D ? LESS : p->A + MORE; }
+    """
+    same = """
+    typedef unsigned kind;
+    int f(kind k, int s, unsigned x, struct P *p) { return k == 5 ? (-3) : p->A + (-2); }
+    """
+    found, wanted = (parse_low(Source("k.c", t), defines=prelude) for t in (text, same))
+    assert print_low(found) == print_low(wanted)

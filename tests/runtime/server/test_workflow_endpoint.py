@@ -231,6 +231,13 @@ def test_workflows_are_models_of_chats(flows: Live, expected: WorkflowResult) ->
         assert text == expected.outputs["answer"] and chunks[-1].usage is not None
         with pytest.raises(openai.BadRequestError, match="has the inputs left, right"):
             client.chat.completions.create(model="pair", messages=messages)
+        refused: dict[str, Any] = {"logprobs": True, "prompt_logprobs": 1, "guided_regex": "a"}
+        for field, value in refused.items():
+            with pytest.raises(openai.BadRequestError, match=f"leave out `{field}`") as error:
+                client.chat.completions.create(
+                    model="one-shot", messages=messages, extra_body={field: value}
+                )
+            assert error.value.param == field
 
 
 def test_files_run_with_all_their_inputs(flows: Live) -> None:

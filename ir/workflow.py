@@ -271,16 +271,16 @@ class Workflow:
         return frozenset(node.output for node in searches if node.order == ANY_ORDER)
 
     @cached_property
-    def in_prompts(self) -> frozenset[str]:
-        """Outputs that prompts of generations have."""
-        generations = (node for node in self.nodes.values() if isinstance(node, Generation))
-        return frozenset(name for node in generations for name in node.reads)
-
-    @cached_property
     def straight(self) -> Mapping[Place, tuple[Place, ...]]:
         """What follows each place behind which nothing is chosen."""
         found = {place: tuple(e.target for e in edges) for place, edges in self.edges.items()}
         return {place: ways for place, ways in found.items() if None not in ways}  # type: ignore
+
+    @cached_property
+    def prompting(self) -> frozenset[Place]:
+        """Places straight behind which generations come: these may begin on a part of a search."""
+        prompts = {name for name, node in self.nodes.items() if isinstance(node, Generation)}
+        return frozenset(place for place, ways in self.straight.items() if prompts & {*ways})
 
     @cached_property
     def asking(self) -> frozenset[Place]:

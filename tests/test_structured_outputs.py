@@ -209,6 +209,26 @@ def test_an_answer_that_would_be_cut_off_ends_in_time(app: App) -> None:
     assert short.finish_reason == "length"  # there was no way
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_limit_changes_no_answer_that_fits_in_it(app: App, temperature: float) -> None:
+    wishes = [{"choice": ["yes", "no", "maybe not", "absolutely"]}, {"json": {"type": "integer"}}]
+    for form in wishes:
+        asked: dict[str, Any] = {"structured_outputs": form, "temperature": temperature, "seed": 1}
+        (free,) = app.generate(PROMPT, **asked, max_tokens=100)
+        assert free.finish_reason == "stop"
+        for limit in range(len(free.token_ids), len(free.token_ids) + 12):
+            (done,) = app.generate(PROMPT, **asked, max_tokens=limit)
+            assert done.token_ids == free.token_ids, limit
+
+
+def test_answers_end_at_any_limit_that_an_end_fits_in(app: App) -> None:
+    schema = {"type": "array", "items": {"type": "string"}, "minItems": 1}
+    for limit in range(6, 20):
+        (done,) = app.generate(PROMPT, schema=schema, max_tokens=limit)
+        assert done.finish_reason == "stop" and len(done.token_ids) <= limit
+        jsonschema.validate(json.loads(done.text or ""), schema)
+
+
 # ---- what goes wrong ----
 
 

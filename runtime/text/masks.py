@@ -47,6 +47,9 @@ LAST = 256
 are tried at most."""
 SPARE = 8
 """Tokens that are left when an answer has come to its end: the next one may need more."""
+SHORT = 32
+"""Tokens of an end up to which it is looked, token by token, whether one fits behind what the model
+chooses: a choice or a number is the model's own then. That takes some ms each time."""
 TRIES = 4
 """Likeliest tokens that a greedy choice tries before all that may come next are found: some 0.01 ms
 each, a mask takes up to 40 times as long."""
@@ -160,6 +163,7 @@ class TokenMask:
         self._failed = False
         self._look_at = LAST  # tokens left when to look again for an end
         self._last: list[int] | None = None  # the tokens to the end, the next one last
+        self._way: list[int] | None = None  # an end that fits, taken if what is chosen allows none
         self._longest = 0  # tokens of the longest end so far: a list's next item may need as many
         self._tries, self._marks = tries, marks
         self._took = float("inf")  # seconds of the last mask
@@ -213,6 +217,11 @@ class TokenMask:
                 self._bind()
             self.found = self._bound or not self.due
             return False
+        if (way := self._way) is not None and not self._fits(token) and not self.forced:
+            self._matcher.rollback(1)
+            self._last, self._way = way, None
+            self._refused, self._bound, self.found = [], False, False
+            return False
         self.ended = self._matcher.is_stopped()
         self.left -= 1
         self._refused, self.forced, self._bound = [], [], False
@@ -220,6 +229,18 @@ class TokenMask:
             self._look()  # which ends at once
         self.found = not self.due
         return True
+
+    def _fits(self, token: int) -> bool:
+        """See whether an end still fits behind a token that was consumed."""
+        left, way = self.left - 1, self._way
+        if self._matcher.is_accepting():
+            way = []
+        elif way and way[-1] == token:
+            way = way[:-1]
+        else:
+            way = self._find_end(left)
+        self._way = way if way is not None and len(way) < left else None
+        return self._way is not None or self._matcher.is_stopped()
 
     def force(self) -> list[int]:
         """Return tokens of the text that must come next; asked between `take` and `find`."""
@@ -255,22 +276,27 @@ class TokenMask:
 
     def _look(self) -> None:
         """See whether the answer must come to its end now, or when to look again."""
-        way = None if self._matcher.is_accepting() else self._find_end()
+        way = None if self._matcher.is_accepting() else self._find_end(self.left)
+        if way is not None and len(way) >= self.left:  # too long: what is chosen may be shorter
+            way = None
         self._longest = max(self._longest, len(way or ()))
         gap = LAST if way is None else self.left - self._longest - 1 - SPARE
+        if gap <= 0 and self._longest <= SHORT:
+            self._way, self._look_at = way, -1
+            return
         if gap <= 0:
             self._last = way
         # a look takes milliseconds: rarely where there was no end yet
         self._look_at = self.left - max(1, min(gap // 2, self.left // 2 if way is None else LAST))
 
-    def _find_end(self) -> list[int] | None:
+    def _find_end(self, left: int) -> list[int] | None:
         """Return tokens by which the answer comes to its end soon, the first one last.
 
         None where none are found. Letter by letter the cheapest one is taken; each time it costs
         more, so that there is an end to digits, too.
         """
         matcher, cost, way = self._matcher.deep_copy(), _COSTS.copy(), list[int]()
-        while len(way) < min(self.left, LAST):
+        while len(way) < min(left, LAST):
             if forced := matcher.compute_ff_tokens():
                 matcher.consume_tokens(forced)
                 way += forced

@@ -298,7 +298,12 @@ class Front:
         """Return those that have found nothing that a generation can be begun on, if one may be."""
         if not self.guessing or not self.pays or self.load >= self.room:
             return set()
-        return {s for s in searches if s.call is not None and not s.steps.position}
+        return {s for s in searches if self.prompted(s) and not s.steps.position}
+
+    def prompted(self, search: Search) -> bool:
+        """Tell whether a generation may begin on a part of what a search finds."""
+        workflow = self.ticket(search).run.workflow
+        return search.call is not None and search.spec.name in workflow.prompting
 
     def seconds_left(self) -> dict[Search, float]:
         """Predict how long each search still takes, after those that go before it."""

@@ -304,8 +304,7 @@ class SpeculateGeneration(Transformation):
         if front.load >= front.room:
             said = f"{front.load} generations are under way; guesses begin below {front.room:.0f}"
             for search in front.known:
-                ticket = front.ticket(search) if search.call else None
-                if ticket and search.spec.output in ticket.run.workflow.in_prompts:
+                if front.prompted(search):
                     front.leave(cls.name, search.graph, Left("load", said))
             return
         open_ = [search for search in front.known if cls.may_begin(front, search)]
@@ -322,7 +321,7 @@ class SpeculateGeneration(Transformation):
     @classmethod
     def may_begin(cls, front: Front, search: Search) -> bool:
         """Tell whether enough is found and nothing is begun on it yet."""
-        if search.call is None or search.nearest == search.tried or not search.full:
+        if not front.prompted(search) or search.nearest == search.tried or not search.full:
             return False
         guesses = front.ticket(search).guesses.values()
         return search.steps.position > 0 and all(guess.search is not search for guess in guesses)

@@ -352,7 +352,7 @@ class Wavefront:
 
     def _explain(self, ticket: Ticket, search: Search) -> None:
         """Say why nothing was begun on a search before its end, where there was no part of it."""
-        if len(search.seen) < 2 and search.spec.output in ticket.run.workflow.in_prompts:
+        if len(search.seen) < 2 and self.front.prompted(search):
             for kind in self.front.asked.values():
                 if kind.guesses and kind.name not in ticket.graph.left:
                     self.front.leave(kind.name, ticket.graph, WHOLE)

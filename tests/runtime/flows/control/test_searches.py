@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import sqrt
 from statistics import mean, pstdev
 from typing import Any
@@ -29,6 +29,7 @@ from dovetail.runtime.flows.control.messages import (
     Generate,
     Invoke,
     Order,
+    RankDocuments,
     ScanClusters,
 )
 from dovetail.runtime.flows.control.settings import WavefrontSettings
@@ -296,6 +297,27 @@ def test_the_oldest_goes_first_but_for_a_taste_of_what_is_new() -> None:
     assert len(first.clusters) == 2 and len(rest.clusters) >= 1, "a sixteenth of its clusters"
     hand.scanned([(1.0, 2)], [])
     assert {s.request for s in hand.last(ScanClusters).sources} == {old}
+
+
+@pytest.mark.parametrize("ranked", [False, True])
+def test_a_search_alone_is_cut_only_where_a_generation_may_begin_on_a_part(ranked: bool) -> None:
+    """A rerank reads all that is found: who looks before the end would see nothing to begin on."""
+    g = RAGraph("ranked")
+    g.add_retrieval("search", query="input", output="found", topk=2)
+    g.add_rerank("rank", query="input", documents="found", output="docs", topk=1)
+    g.add_generation("answer", prompt="{docs}")
+    for source, target in pairwise([START, "search", "rank", "answer", END]):
+        g.add_edge(source, target)
+    hand = Hand(fixed_clusters=None)
+    hand.begin_search(*range(32), graph=g if ranked else None)
+    (part,) = hand.last(ScanClusters).parts
+    assert len(part.clusters) == (32 if ranked else 2)
+    if ranked:
+        hand.scanned((1.0, 1), (2.0, 2))
+        (order,) = hand.all(RankDocuments)
+        assert [each.id for each in order.documents] == [1, 2] and order.query == "x"
+        hand.tell(Finished(order.job, order.documents[1:]))
+        assert hand.last(Generate).prompt == "- document 2"
 
 
 @pytest.mark.parametrize("pays", [True, False])

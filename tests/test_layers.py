@@ -87,7 +87,7 @@ LINES = {
     "compiler": 22_930,
     "codegen": 19_530,
     "topology": 4_040,
-    "ir": 11_250,
+    "ir": 11_340,
     "runtime": 41_990,
     "runtime/machine": 1_230,
     "runtime/schedule": 3_970,

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from dovetail.compiler.families.encoder_tensors import encoder_sources
 from dovetail.compiler.families.sources import WeightSource
-from dovetail.compiler.files.checkpoint import Checkpoint
+from dovetail.compiler.files.checkpoint import Checkpoint, TensorInfo
 from dovetail.compiler.formats.weight_formats import split_qkv, stored_format, with_formats
 from dovetail.ir.encoder import EncoderSpec
 
@@ -30,20 +30,24 @@ def keep_encoder_formats(spec: EncoderSpec, checkpoint: Checkpoint) -> EncoderSp
     """Return the spec with every matrix in the format that its tensors have.
 
     What makes one weight of several formats is bfloat16, which is finer than any of blocks, and so
-    is float16; of decoders q, k and v become weights of their own.
+    are float16 and act-order; of decoders q, k and v become weights of their own.
     """
     if spec.decoder:
         parted = replace(spec.decoder, formats=tuple(split_qkv(spec.decoder, checkpoint)))
         spec = replace(spec, decoder=parted)
     kept = {}
     for source in products(spec, checkpoint):
-        forms = {stored_format(checkpoint.info(name)) for name in source.tensors}
-        form = forms.pop() if len(forms) == 1 else "bf16"
-        kept[source.name] = "bf16" if form == "f16" else form
+        forms = {_stored_format(checkpoint.info(name)) for name in source.tensors}
+        kept[source.name] = forms.pop() if len(forms) == 1 else "bf16"
     if not spec.decoder:
         return spec.with_formats(TABLES | kept)
     decoder = with_formats(spec.decoder, kept)
     return replace(spec, decoder=decoder, formats=decoder.formats)
+
+
+def _stored_format(info: TensorInfo) -> str:
+    widened = info.dtype.name == "f16" or info.order is not None
+    return "bf16" if widened else stored_format(info)
 
 
 def tell_widened(spec: EncoderSpec, checkpoint: Checkpoint) -> tuple[str, ...]:
@@ -55,5 +59,7 @@ def tell_widened(spec: EncoderSpec, checkpoint: Checkpoint) -> tuple[str, ...]:
         and any(checkpoint.info(name).quantised for name in source.tensors)
     ]
     some = ", ".join(names[:4]) + ", .." * (len(names) > 4)
-    said = f"{len(names)} matrices of several formats are stored as bfloat16: {some}"
+    said = (
+        f"{len(names)} matrices of several formats, or of act-order, are stored as bfloat16: {some}"
+    )
     return (said,) if names else ()

@@ -73,8 +73,9 @@ def read_encoder_spec(
     """
     folder = open_folder(Path(path))
     config = folder.config()
-    if config.has("quantization_config"):
-        raise config.fail("quantization_config", "but quantized encoders are not supported")
+    if config.has("quantization_config") and not folder.decodes:
+        problem = "but quantized encoders are not supported, only decoders that embed or rank"
+        raise config.fail("quantization_config", problem)
     source = folder.source
     checkpoint = source.checkpoint()
     quantised = main_format(checkpoint)

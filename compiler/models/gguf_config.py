@@ -448,13 +448,11 @@ def _layer_windows(metadata: Config, arch: str, found: dict[str, Any]) -> dict[s
 
 def _rope(metadata: Config, file: GgufFile, head_dim: int) -> dict[str, Any]:
     theta = metadata.number("rope.freq_base", 1.001, 1e12, 10000.0)
-    kind = metadata.text("rope.scaling.type", "none")
+    kind = metadata.text("rope.scaling.type", "linear")  # as in llama.cpp
     if LONG_FACTORS in file.tensors:
         return {"rope_theta": theta, **_longrope(metadata, file, head_dim)}
     if ROPE_FACTORS in file.tensors:
         return {"rope_theta": theta, **_llama3(metadata, file, theta, head_dim)}
-    if kind == "none" and not metadata.has("rope.scale_linear"):
-        return {"rope_theta": theta, "rope_type": "default"}
     if kind not in _SCALINGS:
         raise metadata.fail("rope.scaling.type", f"but supported are {', '.join(_SCALINGS)}")
     return {"rope_theta": theta, **_SCALINGS[kind](metadata)}
@@ -463,7 +461,8 @@ def _rope(metadata: Config, file: GgufFile, head_dim: int) -> dict[str, Any]:
 def _linear(metadata: Config) -> dict[str, Any]:
     factor = metadata.number("rope.scaling.factor", 0.0, 1e6, 0.0)  # 0 stands for none
     old = metadata.number("rope.scale_linear", 0.0, 1e6, 1.0)
-    return {"rope_type": "linear", "factor": factor or old or 1.0}
+    scale = factor or old or 1.0
+    return {"rope_type": "default" if scale == 1.0 else "linear", "factor": scale}
 
 
 def _yarn(metadata: Config) -> dict[str, Any]:
@@ -493,7 +492,7 @@ _YARN = {
 
 
 _SCALINGS: dict[str, Callable[[Config], dict[str, Any]]] = {
-    "none": _linear,
+    "none": lambda _metadata: {"rope_type": "default"},
     "linear": _linear,
     "yarn": _yarn,
 }

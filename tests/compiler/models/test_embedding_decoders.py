@@ -1,17 +1,29 @@
-"""How the texts of decoders that embed end."""
+"""Decoders that embed: how their texts end, and weights that libraries have quantised."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tokenizers
 from tokenizers.processors import ByteLevel, Sequence, TemplateProcessing
 
 from dovetail.compiler.models.embedding_decoders import EMBEDDING_DECODERS, read_ending_tokenizer
+from dovetail.compiler.models.encoder_spec import read_encoder_spec
 from dovetail.compiler.models.source import ModelDirectory
 from dovetail.tiny_world import LLAMA
+from tests.encoders import (
+    compiled,
+    cosines,
+    last_rows,
+    load_encoder,
+    random_texts,
+    write_modules,
+)
+from tests.models import make_model
+from tests.packed_files import save_packed
 
 END, FIRST = "<|end|>", "<|user|>"
 BEGUN = {"single": f"{FIRST} $A", "pair": f"{FIRST} $A {FIRST} $B", "special_tokens": [(FIRST, 2)]}
@@ -57,6 +69,27 @@ def test_texts_end_plainly_where_nothing_is_said(tmp_path: Path) -> None:
         assert END not in read(tmp_path, None, settings)
     (tmp_path / "tokenizer.json").unlink()
     assert read_ending_tokenizer(ModelDirectory(tmp_path)) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "form"), [("gptq", "q4_32"), ("gptq-order", "bf16"), ("nf4", "nf4_32")]
+)
+def test_quantised_weights_of_safetensors_are_kept(tmp_path: Path, name: str, form: str) -> None:
+    """Vectors are those of the floats that they stand for; with act-order as bfloat16."""
+    torch = pytest.importorskip("torch")
+    shape = {"hidden_size": 192, "intermediate_size": 320, "head_dim": 64, "vocab_size": 300}
+    model = make_model("qwen3", **shape)
+    model.save_pretrained(tmp_path / "plain")
+    exact = save_packed(tmp_path / "plain", tmp_path / "m", name)
+    write_modules(tmp_path / "m", {"pooling_mode_lasttoken": True})
+    spec = read_encoder_spec(tmp_path / "m")
+    assert spec.weight_format("layers.0.gate_up") == form
+    assert spec.decoder is not None and spec.decoder.weight_format("embed") == "bf16"
+    model.load_state_dict({key: torch.tensor(value) for key, value in exact.items()})
+    texts = random_texts([3, 40])
+    path = compiled(tmp_path / "m", tmp_path / "m.dove", weight_dtype="auto")
+    wanted = np.array([rows[-1] for rows in last_rows(model.model.double(), texts)])
+    assert cosines(load_encoder(path).embed_tokens(texts), wanted).min() > 0.998
 
 
 def test_base_models_and_those_with_heads_are_known() -> None:

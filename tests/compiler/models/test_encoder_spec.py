@@ -316,7 +316,7 @@ def test_a_decoder_is_an_encoder_where_modules_say_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"quantization_config": {}}, "quantized encoders"),
+        ({"quantization_config": {}}, "quantization_config says ''"),
         ({"hidden_act": "gelu"}, "only silu"),
         ({"is_causal": False}, "sliding_window is 24"),
         ({"sliding_window": 1}, "sliding_window is 1"),

@@ -199,12 +199,18 @@ def test_other_divisors_are_refused(values, message, tmp_path):
         )
 
 
-def test_linear_scaling(tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "key"),
+    [("LINEAR", "scaling.factor"), (None, "scaling.factor"), (None, "scale_linear")],
+)
+def test_linear_scaling(kind, key, tmp_path):
+    """As in llama.cpp it is what a factor stands for where no kind is told."""
     import gguf
 
     def change(writer):
-        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
-        writer.add_rope_scaling_factor(4.0)
+        if kind:
+            writer.add_rope_scaling_type(gguf.RopeScalingType[kind])
+        writer.add_float32(f"llama.rope.{key}", 4.0)
 
     rope = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
     ours, wanted = both(tmp_path, "llama", change, rope_parameters=rope)

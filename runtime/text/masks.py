@@ -62,7 +62,7 @@ _BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder=
 _CEILINGS = np.where(_BITS, np.float32(np.inf), EXCLUDED).astype(np.float32)
 """For each byte of a mask the ceilings of its 8 tokens [256][8]: inf, or -inf."""
 
-_MARKS = re.compile(r'[/A-Z0-9_] (?:("(?:[^"\\]|\\.)*")$|<\[(\d+)\]>)', re.MULTILINE)
+_MARKS = re.compile(r'(?:/|\b[A-Z][A-Z0-9_]*) (?:("(?:[^"\\]|\\.)*")$|<\[(\d+)\]>)', re.MULTILINE)
 """In Lark what stands behind an expression or a terminal, as a text or as a token."""
 
 PLAIN = 3.0

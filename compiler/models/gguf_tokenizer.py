@@ -133,7 +133,8 @@ def generation_config(file: GgufFile) -> Json:
     sampling = {
         name: read(value)
         for key, (name, read) in _SAMPLING.items()
-        if isinstance(value := file.values.get(f"general.sampling.{key}"), int | float | np.number)
+        if isinstance(value := file.values.get(f"general.sampling.{key}"), int | float)
+        and math.isfinite(value)
     }
     found = _read_vocabulary(file)
     if found is None:
@@ -352,7 +353,7 @@ def _entries(found: _Vocabulary) -> dict[str, int]:
 
 def _read_merges(found: _Vocabulary) -> list[list[str]]:
     merges = found.file.values.get("tokenizer.ggml.merges")
-    if not isinstance(merges, list):
+    if not isinstance(merges, list) or not all(isinstance(merge, str) for merge in merges):
         raise found.fail("merges", "must be a list of strings")
     pairs = []
     for merge in merges:

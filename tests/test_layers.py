@@ -88,7 +88,7 @@ LINES = {
     "codegen": 19_530,
     "topology": 4_040,
     "ir": 11_250,
-    "runtime": 41_990,
+    "runtime": 42_020,
     "runtime/machine": 1_230,
     "runtime/schedule": 3_970,
     "runtime/child": 880,
@@ -102,7 +102,7 @@ LINES = {
     "runtime/hosting": 1_830,
     "runtime/retrieval": 1_690,
     "runtime/flows": 5_830,
-    "runtime/server": 5_090,
+    "runtime/server": 5_120,
     "runtime/sim": 1_090,
 }
 """Most lines of source in each folder and room: what grows beyond has to say why, here."""

@@ -11,9 +11,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar, Unpack, get_type_hints
 
 import numpy as np
 
@@ -40,6 +40,7 @@ FEW = 4
 """Texts that one thread tokenises, in about 0.15 ms each."""
 Started: TypeAlias = tuple[EmbedJob, Callable[[Rows], Rows]]
 StartedRerank: TypeAlias = "tuple[EmbedJob, Callable[[Rows], list[Ranked]]]"
+T = TypeVar("T")
 
 
 class EmbedOptions(TypedDict, total=False):
@@ -106,7 +107,7 @@ class TextEncoder:
 
         A prompt goes before each text; RequestError for an unknown name of one.
         """
-        listed, before = _as_texts(texts), self._choose_prompt(prompt_name, prompt)
+        listed, before = _as_texts(texts), self.choose_prompt(prompt_name, prompt)
         places = [i for i, text in enumerate(listed) if isinstance(text, str)]
         found: list[Sequence[int] | Ids] = [() if isinstance(t, str) else t for t in listed]
         for first in range(0, len(places), SLICE):
@@ -156,7 +157,7 @@ class TextEncoder:
         """
         asked = self._cut(query, 0)
         if self.spec.template:
-            values = {"query": asked, "instruction": self._choose_prompt(None, instruction)}
+            values = {"query": asked, "instruction": self.choose_prompt(None, instruction)}
             for ids in self._fill(values, documents):
                 yield ids, np.zeros_like(ids)
             return
@@ -197,7 +198,8 @@ class TextEncoder:
 
         return cut
 
-    def _choose_prompt(self, name: str | None, prompt: str | None) -> str:
+    def choose_prompt(self, name: str | None, prompt: str | None) -> str:
+        """Return what goes before texts; RequestError where no prompt has that name."""
         chosen = name or self.spec.default_prompt
         if prompt is not None or chosen is None:
             return prompt or ""
@@ -237,13 +239,7 @@ class Embeddings:
         self, texts: TextOrIds | Sequence[TextOrIds], **options: Unpack[EmbedOptions]
     ) -> Rows:
         """See `App.aembed`: texts are read on another thread, and vectors hold none."""
-        loop = asyncio.get_running_loop()
-        starting = loop.run_in_executor(None, self._start, texts, options)
-        try:
-            job, cut = await asyncio.shield(starting)
-        except asyncio.CancelledError:
-            starting.add_done_callback(cancel_started)
-            raise
+        job, cut = await start_aside(partial(self._start, texts, options))
         return cut(await asyncio.wrap_future(job.future))
 
     def _start(self, texts: TextOrIds | Sequence[TextOrIds], options: EmbedOptions) -> Started:
@@ -323,6 +319,19 @@ class Embeddings:
         """End the threads and processes of all encoders."""
         for service in {found.service for found in self.encoders.values()}:
             service.close()
+
+
+async def start_aside(start: Callable[[], T]) -> T:
+    """Return the job, and more, that `start` makes on another thread.
+
+    The job leaves the queues where the caller goes meanwhile.
+    """
+    starting = asyncio.get_running_loop().run_in_executor(None, start)
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        starting.add_done_callback(cancel_started)
+        raise
 
 
 def cancel_started(starting: asyncio.Future[Any] | Future[Any]) -> None:

@@ -44,6 +44,8 @@ Handler: TypeAlias = Callable[[ServerContext, Request], Awaitable[Response]]
 OPEN = ("/health", "/health/live", "/health/ready", "/metrics", "/version")
 """Paths that need no key, and keep no server from being idle; pages are further ones."""
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+SHOWN = ("openai-processing-ms", "retry-after", "retry-after-ms", "x-request-id", "x-should-retry")
+"""Headers that pages of other origins may read: clients there try again as these say."""
 CLIENT_GONE = 499
 """The status that a log shows where the client did not wait."""
 
@@ -101,7 +103,9 @@ def make_app(server: ServerContext) -> ASGIApp:
     app: ASGIApp = Gate(Router([*routes, *pages], redirect_slashes=False), server, free)
     origins = server.settings.cors_origins
     if origins:
-        app = CORSMiddleware(app, origins, allow_methods=["*"], allow_headers=["*"])
+        app = CORSMiddleware(
+            app, origins, allow_methods=["*"], allow_headers=["*"], expose_headers=SHOWN
+        )
     return app
 
 

@@ -105,9 +105,12 @@ async def read_json(
 ) -> T:
     """Return the body as `kind`; `unknown` tells of fields that are not part of one.
 
-    Raises ApiError where it has more than `most` bytes, takes longer than `seconds` to come, or is
-    not a `kind`; ClientGone where it ends early.
+    Raises ApiError where it is compressed, has more than `most` bytes, takes longer than `seconds`
+    to come, or is not a `kind`; ClientGone where it ends early.
     """
+    if (coding := request.headers.get("content-encoding", "identity")) != "identity":
+        said = f"bodies of the content-encoding {coding[:64]!r} are not read; send them plain"
+        raise ApiError(415, said, headers=CLOSE)
     try:
         async with asyncio.timeout(seconds):
             body = await _read_body(request, most)

@@ -157,7 +157,7 @@ def decode_error(error: Exception) -> ApiError:
     """Return the refusal of a body that is no JSON, or not what the endpoint takes."""
     if isinstance(error, RecursionError):
         return ApiError(400, "the JSON is nested too deeply", code="invalid_json")
-    text = str(error)
+    text = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
     if isinstance(error, msgspec.ValidationError):
         match = _PLACE.match(text)
         reason, place = match.groups() if match else (text, "")

@@ -141,7 +141,8 @@ def _join(said: str | Sequence[Block], where: str) -> str:
 
 
 def _unsupported(what: str, kind: str, param: str) -> ApiError:
-    return ApiError(400, f"{what} of type {kind!r} are not supported", param=param)
+    taken = "functions" if what == "tools" else "texts"
+    return ApiError(400, f"{what} of type {kind!r} are not supported; {taken} are", param=param)
 
 
 # ---- out ----

@@ -11,7 +11,7 @@ import msgspec
 
 from dovetail.runtime.server.errors import BLOCK_PATH, BlockError, ErrorReply
 
-COMMON = (400, 401, 404, 405, 408, 413, 429, 500, 503)
+COMMON = (400, 401, 404, 405, 408, 413, 415, 429, 500, 503)
 """Statuses that any endpoint may end with, all with the same envelope."""
 _TEMPLATE = "#/components/schemas/{name}"
 _PARAMETER = re.compile(r"{(\w+)(?::\w+)?}")

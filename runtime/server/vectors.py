@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from base64 import b64encode
+from functools import partial
 
 import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
+from dovetail.runtime.embed.texts import RerankOptions, start_aside
 from dovetail.runtime.native.encoder import Rows
 from dovetail.runtime.server.completions import as_inputs
 from dovetail.runtime.server.context import ServerContext
@@ -56,6 +58,8 @@ async def embed_inputs(
     assert model.encoder is not None
     with blame_field("dimensions"):
         model.encoder.cutter(body.dimensions)
+    with blame_field("prompt_name"):
+        model.encoder.choose_prompt(body.prompt_name, None)
     inputs = as_inputs(body.input, param=param)
     async with while_connected(request.receive):
         with blame_field(param):
@@ -121,15 +125,12 @@ async def _score_pairs(
     assert model.ranker is not None
     ranker = model.ranker
 
-    def count() -> int:
-        return sum(len(ids) for ids, _ in ranker.read_pairs(query, documents, instruction))
-
-    tokens = await asyncio.to_thread(count)
-    ranked = await asyncio.to_thread(
-        model.app.rerank, query, documents, model=ranker.name, instruction=instruction
-    )
+    options = RerankOptions(model=ranker.name, instruction=instruction)
+    start = partial(model.app.embeddings.start_rerank, query, documents, **options)
+    job, rank = await start_aside(start)
+    ranked = rank(await asyncio.wrap_future(job.future))
     scores = {one.index: one.score for one in ranked}
-    return [scores[i] for i in range(len(documents))], tokens
+    return [scores[i] for i in range(len(documents))], sum(map(len, job.ids))
 
 
 def _usage(tokens: int) -> EmbeddingUsage:
@@ -161,9 +162,17 @@ async def rerank_texts(server: ServerContext, request: Request) -> Response:
         if not body.documents:
             raise ApiError(400, "give `documents`, or `texts`; at least one", param="documents")
         return JsonReply(await rank(server, request, body))
+    if body.documents:
+        raise ApiError(400, "give `documents` or `texts`, not both", param="documents")
     if body.raw_scores:
         raise ApiError(400, "scores are not given raw; omit `raw_scores`", param="raw_scores")
-    asked = RerankRequest(query=body.query, documents=list(body.texts), model=body.model)
+    asked = RerankRequest(
+        query=body.query,
+        documents=list(body.texts),
+        model=body.model,
+        top_n=body.top_n,
+        instruction=body.instruction,
+    )
     found = await rank(server, request, asked)
     return JsonReply(
         [

@@ -15,6 +15,7 @@ from dovetail.runtime.flows.events import NodeText
 from dovetail.runtime.server.context import ServerContext
 from dovetail.runtime.server.edge import DONE, JsonReply, event, while_connected
 from dovetail.runtime.server.errors import ApiError
+from dovetail.runtime.server.forms import read_form
 from dovetail.runtime.server.generation import make_head, new_id, read_stream_options
 from dovetail.runtime.server.replies import (
     ChatChoice,
@@ -35,11 +36,20 @@ async def chat_with(
     server: ServerContext, served: ServedWorkflow, request: Request, body: ChatRequest
 ) -> Response:
     """Answer a conversation by a workflow. Sampling is what its nodes say."""
-    if (body.n or 1) != 1 or body.logprobs:
-        raise ApiError(400, "a workflow gives one answer, without log probabilities", param="n")
-    if body.tools or (body.response_format and body.response_format.type != "text"):
-        said = "a workflow calls no tools, and its nodes say what form its answers have"
-        raise ApiError(400, said, param="tools" if body.tools else "response_format")
+    form, _ = read_form(body)
+    given = {
+        "n": (body.n or 1) != 1,
+        "logprobs": body.logprobs,
+        "prompt_logprobs": body.prompt_logprobs is not None,
+        "tools": body.tools,
+        form: form,
+    }
+    if wrong := [name for name, there in given.items() if there]:
+        said = (
+            "a workflow gives one answer, without log probabilities and calls of tools, in the "
+            f"form that its nodes say; leave out `{wrong[0]}`"
+        )
+        raise ApiError(400, said, param=wrong[0])
     question = _question(body.messages)
     inputs = served.ask(question)
     count = partial(served.model.encode, question, param="messages")

@@ -39,7 +39,7 @@ from tests.encoders import save_encoder
 
 PROMPT = "Documents:\n{best}\nQuestion: {input}\nAnswer:"
 FOUND, KEPT = 12, 3
-QUESTIONS = tuple({"input": one.question} for one in corpus.questions("dev")[:4])
+QUESTIONS = tuple({"input": one.question} for one in corpus.questions("dev")[:3])
 
 
 def search(model: str | None = None, order: Any = "nearest") -> RAGraph:
@@ -73,7 +73,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         save_encoder(folder / name, "bert", head="ForSequenceClassification", **options)
         shutil.copy(ENCODER / "tokenizer.json", folder / name)
     compile_model(ENCODER, output=folder / "encoder.dove", effort="none", threads=1)
-    passages = [Passage(key=p.id, title=p.title, text=p.text) for p in corpus.passages()[:200]]
+    passages = [Passage(key=p.id, title=p.title, text=p.text) for p in corpus.passages()[:100]]
     with load(folder / "encoder.dove") as encoder:
         entry = describe_embedder("tiny", encoder.artifact.manifest.model_fingerprint, {}, None)
         request = IndexRequest(output=folder / "idx", clusters=8)
@@ -119,7 +119,7 @@ def assert_same(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     assert plain[0] == plain[1]
 
 
-@pytest.mark.parametrize("chosen", [None, (), ("split",), ("split", "speculate_generation")])
+@pytest.mark.parametrize("chosen", [None, (), ("split", "speculate_generation")])
 def test_the_best_of_what_is_found_is_what_the_calls_give_one_by_one(
     folder: Path, app: App, chosen: tuple[str, ...] | None
 ) -> None:
@@ -127,7 +127,7 @@ def test_the_best_of_what_is_found_is_what_the_calls_give_one_by_one(
     names = None if chosen is None else frozenset(chosen)
     flows = FlowSettings(wavefront=WavefrontSettings(transformations=names, fixed_clusters=2))
     with load(folder / "app.dove", deterministic=True, workflows=flows) as other:
-        stored = "reranked", search("ranker"), search("ranker", "any"), search()
+        stored = "reranked", search("ranker", "any")
         for graph in stored:
             jobs = [other.submit_workflow(graph, inputs) for inputs in QUESTIONS]
             for job, outputs in zip(jobs, wanted, strict=True):

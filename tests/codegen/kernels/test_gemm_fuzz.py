@@ -16,7 +16,7 @@ DEFAULT_CASES, ALL_CASES = 100, 2000
 
 
 KERNELS = [*kernel_names(LINEAR), *kernel_names(SILU)]
-DEFAULT_KERNELS = [*pick(kernel_names(LINEAR), 3), *pick(kernel_names(SILU), 3)]
+DEFAULT_KERNELS = [*pick(kernel_names(LINEAR), 3), *pick(kernel_names(SILU), 6)]
 """Those that other default tests build, too."""
 
 

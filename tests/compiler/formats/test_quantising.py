@@ -205,9 +205,9 @@ def test_encoders_take_eight_bits(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["auto", "bf16", None])
 def test_a_text_without_quantising_is_refused(dtype: str | None, text: Path) -> None:
-    with pytest.raises(SpecError, match="give --weight-dtype int8 or int4, or leave out"):
+    with pytest.raises(SpecError, match="--calibrate needs --weight-dtype int8 or int4"):
         read(LLAMA, weight_dtype=dtype, calibrate=text)
-    with pytest.raises(SpecError, match="give --weight-dtype int8 or int4, or leave out"):
+    with pytest.raises(SpecError, match="--calibrate needs --weight-dtype int8 or int4"):
         tune_model(LLAMA, weight_dtype=dtype, calibrate=text)
 
 

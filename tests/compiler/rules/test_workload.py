@@ -97,7 +97,7 @@ BAD = {
     "nan.jsonl": ('{"input_length": NaN, "output_length": 1}', "request 1"),
     "broken.jsonl": ("{", "line 1"),
     "list.jsonl": ("[1]", "line 1"),
-    "notes.txt": ("hello", "a workload is"),
+    "notes.txt": ("hello", "must be a .csv or .jsonl file"),
     "fake.csv.gz": ("not gzip", "cannot be read"),
     "zeros.csv": ("ContextTokens,GeneratedTokens\n0,0\n0,0", "no requests"),
     "long.csv": (AZURE + "\n" + "x" * 200_000 + ",5,3", "field larger than"),

@@ -38,6 +38,7 @@ from dovetail.runtime.native.polymerize import GpuSpec
 from dovetail.runtime.native.weights import Weights
 from dovetail.topology.hardware import read_hardware
 from tests.blocks import random_blocks
+from tests.codegen.kernels.harness import SOME_FORMATS
 from tests.codegen.warp_host import WarpLibrary, warp_library
 from tests.compiler.tape.test_forward import make_spec, plan_weights
 from tests.models import save_model
@@ -50,7 +51,7 @@ BLOCKS = {"q": ("q4_32m", "packed"), "gate_up": ("q8_32", "packed_pair")}
 
 @cache
 def module() -> WarpLibrary:
-    return warp_library(device_kernels(["q4_32m", "q8_32"]))
+    return warp_library(device_kernels(SOME_FORMATS))
 
 
 class Stored:
@@ -173,7 +174,7 @@ def test_without_room_on_the_device_all_is_torchs(
 
     with caplog.at_level(logging.WARNING, "dovetail"):
         bench.products.choose(bench.own, (1,), full)
-    assert "all products on cpu: no room" in caplog.text
+    assert "all matrix products on cpu: no room" in caplog.text
     assert bench.products.product("w", 1) is None
 
 
@@ -220,8 +221,8 @@ def test_without_kernels_the_operator_says_what_to_do() -> None:
     given = operands(torch.randn(2, 40), module())
     with pytest.raises(DeviceError, match=r"loaded as 'gone'.* `--target cuda`"):
         gemm_skinny(*given[:-1], "gone")
-    with pytest.raises(DeviceError, match="no gemm_skinny_q6_16k_f32; run `dovetail compile`"):
-        gemm_skinny(*given[:-2], "q6_16k", given[-1])
+    with pytest.raises(DeviceError, match="no gemm_skinny_q5_32_f32; run `dovetail compile`"):
+        gemm_skinny(*given[:-2], "q5_32", given[-1])
 
 
 def test_experts_are_not_compared_one_by_one() -> None:
@@ -248,8 +249,7 @@ def test_weights_of_an_artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     kinds = {o.form for o in found.values()}
     assert {"layers.0.gate_up", "layers.1.down", "layers.0.o", "head"} <= found.keys()
     assert kinds <= {"q4_32", "q8_32", "f32"} and kinds & {"q4_32", "q8_32"}
-    wanted = [r for r in device_kernels(kinds) if r.name.endswith("_f32")]
-    products = GeneratedProducts(warp_library(wanted), H100, found, tmp_path, CPU, torch.float32)
+    products = GeneratedProducts(module(), H100, found, tmp_path, CPU, torch.float32)
     products.choose(lambda name, x: x @ tensors[name].T, (2,), lambda *_: 0.0)
     for name, operand in found.items():
         x = torch.randn(2, operand.k)

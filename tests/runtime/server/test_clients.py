@@ -1,6 +1,6 @@
 """Agents and clients of others against a live server, with nothing set but its address.
 
-Those that are not installed are skipped: their packages ask for versions that differ from ours.
+Those that are not installed are skipped (extra `clients`): some ask for older versions than ours.
 """
 
 from __future__ import annotations

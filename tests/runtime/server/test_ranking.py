@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import patch
 
 import httpx
+import msgspec
 import pytest
 
 from dovetail.compiler.pipeline import compile_model
 from dovetail.runtime.app import App, load
+from dovetail.runtime.embed.service import EmbedJob
 from dovetail.runtime.server.app import make_app
 from dovetail.runtime.server.context import ServerContext, ServeSettings
 from dovetail.runtime.server.models import Models, ServedModel
 from tests.rerankers import save_reranker
 from tests.runtime.server.live import Live, http
+from tests.runtime.server.test_acceptance import make_scope
 
 QUERY, DOCUMENTS = "Who lives in Elm?", ["The mayor lives in Elm.", "Ada built the harbour."]
 
@@ -54,6 +58,37 @@ def test_pairs_are_ranked_by_an_instruction(ranker: App, told: dict[str, str]) -
     encoder = ranker.embeddings.choose(labels=True)
     read = encoder.read_pairs(QUERY, DOCUMENTS, told.get("instruction"))
     assert found["usage"]["total_tokens"] == sum(len(ids) for ids, _ in read)
+
+
+def test_who_leaves_takes_its_pairs_out_of_the_queues(ranker: App) -> None:
+    server = ServerContext(Models([ServedModel("ranker", ranker)]), ServeSettings())
+    waiting: list[EmbedJob] = []
+
+    async def leave() -> None:
+        loop, queued = asyncio.get_running_loop(), asyncio.Event()
+        parts = iter([msgspec.json.encode({"query": QUERY, "documents": DOCUMENTS})])
+
+        def queue(ids: Any, types: Any, **_options: Any) -> EmbedJob:
+            waiting.append(EmbedJob(ids, types, 1, 0.0))
+            loop.call_soon_threadsafe(queued.set)
+            return waiting[0]
+
+        async def receive() -> Any:
+            if (body := next(parts, None)) is not None:
+                return {"type": "http.request", "body": body, "more_body": False}
+            await queued.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            raise AssertionError(message)
+
+        service = ranker.embeddings.choose(labels=True).service
+        with patch.object(service, "submit", queue):
+            path = {"path": "/v1/rerank", "raw_path": b"/v1/rerank"}
+            await asyncio.wait_for(make_app(server)({**make_scope(), **path}, receive, send), 20)
+
+    asyncio.run(leave())
+    assert waiting[0].future.cancelled()
 
 
 def test_vectors_take_no_instruction(live: Live) -> None:

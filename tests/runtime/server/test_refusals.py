@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import gzip
+import re
 import weakref
 from typing import Any
 
@@ -13,6 +15,7 @@ import dovetail
 from dovetail.errors import CapacityError, LengthError
 from dovetail.runtime.server.errors import ApiError, busy
 from dovetail.runtime.server.workflow_endpoint import blame_inputs
+from tests.repository import ROOT
 from tests.runtime.server.live import Live, http
 from tests.runtime.server.openai_calls import MESSAGES, PROMPT, refused
 
@@ -112,6 +115,21 @@ def test_the_field_that_is_missing_or_wrong_is_named(
     error = reply.json()["error"]
     assert (reply.status_code, error["param"]) == (400, param), error
     assert "Object" not in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        (gzip.compress(b'{"prompt": "a"}'), 415, "content-encoding 'gzip' are not read; send"),
+        ('{"prompt": "é"}'.encode("latin-1"), 400, "the body is not valid JSON: it is not UTF-8"),
+    ],
+)
+def test_bytes_that_are_no_text_are_refused_in_words(
+    live: Live, body: bytes, status: int, said: str
+) -> None:
+    headers = {"content-encoding": "gzip"} if status == 415 else {}
+    reply = http.post(f"{live.v1}/completions", content=body, headers=headers)
+    assert reply.status_code == status and said in reply.json()["error"]["message"]
 
 
 def test_ids_that_are_none_of_the_models_have_no_text(live: Live) -> None:
@@ -221,6 +239,9 @@ def test_metrics_have_the_known_names(client: openai.OpenAI, live: Live) -> None
         'iteration_tokens_total_bucket{engine="0",le="16384.0",model_name="llama"}',
     ):
         assert f"dovetail:{name}" in text, name
+    listed = (ROOT / "docs/server.md").read_text().partition("## Metrics")[2]
+    for name in re.findall(r"# TYPE dovetail:(\w+)", text):
+        assert f"`{name.removesuffix('_total')}" in listed, f"{name} is in no document"
 
 
 def test_health_and_version(live: Live) -> None:

@@ -120,6 +120,9 @@ def test_pages_of_the_origin_may_call(guarded: Live) -> None:
     assert found.headers["access-control-allow-origin"] == "https://page.example"
     asked["origin"] = "https://other.example"
     assert http.options(f"{guarded.v1}/completions", headers=asked).status_code == 400
+    refused = http.get(f"{guarded.v1}/models", headers={"origin": "https://page.example"})
+    shown = refused.headers["access-control-expose-headers"]
+    assert {"x-request-id", "retry-after-ms", "x-should-retry"} <= set(shown.split(", "))
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["length", "chunked"])

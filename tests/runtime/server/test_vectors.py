@@ -86,6 +86,7 @@ def test_clients_of_text_embeddings_inference_are_served(live: Live) -> None:
         for o in ours
     ]
     assert "text" not in http.post(f"{live.url}/rerank", json=asked).json()[0]
+    assert len(http.post(f"{live.url}/rerank", json={**asked, "top_n": 1}).json()) == 1
     told = http.get(f"{live.url}/info").json()
     assert told["model_id"] == "encoder" and told["model_type"] == {
         "embedding": {"pooling": "mean"}
@@ -100,6 +101,9 @@ def test_clients_of_text_embeddings_inference_are_served(live: Live) -> None:
         ("/embed", {"inputs": "a", "dimensions": 999}, "dimensions"),
         ("/rerank", {"query": "a"}, "documents"),
         ("/rerank", {"query": "a", "texts": ["b"], "raw_scores": True}, "raw_scores"),
+        ("/rerank", {"query": "a", "texts": ["b"], "documents": ["b"]}, "documents"),
+        ("/rerank", {"query": "a", "texts": ["b"], "instruction": "c"}, "instruction"),
+        ("/v1/embeddings", {"input": "a", "prompt_name": "b"}, "prompt_name"),
     ],
 )
 def test_what_these_clients_may_not_ask(

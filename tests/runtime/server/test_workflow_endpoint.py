@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import jsonschema
 import msgspec
 import openai
 import pytest
@@ -74,6 +76,32 @@ edges:
   - {from: search, to: answer}
   - {from: answer, to: END}
 """
+FORMED = """
+name: formed
+inputs: [input]
+nodes:
+  - kind: generation
+    name: person
+    output: person
+    prompt: [{role: system, content: Be brief.}, {role: user, content: "Who is {input}?"}]
+    options:
+      max_tokens: 120
+      schema:
+        type: object
+        properties: {name: {type: string, maxLength: 20}, age: {$ref: "#/$defs/age"}}
+        required: [name, age]
+        additionalProperties: false
+        $defs: {age: {type: integer}}
+  - kind: generation
+    name: answer
+    output: answer
+    prompt: "Is {person} old?"
+    options: {max_tokens: 8, structured_outputs: {choice: ["yes", "no", "not at all"]}}
+edges:
+  - {from: START, to: person}
+  - {from: person, to: answer}
+  - {from: answer, to: END}
+"""
 ODD = """
 from dovetail import END, START, RAGraph
 
@@ -106,10 +134,9 @@ def flows(
     (folder / "wide.yaml").write_text(WIDE)
     (folder / "twice.yaml").write_text(TWICE)
     (folder / "short.yaml").write_text(SHORT)
+    (folder / "formed.yaml").write_text(FORMED)
     (folder / "odd.py").write_text(ODD)
-    files = (
-        folder / name for name in ("pair.yaml", "wide.yaml", "twice.yaml", "short.yaml", "odd.py")
-    )
+    files = [*sorted(folder.glob("*.yaml")), folder / "odd.py"]
     names = ("one-shot", "hyde", "multistep", *files)
     graphs = [part for name in names for part in ("--workflow", name)]
     with serving(*artifacts.values(), *graphs, "--index", index, log=folder / "log") as server:
@@ -131,6 +158,26 @@ def events(text: str) -> list[dict[str, Any]]:
     lines = [line.removeprefix("data: ") for line in text.splitlines() if line]
     assert lines.pop() == "[DONE]"
     return [msgspec.json.decode(line) for line in lines]
+
+
+def test_nodes_answer_in_the_form_that_they_ask_for(
+    flows: Live, artifacts: dict[str, Path], tmp_path: Path
+) -> None:
+    """Through messages or a text, at once, in a stream, as a model of chats, or in Python."""
+    (tmp_path / "formed.yaml").write_text(FORMED)
+    (graph,) = read_graphs(tmp_path / "formed.yaml")
+    schema: Any = graph.nodes["person"].options["schema"]
+    with dovetail.load(artifacts["llama"]) as app:
+        wanted = app.run(graph, {"input": "Zed"}).outputs
+    jsonschema.validate(json.loads(wanted["person"]), schema)
+    assert wanted["answer"] in ("yes", "no", "not at all")
+    url, inputs = f"{flows.v1}/workflows/formed/runs", {"input": "Zed"}
+    assert http.post(url, json={"inputs": inputs}).json()["outputs"] == wanted
+    streamed = http.post(url, json={"inputs": inputs, "stream": True}).text
+    assert events(streamed)[-1]["outputs"] == wanted
+    asked = {"model": "formed", "messages": [{"role": "user", "content": "Zed"}]}
+    chat = http.post(f"{flows.v1}/chat/completions", json=asked).json()
+    assert chat["choices"][0]["message"]["content"] == wanted["answer"]
 
 
 def test_what_json_cannot_hold_is_told_as_the_workflows_fault(flows: Live) -> None:
@@ -184,6 +231,13 @@ def test_workflows_are_models_of_chats(flows: Live, expected: WorkflowResult) ->
         assert text == expected.outputs["answer"] and chunks[-1].usage is not None
         with pytest.raises(openai.BadRequestError, match="has the inputs left, right"):
             client.chat.completions.create(model="pair", messages=messages)
+        refused: dict[str, Any] = {"logprobs": True, "prompt_logprobs": 1, "guided_regex": "a"}
+        for field, value in refused.items():
+            with pytest.raises(openai.BadRequestError, match=f"leave out `{field}`") as error:
+                client.chat.completions.create(
+                    model="one-shot", messages=messages, extra_body={field: value}
+                )
+            assert error.value.param == field
 
 
 def test_files_run_with_all_their_inputs(flows: Live) -> None:

@@ -300,10 +300,6 @@ def test_normalizations_that_are_none_are_told(tmp_path):
 BAD = {
     "another kind": (lambda w: w.add_tokenizer_model("rwkv"), "is 'rwkv'; supported: gpt2, llama"),
     "no merges": (lambda w: w.add_tokenizer_model("gpt2"), "merges must be a list"),
-    "numbers for merges": (
-        lambda w: (w.add_tokenizer_model("gpt2"), w.add_array("tokenizer.ggml.merges", [1.5])),
-        "merges must be a list of strings",
-    ),
     "no scores": (lambda w: w.add_tokenizer_model("llama"), "scores must be a number for each"),
 }
 

@@ -87,7 +87,7 @@ LINES = {
     "compiler": 22_940,
     "codegen": 19_530,
     "topology": 4_040,
-    "ir": 11_250,
+    "ir": 11_340,
     "runtime": 42_030,
     "runtime/machine": 1_230,
     "runtime/schedule": 3_970,

@@ -18,6 +18,7 @@ from dovetail.ir.errors import SyntaxDiagnostic
 from dovetail.ir.expr import Call, Expr
 from dovetail.ir.low import nodes as low
 from dovetail.ir.low.build import Builder
+from dovetail.ir.low.cycles import resolve_cycles
 from dovetail.ir.low.enums import Enums
 from dovetail.ir.low.lex import Reporter, classify, grammar, token_span
 from dovetail.ir.low.preprocess import Include, Macro, Preprocessor, no_header, split_arguments
@@ -53,7 +54,8 @@ class _Reading:
     def read(self, source: Source, include: Include) -> tuple[Preprocessor, list[Token]]:
         """Return the tokens of a text, and what read it, which has the faults of directives."""
         run = Preprocessor(Reporter(source), _evaluate, self.macros, include)
-        return run, list(classify(self.enums.resolve(run.run(), _evaluate), self.types))
+        tokens = classify(self.enums.resolve(run.run(), _evaluate), self.types)
+        return run, resolve_cycles(list(tokens))
 
     def parse(self, source: Source, include: Include = no_header, start: str = "unit") -> Any:
         """Return what the start rule makes of a text; raises SyntaxDiagnostic with all faults."""

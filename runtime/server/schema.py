@@ -35,6 +35,7 @@ Positive: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
 Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
 StopText: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1000)]
+BadWord: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1000, pattern=r"\S")]
 Repetition: TypeAlias = Annotated[float, Meta(ge=1 / MAX_REPETITION, le=MAX_REPETITION)]
 Temperature: TypeAlias = Annotated[float, Meta(ge=0, le=2)]
 TopP: TypeAlias = Annotated[float, Meta(gt=0, le=1)]
@@ -93,7 +94,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     min_tokens: Count | None = None
     stop_token_ids: Annotated[list[TokenId], Listed] | None = None
     include_stop_str_in_output: bool | None = None
-    bad_words: Annotated[list[StopText], Listed] | None = None
+    bad_words: Annotated[list[BadWord], Listed] | None = None
     allowed_token_ids: (
         Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_LISTED)] | None
     ) = None

@@ -101,6 +101,10 @@ void f(const float *x, const uint8_t *b, float *y, int32_t *z) {
     if (i > 12 && b[i] > 200) break;
     z[n++ & 15] = choose(b[i], b[i + 1]) << (b[i] & 3);
   }
+  i = 0;
+next:
+  z[i] += b[i];
+  if (++i < 9) goto next;
   union { float f; uint32_t u; } bits;
   bits.f = x[0];
   for (i = 0; i < 4; i++) {

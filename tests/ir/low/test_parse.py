@@ -224,3 +224,57 @@ def test_enumerations_become_integers_and_their_names_numbers():
     """
     found, wanted = (parse_low(Source("k.c", t), defines=prelude) for t in (text, same))
     assert print_low(found) == print_low(wanted)
+
+
+def test_a_label_that_one_condition_goes_back_to_is_a_loop():
+    found = parse(
+        """
+        int f(int x, int n, float *p) {
+            if (x > 3) { x = 1; }
+        outer:
+            x += 2;
+            const int half = x / 2;
+            x += half;
+        again:
+            if (n < 8) { p[0] += n; n = 0; }
+            else { p[8] += 1; n -= 8; }
+            if (n) goto again;
+            if (x < 9 && (n + x)) goto outer;
+            return x;
+        }
+        """
+    )
+    same = parse(
+        """
+        int f(int x, int n, float *p) {
+            if (x > 3) { x = 1; }
+            do {
+                x += 2;
+                const int half = x / 2;
+                x += half;
+                do {
+                    if (n < 8) { p[0] += n; n = 0; }
+                    else { p[8] += 1; n -= 8; }
+                } while (n);
+            } while (x < 9 && (n + x));
+            return x;
+        }
+        """
+    )
+    assert print_low(found) == print_low(same)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "again: x = 2; int y = x, *z = 0; if (x) goto again; z = p;",  # z is needed behind the loop
+        "again: x = 2; int y = x, *z = 0; if (y) goto again;",
+        "for (;;) { again: if (x) { break; } if (p) goto again; }",
+        "again: x -= 1; if (x) { goto again; }",
+        "again: x -= 1; if (x) goto again; else x = 1;",
+        "if (x) goto again; x = 2; again: x = 1;",
+    ],
+)
+def test_other_labels_stay_outside_the_subset(body):
+    with pytest.raises(SyntaxDiagnostic, match=r"goto is outside|unexpected `:`"):
+        parse(f"void f(int x, float *p) {{ {body} }}")

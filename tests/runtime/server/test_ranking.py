@@ -85,7 +85,12 @@ def test_who_leaves_takes_its_pairs_out_of_the_queues(ranker: App) -> None:
         service = ranker.embeddings.choose(labels=True).service
         with patch.object(service, "submit", queue):
             path = {"path": "/v1/rerank", "raw_path": b"/v1/rerank"}
-            await asyncio.wait_for(make_app(server)({**make_scope(), **path}, receive, send), 20)
+            asking = make_app(server)({**make_scope(), **path}, receive, send)
+            try:
+                await asyncio.wait_for(asking, 20)
+            except TimeoutError:  # else a thread waits for the job for ever
+                waiting[0].settle()
+                raise
 
     asyncio.run(leave())
     assert waiting[0].future.cancelled()

@@ -25,6 +25,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"top_p": 0}, "top_p"),
     ({"top_p": 1.5}, "top_p"),
     ({"n": 0}, "n"),
+    ({"extra_body": {"bad_words": ["a", " "]}}, "bad_words[1]"),
     ({"n": -3}, "n"),
     ({"n": 10**6}, "n"),
     ({"max_tokens": -1}, "max_tokens"),

@@ -148,7 +148,7 @@ class Config:
 
 
 def _shown(value: object) -> str:
-    text = json.dumps(value) if not isinstance(value, float) else repr(value)
+    text = json.dumps(value, default=str) if not isinstance(value, float) else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 

@@ -133,7 +133,8 @@ def generation_config(file: GgufFile) -> Json:
     sampling = {
         name: read(value)
         for key, (name, read) in _SAMPLING.items()
-        if isinstance(value := file.values.get(f"general.sampling.{key}"), int | float | np.number)
+        if isinstance(value := file.values.get(f"general.sampling.{key}"), int | float)
+        and math.isfinite(value)
     }
     found = _read_vocabulary(file)
     if found is None:

@@ -63,7 +63,9 @@ def read_tokenizer(path: Path, content: bytes | None = None) -> tokenizers.Token
 
     try:
         return tokenizers.Tokenizer.from_buffer(path.read_bytes() if content is None else content)
-    except Exception as error:  # the library raises bare Exception
+    except BaseException as error:  # the library raises bare Exception, and panics beside it
+        if isinstance(error, KeyboardInterrupt):
+            raise
         raise ArtifactError(
             f"{path}: is not a tokenizer ({error}); put a valid tokenizer.json into the model "
             "directory and run `dovetail compile MODEL` again"

@@ -237,6 +237,10 @@ def test_yarn(tmp_path):
 
 
 CHANGES = {
+    "tokens for a token": (
+        lambda w: w.add_array("tokenizer.ggml.bos_token_id", [1, 2]),
+        "bos_token_id is .*but an integer is needed",
+    ),
     "shared experts": (lambda w: w.add_expert_shared_count(1), r"expert_shared_count is 1, but"),
     "long rope": (
         lambda w: w.add_string("llama.rope.scaling.type", "longrope"),

@@ -1,6 +1,7 @@
 """Tokenizers of GGUF files: ids equal those of the tokenizer.json that a file was made of."""
 
 import json
+import math
 import random
 from itertools import count, groupby, pairwise
 
@@ -13,9 +14,10 @@ from dovetail.compiler.files.gguf_file import read_gguf
 from dovetail.compiler.models.gguf_model import GgufModel
 from dovetail.compiler.models.gguf_words import WORDS
 from dovetail.compiler.models.source import open_model
-from dovetail.ir.errors import SpecError
+from dovetail.ir.errors import ArtifactError, SpecError
 from dovetail.ir.options import advised
 from dovetail.runtime.text.chat_template import Message, read_template
+from dovetail.runtime.text.tokenizer import read_tokenizer
 from tests.gguf_files import add_tokenizer, smollm2
 from tests.repository import ROOT
 
@@ -90,6 +92,16 @@ def test_sampling_that_a_file_advises_is_that_of_a_generation_config(tmp_path):
     assert generation.pop("eos_token_id") == [1]
     assert generation == {"temperature": 0.7, "top_p": 0.9, "min_p": 0.05, "top_k": 20}
     assert advised(generation) == generation
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_sampling_by_no_number_is_left_out(value, tmp_path):
+    source = save(
+        tmp_path / "m.gguf",
+        add_tokenizer(TINY),
+        lambda writer: writer.add_float32("general.sampling.top_k", value),
+    )
+    assert json.loads(source.file("generation_config.json")) == {"eos_token_id": [1]}
 
 
 def test_a_file_without_tokens(tmp_path):
@@ -275,6 +287,14 @@ def test_tokens_in_a_text_of_pieces(tmp_path):
     the = tokens.index("▁the")
     assert ids == [1, 1, the, 2, tokens.index("<|x|>"), the]
     assert ours.decode(ids) == "the<|x|> the"
+
+
+def test_normalizations_that_are_none_are_told(tmp_path):
+    """The library ends by a panic, which is no Exception."""
+    normalizer = {"type": "Precompiled", "precompiled_charsmap": "AQI="}
+    content = json.loads((TINY / "tokenizer.json").read_text()) | {"normalizer": normalizer}
+    with pytest.raises(ArtifactError, match="is not a tokenizer"):
+        read_tokenizer(tmp_path / "tokenizer.json", json.dumps(content).encode())
 
 
 BAD = {

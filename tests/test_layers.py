@@ -88,11 +88,11 @@ LINES = {
     "codegen": 19_530,
     "topology": 4_040,
     "ir": 11_340,
-    "runtime": 42_030,
+    "runtime": 42_100,
     "runtime/machine": 1_230,
     "runtime/schedule": 3_970,
     "runtime/child": 880,
-    "runtime/text": 4_400,
+    "runtime/text": 4_410,
     "runtime/native": 2_790,
     "runtime/group": 510,
     "runtime/engine": 1_930,
@@ -102,7 +102,7 @@ LINES = {
     "runtime/hosting": 1_830,
     "runtime/retrieval": 1_690,
     "runtime/flows": 5_830,
-    "runtime/server": 5_120,
+    "runtime/server": 5_170,
     "runtime/sim": 1_090,
 }
 """Most lines of source in each folder and room: what grows beyond has to say why, here."""

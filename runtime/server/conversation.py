@@ -7,7 +7,7 @@ APIs (`chat.py`, `responses.py`, `messages.py`) translate to the one and from th
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +28,7 @@ from dovetail.runtime.server.schema import ChatRequest
 from dovetail.runtime.text.answers import Answer, AnswerParser, Part
 from dovetail.runtime.text.call_formats import MISTRAL
 from dovetail.runtime.text.call_grammar import call_grammar, frame, write_mark
+from dovetail.runtime.text.chat_template import Message
 from dovetail.runtime.text.tools import Offer, read_offer, text_of
 
 CALL_LETTERS = 24
@@ -79,21 +80,29 @@ class Conversation:
 
 
 def make_chat(**fields: Any) -> ChatRequest:
-    """Return the chat that a request of another API is; ApiError where its messages are wrong."""
+    """Return the chat that a request of another API is, whose messages have been checked."""
     known = {name: value for name, value in fields.items() if value is not None}
+    return msgspec.convert(known, ChatRequest)
+
+
+def check_message(message: Mapping[str, Any], where: str) -> None:
+    """Raise an ApiError that blames what stands at `where` if this is no message of a chat."""
     try:
-        return msgspec.convert(known, ChatRequest)
+        msgspec.convert(message, Message)
     except msgspec.ValidationError as error:
-        raise ApiError(400, decode_error(error).message, param="messages") from None
+        raise decode_error(error, where) from None
 
 
 @contextmanager
-def rename_fields(**names: str) -> Iterator[None]:
-    """Have errors of a chat name the fields of another API."""
+def rename_fields(names: Mapping[str, str]) -> Iterator[None]:
+    """Have errors of a chat name the fields of another API; in backticks those that are whole."""
     try:
         yield
     except ApiError as error:
-        error.param = names.get(error.param or "", error.param)
+        param = f"`{error.param}`"
+        error.param = names[param].strip("`") if param in names else error.param
+        for own, name in names.items():
+            error.message = error.message.replace(own, name)
         raise
 
 

@@ -43,13 +43,16 @@ def _plain(value: object) -> object:
     return value.tolist() if isinstance(value, np.ndarray | np.generic) else str(value)
 
 
-_ENCODER = msgspec.json.Encoder(enc_hook=_plain)
+_WRITTEN = msgspec.json.Encoder(enc_hook=_plain)
 
 
-def encode(value: object) -> bytes:
-    """Return a reply as JSON; WorkflowError where a function of users made what is in none."""
+def encode_written(value: object) -> msgspec.Raw:
+    """Return what a workflow wrote, or holds that, as JSON for a reply.
+
+    Raises WorkflowError where functions of users made what JSON cannot hold.
+    """
     try:
-        return _ENCODER.encode(value)
+        return msgspec.Raw(_WRITTEN.encode(value))
     except Exception as error:  # half a surrogate, a circle, a text that fails to be made
         raise WorkflowError(
             f"what the workflow wrote cannot be sent as JSON: {describe_error(error)}; have its "
@@ -65,17 +68,17 @@ class JsonReply(Response):
     def __init__(
         self, value: object, status: int = 200, headers: Mapping[str, str] | None = None
     ) -> None:
-        super().__init__(encode(value), status, headers)
+        super().__init__(msgspec.json.encode(value), status, headers)
 
 
 def event(value: object) -> bytes:
     """Return `value` as one server-sent event."""
-    return b"data: %b\n\n" % encode(value)
+    return b"data: %b\n\n" % msgspec.json.encode(value)
 
 
 def named_event(name: str, value: object) -> bytes:
     """Return `value` as a server-sent event of a name."""
-    return b"event: %b\ndata: %b\n\n" % (name.encode(), encode(value))
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode(value))
 
 
 def last_event(error: ApiError) -> bytes:

@@ -153,14 +153,15 @@ _PLACE = re.compile(r"^(.*) - at `(?:key` in `)?\$\.?(.*?)(?:\[\.\.\.\])?`$", re
 _MISSING = re.compile(r"^Object missing required field `(.*)`$")
 
 
-def decode_error(error: Exception) -> ApiError:
-    """Return the refusal of a body that is no JSON, or not what the endpoint takes."""
+def decode_error(error: Exception, within: str = "") -> ApiError:
+    """Return the refusal of a body, or a field `within` it, that is not what the endpoint takes."""
     if isinstance(error, RecursionError):
         return ApiError(400, "the JSON is nested too deeply", code="invalid_json")
     text = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
     if isinstance(error, msgspec.ValidationError):
         match = _PLACE.match(text)
         reason, place = match.groups() if match else (text, "")
+        place = ".".join(filter(None, (within, place)))
         if missing := _MISSING.match(reason):
             place = f"{place}.{missing[1]}".lstrip(".")
             return ApiError(400, f"the required field `{place}` is missing", param=place)

@@ -16,7 +16,13 @@ from starlette.responses import Response
 
 from dovetail.runtime.schedule.request import Completion
 from dovetail.runtime.server.context import ServerContext
-from dovetail.runtime.server.conversation import Conversation, converse, make_chat, rename_fields
+from dovetail.runtime.server.conversation import (
+    Conversation,
+    check_message,
+    converse,
+    make_chat,
+    rename_fields,
+)
 from dovetail.runtime.server.edge import JsonReply, named_event
 from dovetail.runtime.server.errors import ApiError
 from dovetail.runtime.server.items import (
@@ -33,6 +39,13 @@ from dovetail.runtime.text.answers import CallArguments, CallBegin, Content, Par
 
 STOPS = {"length": "max_tokens"}
 """Why an answer ended, in the words of this API; else it is `end_turn`."""
+NAMES = {
+    "`response_format`": "`output_config.format`",
+    "json_schema.schema": "output_config.format.schema",
+    ".function.parameters": ".input_schema",
+    ".function.": ".",
+}
+"""Fields of chats, and what they are called here."""
 
 
 async def messages(server: ServerContext, request: Request) -> Response:
@@ -56,7 +69,7 @@ async def count_tokens(server: ServerContext, request: Request) -> Response:
 async def _converse(
     server: ServerContext, request: Request, body: CountRequest, **fields: object
 ) -> Conversation:
-    with rename_fields(response_format="output_config.format"):
+    with rename_fields(NAMES):
         chat = make_chat(**_translate(body), **fields)
         return await converse(server, request, chat, "msg")
 
@@ -71,6 +84,7 @@ def _translate(body: CountRequest) -> dict[str, Any]:
         conversation.append({"role": "system", "content": _join(body.system, "system")})
     for place, message in enumerate(body.messages):
         conversation += _read_message(message, f"messages[{place}]")
+        check_message(conversation[-1], f"messages[{place}]")
     if len(conversation) > 1 and conversation[-1] == {"role": "assistant", "content": ""}:
         conversation.pop()  # nothing has been begun
     last = conversation[-1]

@@ -85,16 +85,24 @@ class BoundedProtocol(HttpToolsProtocol):
         offer. Java's client makes it with every first request.
         """
         self._unset_keepalive_if_required()
-        try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as offer:
-            method = self.parser.get_method()
-            if method == b"CONNECT":
-                raise httptools.HttpParserError from None
-            kept = [b": ".join(pair) for pair in self.headers if pair[0] != b"upgrade"]
-            head = b"\r\n".join([b"%b %b HTTP/1.1" % (method, self.url), *kept, b"\r\n"])
+        left = memoryview(data)
+        while left:
+            try:
+                self.parser.feed_data(left)
+                return
+            except httptools.HttpParserUpgrade as offer:
+                head, left = self._without_offer(), left[offer.args[0] :]
             self.parser = httptools.HttpRequestParser(self)
-            self._parse(head + data[offer.args[0] :])
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+            self.parser.feed_data(head)
+
+    def _without_offer(self) -> bytes:
+        """Return the head that has just come, without its offer of another protocol."""
+        method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+        if method == b"CONNECT":
+            raise httptools.HttpParserError
+        kept = [b": ".join(pair) for pair in self.headers if pair[0] != b"upgrade"]
+        return b"\r\n".join([b"%b %b HTTP/%b" % (method, self.url, version), *kept, b"\r\n"])
 
     # ---- the parser's callbacks ----
 

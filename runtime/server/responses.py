@@ -19,7 +19,13 @@ from starlette.responses import Response
 from dovetail.ir.errors import RequestError
 from dovetail.runtime.schedule.request import Completion
 from dovetail.runtime.server.context import ServerContext
-from dovetail.runtime.server.conversation import Conversation, converse, make_chat, rename_fields
+from dovetail.runtime.server.conversation import (
+    Conversation,
+    check_message,
+    converse,
+    make_chat,
+    rename_fields,
+)
 from dovetail.runtime.server.edge import named_event
 from dovetail.runtime.server.errors import ApiError
 from dovetail.runtime.server.forms import blame_field
@@ -47,6 +53,13 @@ STATELESS: dict[str, str] = {
     "background": "this server keeps no answers, so that nobody could ask for one later",
 }
 """Fields that ask for what a server must remember, and why they are refused."""
+NAMES = {
+    "`messages`": "`input`",
+    "`response_format`": "`text.format`",
+    "json_schema.schema": "text.format.schema",
+    ".function.": ".",
+}
+"""Fields of chats, and what they are called here."""
 
 
 async def responses(server: ServerContext, request: Request) -> Response:
@@ -58,7 +71,7 @@ async def responses(server: ServerContext, request: Request) -> Response:
     if body.truncation == "auto":
         said = "`truncation` auto is not supported; leave items out that the context cannot hold"
         raise ApiError(400, said, param="truncation")
-    with rename_fields(messages="input", response_format="text.format"):
+    with rename_fields(NAMES):
         chat = make_chat(**_translate(body))
         found = await converse(server, request, chat, "resp")
     if body.stream:
@@ -102,6 +115,7 @@ def _read_items(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             lacks = f": {error} is missing" if isinstance(error, KeyError) else ""
             said = f"the item is not a {kind} as the API has it{lacks}"
             raise ApiError(400, said, param=f"input[{place}]") from None
+        check_message(message, f"input[{place}]")
         last = messages[-1] if messages else {}
         if message["role"] == last.get("role") == "assistant" and not (
             last.get("content") and message.get("content")

@@ -17,7 +17,7 @@ from dovetail.ir.workflow import END, Generation, Name, Workflow
 from dovetail.runtime.flows.events import WorkflowResult
 from dovetail.runtime.flows.job import WorkflowJob
 from dovetail.runtime.index.manifest import read_manifest
-from dovetail.runtime.server.edge import encode
+from dovetail.runtime.server.edge import encode_written
 from dovetail.runtime.server.errors import ApiError
 from dovetail.runtime.server.models import Models, ServedModel
 
@@ -65,10 +65,11 @@ class ServedWorkflow:
         return {self.workflow.inputs[0]: text}
 
     def answer(self, result: WorkflowResult) -> str:
-        """Return what the last node wrote, as text."""
+        """Return what the last node wrote, as text; WorkflowError where JSON cannot hold it."""
         last = self.workflow.nodes[result.timeline[-1].node]
         found = result.outputs[last.output]
-        return found if isinstance(found, str) else encode(found).decode()
+        written = encode_written(found)
+        return found if isinstance(found, str) else bytes(written).decode()
 
 
 def add_workflows(

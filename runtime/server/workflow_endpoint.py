@@ -14,7 +14,7 @@ from dovetail.ir.errors import CapacityError, LengthError, WorkflowError
 from dovetail.runtime.flows import events
 from dovetail.runtime.flows.job import WorkflowJob
 from dovetail.runtime.server.context import ServerContext
-from dovetail.runtime.server.edge import DONE, JsonReply, event, while_connected
+from dovetail.runtime.server.edge import DONE, JsonReply, encode_written, event, while_connected
 from dovetail.runtime.server.errors import ApiError, too_long
 from dovetail.runtime.server.generation import new_id
 from dovetail.runtime.server.replies import RunReply
@@ -43,7 +43,7 @@ async def run_workflow(server: ServerContext, request: Request) -> Response:
         return server.stream(_events(server, served, body))
     async with while_connected(request.receive), running(server, served, body.inputs) as job:
         result = await job
-    return JsonReply(_reply(served, result))
+    return JsonReply(encode_written(_reply(served, result)))
 
 
 @contextmanager
@@ -98,9 +98,10 @@ async def _events(
     async with running(server, served, body.inputs) as job:
         async for item in job:
             said = {field.name: getattr(item, field.name) for field in fields(item)}
-            yield event({"type": KINDS[type(item)], **said})
+            yield event(encode_written({"type": KINDS[type(item)], **said}))
         result = await job
-    yield event({"type": "run_finished", **msgspec.structs.asdict(_reply(served, result))})
+    last = {"type": "run_finished", **msgspec.structs.asdict(_reply(served, result))}
+    yield event(encode_written(last))
     yield DONE
 
 

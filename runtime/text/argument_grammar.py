@@ -18,6 +18,7 @@ from dovetail.runtime.text.call_values import TEXT
 from dovetail.runtime.text.grammar import json_rule, quote
 from dovetail.runtime.text.tool_schema import (
     ANY_OF,
+    MAX_DEPTH,
     find_choices,
     find_ref,
     kinds_of,
@@ -64,7 +65,7 @@ class Arguments:
         """`root`: the schema. `prefix`: the first rule; the names of all begin so."""
         self._form, self._literal, self._root, self._prefix = form, literal, root, prefix
         self._rules: list[str] = []
-        self._letters = 0
+        self._letters = self._depth = 0
         self._values: dict[int, str] = {}  # rules of values, by the schema: it may refer to itself
         self._texts: dict[int, str] = {}  # terminals of texts, by the schema
         self._has_any = False
@@ -133,8 +134,13 @@ class Arguments:
         if not isinstance(schema, dict) or not schema:
             return self._write_value({})
         if id(schema) not in self._values:
+            if self._depth == MAX_DEPTH:
+                said = f"refers to schemas within each other too deeply: {MAX_DEPTH} at most"
+                raise RequestError(f"a tool's schema {said}")
             place, self._values[id(schema)] = len(self._rules), self._add("")
+            self._depth += 1
             self._rules[place] += self._write_value(schema)
+            self._depth -= 1
         return self._values[id(schema)]
 
     def _write_value(self, schema: Any) -> str:
@@ -153,6 +159,8 @@ class Arguments:
 
     def _write_choices(self, values: Sequence[Any]) -> str:
         """Return the expression of values, without those that hold what would end them."""
+        if not values:
+            raise RequestError("a tool's schema lets no value through, or refers to itself alone")
         form, mark = self._form, self._form.quote
         end = (form.valued or mark).strip()
         texts = [one for one in values if isinstance(one, str) and end not in one]

@@ -20,7 +20,7 @@ from msgspec import UNSET, UnsetType
 from dovetail.ir.errors import ArtifactError, RequestError
 from dovetail.runtime.child.supervisor import CLOSED
 from dovetail.runtime.text.template_process import SHARED
-from dovetail.runtime.text.template_worker import Teach
+from dovetail.runtime.text.template_worker import RESULTS, Teach
 
 
 class TextPart(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +44,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def __post_init__(self) -> None:
         """Raise ValueError where it says nothing at all, or holds a call of no function."""
         beside = self.tool_calls or self.reasoning_content or self.reasoning
-        if self.content is None and not beside:
+        if self.content is None and not beside and self.role not in RESULTS:
             raise ValueError("a message without calls of tools must have `content`")
         for call in self.tool_calls or ():
             function = call.get("function")

@@ -30,7 +30,7 @@ SYMBOLS = 200_000
 OVERLAYS = {"anyOf", "oneOf", "$ref", "const", "enum"}
 OPENS = {"additionalProperties", "patternProperties", "minProperties", "unevaluatedProperties"}
 NAMED = ("properties", "$defs", "definitions", "patternProperties")
-BELOW = ("items", "prefixItems", "anyOf", "oneOf", "additionalProperties")
+BELOW = ("items", "prefixItems", "allOf", "anyOf", "oneOf", "additionalProperties")
 """Keywords with schemas: laid over others, of properties without a name, under names, in place."""
 MAX_OPTIONAL = 400
 """Parts of expressions that may be left out, in all. What comes next in a row of them takes time by
@@ -131,8 +131,7 @@ def json_rule(schema: str, space: str | None = SPACE) -> str:
         found = {} if found else {"not": {}}
     if found.get("$ref") == "#":  # a root that is as it is: this says nothing more
         del found["$ref"]
-    if not _mixes(found):
-        found = _close(found)
+    found = _tidy(found, close=not _mixes(found))
     shape: dict[str, Any] = {"whitespace_flexible": False}
     if space is not None:
         shape = {"whitespace_pattern": space}
@@ -150,15 +149,22 @@ def _mixes(schema: object) -> bool:
     return "allOf" in schema or over > 1 or any(map(_mixes, schema.values()))
 
 
-def _close(schema: Any) -> Any:
-    """Return a schema whose objects take no properties that it does not name."""
+def _tidy(schema: Any, *, close: bool) -> Any:
+    """Return a schema without what asks for nothing.
+
+    close: objects take no properties that it does not name.
+    """
     if isinstance(schema, list):
-        return [_close(item) for item in schema]
+        return [_tidy(item, close=close) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    found = {key: _close_below(key, value) for key, value in schema.items()}
+    found = {
+        key: _tidy_below(key, value, close=close)
+        for key, value in schema.items()
+        if key != "uniqueItems" or value is not False
+    }
     named = found.get("properties")
-    if not isinstance(named, dict) or found.keys() & OPENS:
+    if not close or not isinstance(named, dict) or found.keys() & OPENS:
         return found
     wanted = found.get("required", [])
     if not isinstance(wanted, list) or not all(name in named for name in wanted):
@@ -166,11 +172,11 @@ def _close(schema: Any) -> Any:
     return {**found, "additionalProperties": False}
 
 
-def _close_below(key: str, value: Any) -> Any:
-    """Close the schemas under a keyword."""
+def _tidy_below(key: str, value: Any, *, close: bool) -> Any:
+    """Tidy the schemas under a keyword."""
     if key in NAMED and isinstance(value, dict):
-        return {name: _close(one) for name, one in value.items()}
-    return _close(value) if key in BELOW else value
+        return {name: _tidy(one, close=close) for name, one in value.items()}
+    return _tidy(value, close=close) if key in BELOW else value
 
 
 def quote(text: str) -> str:

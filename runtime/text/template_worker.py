@@ -28,6 +28,8 @@ from dovetail.runtime.child.framing import Channel
 from dovetail.runtime.schedule.structured import StructuredOutputs
 from dovetail.runtime.text.grammar import try_grammar
 
+RESULTS = ("tool", "function")
+"""Roles of what tools gave back, which may be nothing."""
 REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names of a message's reasoning: templates read the first one, some the second."""
 PROBE = "a part's text"
@@ -170,6 +172,8 @@ def _plain(message: dict[str, Any], read: bool, none: bool) -> dict[str, Any]:
     read, none: a way of WAYS.
     """
     plain = {name: v for name, v in message.items() if v is not None}
+    if plain.get("role") in RESULTS:
+        plain.setdefault("content", "")
     if calls := plain.get("tool_calls"):
         plain["tool_calls"] = [_read_call(call) for call in calls] if read else calls
         plain = {"content": None, **plain} if none else plain

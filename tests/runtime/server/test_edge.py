@@ -13,6 +13,7 @@ from dovetail.runtime.server.edge import (
     MAX_SEEN,
     PING,
     EventStream,
+    JsonReply,
     UnknownFields,
     last_event,
 )
@@ -127,6 +128,13 @@ def test_a_stream_that_is_cancelled_says_why_at_its_end(draining: bool, said: by
 
     bodies = asyncio.run(run())
     assert bodies[0] == b"one" and said in bodies[1] and bodies[1].endswith(DONE)
+
+
+def test_a_reply_that_cannot_be_made_is_our_fault(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(UnicodeEncodeError) as caught:
+        JsonReply({"text": "\ud800"})
+    assert "fault of its own" in to_api_error(caught.value, draining=False).message
+    assert "because of a bug" in caplog.text
 
 
 def test_fields_that_nobody_reads_are_told_of_once(caplog: pytest.LogCaptureFixture) -> None:

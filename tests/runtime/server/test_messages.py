@@ -175,9 +175,13 @@ def test_tokens_are_counted(claude: Any) -> None:
 
 
 IMAGE = {"type": "image", "source": {"type": "url", "url": "http://example.com"}}
+USE = {"type": "tool_use", "id": "a", "input": {}}
+CHATS = ("json_schema.schema", "response_format", ".function.")
+"""Names of fields that chats alone have."""
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0].type"),
     ({"messages": []}, "messages"),
+    ({"system": "b", "messages": [{"role": "user", "content": [USE]}]}, "messages[0]"),
     ({"messages": [{"role": "user", "content": "Zorvia " * 3000}]}, "messages"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
@@ -185,6 +189,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"name": "f", "input_schema": {"properties": {"a": 5}}}]}, "tools"),
     ({"tools": BLOCKS + BLOCKS}, "tools"),
     ({"system": [IMAGE]}, "system[0].type"),
+    ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format"),
 ]
 
 
@@ -197,6 +202,7 @@ def test_wrong_requests_are_refused_in_its_words(
     body = caught.value.body
     assert body["type"] == "error" and body["error"]["type"] == "invalid_request_error"
     assert body["error"]["param"] == param
+    assert not any(name in body["error"]["message"] for name in CHATS), body["error"]["message"]
 
 
 def test_unknown_models_are_not_found(claude: Any) -> None:

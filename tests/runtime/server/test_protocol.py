@@ -230,6 +230,29 @@ def test_a_refused_client_that_sends_on_is_not_read_for_long(
     asyncio.run(refuse())
 
 
+def test_offers_of_another_protocol_may_come_together() -> None:
+    """Each is a request of its own version of HTTP."""
+    versions, wanted = [], ["1.1"] * 1200 + ["1.0"]
+
+    async def offer() -> None:
+        done = asyncio.Event()
+
+        async def app(scope: Any, _receive: Any, send: Any) -> None:
+            versions.append(scope["http_version"])
+            await send({"type": "http.response.start", "status": 204, "headers": []})
+            await send({"type": "http.response.body"})
+            if len(versions) == len(wanted):
+                done.set()
+
+        async with bare(app) as writer:
+            head = GET + b"connection: upgrade\r\nupgrade: h2c\r\n\r\n"
+            writer.write(head * 1200 + head.replace(b"HTTP/1.1", b"HTTP/1.0"))
+            await asyncio.wait_for(done.wait(), 20)
+
+    asyncio.run(offer())
+    assert versions == wanted
+
+
 def test_a_client_that_goes_ends_its_requests_before_the_last_one_too() -> None:
     async def leave() -> None:
         begun, ended = asyncio.Event(), asyncio.Event()

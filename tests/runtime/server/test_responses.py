@@ -143,6 +143,9 @@ def test_an_answer_that_was_cut_off_is_incomplete(client: openai.OpenAI) -> None
     assert list(stream)[-1].type == "response.incomplete"
 
 
+CHATS = ("messages[", "json_schema.schema", "response_format", ".function.")
+"""Names of fields that chats alone have."""
+CALLED = {"call_id": "a", "arguments": "{}"}
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"previous_response_id": "resp_1"}, "previous_response_id"),
     ({"conversation": "conv_1"}, "conversation"),
@@ -153,13 +156,18 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"input": [{"type": ["message"], "role": "user", "content": "a"}]}, "input[0].type"),
     ({"input": [{"role": "user"}]}, "input[0]"),
     ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0]"),
-    ({"input": [{"role": "wizard", "content": "a"}]}, "input"),
+    ({"input": [{"role": "wizard", "content": "a"}], "instructions": "b"}, "input[0].role"),
+    ({"input": [{"type": "function_call", **CALLED, "name": 5}]}, "input[0]"),
     ({"input": "Zorvia " * 3000}, "input"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
     ({"tools": [{"type": "function", "name": "a b"}]}, "tools"),
     ({"tools": [FLAT[0] | {"parameters": {"properties": {"a": 5}}}]}, "tools"),
     ({"tools": [FLAT[0] | {"strict": "yes"}]}, "tools"),
     ({"tools": FLAT, "tool_choice": {"type": "function", "name": "x"}}, "tool_choice"),
+    (
+        {"tools": FLAT, "tool_choice": "required", "text": {"format": {"type": "json_object"}}},
+        "text.format",
+    ),
     ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format"),
     ({"temperature": 9}, "temperature"),
 ]
@@ -171,6 +179,7 @@ def test_wrong_requests_are_refused_by_name(
 ) -> None:
     error = refused(client.responses.create, **{"model": "llama", "input": "a", **fields})
     assert (error.status_code, error.param) == (400, param), error.message
+    assert not any(name in error.message for name in CHATS), error.message
 
 
 def test_nothing_is_kept(client: openai.OpenAI, live: Live) -> None:

@@ -186,6 +186,8 @@ def test_what_json_cannot_hold_is_told_as_the_workflows_fault(flows: Live) -> No
         for stream in (False, True):
             reply = http.post(url, json={"inputs": {"input": given}, "stream": stream})
             assert said in reply.text and "fault of its own" not in reply.text
+        chat = {"model": "odd", "messages": [{"role": "user", "content": given}]}
+        assert said in http.post(f"{flows.v1}/chat/completions", json=chat).text
     found = http.post(url, json={"inputs": {"input": "plain"}}).json()
     assert found["outputs"]["made"] == [1, 2]
 

@@ -537,6 +537,9 @@ def test_values_that_could_not_be_read_are_left_out() -> None:
     schema["properties"]["a"]["enum"].pop()
     with pytest.raises(RequestError, match="no value of an enum"):
         grammar_of(QWEN, schema)
+    for nothing in ({"enum": []}, {"$ref": "#/properties/a"}):
+        with pytest.raises(RequestError, match="lets no value through, or refers to itself alone"):
+            grammar_of(QWEN, {"type": "object", "properties": {"a": nothing}})
 
 
 def test_what_a_schema_refers_to_is_written_once_for_each_part_and_bounded() -> None:
@@ -549,6 +552,16 @@ def test_what_a_schema_refers_to_is_written_once_for_each_part_and_bounded() -> 
     defs |= {f"d{place}": {"type": "array", "items": named["d0"]} for place in range(1, 200)}
     with pytest.raises(RequestError, match="refers to too much"):
         grammar_of(QWEN, schema)
+
+
+def test_schemas_refer_to_each_other_only_so_deep() -> None:
+    def refer(to: int) -> dict[str, Any]:
+        return {"type": "object", "properties": {"p": {"$ref": f"#/$defs/d{to}"}}}
+
+    defs = {f"d{place}": refer(place + 1) for place in range(200)} | {"d200": {}}
+    grammar_of(GEMMA, {**refer(150), "$defs": defs})
+    with pytest.raises(RequestError, match="too deeply: 64 at most"):
+        grammar_of(GEMMA, {**refer(0), "$defs": defs})
 
 
 class Marks:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import threading
@@ -113,6 +114,17 @@ def test_parts_are_joined_where_the_template_takes_texts_alone() -> None:
     for expression in ("m.content", "m.content | tojson", "'x' + m.content"):
         text = "{% for m in messages %}{{ " + expression + " }}{% endfor %}"
         assert "a\nb" in ChatTemplate(text, {}).render(messages).replace("\\n", "\n")
+
+
+def test_null_in_a_message_is_what_is_absent() -> None:
+    """Templates ask whether a name is there; of a tool that gave nothing back they read a text."""
+    template = ChatTemplate("{% for m in messages %}{{ m | tojson }}{% endfor %}", {})
+    nothing: Any = {"name": None, "tool_calls": None, "reasoning": None, "tool_call_id": None}
+    for made in (dict, Message):
+        rendered = template.render([made(role="user", content="a", **nothing)])
+        assert json.loads(rendered) == {"role": "user", "content": "a"}
+        rendered = template.render([made(role="tool", content=None, **nothing)])
+        assert json.loads(rendered) == {"role": "tool", "content": ""}
 
 
 ENDLESS = (

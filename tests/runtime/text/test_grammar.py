@@ -82,6 +82,16 @@ TEXTS: list[tuple[dict[str, Any], list[str], list[str]]] = [
     ),
     ({"json": {"$ref": "#"}}, ["5", "[]"], [""]),
     (
+        {"json": {"properties": {"a": {"items": {}, "uniqueItems": False}}, "required": ["a"]}},
+        ['{"a": [1, 1]}'],
+        ["{}"],
+    ),
+    (
+        {"json": {"allOf": [{"const": {"uniqueItems": False}}], "uniqueItems": False}},
+        ['{"uniqueItems": false}'],
+        ["{}"],
+    ),
+    (
         {"json": {"$ref": "#", "type": "object", "properties": {"n": {"$ref": "#"}}}},
         ['{"n": {"n": {}}}'],
         ["5", '{"n": 5}'],

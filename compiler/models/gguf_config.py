@@ -25,7 +25,13 @@ from dovetail.compiler.families.recurrent import (
     read_scans,
     read_short_conv,
 )
-from dovetail.compiler.families.rope import FULL, SCORES_GROW, SLIDING, inverse_frequencies
+from dovetail.compiler.families.rope import (
+    FULL,
+    ORIGINAL,
+    SCORES_GROW,
+    SLIDING,
+    inverse_frequencies,
+)
 from dovetail.compiler.files.checkpoint import Checkpoint
 from dovetail.compiler.files.config import Config
 from dovetail.compiler.files.gguf_file import GgufFile
@@ -197,6 +203,8 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
     if family.partial is not None:
         turned = metadata.integer("rope.dimension_count", 2, head_dim, head_dim)
         found["partial_rotary_factor"] = turned / head_dim
+    if arch == "phi3":  # what the file tells, or else all positions, goes before the usual number
+        found[ORIGINAL] = found["rope_parameters"].get(ORIGINAL)
     if arch == "gpt-oss":
         found["rope_parameters"]["truncate"] = False  # of all models; files do not tell
     if arch == "mistral3":
@@ -485,7 +493,7 @@ def _growing(metadata: Config) -> dict[str, Any]:
 
 _YARN = {
     "rope.scaling.factor": "factor",
-    "rope.scaling.original_context_length": "original_max_position_embeddings",
+    "rope.scaling.original_context_length": ORIGINAL,
     "rope.scaling.yarn_beta_fast": "beta_fast",
     "rope.scaling.yarn_beta_slow": "beta_slow",
 }
@@ -506,9 +514,7 @@ def _longrope(metadata: Config, file: GgufFile, head_dim: int) -> dict[str, Any]
         "short_factor": _read_factors(file, SHORT_FACTORS, turned).tolist(),
         "long_factor": _read_factors(file, LONG_FACTORS, turned).tolist(),
         "attention_factor": metadata.values.get(ATTENTION_FACTOR),
-        "original_max_position_embeddings": metadata.values.get(
-            "rope.scaling.original_context_length"
-        ),
+        ORIGINAL: metadata.values.get("rope.scaling.original_context_length"),
     }
 
 
@@ -542,7 +548,7 @@ def _llama3(metadata: Config, file: GgufFile, theta: float, head_dim: int) -> di
     return {
         "rope_type": "llama3",
         "factor": factor,
-        "original_max_position_embeddings": tried,
+        ORIGINAL: tried,
         "low_freq_factor": low,
         "high_freq_factor": high,
     }

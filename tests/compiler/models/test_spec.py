@@ -80,6 +80,13 @@ def test_absent_keys_stand_for_what_a_family_has(family, keys, tmp_path):
     same_without(save_model(tmp_path / "m", family), *keys)
 
 
+def test_the_first_context_of_phi_3_has_a_usual_number_that_goes_first(tmp_path):
+    rope = {**DIVISORS, "rope_theta": 1e4, "original_max_position_embeddings": 8192}
+    model = save_model(tmp_path / "m", "phi3")
+    path = edited(model, tmp_path / "e", rope_parameters=rope, max_position_embeddings=131072)
+    same_without(path, "original_max_position_embeddings")
+
+
 @pytest.mark.parametrize("family", ["gpt_oss", "apertus", "ministral3"])
 def test_a_rope_that_is_always_scaled_must_be_told(family, tmp_path):
     path = edited(save_model(tmp_path / "m", family), tmp_path / "e", ("rope_parameters",))
@@ -197,11 +204,15 @@ def test_older_rope_keys_mean_the_same(tmp_path):
     spec = read_model_spec(new)
     assert read_model_spec(old) == spec
     assert (spec.rope.kind, spec.rope.theta, spec.rope.factor) == ("llama3", 5e5, 8.0)
-    both = edited(new, tmp_path / "both", rope_scaling=scaling)
+    typed = {("type" if key == "rope_type" else key): value for key, value in scaling.items()}
+    both = edited(new, tmp_path / "both", rope_scaling=typed, rope_theta=5e5)
     assert read_model_spec(both) == spec
-    split = edited(new, tmp_path / "split", rope_scaling={**scaling, "factor": 4.0})
-    with pytest.raises(SpecError, match="rope_parameters is there, too"):
-        read_model_spec(split)
+    for key, value in (("factor", 4.0), ("type", None), ("attention_factor", 2.0)):
+        split = edited(both, tmp_path / key, rope_scaling={**typed, key: value})
+        with pytest.raises(SpecError, match="rope_parameters is there, too, and tells another"):
+            read_model_spec(split)
+    with pytest.raises(SpecError, match="tells another rope_theta"):
+        read_model_spec(edited(both, tmp_path / "base", drop=("rope_theta",)))
 
 
 @pytest.mark.parametrize("kind", ["llama3", "yarn"])

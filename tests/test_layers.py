@@ -84,10 +84,10 @@ CORE = ("native", "schedule", "engine", "accel", "child", "group")
 """Rooms that are thin: who reads how a token is made reads these."""
 LINES = {
     "dovetail": 7_640,
-    "compiler": 22_940,
-    "codegen": 19_530,
+    "compiler": 22_960,
+    "codegen": 19_540,
     "topology": 4_040,
-    "ir": 11_340,
+    "ir": 11_370,
     "runtime": 42_030,
     "runtime/machine": 1_230,
     "runtime/schedule": 3_970,

@@ -91,17 +91,17 @@ def read_local_rope(
 def _section(config: Config) -> Config:
     """Return what a rope is told by; SpecError where two places tell different things.
 
-    What one of them leaves to the keys beside both counts as told by it.
+    transformers takes the older place alone, and what config.json itself has of the newer one.
     """
     told = [config.section(key) for key in _PLACES if config.values.get(key)]
-    for key in sorted({*told[0].values, *told[1].values}) if told[1:] else ():
-        keys = ("rope_type", "type") if key in ("rope_type", "type") else (key,)
-        first, second = (
-            next((p.values[k] for p in (place, config) for k in keys if p.has(k)), None)
+    if told[1:]:
+        newer, older = (
+            {"rope_type" if key == "type" else key: value for key, value in place.values.items()}
             for place in told
         )
-        if first != second:
-            differs = f"but {_PLACES[0]} is there, too, and tells another {key}; keep one of them"
+        beside = {k: v for k, v in newer.items() if k not in older and config.values.get(k) == v}
+        if newer != older | beside:
+            differs = f"but {_PLACES[0]} is there, too, and differs; write all of it there alone"
             raise config.fail(_PLACES[1], differs)
     return (*told, Config(config.name, {}))[0]
 
@@ -112,7 +112,7 @@ _PLACES = ("rope_parameters", "rope_scaling")
 def _read(
     rope: Config, config: Config, spec: RopeSpec, max_position: int, max_context: int | None
 ) -> RopeSpec:
-    kind, original = rope.text("rope_type", rope.text("type", "default")), ORIGINAL
+    kind, original = rope.text("rope_type", rope.text("type", "default")), _ORIGINAL
     if config.has(original):  # it goes first
         rope = Config(rope.name, {**rope.values, original: config.values[original]})
     if kind == "su" or rope.has("long_factor"):  # its names in the first files of Phi-3
@@ -222,7 +222,7 @@ def _read_longrope(
 
     As tables are made once, `max_context` decides (as in vLLM and llama.cpp).
     """
-    original = rope.integer(ORIGINAL, 2, MAX_POSITION, max(2, max_position))
+    original = rope.integer(_ORIGINAL, 2, MAX_POSITION, max(2, max_position))
     factor = rope.number("factor", 1.0, MAX_FACTOR, max(1.0, max_position / original))
     usual = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1.0 else 1.0
     longer = min(max_context or max_position, max_position) > original
@@ -265,10 +265,10 @@ _READERS: dict[str, Callable[[Config, RopeSpec, int], RopeSpec]] = {
 
 
 def _original_positions(rope: Config, max_position: int) -> int:
-    return rope.integer(ORIGINAL, 1, MAX_POSITION, max_position)
+    return rope.integer(_ORIGINAL, 1, MAX_POSITION, max_position)
 
 
-ORIGINAL = "original_max_position_embeddings"
+_ORIGINAL = "original_max_position_embeddings"
 
 
 def score_scale(config: Config, rope: RopeSpec) -> float:

@@ -17,10 +17,10 @@ _USUAL: Mapping[str, Mapping[str, float]] = {
     **dict.fromkeys(("hunyuan", "hunyuanmoe", "olmo2", "olmo3", "olmoe"), _EPS),
     **dict.fromkeys(("dots1", "gemma2", "mistral"), _WINDOW),
     "exaone4": {**_EPS, **_WINDOW},
-    "phi3": {**_EPS, "original_max_position_embeddings": 4096},
     "glm4": {"rms_norm_eps": 1.5625e-07},
     "glm4moelite": {**_EPS, "routed_scaling_factor": 1.8},
     "gpt_oss": {**_EPS, "sliding_window": 128},
+    "phi3": {**_EPS, "original_max_position_embeddings": 4096},
     "deepseek3": {"routed_scaling_factor": 2.5, "n_group": 8, "topk_group": 4},
 }
 _SCALED = ("apertus", "gemma4", "gpt_oss", "ministral3")

@@ -25,13 +25,7 @@ from dovetail.compiler.families.recurrent import (
     read_scans,
     read_short_conv,
 )
-from dovetail.compiler.families.rope import (
-    FULL,
-    ORIGINAL,
-    SCORES_GROW,
-    SLIDING,
-    inverse_frequencies,
-)
+from dovetail.compiler.families.rope import FULL, SCORES_GROW, SLIDING, inverse_frequencies
 from dovetail.compiler.files.checkpoint import Checkpoint
 from dovetail.compiler.files.config import Config
 from dovetail.compiler.files.gguf_file import GgufFile
@@ -199,12 +193,11 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
         "mlp_bias": "blk.0.ffn_gate.bias" in file.tensors,
         "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors,
         "rope_parameters": {} if arch == "gemma4" else _rope(metadata, file, head_dim),
+        "original_max_position_embeddings": None,  # the rope has it: of Phi-3 it is not the usual
     }
     if family.partial is not None:
         turned = metadata.integer("rope.dimension_count", 2, head_dim, head_dim)
         found["partial_rotary_factor"] = turned / head_dim
-    if arch == "phi3":  # what the file tells, or else all positions, goes before the usual number
-        found[ORIGINAL] = found["rope_parameters"].get(ORIGINAL)
     if arch == "gpt-oss":
         found["rope_parameters"]["truncate"] = False  # of all models; files do not tell
     if arch == "mistral3":
@@ -493,7 +486,7 @@ def _growing(metadata: Config) -> dict[str, Any]:
 
 _YARN = {
     "rope.scaling.factor": "factor",
-    "rope.scaling.original_context_length": ORIGINAL,
+    "rope.scaling.original_context_length": "original_max_position_embeddings",
     "rope.scaling.yarn_beta_fast": "beta_fast",
     "rope.scaling.yarn_beta_slow": "beta_slow",
 }
@@ -514,7 +507,9 @@ def _longrope(metadata: Config, file: GgufFile, head_dim: int) -> dict[str, Any]
         "short_factor": _read_factors(file, SHORT_FACTORS, turned).tolist(),
         "long_factor": _read_factors(file, LONG_FACTORS, turned).tolist(),
         "attention_factor": metadata.values.get(ATTENTION_FACTOR),
-        ORIGINAL: metadata.values.get("rope.scaling.original_context_length"),
+        "original_max_position_embeddings": metadata.values.get(
+            "rope.scaling.original_context_length"
+        ),
     }
 
 
@@ -548,7 +543,7 @@ def _llama3(metadata: Config, file: GgufFile, theta: float, head_dim: int) -> di
     return {
         "rope_type": "llama3",
         "factor": factor,
-        ORIGINAL: tried,
+        "original_max_position_embeddings": tried,
         "low_freq_factor": low,
         "high_freq_factor": high,
     }

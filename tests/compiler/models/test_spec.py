@@ -80,10 +80,11 @@ def test_absent_keys_stand_for_what_a_family_has(family, keys, tmp_path):
     same_without(save_model(tmp_path / "m", family), *keys)
 
 
-def test_the_first_context_of_phi_3_has_a_usual_number_that_goes_first(tmp_path):
-    rope = {**DIVISORS, "rope_theta": 1e4, "original_max_position_embeddings": 8192}
-    model = save_model(tmp_path / "m", "phi3")
-    path = edited(model, tmp_path / "e", rope_parameters=rope, max_position_embeddings=131072)
+def test_the_first_context_of_phi_3_is_not_its_ropes(tmp_path):
+    rope = {**DIVISORS, "long_factor": [2.0] * 8, "rope_theta": 10000.0}
+    rope = {**rope, "partial_rotary_factor": 1.0, "original_max_position_embeddings": 8192}
+    path = save_model(tmp_path / "m", "phi3", max_position_embeddings=8192)
+    path = edited(path, tmp_path / "e", rope_parameters=rope)
     same_without(path, "original_max_position_embeddings")
 
 
@@ -204,15 +205,17 @@ def test_older_rope_keys_mean_the_same(tmp_path):
     spec = read_model_spec(new)
     assert read_model_spec(old) == spec
     assert (spec.rope.kind, spec.rope.theta, spec.rope.factor) == ("llama3", 5e5, 8.0)
-    typed = {("type" if key == "rope_type" else key): value for key, value in scaling.items()}
-    both = edited(new, tmp_path / "both", rope_scaling=typed, rope_theta=5e5)
+    both = edited(new, tmp_path / "both", rope_theta=5e5, rope_scaling=scaling)
     assert read_model_spec(both) == spec
-    for key, value in (("factor", 4.0), ("type", None), ("attention_factor", 2.0)):
-        split = edited(both, tmp_path / key, rope_scaling={**typed, key: value})
-        with pytest.raises(SpecError, match="rope_parameters is there, too, and tells another"):
-            read_model_spec(split)
-    with pytest.raises(SpecError, match="tells another rope_theta"):
-        read_model_spec(edited(both, tmp_path / "base", drop=("rope_theta",)))
+    for i, wrong in enumerate(
+        (
+            {"rope_theta": 5e5, "rope_scaling": {**scaling, "factor": 4.0}},
+            {"rope_theta": 5e5, "rope_scaling": {"factor": 8.0}},  # whose kind is `default`
+            {"rope_scaling": scaling},  # whose base is 10000
+        )
+    ):
+        with pytest.raises(SpecError, match="rope_parameters is there, too"):
+            read_model_spec(edited(new, tmp_path / f"split{i}", **wrong))
 
 
 @pytest.mark.parametrize("kind", ["llama3", "yarn"])
@@ -257,7 +260,7 @@ def test_context_limit(llama):
 
 
 BAD_VALUES = [
-    ("architectures", ["GPT2LMHeadModel"], "GPT2LMHeadModel.*LlamaForCausalLM"),
+    ("architectures", ["GPT2LMHeadModel"], "GPT2LM.*LlamaForCausalLM.*as encoders: BertModel"),
     ("architectures", [], "none.*Qwen3ForCausalLM"),
     ("architectures", 3, "architectures"),
     ("rms_norm_eps", math.nan, "rms_norm_eps is nan"),

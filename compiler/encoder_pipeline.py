@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from dovetail.codegen.isa.target import Target
+from dovetail.compiler.families.encoder_tensors import encoder_sources
 from dovetail.compiler.formats.encoder_formats import TABLES, products, tell_widened
 from dovetail.compiler.formats.quantising import Advance, choose_formats
 from dovetail.compiler.formats.weight_dtype import QUANTISING
@@ -28,6 +29,8 @@ from dovetail.compiler.request import (
 )
 from dovetail.compiler.rules.payload import make_encoder_payload
 from dovetail.compiler.search.parts import SearchScope
+from dovetail.compiler.write.memory_check import check_encoder_fits
+from dovetail.compiler.write.weights import plan_sources
 from dovetail.compiler.write.writer import ArtifactWriter
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.encoder import EncoderFile, EncoderSpec
@@ -60,7 +63,7 @@ class EncoderInputs(ReadModel):
     @property
     def step_tokens(self) -> int:
         """Rows of the largest pass: it holds the longest text."""
-        return max(PASS_TOKENS, self.spec.max_tokens)
+        return _step_tokens(self.spec)
 
     @property
     def workload(self) -> EncoderWorkload:
@@ -78,12 +81,16 @@ class EncoderInputs(ReadModel):
         )
 
 
+def _step_tokens(spec: EncoderSpec) -> int:
+    return max(PASS_TOKENS, spec.max_tokens)
+
+
 def read_encoder_inputs(
     request: CompileRequest,
     packed: EncoderPart | None = None,
     advance: Advance = lambda *_: None,
 ) -> EncoderInputs:
-    """Read and check everything; raises SpecError for wrong input.
+    """Read and check everything; raises SpecError for wrong input, CapacityError for a large one.
 
     packed: the encoder in an artifact, in the place of the request's model. advance: as of
     `read_inputs`.
@@ -107,6 +114,9 @@ def read_encoder_inputs(
     else:
         assert packed
         source, spec = ModelDirectory(packed.folder), packed.file.spec
+    weights = packed.file.weights if packed else _plan_weights(request, spec, source)
+    step = _step_tokens(spec), request.max_step_sequences
+    check_encoder_fits(request.model, spec, weights, hardware, step)
     check_tokenizer(source)
     quantised = None
     remarks = () if packed else tell_widened(spec, source.checkpoint())
@@ -128,6 +138,15 @@ def read_encoder_inputs(
         quantised=quantised,
         remarks=remarks,
     )
+
+
+def _plan_weights(
+    request: CompileRequest, spec: EncoderSpec, source: ModelSource
+) -> tuple[WeightEntry, ...]:
+    """Return the weights as they are to be stored, as far as that is known before quantising."""
+    if request.weight_dtype in QUANTISING:
+        spec = spec.with_formats(TABLES)
+    return plan_sources(encoder_sources(spec, source.checkpoint()), spec.weight_format)
 
 
 def read_beside(request: CompileRequest, first: Inputs | EncoderInputs) -> list[EncoderInputs]:

@@ -81,7 +81,12 @@ from dovetail.compiler.write.report import (
     our_version,
 )
 from dovetail.compiler.write.weights import pack_encoder, pack_weights
-from dovetail.compiler.write.writer import ArtifactWriter, write_artifact, write_libraries
+from dovetail.compiler.write.writer import (
+    ArtifactWriter,
+    check_output,
+    write_artifact,
+    write_libraries,
+)
 from dovetail.ir.artifact import MACHINE, SERVE, ServicePlan
 from dovetail.ir.cache import use_cache
 from dovetail.ir.encoder import EncoderSpec
@@ -118,9 +123,11 @@ def compile_model(
     """
     if isinstance(model, Mapping):
         CompileRequest.check_options("compile", {"output": output, **options})
+        check_output(output)
         named = _first_and_others(find_models(model))
     else:
         CompileRequest.check_options("compile", {"model": model, "output": output, **options})
+        check_output(output)
         named = {"model": find_model(model)}
     if isinstance(beside := options.get("beside"), Mapping):
         options["beside"] = find_models(beside)

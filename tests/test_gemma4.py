@@ -170,6 +170,15 @@ def test_what_is_not_computed_is_refused(
         read_dimensions(folder / "config.json")
 
 
+@pytest.mark.parametrize(("of", "window"), [("Gemma4", 512), ("Gemma4Unified", 1024)])
+def test_a_window_that_is_not_told(of: str, window: int, tmp_path: Path) -> None:
+    told = {"architectures": [f"{of}ForCausalLM"], "sliding_window": None}
+    folder = edit(save_model(tmp_path / "m", "gemma4"), told)
+    assert read_dimensions(folder / "config.json").sliding_window == window
+    transformers = pytest.importorskip("transformers")
+    assert getattr(transformers, f"{of}TextConfig")().sliding_window == window
+
+
 @pytest.mark.parametrize("whole", ["Gemma4", "Gemma4Unified"])
 def test_the_text_part_of_a_model_of_pictures(whole: str, tmp_path: Path) -> None:
     pytest.importorskip("torch")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dovetail.compiler.families.falcon import FALCON, read_beside, read_multipliers
-from dovetail.compiler.families.gemma4 import Fields, read_gemma4
+from dovetail.compiler.families.gemma4 import UNIFIED, Fields, read_gemma4
 from dovetail.compiler.families.minicpm import MINICPM
 from dovetail.compiler.families.mixtures import (
     Mixture,
@@ -94,7 +94,8 @@ def _gemma_windows(config: Config, n_layers: int) -> tuple[int, tuple[bool, ...]
 
 def _gemma4_windows(config: Config, n_layers: int) -> tuple[int, tuple[bool, ...]]:
     """Gemma 4: the same, but the last layer has none, whatever layer_types says."""
-    window = config.integer("sliding_window", 1, MAX_POSITION, 512)
+    usual = 1024 if UNIFIED in config.texts("architectures") else 512
+    window = config.integer("sliding_window", 1, MAX_POSITION, usual)
     kinds = _sliding(config, n_layers, lambda layer: (layer + 1) % PATTERN != 0)
     return window, (*kinds[:-1], False)
 
@@ -580,5 +581,5 @@ FAMILIES: dict[str, Family] = {
         norm_offset=1.0,
     ),
     "Gemma4ForCausalLM": _GEMMA4,
-    "Gemma4UnifiedForCausalLM": _GEMMA4,
+    UNIFIED: _GEMMA4,
 }

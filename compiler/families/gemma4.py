@@ -16,6 +16,8 @@ from dovetail.ir.errors import SpecError
 
 Fields = dict[str, Any]
 """Fields of a ModelSpec."""
+UNIFIED = "Gemma4UnifiedForCausalLM"
+"""The one whose layers have nothing of their own of a token."""
 WIDTH = 256
 """Values that each layer has of its own of a token, where config.json does not tell."""
 _OF_LAYER = {"head_dim", "num_key_value_heads"}
@@ -86,7 +88,7 @@ def _full_heads(config: Config, kv_heads: int, local: Sequence[bool]) -> tuple[i
 def _width(config: Config) -> int:
     """Return the values that each layer has of its own of a token."""
     key = "hidden_size_per_layer_input"
-    plain = "Gemma4UnifiedForCausalLM" in config.texts("architectures")
+    plain = UNIFIED in config.texts("architectures")
     told = key in config.values and config.values[key] is None
     width = 0 if plain or told else config.integer(key, 0, 1 << 16, WIDTH)
     rows, key = config.integer("vocab_size", 1, 1 << 24), "vocab_size_per_layer_input"

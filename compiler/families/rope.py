@@ -89,12 +89,20 @@ def read_local_rope(
 
 
 def _section(config: Config) -> Config:
-    """Return what a rope is told by; SpecError where two places tell different things."""
+    """Return what a rope is told by; SpecError where two places tell different things.
+
+    transformers takes the older place alone, and what config.json itself has of the newer one.
+    """
     told = [config.section(key) for key in _PLACES if config.values.get(key)]
-    for key, value in told[1].values.items() if told[1:] else ():
-        if told[0].values.get("rope_type" if key == "type" else key) != value:
-            beside = f"but {_PLACES[0]} is there, too, and has not all of it; write it there alone"
-            raise config.fail(_PLACES[1], beside)
+    if told[1:]:
+        newer, older = (
+            {"rope_type" if key == "type" else key: value for key, value in place.values.items()}
+            for place in told
+        )
+        beside = {k: v for k, v in newer.items() if k not in older and config.values.get(k) == v}
+        if newer != older | beside:
+            differs = f"but {_PLACES[0]} is there, too, and differs; write all of it there alone"
+            raise config.fail(_PLACES[1], differs)
     return (*told, Config(config.name, {}))[0]
 
 

@@ -1,7 +1,7 @@
 """The classifier's row that rows of a head make: what is answered to yes, less what is to no.
 
 In: a decoder's checkpoint and tokens. Out: the same with `score.weight`, as transformers calls the
-classifier of a decoder.
+classifier of a decoder; and whether that head is the embedding.
 """
 
 from __future__ import annotations
@@ -37,6 +37,17 @@ def with_score(checkpoint: Checkpoint, answers: tuple[int, ...]) -> Checkpoint:
         packed=_Difference(checkpoint, name, answers),
     )
     return replace(checkpoint, tensors={**checkpoint.tensors, SCORE: row})
+
+
+def has_own_head(checkpoint: Checkpoint) -> bool:
+    """Tell whether a head is stored that is not the embedding: transformers takes it, then."""
+    if not {HEAD, EMBEDDING} <= checkpoint.tensors.keys():
+        return False
+    height, step = checkpoint.info(HEAD).height, 1024
+    return height != checkpoint.info(EMBEDDING).height or any(
+        not np.array_equal(checkpoint.rows(HEAD, *rows), checkpoint.rows(EMBEDDING, *rows))
+        for rows in ((first, min(first + step, height)) for first in range(0, height, step))
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ names the file and the key.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -123,8 +123,13 @@ class Config:
             raise self.fail(key, "but must be an object")
         return Config(f"{self.name}: {key}", value)
 
-    def architecture(self, known: Mapping[str, Family], what: str) -> tuple[str, Family]:
-        """Return the first of `architectures` that is known, and its family."""
+    def architecture(
+        self, known: Mapping[str, Family], what: str, encoders: Collection[str] = ()
+    ) -> tuple[str, Family]:
+        """Return the first of `architectures` that is known, and its family.
+
+        encoders: architectures that SpecError names, too, for another one.
+        """
         names = self.texts("architectures")
         for name in names:
             if name in known:
@@ -132,6 +137,7 @@ class Config:
         raise SpecError(
             f"{self.name}: architecture {', '.join(names) or '(none)'} is not {what}; "
             f"supported: {', '.join(known)}"
+            f"{'; as encoders: ' if encoders else ''}{', '.join(encoders)}"
         )
 
     def _named(self, key: str) -> str:

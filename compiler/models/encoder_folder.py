@@ -133,10 +133,11 @@ def open_folder(root: Path) -> EncoderFolder:
     modules = _read_modules(root / MODULES, data)
     kinds, last = [kind for kind, _ in modules], MODULE_KINDS[-1]
     wrong = last in kinds and kinds != [MODULE_KINDS[0], last]
+    wrong |= any(kinds.count(kind) > 1 for kind in MODULE_KINDS[:2])
     if wrong or set(kinds) - set(MODULE_KINDS) or kinds != sorted(kinds, key=MODULE_KINDS.index):
         raise SpecError(
             f"{root / MODULES}: the modules {', '.join(kinds)} are not supported; "
-            f"{', '.join(MODULE_KINDS)} are, in this order"
+            f"{', '.join(MODULE_KINDS)} are, in this order, the first two at most once"
         )
     transformers, poolings, dense, units, scores = (
         tuple(root / path for kind, path in modules if kind == each) for each in MODULE_KINDS

@@ -193,6 +193,7 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
         "mlp_bias": "blk.0.ffn_gate.bias" in file.tensors,
         "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors,
         "rope_parameters": {} if arch == "gemma4" else _rope(metadata, file, head_dim),
+        "original_max_position_embeddings": None,  # the rope has it: of Phi-3 it is not the usual
     }
     if family.partial is not None:
         turned = metadata.integer("rope.dimension_count", 2, head_dim, head_dim)

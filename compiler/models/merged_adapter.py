@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail.compiler.families.experts import module_name
+from dovetail.compiler.families.score_row import EMBEDDING, HEAD, has_own_head
 from dovetail.compiler.families.text_part import text_name
 from dovetail.compiler.files.checkpoint import (
     INDEX_FILE,
@@ -52,7 +53,6 @@ _OF_LORA = re.compile(
 _ROUNDED = re.compile(r"(-unsloth)?-bnb-4bit$")
 """How names of models end that bitsandbytes has rounded, whose float model has the rest."""
 _PREFIX = "base_model.model."
-_TIED = ("model.embed_tokens.weight", "lm_head.weight")
 
 
 def is_adapter(path: Path) -> bool:
@@ -93,14 +93,14 @@ def find_base(folder: Path) -> Path:
 def merge(folder: Path, base: Checkpoint, *, tied: bool) -> Checkpoint:
     """Return `base` with what an adapter adds to its weights, or has in their place.
 
-    tied: its embedding is the head, too, whatever else is stored.
+    tied: its embedding is the head, too, unless another one is stored.
     Raises SpecError for an adapter that does not fit it, or asks for what is not computed.
     """
     config = read_config(folder)
     parts: dict[str, dict[str, TensorInfo]] = defaultdict(dict)
     tensors = dict(base.tensors)
     for info, changed, part in read_parts(folder):
-        if changed in _TIED and (tied or not set(_TIED) <= base.tensors.keys()):
+        if changed in (EMBEDDING, HEAD) and _is_head(base, tied=tied):
             raise SpecError(
                 f"{info.path}: tensor {info.name} changes an embedding that is the head, too, "
                 "which is not supported; merge this adapter with PEFT (merge_and_unload) first"
@@ -119,6 +119,10 @@ def merge(folder: Path, base: Checkpoint, *, tied: bool) -> Checkpoint:
     for name, stored in parts.items():
         tensors[name] = replace(base.info(name), packed=_Sum.read(base, name, stored, config))
     return replace(base, tensors=tensors)
+
+
+def _is_head(base: Checkpoint, *, tied: bool) -> bool:
+    return not has_own_head(base) if tied else not {EMBEDDING, HEAD} <= base.tensors.keys()
 
 
 def read_config(folder: Path) -> Config:
@@ -238,7 +242,7 @@ class Factors:
                 f"{where.path}: the sum for {name} has shape {[n, k]}, the weight in "
                 f"{target.path} has {list(target.shape)}"
             )
-        return cls((found[0], found[1]), _scale(config, name, rank), turned)
+        return cls((found[0], found[1]), _scale(config, where.name, rank), turned)
 
     @property
     def rank(self) -> int:
@@ -263,14 +267,20 @@ class Factors:
         return values.T if self.turned else values
 
 
-def _scale(config: Config, weight: str, rank: int) -> np.float32:
-    """Return what a sum of two factors is multiplied by."""
+def _scale(config: Config, factor: str, rank: int) -> np.float32:
+    """Return what a sum of two factors is multiplied by.
+
+    factor: the name of one. As in PEFT, the first pattern counts that matches the end of the name
+    of its module; a dot stands for any character.
+    """
+    lora = _OF_LORA.fullmatch(factor.removeprefix(_PREFIX))
+    assert lora, "only names of factors come here"
     alpha = config.number("lora_alpha", 0.0, 1e6, 8.0)
     own = config.section("alpha_pattern") if config.has("alpha_pattern") else config
     for ending in own.values if own is not config else ():
         if not re.fullmatch(r"[\w.]+", ending):
             raise config.fail("alpha_pattern", f"but {ending!r} is more than the end of a name")
-        if f".{weight}".endswith(f".{ending}.weight"):
+        if re.fullmatch(rf"(.*\.)?{ending}", lora["module"]):
             alpha = own.number(ending, 0.0, 1e6)
             break
     return np.float32(alpha / (sqrt(rank) if config.flag("use_rslora") else rank))

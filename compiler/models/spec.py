@@ -12,11 +12,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from msgspec.structs import replace
 
 from dovetail.codegen.isa.target import Target
 from dovetail.compiler.families.decoders import FAMILIES, Family
+from dovetail.compiler.families.encoders import ENCODER_FAMILIES
 from dovetail.compiler.families.latent import latent_scale, read_latent
 from dovetail.compiler.families.mixtures import MAX_INNER, has_experts, read_experts
 from dovetail.compiler.families.rope import (
@@ -25,7 +25,7 @@ from dovetail.compiler.families.rope import (
     read_rope,
     usable_positions,
 )
-from dovetail.compiler.families.score_row import EMBEDDING, HEAD
+from dovetail.compiler.families.score_row import has_own_head
 from dovetail.compiler.families.tensors import check_tensors
 from dovetail.compiler.families.usual_keys import with_usual_keys
 from dovetail.compiler.files.checkpoint import Checkpoint
@@ -73,14 +73,14 @@ def read_model_spec(
     """
     source = open_model(model) if isinstance(model, str | Path) else model
     config = source.config()
-    _, family = config.architecture(FAMILIES, "supported")
+    _, family = config.architecture(FAMILIES, "supported", ENCODER_FAMILIES)
     checkpoint = source.checkpoint()
     quantised = main_format(checkpoint)
     stored = quantised or stored_dtype(checkpoint)
     chosen = resolve_weight_dtype(weight_dtype, stored, target)
     ends = _eos_ids(source, config)
     spec = read_architecture(config, family, stored, chosen, kv_dtype, max_context, ends)
-    if spec.tied_head and _has_own_head(checkpoint):
+    if spec.tied_head and has_own_head(checkpoint):
         spec = replace(spec, tied_head=False)
     check_tensors(spec, checkpoint)
     if quantised and weight_dtype in (None, AUTO):
@@ -88,17 +88,6 @@ def read_model_spec(
     elif is_quantised(chosen):
         spec = quantise_formats(split_orders(spec, checkpoint, chosen), chosen)
     return keep_orders(spec, checkpoint, requantise=weight_dtype not in (None, AUTO))
-
-
-def _has_own_head(checkpoint: Checkpoint) -> bool:
-    """Tell whether a head is stored that is not the embedding: transformers takes it, then."""
-    if not {HEAD, EMBEDDING} <= checkpoint.tensors.keys():
-        return False
-    height, step = checkpoint.info(HEAD).height, 1024
-    return height != checkpoint.info(EMBEDDING).height or any(
-        not np.array_equal(checkpoint.rows(HEAD, *rows), checkpoint.rows(EMBEDDING, *rows))
-        for rows in ((first, min(first + step, height)) for first in range(0, height, step))
-    )
 
 
 def read_dimensions(
@@ -115,7 +104,7 @@ def read_dimensions(
     config = read_config(path) if path.is_file() else open_model(path).config()
     name = config.text("dtype", config.text("torch_dtype", "float32"))
     stored = {"bfloat16": "bf16", "float16": "f16"}.get(name, "f32")
-    _, family = config.architecture(FAMILIES, "supported")
+    _, family = config.architecture(FAMILIES, "supported", ENCODER_FAMILIES)
     chosen = resolve_weight_dtype(weight_dtype, stored, target)
     return read_architecture(config, family, stored, chosen)
 

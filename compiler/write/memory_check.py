@@ -16,12 +16,14 @@ from dovetail.compiler.families.tensors import weight_sources
 from dovetail.compiler.formats.weight_dtype import CHOICES
 from dovetail.compiler.formats.weight_formats import quantise_formats
 from dovetail.compiler.tape.adapted import build_adapted_tape
+from dovetail.compiler.tape.encoder import build_encode_tape
 from dovetail.compiler.tape.forward import build_forward_tape, build_sample_tape
 from dovetail.compiler.tape.gates import build_gated_tape
 from dovetail.compiler.write.weights import plan_sources, total_bytes
+from dovetail.ir.encoder import EncoderSpec
 from dovetail.ir.errors import CapacityError
 from dovetail.ir.formats import is_quantised
-from dovetail.ir.model import ModelSpec
+from dovetail.ir.model import ModelSpec, WeightEntry
 from dovetail.runtime.native.forward import kv_block_bytes
 from dovetail.runtime.native.step import step_bytes
 from dovetail.runtime.schedule.device_limits import MemoryNeed
@@ -50,6 +52,29 @@ def check_fits(
         raise CapacityError(
             f"{model} does not fit into memory as {spec.weight_dtype}: {need.explain(memory)}; "
             f"use {remedy}"
+        )
+
+
+def check_encoder_fits(
+    model: str | Path,
+    spec: EncoderSpec,
+    weights: tuple[WeightEntry, ...],
+    hardware: HardwareSpec,
+    step: tuple[int, int],
+) -> None:
+    """Raise CapacityError where a text encoder does not fit into memory, as `check_fits` does.
+
+    step: most tokens and texts of a pass.
+    """
+    activations = build_encode_tape(spec, weights, *step).arena_bytes
+    need = MemoryNeed(
+        weights=total_bytes(weights), block=0, activations=activations, context=spec.max_tokens
+    )
+    memory = hardware.usable_memory
+    if memory and need.total > memory:
+        raise CapacityError(
+            f"{model} does not fit into memory as {spec.weight_dtype}: {need.explain(memory)}; "
+            "use a narrower --weight-dtype or a smaller model"
         )
 
 

@@ -155,6 +155,12 @@ def write_artifact(
             ) from error
 
 
+def check_output(output: str | Path, *, kind: type[Manifest | IndexManifest] = Manifest) -> None:
+    """Raise SpecError as `write_artifact` does: before the work that it would be in vain after."""
+    with write_artifact(output, kind=kind):
+        pass
+
+
 @contextmanager
 def half_made(parent: Path, prefix: str) -> Iterator[Path]:
     """Yield a new directory in `parent`, locked so that nobody sweeps it; it is removed after."""

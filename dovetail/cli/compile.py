@@ -67,7 +67,9 @@ def compile_command(
     from dovetail.cli.workflow_files import find_workflow
     from dovetail.compiler.models.hub import find_adapters, find_model, find_models
     from dovetail.compiler.pipeline import compile_model
+    from dovetail.compiler.write.writer import check_output
 
+    check_output(output)
     found = find_model(model)  # with bars of its own
     named = find_models(read_named("--model", beside or ()))
     adapters = find_adapters(read_named("--adapter", adapter or ()))

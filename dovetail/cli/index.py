@@ -54,8 +54,11 @@ def index_build_command(
     from dovetail.compiler.models.hub import find_model
     from dovetail.compiler.write.corpus import read_corpus
     from dovetail.compiler.write.index_build import IndexRequest, build_index_folder
+    from dovetail.compiler.write.writer import check_output
+    from dovetail.ir.index_file import IndexManifest
     from dovetail.loading import load
 
+    check_output(output, kind=IndexManifest)
     try:
         passages = read_corpus(corpus, words)
         tell_unread(corpus)

@@ -168,7 +168,10 @@ def _bound(name: str, asked: int | None, most: int, option: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryNeed:
-    """Bytes that one request of `context` tokens needs. block: of K and V of KV_BLOCK tokens."""
+    """Bytes that one request of `context` tokens needs.
+
+    block: of K and V of KV_BLOCK tokens, 0 where none is kept.
+    """
 
     weights: int
     block: int
@@ -191,10 +194,10 @@ class MemoryNeed:
 
     def explain(self, memory: int) -> str:
         """Return the sum, and what is there."""
-        kv = self.total - self.fixed
+        kv = f"{_gib(self.total - self.fixed)} of KV for one context of {self.context} tokens + "
         return (
-            f"{_gib(self.weights)} of weights + {_gib(kv)} of KV for one context of {self.context} "
-            f"tokens + {_gib(self.activations)} of activations = {_gib(self.total)} GiB, where "
+            f"{_gib(self.weights)} of weights + {kv * bool(self.block)}"
+            f"{_gib(self.activations)} of activations = {_gib(self.total)} GiB, where "
             f"there are {_gib(memory)} GiB"
         )
 

@@ -210,6 +210,18 @@ def test_bad_input_is_one_sentence_and_exit_2(model: Path, artifact: Path, tmp_p
     assert list(empty.iterdir()) == []
 
 
+def test_a_wrong_output_is_told_before_anything_is_read(tmp_path: Path) -> None:
+    (file := tmp_path / "file").touch()
+    missing, encoder = tmp_path / "missing", ("--embedder", "none")
+    for output, said in ((file, "is not an"), (tmp_path / "no/app.dove", "cannot write to")):
+        for verb in (("compile", missing), ("index", "build", missing, *encoder)):
+            result = dovetail(*verb, "-o", output)
+            assert_one_sentence(result)
+            assert said in result.err
+        with pytest.raises(face.SpecError, match=said):
+            face.compile(missing, output=output)
+
+
 def test_a_model_where_an_artifact_belongs_is_told_to_be_compiled(
     model: Path, tmp_path: Path
 ) -> None:

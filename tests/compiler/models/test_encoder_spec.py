@@ -256,6 +256,7 @@ def test_what_nomic_may_not_be(
         ("modules.json", {}, "must be a list"),
         ("modules.json", [{"type": "x.CNN", "path": "2_CNN"}], "modules CNN are not supported"),
         ("modules.json", [{"type": f"x.{k}", "path": ""} for k in BACKWARDS], "in this order"),
+        ("modules.json", [{"type": "x.Transformer", "path": ""}] * 2, "first two at most once"),
         (
             "modules.json",
             [{"type": "x.Dense", "path": "2_Dense"}],

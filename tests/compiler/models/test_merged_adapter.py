@@ -24,7 +24,8 @@ from tests.packed_files import save_packed
 
 Weights = dict[str, np.ndarray]
 Q, UP, EMBED = "model.layers.1.self_attn.q_proj", "model.layers.0.mlp.up_proj", "model.embed_tokens"
-SHAPES = {Q: (64, 64), UP: (120, 64), EMBED: (100, 64)}
+HEAD = "lm_head"
+SHAPES = {Q: (64, 64), UP: (120, 64), EMBED: (100, 64), HEAD: (100, 64)}
 RANK, ALPHA = 4, 6.0
 
 
@@ -72,6 +73,8 @@ def product(tensors: Weights, module: str) -> np.ndarray:
         ({"alpha_pattern": {"q_proj": 2.0, "up_proj": 99.0}}, 2.0 / RANK),
         ({"alpha_pattern": {"1.self_attn.q_proj": 3}}, 3.0 / RANK),
         ({"alpha_pattern": {"j_proj": 3, "proj": 5}}, ALPHA / RANK),
+        ({"alpha_pattern": {"layers...self_attn.q_proj": 3, "q_proj": 5}}, 3.0 / RANK),
+        ({"alpha_pattern": {"q.proj": 5, "q_proj": 3}}, 5.0 / RANK),
     ],
 )
 def test_sums_of_linear_layers(
@@ -209,13 +212,26 @@ def test_what_does_not_fit_is_told(
 
 @pytest.mark.parametrize("stored", [False, True])
 def test_a_head_that_is_the_embedding_is_not_changed(stored: bool, tmp_path: Path) -> None:
-    base = save_model(tmp_path / "model", "llama", tie_word_embeddings=not stored)
-    if stored:  # but not used
-        config = json.loads((base / "config.json").read_text()) | {"tie_word_embeddings": True}
-        (base / "config.json").write_text(json.dumps(config))
+    base = save_model(tmp_path / "model", "llama", tie_word_embeddings=True)
+    if stored:
+        weights = load_file(file := base / "model.safetensors")
+        file.unlink()  # it is linked
+        save_file(weights | {"lm_head.weight": weights[f"{EMBED}.weight"].copy()}, file)
     adapter = save_adapter(tmp_path / "a", base, factors(EMBED))
     with pytest.raises(SpecError, match="is the head, too"):
         open_model(adapter).checkpoint()
+
+
+def test_a_head_that_is_another_is_changed_whatever_is_said_of_it(tmp_path: Path) -> None:
+    base = save_model(tmp_path / "model", "llama")
+    config = json.loads((base / "config.json").read_text()) | {"tie_word_embeddings": True}
+    (base / "config.json").write_text(json.dumps(config))
+    tensors = factors(HEAD)
+    adapter = save_adapter(tmp_path / "a", base, tensors)
+    before = load_file(base / "model.safetensors")
+    wanted = before[f"{HEAD}.weight"] + ALPHA / RANK * product(tensors, HEAD)
+    assert np.allclose(read(adapter, f"{HEAD}.weight"), wanted, atol=1e-6)
+    assert np.array_equal(read(adapter, f"{EMBED}.weight"), before[f"{EMBED}.weight"])
 
 
 @pytest.mark.parametrize(

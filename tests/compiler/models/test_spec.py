@@ -80,6 +80,14 @@ def test_absent_keys_stand_for_what_a_family_has(family, keys, tmp_path):
     same_without(save_model(tmp_path / "m", family), *keys)
 
 
+def test_the_first_context_of_phi_3_is_not_its_ropes(tmp_path):
+    rope = {**DIVISORS, "long_factor": [2.0] * 8, "rope_theta": 10000.0}
+    rope = {**rope, "partial_rotary_factor": 1.0, "original_max_position_embeddings": 8192}
+    path = save_model(tmp_path / "m", "phi3", max_position_embeddings=8192)
+    path = edited(path, tmp_path / "e", rope_parameters=rope)
+    same_without(path, "original_max_position_embeddings")
+
+
 @pytest.mark.parametrize("family", ["gpt_oss", "apertus", "ministral3"])
 def test_a_rope_that_is_always_scaled_must_be_told(family, tmp_path):
     path = edited(save_model(tmp_path / "m", family), tmp_path / "e", ("rope_parameters",))
@@ -197,11 +205,17 @@ def test_older_rope_keys_mean_the_same(tmp_path):
     spec = read_model_spec(new)
     assert read_model_spec(old) == spec
     assert (spec.rope.kind, spec.rope.theta, spec.rope.factor) == ("llama3", 5e5, 8.0)
-    both = edited(new, tmp_path / "both", rope_scaling=scaling)
+    both = edited(new, tmp_path / "both", rope_theta=5e5, rope_scaling=scaling)
     assert read_model_spec(both) == spec
-    split = edited(new, tmp_path / "split", rope_scaling={**scaling, "factor": 4.0})
-    with pytest.raises(SpecError, match="rope_parameters is there, too"):
-        read_model_spec(split)
+    for i, wrong in enumerate(
+        (
+            {"rope_theta": 5e5, "rope_scaling": {**scaling, "factor": 4.0}},
+            {"rope_theta": 5e5, "rope_scaling": {"factor": 8.0}},  # whose kind is `default`
+            {"rope_scaling": scaling},  # whose base is 10000
+        )
+    ):
+        with pytest.raises(SpecError, match="rope_parameters is there, too"):
+            read_model_spec(edited(new, tmp_path / f"split{i}", **wrong))
 
 
 @pytest.mark.parametrize("kind", ["llama3", "yarn"])
@@ -246,7 +260,7 @@ def test_context_limit(llama):
 
 
 BAD_VALUES = [
-    ("architectures", ["GPT2LMHeadModel"], "GPT2LMHeadModel.*LlamaForCausalLM"),
+    ("architectures", ["GPT2LMHeadModel"], "GPT2LM.*LlamaForCausalLM.*as encoders: BertModel"),
     ("architectures", [], "none.*Qwen3ForCausalLM"),
     ("architectures", 3, "architectures"),
     ("rms_norm_eps", math.nan, "rms_norm_eps is nan"),

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from dovetail.codegen.targets import TARGETS
 from dovetail.compiler import request
+from dovetail.compiler.encoder_pipeline import read_encoder_inputs
 from dovetail.compiler.models.spec import read_model_spec
 from dovetail.compiler.pipeline import compile_model
 from dovetail.compiler.write.memory_check import check_fits, memory_need
@@ -19,7 +20,7 @@ from dovetail.ir.model import ModelSpec
 from dovetail.runtime.artifact import open_artifact
 from dovetail.runtime.engine.options import EngineOptions
 from dovetail.runtime.hosting.open_engine import open_engine
-from dovetail.tiny_world import LLAMA
+from dovetail.tiny_world import ENCODER, LLAMA
 from dovetail.topology.hardware import HardwareSpec, dump_hardware, read_hardware
 from tests.compiler.search.test_user_kernels import KERNELS
 
@@ -129,6 +130,22 @@ def test_what_is_named_fits(large: Path) -> None:
     said = said_of(whole, 6 * GIB)
     tokens = int(re.fullmatch(r"--weight-dtype int4 with --max-context (\d+) .*", said)[1])  # type: ignore[index]
     assert said_of(stored(weight_dtype="int4", max_context=tokens), 6 * GIB) == "fits"
+
+
+def test_an_encoder_needs_what_the_compile_writes(tmp_path: Path) -> None:
+    asked = {"model": ENCODER, "effort": "none", "threads": 1, "weight_dtype": "f32"}
+    report = compile_model(**asked, output=tmp_path / "app.dove")
+    (part,) = open_artifact(report.path, read_hardware()).encoders.values()
+    need = part.weights.stat().st_size + part.tapes["encode"].arena_bytes
+    hardware = tmp_path / "machine.json"
+    asked |= {"output": "x", "hardware": hardware}
+    hardware.write_bytes(dump_hardware(machine(need)))
+    read_encoder_inputs(request.CompileRequest(**asked))
+    hardware.write_bytes(dump_hardware(machine(need - 1)))
+    with pytest.raises(
+        CapacityError, match=r"as f32: [\d.]+ of weights \+ [\d.]+ of activations ="
+    ):
+        read_encoder_inputs(request.CompileRequest(**asked))
 
 
 def test_the_need_is_what_the_compile_writes_and_the_load_asks_for(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import permutations
 from pathlib import Path
 
 from common import QUIET_TRIES, Sample, sample, timed_region
@@ -49,7 +50,7 @@ def every_plan(hardware: HardwareSpec, model: ModelSpec) -> dict[str, ServicePla
     """Return each number of processes and threads that this machine can run, both phases alike.
 
     Powers of two, and as many threads as there are cores. Phases of one process number can be
-    paired as one likes, so these are all plans there are on a machine of one memory node.
+    paired as one likes; `uneven_pairs` has the others.
     """
     most = hardware.usable_threads
     found = {}
@@ -61,6 +62,20 @@ def every_plan(hardware: HardwareSpec, model: ModelSpec) -> dict[str, ServicePla
                 plan = ServicePlan(processes=processes, prefill=phase, decode=phase)
                 found[f"{processes} x {threads}"] = plan
     return found
+
+
+def uneven_pairs(plans: Mapping[str, ServicePlan]) -> dict[str, ServicePlan]:
+    """Return the pairs of plans whose phases have other numbers of processes (Sandwich §5)."""
+    return {
+        f"{first} -> {then}": ServicePlan(
+            processes=decode.processes,
+            prefill_processes=prefill.processes,
+            prefill=prefill.prefill,
+            decode=decode.decode,
+        )
+        for (first, prefill), (then, decode) in permutations(plans.items(), 2)
+        if prefill.processes != decode.processes
+    }
 
 
 def simulated_plan(configuration: Configuration) -> ServicePlan:

@@ -14,10 +14,10 @@ import argparse
 import os
 import statistics
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from common import Report, add_report_options, open_report
 from dovetail.runtime.index.cursor import (
@@ -37,28 +37,41 @@ from hotpot import embed_texts, open_encoder, read_passages
 from rag_parts import build_index, make_questions
 
 TOPK = 5
+Order: TypeAlias = Callable[[tuple[int, ...], SearchHistory], tuple[int, ...]]
+
+
+def nearest_first(clusters: tuple[int, ...], history: SearchHistory) -> tuple[int, ...]:
+    """Return the clusters as they are served."""
+    return reorder_probes(clusters, history, TOPK)
+
+
+def probed_second(clusters: tuple[int, ...], history: SearchHistory) -> tuple[int, ...]:
+    """Return the clusters as HedraRAG §4.3 has them: those hit, those probed, the rest."""
+    hit, probed = set(history.homes.values()), set(history.clusters)
+    return tuple(sorted(clusters, key=lambda c: 0 if c in hit else 1 if c in probed else 2))
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
     """What a search does.
 
-    ends: early, else it scans all clusters. order: the history's clusters first. seeds: documents
-    of the history count as found before their clusters are scanned.
+    ends: early, else it scans all clusters. order: which clusters come first. seeds: documents of
+    the history count as found before their clusters are scanned.
     """
 
     name: str
     ends: bool = True
-    order: bool = False
+    order: Order | None = None
     seeds: bool = False
 
 
 WAYS = (
     Way("whole", ends=False),
     Way("early end"),
-    Way("with order", order=True),
+    Way("with order", order=nearest_first),
     Way("with seeds", seeds=True),
-    Way("with order and seeds", order=True, seeds=True),
+    Way("with order and seeds", order=nearest_first, seeds=True),
+    Way("with the paper's order and seeds", order=probed_second, seeds=True),
 )
 
 
@@ -89,8 +102,8 @@ class Search:
         history = self.history
         seeds = index.distances(self.query, history.homes) if history and way.seeds else {}
         cursor = begin_search(self.clusters, TOPK, history, seeds)
-        if way.order:
-            cursor.follow(reorder_probes(self.clusters, history, TOPK))
+        if way.order and history:
+            cursor.follow(way.order(self.clusters, history))
         settled = 0
         while not cursor.done and not (
             way.ends and len(cursor.partial) == TOPK and cursor.unchanged >= patience

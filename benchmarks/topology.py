@@ -1,9 +1,9 @@
 """Plans and the all-reduce on this machine, and simulated plans of others.
 
 All-reduce: two processes, 4 KB to 16 MB, against gloo and a naive one with a lock. Plans: prefill
-and decode of a random model under the plan of its artifact, and under every number of processes and
-threads that this machine can run. Simulated: the choice against exhaustive search, on every machine
-of a corpus cut to a few cores (skipped where there is none).
+and decode of a random model under the plan of its artifact, under every number of processes and
+threads that this machine can run, and under pairs of them. Simulated: the choice against exhaustive
+search, on every machine of a corpus cut to a few cores (skipped where there is none).
 
     python benchmarks/topology.py --json topology.json
 """
@@ -35,7 +35,7 @@ from dovetail.ir.artifact import ServicePlan
 from dovetail.topology.hardware import load_hardware, read_hardware
 from dovetail.topology.presets import preset_model
 from generate_models import SHAPES, compile_model, write_checkpoint
-from plans import PHASES, Load, Times, every_plan, measure_plans, planned_for
+from plans import PHASES, Load, Times, every_plan, measure_plans, planned_for, uneven_pairs
 
 CORPUS = Path(__file__).parents[1] / os.environ.get("DOVETAIL_CORPUS", "../shared") / "topologies"
 SIZES = tuple(4096 << i for i in range(0, 13, 2))
@@ -91,7 +91,8 @@ def run_plans(options: argparse.Namespace, report: Report, work: Path) -> None:
     write_checkpoint(checkpoint, options.model, "f32", seed=0)
     keep_current(artifact, lambda: compile_model(str(checkpoint), str(artifact)))
     chosen = planned_for(artifact)
-    plans = every_plan(read_hardware(), read_dimensions(checkpoint))
+    even = every_plan(read_hardware(), read_dimensions(checkpoint))
+    plans = even | uneven_pairs(even)
     served = {name: plan for name, plan in plans.items() if not same_plan(plan, chosen)}
     request = Load(options.prompt, options.new_tokens)
     contestants = {name: (artifact, plan) for name, plan in {CHOSEN: chosen, **served}.items()}

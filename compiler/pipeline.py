@@ -98,7 +98,7 @@ from dovetail.ir.plans import CHOICE, DivisionChoice, PlanChoice
 from dovetail.ir.schedule import ScheduleFile, ScheduleTable
 from dovetail.ir.tape import GATED, Tape
 from dovetail.ir.tuning import encode_record
-from dovetail.runtime.flows.stored_workflows import models_by_kind
+from dovetail.runtime.flows.stored_workflows import INSTRUCTED, models_by_kind
 from dovetail.runtime.index.manifest import read_manifest
 from dovetail.runtime.machine.isa import choose_target
 from dovetail.runtime.machine.trust import is_known_folder
@@ -280,7 +280,8 @@ def _read_workflows(request: CompileRequest) -> tuple[Stored, ...]:
     first = EMBEDDING if encoder else GENERATION
     models = {GENERATION: list[str](), EMBEDDING: [*request.beside]}
     models[first].insert(0, name)
-    models[RERANK] = models[EMBEDDING]  # which of them rank, `_check_nodes` looks at
+    # which of them rank, `_check_nodes` looks at
+    models[RERANK] = models[INSTRUCTED] = models[EMBEDDING]
     return read_workflows(request.workflows, models, adapters)
 
 

@@ -22,6 +22,11 @@ from dovetail.ir.workflow import END, START, targets
 from dovetail.ir.workflow_draw import draw_mermaid, draw_svg
 from dovetail.ir.workflow_order import count_loops, order_places
 
+MOST = 2**31 - 1
+"""Of documents or tokens that a node asks for."""
+ANYWHERE = ("anywhere",)
+"""Stands, in a graph of nodes, for what an edge may lead to that says nothing."""
+
 
 class RAGraph:
     """A workflow under construction.
@@ -211,9 +216,13 @@ class RAGraph:
             raise WorkflowError(f"node {node.name!r}: {node.function!r} is no function")
         for name in ("topk", "documents_tokens"):
             value = getattr(node, name, None)
-            if value is not None and (type(value) is not int or value < 1):
-                said = f"{name} is a whole number of at least 1, not {value!r}"
+            if value is not None and (type(value) is not int or not 1 <= value <= MOST):
+                said = f"{name} is a whole number from 1 to {MOST}, not {value!r}"
                 raise WorkflowError(f"node {node.name!r}: {said}")
+        for name in ("model", "index", "instruction"):
+            value = getattr(node, name, None)
+            if value is not None and not isinstance(value, str):
+                raise WorkflowError(f"node {node.name!r}: {name} is a text, not {value!r}")
         if isinstance(node, wf.Retrieval) and node.order not in ("nearest", wf.ANY_ORDER):
             raise WorkflowError(f"node {node.name!r}: order is nearest or any, not {node.order!r}")
         try:
@@ -257,12 +266,12 @@ class RAGraph:
 
     def _reach_faults(self) -> Iterator[str]:
         graph = self._graph()
-        reached = nx.descendants(graph, START)
+        reached, ending = nx.descendants(graph, START), nx.ancestors(graph, END)
         for name in self._nodes:
             if name not in reached:
                 yield f"node {name!r} cannot be reached from START"
         for name in self._nodes:
-            if END not in nx.descendants(graph, name):
+            if name not in ending:
                 yield f"node {name!r}: no way leads from it to END"
 
     def _read_faults(self) -> Iterator[str]:
@@ -291,12 +300,11 @@ class RAGraph:
     def _graph(self) -> nx.DiGraph:
         graph = nx.DiGraph()
         graph.add_nodes_from((START, END, *self._nodes))
-        graph.add_edges_from(
-            (source, target)
-            for source, edges in self._edges.items()
-            for edge in edges
-            for target in targets(edge, self._nodes)
-        )
+        graph.add_edges_from((ANYWHERE, place) for place in (*self._nodes, END))
+        for source, edges in self._edges.items():
+            for edge in edges:
+                places = [ANYWHERE] if wf.leads_anywhere(edge) else targets(edge, ())
+                graph.add_edges_from((source, place) for place in places)
         return graph
 
 

@@ -10,6 +10,7 @@ import asyncio
 import inspect
 import string
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property, lru_cache
@@ -144,7 +145,10 @@ class Rerank(StoredNode, tag=RERANK, frozen=True):
 def _call(function: Callable[[State], Any], state: State) -> Any:
     """Return what a function of users does; an `async def` runs in an event loop of its own."""
     value = function(state)
-    return asyncio.run(value) if inspect.iscoroutine(value) else value
+    if not inspect.iscoroutine(value):
+        return value
+    with ThreadPoolExecutor(1) as alone:  # this thread may run a loop already, as in a notebook
+        return alone.submit(asyncio.run, value).result()
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,3 +377,8 @@ def targets(edge: Edge, names: Iterable[Name]) -> Iterator[Place]:
     else:
         yield from names
         yield END
+
+
+def leads_anywhere(edge: Edge) -> bool:
+    """Tell whether it may lead to all nodes and END."""
+    return edge.choose is not None and edge.targets is None

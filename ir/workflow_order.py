@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence, Set
 
 import networkx as nx  # type: ignore[import-untyped]
 
-from dovetail.ir.workflow import END, START, Edge, Name, Place, targets
+from dovetail.ir.workflow import END, START, Edge, Name, Place, leads_anywhere, targets
 
 Edges = Mapping[Place, Sequence[Edge]]
 
@@ -24,20 +24,15 @@ def order_places(names: Sequence[Name], edges: Edges) -> dict[Place, int]:
     broken as nodes were added.
     """
     known = {
-        source: {target for edge in found if not _open(edge) for target in targets(edge, names)}
+        source: {to for edge in found if not leads_anywhere(edge) for to in targets(edge, names)}
         for source, found in edges.items()
     }
     hidden = set(names) - set(_leave(known, names))
     for source, found in edges.items():
-        if any(map(_open, found)):
+        if any(map(leads_anywhere, found)):
             known[source] |= hidden
     ranked = _leave(known, names)[::-1]
     return {place: rank for rank, place in enumerate((*ranked, END))}
-
-
-def _open(edge: Edge) -> bool:
-    """Tell whether an edge may lead anywhere."""
-    return edge.choose is not None and edge.targets is None
 
 
 def _leave(known: Mapping[Place, Set[Place]], names: Sequence[Name]) -> list[Place]:
@@ -58,16 +53,24 @@ def count_loops(
     """Return for each place the places one can get to from it, and through how many loops."""
     ways = nx.DiGraph()
     ways.add_nodes_from(order)
-    ways.add_weighted_edges_from(
-        (source, target, int(order[target] <= order[source]))
-        for source, found in edges.items()
-        for edge in found
-        for target in targets(edge, names)
-        if target in order
-    )
+    for place, rank in order.items():  # ("from", rank) leads to all places of a rank or later
+        ways.add_edge(("from", rank), place, weight=0)
+        ways.add_edge(("from", rank), ("from", rank + 1), weight=0)
+    for source, found in edges.items():
+        if any(map(leads_anywhere, found)):
+            ways.add_edge(source, ("from", order[START] + 1), weight=1)
+            ways.add_edge(source, ("from", order[source] + 1), weight=0)
+        ways.add_weighted_edges_from(
+            (source, target, int(order[target] <= order[source]))
+            for edge in found
+            if not leads_anywhere(edge)
+            for target in targets(edge, names)
+            if target in order
+        )
     far = dict(nx.all_pairs_dijkstra_path_length(ways))
     away: dict[Place, dict[Place, int]] = {place: {} for place in order}
-    for place, following, loops in ways.edges.data("weight"):
+    for place, following, loops in ways.edges(order, data="weight"):
         for other, more in far[following].items():
-            away[place][other] = min(loops + more, away[place].get(other, loops + more))
+            if other in order:
+                away[place][other] = min(loops + more, away[place].get(other, loops + more))
     return away

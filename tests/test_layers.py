@@ -85,10 +85,10 @@ CORE = ("native", "schedule", "engine", "accel", "child", "group")
 LINES = {
     "dovetail": 7_640,
     "compiler": 23_030,
-    "codegen": 19_530,
+    "codegen": 19_540,
     "topology": 4_040,
-    "ir": 11_340,
-    "runtime": 42_100,
+    "ir": 11_390,
+    "runtime": 42_120,
     "runtime/machine": 1_230,
     "runtime/schedule": 3_970,
     "runtime/child": 880,
@@ -101,7 +101,7 @@ LINES = {
     "runtime/accel": 4_970,
     "runtime/hosting": 1_830,
     "runtime/retrieval": 1_690,
-    "runtime/flows": 5_830,
+    "runtime/flows": 5_850,
     "runtime/server": 5_170,
     "runtime/sim": 1_090,
 }

@@ -36,6 +36,10 @@ time that new shares save, else the old ones stay."""
 LOOKS, REST = 2, 5.0
 """Looks in a row for which other shares are better before they are given; seconds that they stay
 at most."""
+NOISE, KNOWN = WORTH / 2, 32
+"""By how much of itself the work of each stage may differ in loads that are taken for the same; how
+many loads are kept for which the shares that hold are good. Prices are proportional to the work, so
+what other shares would save changes by twice as much at most."""
 MOVED = Figure(0.01, "assumed: caches filled anew, and a step that waits for who has moved")
 """Seconds that each core costs which changes hands."""
 ENOUGH = 0.02
@@ -91,6 +95,11 @@ class DivisionPlan:
 def worker_of(stage: str) -> str:
     """Return the worker that runs a stage."""
     return "engine" if stage in ENGINE else stage
+
+
+def busy_workers(seen: Mapping[str, float], period: float) -> set[str]:
+    """Return the workers that count in a period, by the core-seconds that each stage has worked."""
+    return {worker_of(stage) for stage, worked in seen.items() if worked > LEAST_LOAD * period}
 
 
 def lend(shares: Shares, busy: Collection[str]) -> dict[str, tuple[int, ...]]:
@@ -274,8 +283,7 @@ def redivide(
         else Demand(worked * flops, 0.0)
         for stage, worked in seen.items()
     }
-    workers = {worker_of(stage) for stage, worked in seen.items() if worked > LEAST_LOAD * period}
-    if len(workers) < 2 or demands.keys() != shares.keys():
+    if len(busy_workers(seen, period)) < 2 or demands.keys() != shares.keys():
         return None
     now = Prices(spec, figures, demands).price(shares)
     best = divide(spec, figures, demands).divisions[0]
@@ -290,7 +298,8 @@ class Trend:
 
     looks: at the load that found so, in a row. worked: core-seconds of each stage meanwhile.
     period: seconds of these looks. until: the time before which the shares that hold stay. rest:
-    seconds for which they were given to stay.
+    seconds for which they were given to stay. good: loads that these shares serve as well as
+    others, each as the cores that every stage keeps busy.
     """
 
     looks: int = 0
@@ -298,6 +307,7 @@ class Trend:
     period: float = 0.0
     until: float = -REST
     rest: float = 0.0
+    good: tuple[Mapping[str, float], ...] = ()
 
 
 def follow_trend(
@@ -313,10 +323,19 @@ def follow_trend(
 
     Other shares have to be better in LOOKS looks in a row, and for all of them together. Those that
     come soon after others stay for longer than these, REST seconds in the end: so a change of the
-    load is followed at once, but a load that swings does not drag the cores with it.
+    load is followed at once, but a load that swings does not drag the cores with it. A load like
+    one that these shares were found good for is not priced again, which takes long.
     """
-    if now < trend.until or redivide(spec, shares, seen, period, figures) is None:
-        return Trend(until=trend.until, rest=trend.rest), None
+    still = Trend(until=trend.until, rest=trend.rest, good=trend.good)
+    load = {stage: worked / period for stage, worked in seen.items()}
+    if (
+        now < trend.until
+        or len(busy_workers(seen, period)) < 2
+        or any(_alike(load, known) for known in trend.good)
+    ):
+        return still, None
+    if redivide(spec, shares, seen, period, figures) is None:
+        return replace(still, good=(*trend.good[1 - KNOWN :], load)), None
     worked = {stage: seconds + trend.worked.get(stage, 0.0) for stage, seconds in seen.items()}
     trend = replace(trend, looks=trend.looks + 1, worked=worked, period=trend.period + period)
     better = None
@@ -326,6 +345,14 @@ def follow_trend(
         return trend, None
     rest = min(REST, 2 * trend.rest + 1) if now < trend.until + REST else 0.0
     return Trend(until=now + rest, rest=rest), better
+
+
+def _alike(load: Mapping[str, float], known: Mapping[str, float]) -> bool:
+    """Tell whether two loads, in busy cores by stage, differ by no more than NOISE."""
+    return all(
+        abs(cores - known.get(stage, 0.0)) <= max(LEAST_LOAD, NOISE * known.get(stage, 0.0))
+        for stage, cores in load.items()
+    )
 
 
 def _share_out(blocks: Mapping[str, Sequence[tuple[int, ...]]], prices: Prices) -> Shares:

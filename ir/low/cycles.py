@@ -25,12 +25,12 @@ def resolve_cycles(tokens: Sequence[Token]) -> list[Token]:
             found = _closing(out, at)
             if found is None:
                 continue
-            test, jump = found
+            test, jump, behind_jump = found
             body, condition = out[at + 2 : test], out[test + 1 : jump]
-            behind = {*condition, *_rest_of_block(out[jump + 3 :])}
+            behind = {*condition, *_rest_of_block(out[behind_jump:])}
             if behind.isdisjoint(_declared(body)) and not {*body} & {*_LEAVING}:
                 end = [*_words("} while", out[jump]), *condition, *_words(";", out[jump])]
-                out[at : jump + 3] = [*_words("do {", out[at]), *body, *end]
+                out[at:behind_jump] = [*_words("do {", out[at]), *body, *end]
     return out
 
 
@@ -38,18 +38,24 @@ def _words(text: str, at: Token) -> Iterator[Token]:
     return (Token.new_borrow_pos(word.type, str(word), at) for word in tokenise(text))
 
 
-def _closing(tokens: Sequence[Token], label: int) -> tuple[int, int] | None:
-    """Return where `if` and `goto` of what goes back to a label stand in the label's own block."""
+def _closing(tokens: Sequence[Token], label: int) -> tuple[int, int, int] | None:
+    """Return where what goes back to a label stands in the label's own block.
+
+    That is its `if`, its `goto` or the brace before, and what follows.
+    """
     test = depth = 0
     for i in range(label + 2, len(tokens) - 2):
+        jump = i + (tokens[i] == "{")
+        if depth == 0 and test and tokens[i - 1] == ")" and tokens[jump] == "goto":
+            back = [*_words(f"goto {tokens[label]};" + "}" * (jump - i), tokens[jump])]
+            end = jump + len(back)
+            alone = tokens[jump:end] == back and tokens[end : end + 1] != ["else"]
+            return (test, i, end) if alone and _one_condition(tokens[test + 1 : i]) else None
         depth += (tokens[i] in ("{", "(")) - (tokens[i] in ("}", ")"))
         if depth < 0:
             return None
         if depth == 0 and tokens[i] == "if" and tokens[i - 1] in (*_ENDS, ":"):
             test = i
-        if depth == 0 and test and tokens[i - 1] == ")" and tokens[i] == "goto":
-            back = tokens[i + 1] == tokens[label] and tokens[i + 3 : i + 4] != ["else"]
-            return (test, i) if back and _one_condition(tokens[test + 1 : i]) else None
     return None
 
 

@@ -5,21 +5,28 @@ As gcc has it, an enumeration without negative numbers is unsigned; its names ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lark import Token
 
 Evaluate = Callable[[Sequence[Token]], int | None]
 _KINDS = {"(": "LPAR", "-": "MINUS", ")": "RPAR"}
+_BEFORE_BLOCKS = (")", "{", "}", ";", ":", "else", "do")
+"""What braces of statements follow; what others define, as of a struct, holds behind them."""
 
 
 @dataclass(slots=True)
 class Enums:
-    """The numbers of names, and the types of enumerations with a tag, of all texts so far."""
+    """The numbers of names, and the types of enumerations with a tag, of all texts so far.
 
-    numbers: dict[str, int] = field(default_factory=dict)
-    tags: dict[str, str] = field(default_factory=dict)
+    Those of a function hold until its block ends.
+    """
+
+    numbers: Mapping[str, int] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    _before: tuple[Mapping[str, int], Mapping[str, str]] = ({}, {})  # both before this statement
+    _opened: list[tuple[Mapping[str, int], Mapping[str, str]] | None] = field(default_factory=list)
 
     def resolve(self, tokens: Sequence[Token], evaluate: Evaluate) -> list[Token]:
         """Return the tokens without enumerations, but for those whose numbers are no constants."""
@@ -29,16 +36,27 @@ class Enums:
             found = self._type(tokens, i, evaluate) if tokens[i] == "enum" else None
             if found is None:
                 member = out[-1:] in (["."], ["->"])
+                self._scope(tokens[i], out)
                 out += [tokens[i]] if member else self._number(tokens[i])
                 i += 1
                 continue
             type_, end = found
-            if out[-1:] in ([], [";"], ["}"]) and tokens[end : end + 1] == [";"]:
+            if out[-1:] in ([], [";"], ["{"], ["}"]) and tokens[end : end + 1] == [";"]:
+                self._scope(tokens[end], out)
                 i = end + 1  # nothing is declared with it
                 continue
             out.append(Token.new_borrow_pos("NAME", type_, tokens[i]))
             i = end
         return out
+
+    def _scope(self, token: Token, out: Sequence[Token]) -> None:
+        """Forget at the end of a block what it defines, and what a function's parameters do."""
+        if token == "{":
+            self._opened.append(self._before if out and out[-1] in _BEFORE_BLOCKS else None)
+        elif token == "}" and self._opened and (kept := self._opened.pop()):
+            self.numbers, self.tags = kept
+        if token in ("{", "}", ";"):
+            self._before = self.numbers, self.tags
 
     def _type(
         self, tokens: Sequence[Token], start: int, evaluate: Evaluate
@@ -52,10 +70,10 @@ class Enums:
         numbers = self._define(tokens[opening + 1 : end], evaluate)
         if numbers is None:
             return None
-        self.numbers |= numbers
+        self.numbers = {**self.numbers, **numbers}
         type_ = "int" if min(numbers.values(), default=0) < 0 else "unsigned"
         if tag:
-            self.tags[tag] = type_
+            self.tags = {**self.tags, tag: type_}
         return type_, end + 1
 
     def _define(self, tokens: Sequence[Token], evaluate: Evaluate) -> dict[str, int] | None:
@@ -64,7 +82,7 @@ class Enums:
         following = 0
         for name, *given in _split(tokens):
             if given:
-                known = Enums(self.numbers | numbers)
+                known = Enums({**self.numbers, **numbers})
                 value = evaluate(known.resolve(given[1:], evaluate))
                 if value is None:
                     return None

@@ -216,9 +216,7 @@ class _Run:
                 break
             token = tokens[i]
             if token.type == "NAME" and token in UNSUPPORTED:
-                what, hint = UNSUPPORTED[token]
-                message = f"{what} is outside the kernel subset"
-                self.reporter.add("low-unsupported", message, token_span(token), hint)
+                self.reporter.add(*_unsupported(token))
             else:
                 try:
                     parser.feed_token(token)
@@ -277,6 +275,12 @@ class _Run:
                 self.reporter.add(code, message, at, hint)
                 return
         place = f" after `{before}`" if before is not None else ""
+        written = self.reporter.source.line(span.line)[span.column - 1 : span.end_column - 1]
+        if token.type == "NUMBER" and written.isidentifier():
+            message = f"`{written}` stands for {token} here"
+            hint = "where it is to name something else, rename one of the two"
+            self.reporter.add("low-taken-name", message, span, hint)
+            return
         wanted = ", ".join(sorted(_READABLE[a] for a in accepts if a in _READABLE))
         hint = f"here may stand: {wanted}" if wanted else None
         self.reporter.add("low-syntax", f"unexpected `{token}`{place}", span, hint)
@@ -333,6 +337,17 @@ def _varargs(tokens: Sequence[Token], i: int, accepts: set[str]) -> Fault:
     return "low-varargs", message, token_span(tokens[i]), "name each argument"
 
 
+def _label(tokens: Sequence[Token], i: int, accepts: set[str]) -> Fault:
+    jumps = (j for j in range(1, len(tokens)) if tokens[j - 1] == "goto")
+    jump = next((j for j in jumps if tokens[j] == tokens[i - 1]), None)
+    return None if tokens[i] != ":" or jump is None else _unsupported(tokens[jump - 1])
+
+
+def _unsupported(token: Token) -> tuple[str, str, Span, str]:
+    what, hint = UNSUPPORTED[token]
+    return "low-unsupported", f"{what} is outside the kernel subset", token_span(token), hint
+
+
 def _missing_end(tokens: Sequence[Token], i: int, accepts: set[str]) -> Fault:
     before = tokens[i - 1] if i else None
     if before is None or before in (";", "{", "}") or "SEMICOLON" not in accepts:
@@ -344,7 +359,7 @@ def _missing_end(tokens: Sequence[Token], i: int, accepts: set[str]) -> Fault:
     return None
 
 
-_KNOWN_FAULTS = (_varargs, _unknown_type, _missing_end)
+_KNOWN_FAULTS = (_varargs, _label, _unknown_type, _missing_end)
 _READABLE = {
     "SEMICOLON": "`;`",
     "RPAR": "`)`",

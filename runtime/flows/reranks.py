@@ -50,7 +50,9 @@ class Reranks:
         self._started: dict[int, Future[StartedRerank]] = {}
 
     def begin(self, order: messages.RankDocuments) -> None:
-        """Queue the pairs of an order."""
+        """Queue the pairs of an order: of its list as it is now, functions may change that."""
+        if isinstance(order.documents, list):
+            order = msgspec.structs.replace(order, documents=tuple(order.documents))
         started = self._started[order.job] = self._reader.submit(self._start, order)
         started.add_done_callback(partial(self._wait, order, time.perf_counter()))
 
@@ -81,10 +83,16 @@ class Reranks:
         job, rank = read.result()
 
         def scored(done: Future[Rows]) -> None:
-            if not self._failed(order, done):
+            if self._failed(order, done):
+                return
+            report: messages.Report
+            try:
                 self._draw(order, began, time.perf_counter())
                 best = find_best(order.documents, rank(done.result()))
-                self._end(messages.Finished(order.job, best))
+                report = messages.Finished(order.job, best)
+            except Exception as error:  # which callbacks of futures only log
+                report = messages.Failed(order.job, messages.as_ours(error))
+            self._end(report)
 
         job.future.add_done_callback(scored)
 

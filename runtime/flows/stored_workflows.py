@@ -25,16 +25,20 @@ from dovetail.ir.workflow_file import make_graph
 from dovetail.runtime.artifact import StoredWorkflow
 from dovetail.runtime.schedule.request import SamplingParams
 
+INSTRUCTED = "rerank by instruction"
+"""Beside the kinds of nodes: for reranks that have one."""
 CROSS_ENCODER = "compile one beside the model: `dovetail compile ... --model reranker=DIRECTORY`"
 
 
 def models_by_kind(
     generating: Iterable[str], encoders: Mapping[str, EncoderSpec]
 ) -> dict[str, tuple[str, ...]]:
-    """Return the names of the models that nodes of each kind may ask for."""
+    """Return the names of the models that nodes of each kind, and INSTRUCTED, may ask for."""
     embed = (name for name, spec in encoders.items() if not spec.labels)
-    rank = (name for name, spec in encoders.items() if spec.labels == 1)
-    return {GENERATION: tuple(generating), EMBEDDING: tuple(embed), RERANK: tuple(rank)}
+    rank = tuple(name for name, spec in encoders.items() if spec.labels == 1)
+    told = tuple(name for name in rank if encoders[name].template)
+    kinds = {GENERATION: tuple(generating), EMBEDDING: tuple(embed), RERANK: rank}
+    return {**kinds, INSTRUCTED: told}
 
 
 def run_file(source: bytes, path: str) -> dict[str, Workflow]:
@@ -92,7 +96,7 @@ def check_workflow(
 
     Args:
         workflow: a checked one.
-        models: what nodes may ask for by name, by their kind.
+        models: what nodes may ask for by name, as `models_by_kind`.
         adapters: those of the model that generates; None where none does.
         find_index: raises a DovetailError for an index that is not there.
         prepare: has ready what a generation needs, or raises a DovetailError.
@@ -103,7 +107,7 @@ def check_workflow(
                 find_index(node.index)
                 _check_filters(node.filters)
             elif isinstance(node, Generation | Embedding | Rerank):
-                _check_model(node, models[node.kind], adapters)
+                _check_model(node, models, adapters)
                 if isinstance(node, Generation):
                     prepare(node)
         except DovetailError as error:
@@ -121,14 +125,19 @@ def _check_filters(filters: Mapping[str, object]) -> None:
 
 def _check_model(
     node: Generation | Embedding | Rerank,
-    models: Collection[str],
+    models: Mapping[str, Collection[str]],
     adapters: Collection[str] | None,
 ) -> None:
-    if node.model is not None and node.model not in models:
-        known = ", ".join(map(repr, models)) or "none"
+    able = models[node.kind]
+    if node.model is not None and node.model not in able:
+        known = ", ".join(map(repr, able)) or "none"
         raise WorkflowError(f"no model {node.model!r} for {node.kind}; there are: {known}")
-    if isinstance(node, Rerank) and not models:
-        raise WorkflowError(f"there is no cross-encoder; {CROSS_ENCODER}")
+    if isinstance(node, Rerank):
+        if not able:
+            raise WorkflowError(f"there is no cross-encoder; {CROSS_ENCODER}")
+        chosen = node.model or next(iter(able))
+        if node.instruction is not None and chosen not in models[INSTRUCTED]:
+            raise WorkflowError(f"the cross-encoder {chosen!r} takes no instruction; omit it")
     if not isinstance(node, Generation):
         return
     if adapters is None:

@@ -20,9 +20,9 @@ from dovetail.runtime.machine.cpu_time import busy_seconds, family_seconds
 from dovetail.runtime.machine.devices import TORCH_CPU
 from dovetail.runtime.machine.seat import Board
 from dovetail.topology.division import (
-    LEAST_LOAD,
     STAGES,
     Trend,
+    busy_workers,
     follow_trend,
     show_shares,
     worker_of,
@@ -105,9 +105,8 @@ def follow_load(
     """
     period = now.now - before.now
     seen = {stage: now.used[stage] - before.used[stage] for stage in board.shares}
-    workers = {worker_of(stage) for stage, worked in seen.items() if worked > LEAST_LOAD * period}
     most = MOST_OTHERS * (board.cpus - max(map(len, board.shares.values())))
-    board.keep(len(workers) > 1 and now.others - before.others > most * period)
+    board.keep(len(busy_workers(seen, period)) > 1 and now.others - before.others > most * period)
     trend, shares = follow_trend(hardware, board.shares, trend, seen, period, now.now, figures)
     if shares is not None:
         log.info("CPU shares changed with the load: %s", show_shares(shares))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.topology.hardware import dump_hardware, read_hardware
 
 pytest.importorskip("torch")
@@ -21,6 +23,22 @@ def run(file: Path, *options: object) -> dict[str, dict[str, float]]:
     assert done.returncode == 0, done.stderr
     report: dict[str, dict[str, float]] = json.loads(file.read_text())
     return report
+
+
+def test_phases_of_other_numbers_of_processes_are_paired(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    plans = importlib.import_module("plans")
+    one, two = (PhasePlan(threads=2 // n, cpus=(0, 1)) for n in (1, 2))
+    even = {
+        "1 x 2": ServicePlan(processes=1, prefill=one, decode=one),
+        "2 x 1": ServicePlan(processes=2, prefill=two, decode=two),
+    }
+    pairs = plans.uneven_pairs(even)
+    assert pairs.keys() == {"1 x 2 -> 2 x 1", "2 x 1 -> 1 x 2"}
+    pair = pairs["2 x 1 -> 1 x 2"]
+    assert (pair.processes_of("prefill"), pair.processes_of("decode")) == (2, 1)
+    assert (pair.prefill, pair.decode) == (two, one)
+    assert plans.uneven_pairs({"1 x 2": even["1 x 2"]}) == {}
 
 
 @pytest.mark.long

@@ -26,6 +26,7 @@ from dovetail.ir.graph import RERANK, contract
 from dovetail.ir.index_file import Passage
 from dovetail.ir.workflow import render
 from dovetail.runtime.app import App
+from dovetail.runtime.flows import reranks
 from dovetail.runtime.flows.control.settings import WavefrontSettings
 from dovetail.runtime.flows.events import NodeStarted
 from dovetail.runtime.flows.service import FlowSettings
@@ -179,10 +180,45 @@ def test_lists_of_texts_are_ranked_and_other_values_refused(app: App) -> None:
     for wrong, words in (("x", "is no list"), ([1], "must be a text"), ({"a": 1}, "is no list")):
         with pytest.raises(WorkflowError, match=f"node 'rank' failed: .*{words}"):
             app.run(rank(), {**given, "texts": wrong})
-    with pytest.raises(WorkflowError, match=r"node 'rank' failed: .* takes no instruction"):
-        app.run(rank(instruction="Find builders"), given)
+    for model in (None, "ranker"):
+        with pytest.raises(WorkflowError, match=r"'rank': the cross-encoder 'ranker' takes no ins"):
+            app.add_workflow(rank(model=model, instruction="Find builders"))
     with pytest.raises(WorkflowError, match="topk is a whole number"):
         rank(topk=0)
+
+
+def test_a_list_that_is_changed_meanwhile_is_ranked_as_it_was(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = ["The mayor lives in Elm.", "x", "Ada built the harbour."]
+    given = {"input": "Who lives in Elm?", "texts": [*texts]}
+    wanted = app.run(rank(), given).outputs["best"]
+    service = app.embeddings.choose("ranker", labels=True).service
+    ((models,),) = service._instances.values()
+    embed, gate = models["ranker"].embed_tokens, Event()
+    monkeypatch.setattr(
+        models["ranker"], "embed_tokens", lambda *given: gate.wait() and embed(*given)
+    )
+
+    def change(state: Mapping[str, Any]) -> None:
+        state["texts"].clear()
+        gate.set()
+
+    graph = rank()
+    graph.add_function("change", change, "changed")
+    graph.add_edge(START, "change")
+    graph.add_edge("change", END)
+    found = app.submit_workflow(graph, given).result(timeout=60).outputs
+    assert_same(found, {"best": wanted, **given, "changed": None})
+
+
+def test_a_rerank_whose_result_cannot_be_made_fails(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reranks, "find_best", lambda documents, ranked: documents[len(ranked)])
+    job = app.submit_workflow(rank(), {"input": "Who?", "texts": ["Ada."]})
+    with pytest.raises(WorkflowError, match=r"node 'rank' failed: .*index out of range"):
+        job.result(timeout=60)
 
 
 def test_a_model_that_does_not_rank_is_refused(folder: Path, app: App) -> None:

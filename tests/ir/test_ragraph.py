@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -153,6 +154,10 @@ def test_a_choice_without_targets_may_lead_anywhere() -> None:
     assert g.workflow().away[0] == {1: 0, END: 0, 0: 1}
 
 
+def ranked(graph: RAGraph, **given: Any) -> None:
+    graph.add_rerank(5, query="input", documents="docs", output="best", **given)
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [
@@ -164,6 +169,13 @@ def test_a_choice_without_targets_may_lead_anywhere() -> None:
         (lambda g: g.add_generation(5, prompt="{input:>9}"), "must hold a plain name"),
         (lambda g: g.add_retrieval(5, query="input", output="d", topk=0), "node 5: topk"),
         (lambda g: g.add_retrieval(5, query="input", output="d", topk="5"), "node 5: topk .* '5'"),
+        (
+            lambda g: g.add_retrieval(5, query="input", output="d", topk=10**30),
+            f"node 5: topk is a whole number from 1 to {2**31 - 1}, not 10{{30}}",
+        ),
+        (lambda g: g.add_retrieval(5, query="input", output="d", index=7), "5: index is .* not 7"),
+        (lambda g: ranked(g, model=3), "node 5: model is a text, not 3"),
+        (lambda g: ranked(g, instruction=["x"]), r"5: instruction is a text, not \['x'\]"),
         (lambda g: g.add_generation(5, prompt="", documents_tokens=0), "5: documents_tokens .* 0"),
         (lambda g: g.add_generation(5, prompt="", documents_tokens=True), "whole .* not True"),
         (lambda g: g.add_retrieval(5, query="input", output=7), "node 5: output 7"),

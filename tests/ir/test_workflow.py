@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import string
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail.ir.errors import WorkflowError
-from dovetail.ir.workflow import END, Branch, Edge, placeholders, render
+from dovetail.ir.workflow import END, Branch, Edge, Place, placeholders, render
 
 TEXTS = st.text(alphabet=string.ascii_letters + " \n{}!:.'\"", max_size=20)
 
@@ -53,7 +54,12 @@ def test_a_choice_gives_places_once_each(chosen: object, places: tuple[object, .
         return chosen
 
     assert Edge(0, choose=lambda state: chosen).next({}) == places  # type: ignore[return-value, arg-type]
-    assert Edge(0, choose=wait).next({}) == places  # type: ignore[arg-type]
+    edge = Edge(0, choose=wait)  # type: ignore[arg-type]
+
+    async def next_in_a_loop() -> tuple[Place, ...]:
+        return edge.next({})
+
+    assert edge.next({}) == asyncio.run(next_in_a_loop()) == places
 
 
 def test_a_branch_looks_at_one_value() -> None:

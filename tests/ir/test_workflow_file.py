@@ -96,7 +96,7 @@ def test_any_names_and_prompts_survive(names: list[int | str], prompt: str) -> N
             TEXT.replace("kind: generation,", "kind: generation, documents_tokens: few,"),
             "documents",
         ),
-        (TEXT.replace("kind: generation,", "kind: generation, documents_tokens: 0,"), "least 1"),
+        (TEXT.replace("kind: generation,", "kind: generation, documents_tokens: 0,"), "from 1 to"),
         (TEXT.replace("topk: 2", "top: 2"), "no workflow"),
         (TEXT.replace("name: find", "name: 0"), "node 0 is there already"),
         (

@@ -9,11 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dovetail.topology import division as divisions
 from dovetail.topology.division import (
     DECODE,
     ENCODERS,
     ENGINE,
+    KNOWN,
     LOOKS,
+    NOISE,
     PREFILL,
     REST,
     SEARCHES,
@@ -39,6 +42,7 @@ LOAD = {
     SEARCHES: Demand(1e9, 8e9),
     ENCODERS: Demand(2e11, 1e9),
 }
+PERIOD = 0.3
 LINES = st.sampled_from(
     ["core:2", "core:3", "package:2 core:2 pu:2", "package:2 numa:2 core:6", "numa:3 l3:2 core:4"]
 )
@@ -183,6 +187,31 @@ def test_a_look_that_differs_begins_the_count_anew() -> None:
         seen = still if turn % LOOKS == LOOKS - 1 else NEEDS[0]
         trend, given_now = follow_trend(spec, shares, trend, seen, 1.0, float(turn))
         assert given_now is None
+
+
+def test_a_load_that_hardly_changes_is_not_priced_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But one that changes a little in each look is, so it is followed in the end."""
+    spec = read_hardware("core:12")
+    shares, trend = divide(spec, default_parameters(spec), LOAD).shares, Trend()
+    shares = redivide(spec, shares, NEEDS[0], 1.0) or shares
+    searches = list[Shares]()
+    monkeypatch.setattr(
+        divisions, "divide", lambda *given: searches.append(shares) or divide(*given)
+    )
+    for look in range(20):
+        noise = 1 + NOISE / 2 * (-1) ** look
+        seen = {stage: cores * noise * PERIOD for stage, cores in NEEDS[0].items()}
+        trend, better = follow_trend(spec, shares, trend, seen, PERIOD, look * PERIOD)
+        assert better is None and len(searches) <= 2
+    one = {stage: 0.3 * (stage == ENCODERS) for stage in STAGES}
+    assert follow_trend(spec, shares, trend, one, PERIOD, 9.0)[0] == trend, "nobody is beside it"
+    load, now = dict(NEEDS[0]), 20 * PERIOD
+    while better is None and load[DECODE] < 12:
+        now, load[DECODE] = now + PERIOD, load[DECODE] * (1 + NOISE / 2)
+        seen = {stage: cores * PERIOD for stage, cores in load.items()}
+        trend, better = follow_trend(spec, shares, trend, seen, PERIOD, now)
+        assert len(trend.good) <= KNOWN
+    assert better is not None and len(better[DECODE]) > len(shares[DECODE]) and not trend.good
 
 
 @pytest.mark.skipif(not TRUTHS, reason=f"no topologies under {CORPUS}; set DOVETAIL_CORPUS")

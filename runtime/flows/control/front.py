@@ -142,8 +142,9 @@ class Front:
     left: vectors that are left of them. replies: oldest first. busy: what each device scans.
     choose: gives the sub-stage that may begin. asked: transformations, in this order. pays: whether
     some guess was under way after guesses were weighed last. due: whether it is time to look at
-    which clusters are hot. beside: the graph of copies that no search may wait for.
-    prefixes: with which documents prompts have begun.
+    which clusters are hot. emptied: whether all searches of the next sub-stage ended before it
+    began. beside: the graph of copies that no search may wait for. prefixes: with which documents
+    prompts have begun.
     """
 
     choose: Callable[[], NextStage | None]
@@ -167,6 +168,7 @@ class Front:
         self.replies: dict[Reply, None] = {}
         self.busy: dict[messages.Device, ScanBatch] = {}
         self.news, self.pays, self.due = Changes(), True, False
+        self.emptied = False
         self.statistics = Statistics()
         self.prefixes = Prefixes()
         self.beside = LiveGraph(ExecutionGraph(()), self.ready)
@@ -211,10 +213,11 @@ class Front:
         self.left -= search.left
         if self._stage and (stage := self._stage[0]) and search in stage.searches:
             stage.searches.remove(search)
+            self.emptied = not stage.searches
 
     def turn(self) -> None:
         """Begin another cycle."""
-        self._stage, self.news = None, Changes()
+        self._stage, self.news, self.emptied = None, Changes(), False
 
     # ---- what is under way ----
 

@@ -162,14 +162,14 @@ class Searches:
         return front.backlog < max(replies, default=0.0) < front.now - self._newest
 
     def dispatch(self) -> bool:
-        """Order the scans of the next sub-stage; tell whether there are some."""
+        """Order the scans of the next sub-stage; tell whether another one may begin beside them."""
         front, stage = self._front, self._front.stage
         if front.due:
             self._since_refresh = 0
             for index in front.hot:
                 front.hot[index].fade()
         if not stage:
-            return False
+            return front.emptied  # others may wait for the CPU
         here, there = Takes(), Takes()
         for search in stage.searches:
             for side in search.sides:
@@ -180,7 +180,7 @@ class Searches:
         if there:
             self._scan(ScanBatch("gpu", there, 0.0))
         self._since_refresh += 1
-        return True
+        return "cpu" not in front.busy
 
     def _scan(self, batch: ScanBatch) -> None:
         front, began, index = self._front, self._front.now, batch.takes[0][0].spec.index

@@ -118,9 +118,9 @@ class Wavefront:
         for node in ready:
             if node in front.ready:
                 _BEGIN[node.kind, node.part](self, node)
-        scans = self._searches.dispatch()
+        more = self._searches.dispatch()
         front.turn()
-        return bool(front.ready.fresh) or (scans and "cpu" not in front.busy)
+        return bool(front.ready.fresh) or more
 
     def _ask(self, kind: type[Transformation]) -> Iterator[tuple[Transformation, Rewrite]]:
         """Apply a transformation wherever it pays; yield each place and what was done there.

@@ -66,12 +66,14 @@ PLAIN = [target for target, dtype in OWN if dtype == "f32"]
 
 
 def kernel_names(kind: str, targets: list[str] = NATIVE) -> list[tuple[str, str]]:
-    return [
-        (target, request.name)
-        for target in targets
-        for request in gemm_requests(own_dtypes(target), TARGETS[target])
-        if request.kernel == f"gemm_{kind}"
-    ]
+    """Return targets with their kernels; the first of each is of another width, for `pick`."""
+    found = []
+    for at, target in enumerate(targets):
+        requests = gemm_requests(own_dtypes(target), TARGETS[target])
+        names = [r.name for r in requests if r.kernel == f"gemm_{kind}"]
+        turn = 3 * at % len(names)  # of 4 widths and 2 dtypes
+        found += [(target, name) for name in (*names[turn:], *names[:turn])]
+    return found
 
 
 def pack(weight: np.ndarray, dtype: str) -> np.ndarray:

@@ -186,7 +186,7 @@ def native_runner(name: str) -> Runner:
     return compiled_runner(TARGETS[name], requests(TARGETS[name]))
 
 
-def build_daily() -> None:
+def build_default() -> None:
     """Build the libraries of the runners above that default tests use, before they run."""
     warp_library(device_kernels(SOME_FORMATS))
     for name in NATIVE:

@@ -36,7 +36,7 @@ from tests.codegen.kernels.gemm_problem import (
 from tests.shares import share
 
 
-@pytest.mark.parametrize(("target", "name"), share(kernel_names(LINEAR), 8), ids=str)
+@pytest.mark.parametrize(("target", "name"), share(kernel_names(LINEAR), 12), ids=str)
 def test_linear_at_tile_edges(target: str, name: str) -> None:
     rows, _ = tile_of(name)
     dtype = name.split("_")[2]
@@ -46,7 +46,7 @@ def test_linear_at_tile_edges(target: str, name: str) -> None:
         problem.check(target, name, m_tile=rows, block_n=1)
 
 
-@pytest.mark.parametrize(("target", "name"), share(kernel_names(SILU), 6), ids=str)
+@pytest.mark.parametrize(("target", "name"), share(kernel_names(SILU), 8), ids=str)
 def test_silu_at_tile_edges(target: str, name: str) -> None:
     rows, _ = tile_of(name)
     dtype = name.split("_")[2]
@@ -63,7 +63,7 @@ PAIRED = [
 
 
 @pytest.mark.parametrize(
-    ("target", "name"), share([p for p in PAIRED if p[0] in NATIVE], 3), ids=str
+    ("target", "name"), share([p for p in PAIRED if p[0] in NATIVE], 4), ids=str
 )
 def test_rounded_rows_at_tile_edges(target: str, name: str) -> None:
     """Where bfloat16 pairs are multiplied at once: M from the first that is, odd and even K."""
@@ -180,7 +180,7 @@ def test_weights_wait_in_the_second_cache_and_come_into_the_first_as_far_ahead_a
 EVERYWHERE = [*kernel_names(LINEAR, TEXTS), *kernel_names(SILU, TEXTS)]
 
 
-@pytest.mark.parametrize(("target", "name"), share(EVERYWHERE, 16), ids=str)
+@pytest.mark.parametrize(("target", "name"), share(EVERYWHERE, 12), ids=str)
 def test_lowered_text_is_right_on_every_target(target: str, name: str) -> None:
     rows, panels = tile_of(name)
     kind, dtype = name.split("_")[1:3]

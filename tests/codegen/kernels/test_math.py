@@ -69,8 +69,10 @@ THRESHOLDS = [
     *(LEAST, 3.4028235e38, 1e-30, 1e30, 1073741824, 8192, 1, 0.5, np.sqrt(0.5), np.sqrt(2)),
     *(np.sqrt(2) - 1, np.sqrt(2) + 1, 1 - np.sqrt(0.5), 3.92, 10, 30, 128, 126, 130, 152),
     *(88.0297, 88.7228, 89.41, 89.7, 104),
+    *(1.523625, 3.654949),
 ]
-"""Where a function of math_h changes its way, or its result becomes infinite, 0 or subnormal."""
+"""Where a function of math_h changes its way, or its result becomes infinite, 0 or subnormal; and
+where `verfc` is furthest off: 3.96 ulp without fused products, 3.78 with them."""
 QUARTERS = np.arange(0, 5215, dtype=np.float64) * (np.pi / 2)
 
 

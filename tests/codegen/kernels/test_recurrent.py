@@ -193,6 +193,7 @@ def test_a_scan_goes_on_where_the_last_step_ended(native: Runner, nth: int) -> N
 
 def test_every_target_scans(any_runner: Runner) -> None:
     check_scan(any_runner, (2, 4, 19, 16), 2)
+    check_scan(any_runner, (1, 1, 5, 64), 2)
 
 
 def test_rates_far_apart_give_numbers(native: Runner) -> None:

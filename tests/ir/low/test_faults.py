@@ -57,6 +57,11 @@ SYNTAX = {
     "cases": ("low-nesting", "void f(int x) {\n  «switch» (x) {" + " case 1: ;" * 100 + " }\n}"),
     "enum": ("low-unsupported", "«enum» kind { A, B = f() };\n"),
     "enum that is not here": ("low-unsupported", "void f(«enum» kind k) {\n}"),
+    "parameter as an enumerator": (
+        "low-taken-name",
+        "enum { N = 4 };\nvoid f(float *x, int «N») {\n  x[N] = 0;\n}",
+    ),
+    "variable as a macro": ("low-taken-name", "#define N 4\nvoid f(int x) {\n  int y, «N»;\n}"),
     "volatile": ("low-unsupported", "void f(«volatile» int *x) {\n}"),
     "assembly": ("low-unsupported", 'void f(int x) {\n  «asm»(0);\n}'),
     "copy by assembly": ("low-unsupported", 'void f(int x) {\n  «asm»("" : "=r"(x) : "0"(1));\n}'),

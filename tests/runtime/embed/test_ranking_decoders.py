@@ -11,6 +11,8 @@ import pytest
 
 from dovetail.compiler.pipeline import compile_model
 from dovetail.ir.errors import RequestError
+from dovetail.ir.ragraph import RAGraph
+from dovetail.ir.workflow import END, START
 from dovetail.runtime.app import App, load
 from tests.rerankers import (
     qwen_ids,
@@ -47,6 +49,12 @@ def test_a_head_answers_yes_or_no(tmp_path: Path, tied: bool) -> None:
             np.testing.assert_allclose(
                 ranked(app, **told), scores(model, texts, *answers), atol=2e-5
             )
+        graph = RAGraph(inputs=("input", "texts"))
+        graph.add_rerank(1, query="input", documents="texts", output="best", **told)
+        graph.add_edge(START, 1)
+        graph.add_edge(1, END)
+        best = app.run(graph, {"input": QUERY, "texts": DOCUMENTS}).outputs["best"]
+        assert [one.id for one in best] == [r.index for r in app.rerank(QUERY, DOCUMENTS, **told)]
         with pytest.raises(RequestError, match="no encoder"):
             app.embed("x")
 

@@ -26,12 +26,14 @@ from dovetail.runtime.flows.control.messages import (
     Order,
     Report,
     Rewrote,
+    ScanClusters,
     Source,
     Written,
 )
 from dovetail.runtime.flows.control.settings import WavefrontSettings
 from dovetail.runtime.flows.control.transformation import NEWS, REGISTRY
 from dovetail.runtime.flows.control.wavefront import Wavefront
+from tests.runtime.flows.control.by_hand import Hand
 from tests.runtime.flows.control.integrity import check_dispatched, check_wavefront, is_idle
 from tests.runtime.flows.control.test_wavefront import (
     DRAWN,
@@ -196,6 +198,27 @@ def test_a_search_may_be_ended_when_the_next_sub_stage_is_chosen(mine: bool) -> 
         front, outcomes, seen = serve_all(seed, patience=None if mine else 1, fixed_clusters=1)
         assert seen[kind.name] and all(outcome.error is None for outcome in outcomes)
         assert "failed" not in {why.reason for why in front.statistics.left.values()}
+
+
+@pytest.mark.parametrize("mine", [True, False])
+def test_others_have_their_turn_when_all_of_the_next_sub_stage_is_ended(mine: bool) -> None:
+    """They search another index, so the sub-stage that was chosen is not theirs."""
+    kind = Enough if mine else dovetail.unregister_transformation("stop")
+    dovetail.register_transformation(kind)
+    hand = Hand(patience=None if mine else 1)
+    for index in ("a", "b"):
+        graph = dovetail.RAGraph(index)
+        graph.add_retrieval("search", query="input", output="docs", topk=1, index=index)
+        graph.add_edge(dovetail.START, "search")
+        graph.add_edge("search", dovetail.END)
+        hand.begin_search(0, 1, 2, 3, graph=graph)
+    while not is_idle(hand.front):
+        assert "cpu" in hand.front.front.busy, "nobody waits for a CPU that is free"
+        hand.scanned((1.0, 1))
+    assert [order.error for order in hand.all(Deliver)] == [None, None]
+    scans = hand.all(ScanClusters)
+    assert [scan.index for scan in scans] == sorted(scan.index for scan in scans if scan.index)
+    assert all(len(part.clusters) == 1 for scan in scans for part in scan.parts), "it is split, too"
 
 
 class Faulty(Halve):

@@ -336,6 +336,8 @@ class OpenVinoInt8(OpenVino):
         f"f32 and bf16 and DYNAMIC_QUANTIZATION_GROUP_SIZE {GROUP}, {WIDE_GROUP} and K"
     )
     hints = ("f32", "bf16")
+    largest = 127
+    """Of the codes of weights."""
 
     def _groups(self, k: int) -> Sequence[dict[str, Any]]:
         return [{"DYNAMIC_QUANTIZATION_GROUP_SIZE": size} for size in (GROUP, WIDE_GROUP, k)]
@@ -343,7 +345,7 @@ class OpenVinoInt8(OpenVino):
     def _model(self, weight: Array) -> Any:
         from openvino import opset13 as op
 
-        scales = np.abs(weight).max(1, keepdims=True) / np.float32(127)
+        scales = np.abs(weight).max(1, keepdims=True) / np.float32(self.largest)
         codes = op.constant(np.rint(weight / scales).astype(np.int8))
         return self._product(_scaled(codes, scales), weight.shape[1])
 
@@ -355,6 +357,7 @@ class OpenVinoStatic8(OpenVinoInt8):
         "MatMul of FakeQuantize rows with int8 by column, NUM_STREAMS 1, the fastest of "
         "INFERENCE_PRECISION_HINT f32 and bf16"
     )
+    largest = 63 if SATURATES else 127  # as NNCF's `overflow_fix` has it
 
     def _groups(self, _k: int) -> Sequence[dict[str, Any]]:
         return ({},)
@@ -445,6 +448,7 @@ def present_peers(dtype: str) -> dict[str, type[Peer]]:
         for name, peer in PEERS[dtype].items()
         if all(find_spec(package) for package in peer.needs)
         and (not issubclass(peer, TorchInt8) or peer.engine in ENGINES)
+        and (peer is not OneDnnBf16 or torch.ops.mkldnn._is_mkldnn_bf16_supported())
     }
 
 

@@ -118,6 +118,7 @@ def test_a_text_that_no_quotes_end_comes_to_its_end_before_the_limit(
     named: Any = {"type": "function", "function": {"name": "look_up"}}
     tools = [make_tool("look_up", schema)]
     wish = {"tools": tools, "tool_choice": named, "temperature": 2, "n": 4}
-    for choice in ask(client, name, **wish, max_tokens=130).choices:
+    # the small tokenizer cuts what DeepSeek's form needs for an empty text into 135 tokens
+    for choice in ask(client, name, **wish, max_tokens=220).choices:
         ((_, arguments),) = read(choice.message.tool_calls)
         jsonschema.validate(arguments, schema)

@@ -57,7 +57,10 @@ def process_seconds(pid: int) -> float:
 
 def family_seconds(pid: int) -> float:
     """Return the CPU seconds of a process and of all that it started and that run still."""
-    files = Path(f"/proc/{pid}/task").glob("*/children")
+    try:
+        files = [*Path(f"/proc/{pid}/task").glob("*/children")]
+    except OSError:  # it ends just now, or no file may be opened any more
+        files = []
     children = [int(child) for file in files for child in _read(file).split()]
     return process_seconds(pid) + sum(map(family_seconds, children))
 

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
-from dovetail.runtime.machine.cpu_time import busy_cores, busy_seconds, process_seconds, read_busy
+from dovetail.runtime.machine.cpu_time import (
+    busy_cores,
+    busy_seconds,
+    family_seconds,
+    process_seconds,
+    read_busy,
+)
 from dovetail.runtime.native.adapt import BUSY
 from tests.runtime.native.test_adapt import HERE, busy_loop
 
@@ -33,3 +40,14 @@ def test_files_that_are_not_there_tell_nothing(tmp_path: Path) -> None:
     assert read_busy(tmp_path) == {}
     (tmp_path / "proc/loadavg").write_text("0.1 0.1 0.1 5/9 7\n")
     assert read_busy(tmp_path, seconds=0.0) == {}
+
+
+def test_a_process_that_may_open_no_file_counts_nothing() -> None:
+    """As a server whose clients have taken all: who looks again and again must live on."""
+    assert family_seconds(os.getpid()) > 0
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        assert family_seconds(os.getpid()) == 0.0
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

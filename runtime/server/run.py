@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import resource
 import signal
 import socket
 from collections.abc import Callable, Mapping
@@ -70,6 +71,8 @@ def serve(
 
     Raises SpecError where the address cannot be listened on or TLS files are wrong.
     """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection is an open file
     context = ServerContext(models, settings, workflows, traffic=traffic or Traffic())
     with _listen(settings) as listening:
         scheme = "https" if settings.ssl_certfile else "http"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -10,6 +11,7 @@ import ssl
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -251,6 +253,21 @@ def test_a_model_is_compiled_once_and_served(artifacts: dict[str, Path], tmp_pat
             body = {"model": name, "prompt": "Question:", "max_tokens": 2}
             assert http.post(f"{server.v1}/completions", json=body).status_code == 200
         assert ("compiling" in log.read_text()) == (i == 0)
+
+
+def test_clients_are_not_bound_by_the_soft_limit_of_open_files(
+    artifacts: dict[str, Path], tmp_path: Path
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
+    try:
+        with serving(artifacts["encoder"], log=tmp_path / "log") as server, ExitStack() as idle:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            for _ in range(300):
+                idle.enter_context(connect(server))
+            assert http.get(f"{server.url}/health").status_code == 200
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.long

@@ -58,6 +58,10 @@ NAMES = {
     "`response_format`": "`text.format`",
     "json_schema.schema": "text.format.schema",
     ".function.": ".",
+    '"function": {"name": ...}': '"name": ...',
+    '"allowed_tools": {"mode": "auto" or "required", "tools": [...]}': (
+        '"mode": "auto" or "required", "tools": [...]'
+    ),
 }
 """Fields of chats, and what they are called here."""
 
@@ -142,12 +146,18 @@ def _part_text(part: Mapping[str, Any]) -> str:
     kind = part["type"]
     if kind not in _PARTS:
         raise RequestError(f"parts of type {kind!r} are not supported; texts are")
-    return str(part[_PARTS[kind]])
+    return _text(part, _PARTS[kind])
+
+
+def _text(item: Mapping[str, Any], field: str) -> str:
+    if not isinstance(item[field], str):
+        raise RequestError(f"`{field}` must be a text")
+    return str(item[field])
 
 
 def _read_call(item: Mapping[str, Any]) -> dict[str, Any]:
-    function = {"name": item["name"], "arguments": item["arguments"]}
-    call = {"id": item["call_id"], "type": "function", "function": function}
+    function = {"name": _text(item, "name"), "arguments": _text(item, "arguments")}
+    call = {"id": _text(item, "call_id"), "type": "function", "function": function}
     return {"role": "assistant", "content": None, "tool_calls": [call]}
 
 
@@ -155,7 +165,7 @@ def _read_result(item: Mapping[str, Any]) -> dict[str, Any]:
     output = item["output"]
     if not isinstance(output, str):
         output = "\n".join(_part_text(part) for part in output)
-    return {"role": "tool", "tool_call_id": item["call_id"], "content": output}
+    return {"role": "tool", "tool_call_id": _text(item, "call_id"), "content": output}
 
 
 def _read_reasoning(item: Mapping[str, Any]) -> dict[str, Any]:

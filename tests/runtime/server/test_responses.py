@@ -143,9 +143,20 @@ def test_an_answer_that_was_cut_off_is_incomplete(client: openai.OpenAI) -> None
     assert list(stream)[-1].type == "response.incomplete"
 
 
-CHATS = ("messages[", "json_schema.schema", "response_format", ".function.")
+CHATS = (
+    *(
+        "messages[",
+        "json_schema.schema",
+        "response_format",
+        ".function.",
+        '"function": {',
+        "`function`",
+    ),
+    *('"allowed_tools": {', "tool_call_id"),
+)
 """Names of fields that chats alone have."""
-CALLED = {"call_id": "a", "arguments": "{}"}
+CALL = {"type": "function_call", "call_id": "a", "name": "add", "arguments": "{}"}
+RESULT = {"type": "function_call_output", "call_id": "a", "output": "b"}
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"previous_response_id": "resp_1"}, "previous_response_id"),
     ({"conversation": "conv_1"}, "conversation"),
@@ -157,13 +168,16 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"input": [{"role": "user"}]}, "input[0]"),
     ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0]"),
     ({"input": [{"role": "wizard", "content": "a"}], "instructions": "b"}, "input[0].role"),
-    ({"input": [{"type": "function_call", **CALLED, "name": 5}]}, "input[0]"),
+    *(({"input": [CALL | {name: 5}]}, "input[0]") for name in ("call_id", "name", "arguments")),
+    *(({"input": [CALL, RESULT | {name: 5}]}, "input[1]") for name in ("call_id", "output")),
+    ({"input": [{"role": "user", "content": [{"type": "input_text", "text": None}]}]}, "input[0]"),
     ({"input": "Zorvia " * 3000}, "input"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
     ({"tools": [{"type": "function", "name": "a b"}]}, "tools"),
     ({"tools": [FLAT[0] | {"parameters": {"properties": {"a": 5}}}]}, "tools"),
     ({"tools": [FLAT[0] | {"strict": "yes"}]}, "tools"),
     ({"tools": FLAT, "tool_choice": {"type": "function", "name": "x"}}, "tool_choice"),
+    ({"tools": FLAT, "tool_choice": {"type": "web_search"}}, "tool_choice"),
     (
         {"tools": FLAT, "tool_choice": "required", "text": {"format": {"type": "json_object"}}},
         "text.format",

@@ -18,6 +18,7 @@ from dovetail.ir.errors import SpecError
 from dovetail.ir.model import WeightChunks, WeightEntry
 from dovetail.ir.plans import ASKED
 from dovetail.runtime.artifact import Artifact, ArtifactReader, Part, open_artifact
+from dovetail.runtime.machine.isa import kept_targets
 from dovetail.topology.hardware import HardwareSpec, read_hardware
 
 SETTLED = (
@@ -48,8 +49,8 @@ def is_artifact(path: str | Path) -> bool:
 def read_artifact(request: CompileRequest) -> tuple[Inputs | EncoderInputs, ...]:
     """Read the models of an artifact, as `read_inputs` and its like read checkpoints.
 
-    Targets and sizes of steps are the artifact's, and its plan where that was asked for. Raises
-    SpecError for options that are settled, ArtifactError for a damaged artifact.
+    Targets that can be kept and sizes of steps are the artifact's, its plan where that was asked
+    for. Raises SpecError for options that are settled, ArtifactError for a damaged artifact.
     """
     if given := [name for name in SETTLED if getattr(request, name) not in _LEFT_OPEN]:
         raise SpecError(
@@ -57,10 +58,11 @@ def read_artifact(request: CompileRequest) -> tuple[Inputs | EncoderInputs, ...]
             "compile its checkpoint"
         )
     hardware = read_hardware(request.hardware)
-    artifact = open_artifact(request.model, hardware, kernels=False)
+    held = ArtifactReader(Path(request.model)).manifest.targets
+    artifact = open_artifact(request.model, hardware, kernels=False, target=next(iter(held), ""))
     request = replace(
         request,
-        targets=request.targets or artifact.manifest.targets,
+        targets=request.targets or kept_targets(held, hardware),
         budget=None if request.budget is None else request.budget / len(artifact.parts),
         plan=request.plan or (_kept_plan(artifact, hardware) if request.threads is None else None),
     )

@@ -272,13 +272,15 @@ def open_artifact(
     *,
     check_weights: bool = False,
     kernels: bool = True,
+    target: str = "",
 ) -> Artifact:
     """Open the artifact at `path` for the machine `hardware`.
 
     Checks the format, the size of every file, and the sha256 of every file but the weights
     (`check_weights` adds their chunk hashes) and those of indexes, which are checked as these are
     opened against manifests of their own. kernels: False leaves out the
-    shared libraries, for one who runs nothing.
+    shared libraries, for one who runs nothing. target: one of the artifact's, by default the best
+    that the machine runs.
 
     Raises:
         MissingKernelsError: this machine lacks kernels that artifacts share.
@@ -288,7 +290,7 @@ def open_artifact(
     for name, entry in reader.manifest.files.items():
         listed = name.startswith("indexes/") and not name.endswith("/manifest.json")
         reader.check(name, entry, contents=not listed)  # the manifest of an index has its hashes
-    target = choose_target(reader.path, reader.manifest.targets, hardware)
+    target = target or choose_target(reader.path, reader.manifest.targets, hardware)
     index = reader.json(f"kernels/{target}/index.json", KernelIndex)
     models = {name: _read_model(reader, name) for name in reader.manifest.models}
     encoders = {name: _read_encoder(reader, name) for name in reader.manifest.encoders}

@@ -6,7 +6,7 @@ In: target names and a HardwareSpec. Out: the most capable target that fits, or 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,6 +67,15 @@ def allowed_targets(hardware: HardwareSpec) -> tuple[str, ...]:
     return tuple(target for target in REQUIREMENTS if supports(target, hardware))
 
 
+def kept_targets(targets: Sequence[str], hardware: HardwareSpec) -> tuple[str, ...]:
+    """Return `targets`, without those of CPUs if `hardware` may run none of them.
+
+    Raises SpecError as `allowed_targets`.
+    """
+    runs = not set(targets).isdisjoint(allowed_targets(hardware))
+    return tuple(target for target in targets if runs or target not in REQUIREMENTS)
+
+
 def choose_target(artifact: Path, targets: Iterable[str], hardware: HardwareSpec) -> str:
     """Return the best of `targets` that `hardware` may run; ArtifactError if none.
 
@@ -82,10 +91,10 @@ def choose_target(artifact: Path, targets: Iterable[str], hardware: HardwareSpec
     holds = f"{artifact / 'kernels'}: holds kernels for {', '.join(offered) or 'no target'}"
     if forced := os.environ.get(FORCED_TARGET):
         raise ArtifactError(
-            f"{holds}, but {FORCED_TARGET} asks for {forced}; unset it, or compile the model "
-            "under it"
+            f"{holds}, but {FORCED_TARGET} asks for {forced}; unset it, or run "
+            f"`dovetail compile {artifact} -o here.dove` under it and use that"
         )
     raise ArtifactError(
         f"{holds}, none of which this CPU ({hardware.cpu_model or hardware.arch}) can run; run "
-        f"`dovetail compile MODEL -o {artifact}` on this machine"
+        f"`dovetail compile {artifact} -o here.dove` on this machine and use that"
     )

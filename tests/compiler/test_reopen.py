@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import msgspec
 import pytest
 
 from dovetail.compiler.pipeline import compile_model
+from dovetail.compiler.reopen import read_artifact
+from dovetail.compiler.request import CompileRequest
 from dovetail.ir.errors import ArtifactError, SpecError
 from dovetail.ir.ragraph import END, START, RAGraph
 from dovetail.runtime.app import load
@@ -96,6 +99,26 @@ def test_what_is_settled_cannot_be_asked_for(given: Path, tmp_path: Path) -> Non
     for options in ({"weight_dtype": "bf16"}, {"max_context": 64}, {"workflows": [echo()]}):
         with pytest.raises(SpecError, match=f"{next(iter(options))} cannot change"):
             compile_model(given, output=tmp_path / "new.dove", **options)
+
+
+def test_one_for_another_cpu_becomes_one_for_this_machine(given: Path, tmp_path: Path) -> None:
+    away, hardware = tmp_path / "away.dove", read_hardware()
+    (here,) = opened(given).manifest.targets
+    other = "x86-64-avx2" if hardware.arch == "aarch64" else "aarch64-neon"
+    shutil.copytree(given, away)
+    (away / "kernels" / here).rename(away / "kernels" / other)
+    manifest = msgspec.json.decode((away / "manifest.json").read_bytes())
+    manifest["targets"] = [other, "cuda"]
+    manifest["files"] = {k.replace(here, other): v for k, v in manifest["files"].items()}
+    (away / "manifest.json").write_bytes(msgspec.json.encode(manifest))
+
+    with pytest.raises(ArtifactError, match=r"none of which .*`dovetail compile .*away\.dove -o"):
+        opened(away)
+    read = read_artifact(CompileRequest(model=away, output=tmp_path / "new.dove"))
+    assert {device.name for model in read for device in model.devices} == {"cuda"}
+    compile_model(away, output=tmp_path / "new.dove", effort="none", targets=(here,))
+    assert opened(tmp_path / "new.dove").manifest.targets == (here,)
+    assert {target.name for model in read for target in model.targets} == {here}
 
 
 def test_a_damaged_one_is_refused(given: Path, tmp_path: Path) -> None:

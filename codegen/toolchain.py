@@ -95,7 +95,8 @@ def find_compiler(target: Target) -> Compiler:
         compiler = _identify(_command(chosen))
         if compiler.machine in ("", target.machine or platform.machine()):
             return compiler
-    if target.machine in ("", platform.machine()):
+    host = target.machine in ("", platform.machine())
+    if host:
         for name in ("gcc", "clang"):
             path = shutil.which(name)
             if path is not None:
@@ -104,7 +105,8 @@ def find_compiler(target: Target) -> Compiler:
                     return compiler
     if find_spec("ziglang") is not None:
         return _identify(_command(ZIG))
-    raise ToolchainError(f"no C compiler was found for target {target.name}; {ADVICE}")
+    advice = ADVICE if host else f"{install('zig')} brings one, or set DOVETAIL_CC to one that does"
+    raise ToolchainError(f"no C compiler was found that builds for {target.name}; {advice}")
 
 
 def _command(chosen: str) -> tuple[str, ...]:

@@ -2,7 +2,8 @@
 
     python examples/own_transformation.py app.dove WORKFLOW "Who founded Komosburg?"
 
-The artifact must have the workflow and an index that it searches.
+The artifact must have the workflow and an index that it searches, of more than four clusters: one
+of few passages is searched whole, and nothing is told.
 """
 
 from __future__ import annotations

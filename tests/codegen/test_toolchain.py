@@ -205,6 +205,9 @@ def test_no_compiler_says_what_to_do(tmp_path, monkeypatch):
         ToolchainError, match=r"install gcc or clang, or zig \(pip install 'dovetail\[zig\]'\)"
     ):
         find_compiler(TARGET)
+    foreign = next(t for t in TARGETS.values() if t.machine not in ("", platform.machine()))
+    with pytest.raises(ToolchainError, match=f"{foreign.name}; pip install .* brings one, or set"):
+        find_compiler(foreign)
 
 
 def test_cache_directory_follows_the_environment(tmp_path, monkeypatch):

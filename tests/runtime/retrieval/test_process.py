@@ -293,10 +293,7 @@ def test_a_worker_that_reads_no_more_is_replaced(
     worker.close()
 
 
-def test_closing_ends_the_worker_and_fails_what_waits(
-    path: Path, vectors: np.ndarray, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dovetail.runtime.child.launch.END_SECONDS", 0.1)
+def test_closing_ends_the_worker_and_fails_what_waits(path: Path, vectors: np.ndarray) -> None:
     worker = RetrievalProcess()
     worker.open("a", path)
     pid = worker.pid

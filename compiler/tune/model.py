@@ -280,7 +280,9 @@ def _prepare(request: TuneRequest, say: Say) -> TuningJob:
     spec, step = _read_spec(request, target), request.step
     effort, workload = EFFORTS[request.effort], read_workload(request.workload)
     database = Path(request.database or default_path(request.cache))
-    question = (request.effort, request.threads, target.name, hardware, spec, workload, step)
+    # without bytes of memory: they may grow and shrink under a virtual machine or a container
+    cores = msgspec.structs.replace(hardware, memory_bytes=0, memory_limit=None, nodes=())
+    question = (request.effort, request.threads, target.name, cores, spec, workload, step)
     path = job_path(database, question)
 
     def plan(begun: JobFile | None) -> tuple[SearchScope, tuple[TuningPart, ...], JobFile]:

@@ -39,6 +39,7 @@ from dovetail.runtime.flows.service import AnyWorkflow, FlowService, FlowSetting
 from dovetail.runtime.hosting.division import divide_cpu
 from dovetail.runtime.hosting.generator import Generator, Job, Prompt, as_list
 from dovetail.runtime.hosting.loop import EngineLoop
+from dovetail.runtime.hosting.memory import share_memory
 from dovetail.runtime.hosting.open_engine import check_draft, open_engine
 from dovetail.runtime.hosting.process import EngineProcess
 from dovetail.runtime.hosting.wire import Ask
@@ -133,15 +134,14 @@ def load(
     options = EngineOptions(**engine).settle(hardware)
     artifact = open_artifact(path, hardware, check_weights=check_weights)
     check_trust(artifact.path, trust=trust, code=artifact.code)
-    check_draft(artifact, options, hardware, trust=trust)
+    draft = check_draft(artifact, options, hardware, trust=trust)
     settings, memory, options = (workflows or FlowSettings()).share_gpu(artifact, options)
     board = divide_cpu(artifact, options, hardware)
     device = engine.get("device", CPU)  # encoders run on all that `auto` finds
-    generator, embeddings = _open_parts(
-        artifact, hardware, options, board, embedding, device=device, apart=apart
-    )
+    options = share_memory(artifact, draft, hardware, options, embedding, device)
+    parts = _open_parts(artifact, hardware, options, board, embedding, device=device, apart=apart)
     gpu = _gpu_of(options)
-    return App(artifact, generator, embeddings, settings, gpu, memory, trust=trust, board=board)
+    return App(artifact, *parts, settings, gpu, memory, trust=trust, board=board)
 
 
 def _open_parts(

@@ -84,22 +84,22 @@ CORE = ("native", "schedule", "engine", "accel", "child", "group")
 """Rooms that are thin: who reads how a token is made reads these."""
 LINES = {
     "dovetail": 7_640,
-    "compiler": 23_030,
+    "compiler": 23_040,
     "codegen": 19_540,
     "topology": 4_040,
     "ir": 11_390,
-    "runtime": 42_140,
+    "runtime": 42_270,
     "runtime/machine": 1_250,
-    "runtime/schedule": 3_970,
+    "runtime/schedule": 3_990,
     "runtime/child": 880,
     "runtime/text": 4_410,
-    "runtime/native": 2_790,
+    "runtime/native": 2_800,
     "runtime/group": 510,
-    "runtime/engine": 1_930,
+    "runtime/engine": 1_950,
     "runtime/index": 1_580,
-    "runtime/embed": 2_920,
+    "runtime/embed": 2_930,
     "runtime/accel": 4_970,
-    "runtime/hosting": 1_830,
+    "runtime/hosting": 1_900,
     "runtime/retrieval": 1_690,
     "runtime/flows": 5_850,
     "runtime/server": 5_180,
@@ -219,7 +219,7 @@ def test_the_core_is_thin() -> None:
     assert {
         f"runtime/{room}" for room in ROOMS["runtime"] if (ROOT / "runtime" / room).is_dir()
     } < set(LINES)
-    assert sum(count_lines(f"runtime/{room}") for room in CORE) <= 15_030
+    assert sum(count_lines(f"runtime/{room}") for room in CORE) <= 15_080
 
 
 def test_no_two_classes_of_the_runtime_or_the_command_line_look_alike() -> None:

@@ -120,6 +120,14 @@ def open_encoders(
     return Embeddings(artifact.path, found)
 
 
+def instances_here(hardware: HardwareSpec, device: str, settings: EmbeddingSettings | None) -> int:
+    """Return how many instances of each encoder `open_encoders` has on the CPU."""
+    alone = not choose_accelerators(hardware, device).accelerators
+    if settings is None:
+        return int(alone)
+    return settings.cpu_instances if alone or settings.heterogeneous else 0
+
+
 # ---- instances ----
 
 

@@ -15,8 +15,9 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from dovetail.ir.artifact import ServicePlan
 from dovetail.ir.errors import RequestError
-from dovetail.runtime.artifact import Artifact
+from dovetail.runtime.artifact import Artifact, ModelPart
 from dovetail.runtime.engine.engine import Engine, Filled
 from dovetail.runtime.engine.executor import CpuExecutor
 from dovetail.runtime.engine.options import EngineOptions
@@ -47,9 +48,9 @@ def add_draft_model(
     part = next(iter(artifact.models.values()))
     if part.file.spec.recurrent:
         raise RequestError("a model that drafts must have keys in all layers; give another draft")
-    executor = CpuExecutor(
-        artifact, part, hardware, _options(engine, part.file.spec.max_context, options)
-    )
+    context = engine.scheduler.limits.max_context
+    given = draft_options(part, engine.executor.service, context, options)
+    executor = CpuExecutor(artifact, part, hardware, given)
     engine.draft_model = executor
     if isinstance(engine.executor, CpuExecutor):
         executor.seat = engine.executor.seat
@@ -63,14 +64,16 @@ def add_draft_model(
     log.info("the draft model takes %d MiB of weights and %d MiB of KV", *sizes)
 
 
-def _options(engine: Engine, context: int, options: EngineOptions) -> EngineOptions:
-    blocks, service = blocks_for(MOST_TOKENS), engine.executor.service
-    plan = replace(service, processes=1, prefill_processes=0, kv_blocks=blocks)
+def draft_options(
+    part: ModelPart, service: ServicePlan, context: int, options: EngineOptions
+) -> EngineOptions:
+    """Return how the draft model of an engine of such a plan and context is opened."""
+    blocks = blocks_for(MOST_TOKENS)
     return EngineOptions(
-        plan=plan,
+        plan=replace(service, processes=1, prefill_processes=0, kv_blocks=blocks),
         threads=options.threads,
         activations=options.activations,
-        max_model_len=min(context, engine.scheduler.limits.max_context, MOST_TOKENS),
+        max_model_len=min(part.file.spec.max_context, context, MOST_TOKENS),
     )
 
 

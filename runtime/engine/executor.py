@@ -14,7 +14,6 @@ from functools import cache, partial
 from dovetail.ir.artifact import PHASES, ServicePlan
 from dovetail.ir.errors import CapacityError, RequestError
 from dovetail.ir.model import KV_BLOCK, ModelSpec
-from dovetail.ir.tape import Tape
 from dovetail.runtime.artifact import Artifact, ModelPart
 from dovetail.runtime.engine.engine import Engine, Filled, RecordSpan
 from dovetail.runtime.engine.options import EngineOptions
@@ -33,7 +32,7 @@ from dovetail.runtime.native.forward import (
 from dovetail.runtime.native.step import StepBuffers, StepShape, count_parts, step_bytes
 from dovetail.runtime.native.tape import Operands
 from dovetail.runtime.schedule.cost_tables import Predictor
-from dovetail.runtime.schedule.device_limits import DeviceLimits, MemoryNeed
+from dovetail.runtime.schedule.device_limits import ANY, DeviceLimits, LimitOptions, MemoryNeed
 from dovetail.runtime.schedule.kv_pool import KvPool, blocks_for
 from dovetail.runtime.schedule.plan import Limits, StepPlan
 from dovetail.runtime.schedule.scheduler import Scheduler
@@ -78,13 +77,12 @@ class CpuExecutor:
         self.spec: ModelSpec = part.file.spec
         self.service = options.plan or fit_service(artifact.service, hardware)
         self.threshold = self.service.prefill_token_threshold
-        forward, sample = find_tape(part, "forward"), find_tape(part, "sample")
-        sequences = min(forward.max_sequences, sample.max_sequences)
-        bounds = options.bound(forward.max_tokens, sequences, self.spec.max_context)
+        bounds = bound_steps(part, options)
         tokens, sequences = bounds.step_tokens, bounds.sequences
-        need = self._need_memory(part, sample, bounds, own_logits)
+        need = memory_need(part, self.service, options, own_logits=own_logits)
         wanted = self.service.kv_blocks or sequences * blocks_for(bounds.context)
         free = available_memory(hardware)
+        free = free if options.memory is None else min(free, options.memory)
         self.state_slots = count_states(self.spec.state_bytes, need, free, sequences)
         others = max(0, self.state_slots - 1) * self.spec.state_bytes
         self.blocks = count_blocks(need, free - others, options.kv_blocks, wanted)
@@ -115,6 +113,7 @@ class CpuExecutor:
             for phase in PHASES
         }
         self.part_tokens = {phase: self.model.part_tokens(phase) for phase in PHASES}
+        sample = find_tape(part, "sample")
         operands = Operands(self.model.weights, allocate(sample.arena_bytes))
         self.sampler = self.model.bind(sample, operands, "decode")
         self.buffers = StepBuffers(alloc, self.spec, tokens, sequences)
@@ -122,20 +121,6 @@ class CpuExecutor:
         self._usable: tuple[int, ...] | None = None  # CPUs, as the seat told before this step
         ends = frozenset(self.spec.eos_token_ids)
         self.limits = Limits(tokens, sequences, bounds.context, self.spec.vocab_size, ends)
-
-    def _need_memory(
-        self, part: ModelPart, sample: Tape, bounds: DeviceLimits, own_logits: bool
-    ) -> MemoryNeed:
-        """Return what one request needs; where a device computes, the CPU's part of that."""
-        shared = self.service.prefill_processes not in (0, self.service.processes)
-        copies = 1 if shared else max(1, self.service.processes // self.spec.n_kv_heads)
-        steps = step_bytes(self.spec, bounds.step_tokens, bounds.sequences)
-        return MemoryNeed(
-            weights=0 if own_logits else part.chunks.total_bytes,
-            block=kv_block_bytes(self.spec) * copies,  # of a KV head
-            activations=arena_bytes(part) + sample.arena_bytes + steps + self.spec.state_bytes,
-            context=KV_BLOCK if own_logits else bounds.context,  # a device has room of its own
-        )
 
     # ---- an Executor: see there ----
 
@@ -212,6 +197,33 @@ class CpuExecutor:
         """
         n_kv = n_kv or self.model.spec.n_kv_heads
         return count_parts(shape.decoders, n_kv, shape.longest_decode, threads, least)
+
+
+def bound_steps(part: ModelPart, limits: LimitOptions) -> DeviceLimits:
+    """Return what a step on the CPU may hold; SpecError where more is asked for."""
+    forward, sample = find_tape(part, "forward"), find_tape(part, "sample")
+    sequences = min(forward.max_sequences, sample.max_sequences)
+    return limits.bound(forward.max_tokens, sequences, part.file.spec.max_context)
+
+
+def memory_need(
+    part: ModelPart, service: ServicePlan, options: EngineOptions, *, own_logits: bool = False
+) -> MemoryNeed:
+    """Return what a model needs with the KV that is asked for, by default that of one request.
+
+    own_logits: a device computes them; then the CPU's part of that.
+    """
+    spec, bounds = part.file.spec, bound_steps(part, ANY if own_logits else options)
+    shared = service.prefill_processes not in (0, service.processes)
+    copies = 1 if shared else max(1, service.processes // spec.n_kv_heads)
+    steps = step_bytes(spec, bounds.step_tokens, bounds.sequences) + spec.state_bytes
+    context = KV_BLOCK if own_logits else bounds.context  # a device has room of its own
+    return MemoryNeed(
+        weights=0 if own_logits else part.chunks.total_bytes,
+        block=kv_block_bytes(spec) * copies,  # of a KV head
+        activations=arena_bytes(part) + find_tape(part, "sample").arena_bytes + steps,
+        context=(options.kv_blocks or 0) * KV_BLOCK or context,
+    )
 
 
 def fit_service(service: ServicePlan, hardware: HardwareSpec) -> ServicePlan:

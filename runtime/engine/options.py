@@ -50,6 +50,7 @@ class EngineOptions(LimitOptions):
     """What `load` says about engines; its arguments have these names.
 
     spare_cpu: whether the CPU alone will do where the device cannot be had; `settle` says so.
+    memory: bytes of the CPU's that others leave this engine; None: all that are free.
     """
 
     plan: ServicePlan | None = None
@@ -70,6 +71,7 @@ class EngineOptions(LimitOptions):
     speculative_config: dict[str, Any] | str | None = None
     draft: str | None = None
     spare_cpu: bool = False
+    memory: int | None = None
 
     def __post_init__(self) -> None:
         """Raises RequestError for what no engine can have."""

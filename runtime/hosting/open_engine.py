@@ -114,13 +114,13 @@ def _open_file(engine: Engine, artifact: Artifact, options: EngineOptions, path:
 
 def check_draft(
     target: Artifact, options: EngineOptions, hardware: HardwareSpec, *, trust: bool
-) -> None:
-    """Open the draft model of `options`, if any and there is a model that it may draft for.
+) -> Artifact | None:
+    """Return the draft model of `options`, if any and there is a model that it may draft for.
 
     Raises SpecError where it cannot draft for that of `target`, and as `open_artifact`.
     """
     if options.draft is None or not target.models:
-        return
+        return None
     draft = open_artifact(options.draft, hardware)
     check_trust(draft.path, trust=trust, code=draft.code)
     if not draft.models:
@@ -132,6 +132,7 @@ def check_draft(
     problem = _compare(model, small)
     if problem:
         raise SpecError(f"{draft.path} cannot draft for {target.path}: {problem}; {_INSTEAD}")
+    return draft
 
 
 def _compare(model: ModelPart, small: ModelPart) -> str:

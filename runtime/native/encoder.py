@@ -24,6 +24,7 @@ from dovetail.runtime.machine.seat import Seat, take_seat
 from dovetail.runtime.native.forward import find_tape
 from dovetail.runtime.native.tape import BoundTape, Operands, Team, pick_tables
 from dovetail.runtime.native.weights import Weights, row_bytes, weight_bytes
+from dovetail.runtime.schedule.device_limits import MemoryNeed
 from dovetail.topology.division import ENCODERS
 
 Ids = npt.NDArray[np.int32]
@@ -165,6 +166,16 @@ def pack_texts(lengths: Sequence[int], tokens: int, texts: int) -> Iterator[rang
         total += length
     if first < len(lengths):
         yield range(first, len(lengths))
+
+
+def encoder_need(part: EncoderPart, instances: int) -> MemoryNeed:
+    """Return what so many instances of an encoder need on the CPU: they share its weights."""
+    return MemoryNeed(
+        weights=part.chunks.total_bytes,
+        block=0,
+        activations=find_tape(part, "encode").arena_bytes * instances,
+        context=part.file.spec.max_tokens,
+    )
 
 
 def widen_tape(tape: Tape, tokens: int) -> Tape:

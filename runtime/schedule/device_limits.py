@@ -2,11 +2,12 @@
 
 In: free bytes, what weights, KV and activations take, vLLM's options. Out: `DeviceLimits`. A device
 divides its memory here; the CPU's tapes were laid out by the compiler, and options only bound them.
-Whether a model fits at all is a `MemoryNeed`: the arithmetic that a compile and a load show alike.
+Whether models fit at all is `MemoryNeed`s: the arithmetic that a compile and a load show alike.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dovetail.ir.errors import CapacityError, RequestError, SpecError
@@ -168,7 +169,7 @@ def _bound(name: str, asked: int | None, most: int, option: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryNeed:
-    """Bytes that one request of `context` tokens needs.
+    """Bytes that a model needs with KV of `context` tokens: those of one request, or of its pool.
 
     block: of K and V of KV_BLOCK tokens, 0 where none is kept.
     """
@@ -194,12 +195,33 @@ class MemoryNeed:
 
     def explain(self, memory: int) -> str:
         """Return the sum, and what is there."""
-        kv = f"{_gib(self.total - self.fixed)} of KV for one context of {self.context} tokens + "
+        return _explain(self.terms, self.total, memory)
+
+    @property
+    def terms(self) -> str:
+        """What is added up, in GiB."""
+        kv = f"{_gib(self.total - self.fixed)} of KV for {self.context} tokens + "
         return (
             f"{_gib(self.weights)} of weights + {kv * bool(self.block)}"
-            f"{_gib(self.activations)} of activations = {_gib(self.total)} GiB, where "
-            f"there are {_gib(memory)} GiB"
+            f"{_gib(self.activations)} of activations"
         )
+
+
+def check_together(needs: Mapping[str, MemoryNeed], memory: int) -> None:
+    """Raise CapacityError where models, by their names, do not fit into memory all together."""
+    total = sum(need.total for need in needs.values())
+    if total > memory:
+        terms = " + ".join(f"{name} ({need.terms})" for name, need in needs.items())
+        which = "the models do not fit together" if len(needs) > 1 else "the model does not fit"
+        raise CapacityError(
+            f"{which} into the memory that is free: {_explain(terms, total, memory)}; lower "
+            "max_model_len or kv_blocks, free some, or compile fewer models or with a narrower "
+            "--weight-dtype, such as int4"
+        )
+
+
+def _explain(terms: str, total: int, memory: int) -> str:
+    return f"{terms} = {_gib(total)} GiB, where there are {_gib(memory)} GiB"
 
 
 def _gib(count: int) -> str:

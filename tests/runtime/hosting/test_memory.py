@@ -1,0 +1,109 @@
+"""Models of one app are added up before any is opened, and leave each other room."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dovetail.compiler.pipeline import compile_model
+from dovetail.ir.errors import CapacityError
+from dovetail.runtime.app import load
+from dovetail.runtime.artifact import open_artifact
+from dovetail.runtime.embed.settings import EmbeddingSettings
+from dovetail.runtime.engine.executor import CpuExecutor, memory_need
+from dovetail.runtime.engine.options import EngineOptions
+from dovetail.runtime.hosting import memory
+from dovetail.runtime.native.encoder import encoder_need
+from dovetail.runtime.schedule.device_limits import MemoryNeed
+from dovetail.runtime.schedule.kv_pool import blocks_for
+from dovetail.tiny_world import ENCODER, LLAMA
+from dovetail.topology.hardware import read_hardware
+from tests.encoders import save_encoder
+
+FreeMemory = Callable[[int], None]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that generates, one that embeds and one that ranks."""
+    folder = tmp_path_factory.mktemp("memory")
+    options = {"vocab_size": 3000, "num_labels": 1}
+    save_encoder(folder / "ranker", "bert", head="ForSequenceClassification", **options)
+    shutil.copy(ENCODER / "tokenizer.json", folder / "ranker")
+    beside = {"embedder": ENCODER, "ranker": folder / "ranker"}
+    options = {"max_context": 256, "max_step_tokens": 64, "max_step_sequences": 8}
+    compile_model(
+        LLAMA, output=folder / "app.dove", effort="none", threads=1, beside=beside, **options
+    )
+    return folder / "app.dove"
+
+
+@pytest.fixture
+def free_memory(monkeypatch: pytest.MonkeyPatch) -> FreeMemory:
+    """Says how many bytes the models find free before they are opened."""
+    return lambda count: monkeypatch.setattr(memory, "available_memory", lambda _: count)
+
+
+def needs_of(path: Path, instances: int = 1, **options: Any) -> dict[str, MemoryNeed]:
+    artifact = open_artifact(path, read_hardware())
+    llm = memory_need(artifact.models["llm"], artifact.service, EngineOptions(**options))
+    encoders = {n: encoder_need(part, instances) for n, part in artifact.encoders.items()}
+    return {"llm": llm, **encoders}
+
+
+def total(needs: dict[str, MemoryNeed]) -> int:
+    return sum(need.total for need in needs.values())
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_models_that_fit_alone_but_not_together_are_refused(
+    path: Path, free_memory: FreeMemory, *, apart: bool
+) -> None:
+    needs = needs_of(path)
+    free_memory(total(needs) - 1)
+    assert max(need.total for need in needs.values()) < total(needs) - 1
+    with pytest.raises(CapacityError, match="the models do not fit together") as refused:
+        load(path, apart=apart)
+    said = str(refused.value)
+    names = re.findall(r"(\w+) \([\d.]+ of weights \+ (?:[\d.]+ of KV for 256 tokens \+ )?", said)
+    assert names == ["llm", "embedder", "ranker"] and said.count("of KV") == 1
+    assert "\n" not in said and "lower max_model_len" in said
+
+
+def test_fewer_blocks_and_another_process_of_encoders_count(
+    path: Path, free_memory: FreeMemory
+) -> None:
+    needs = needs_of(path, kv_blocks=4)
+    assert total(needs) < total(needs_of(path))
+    free_memory(total(needs))
+    with load(path, kv_blocks=4) as app:
+        assert app.engine.scheduler.pool.free_blocks == 4
+    with pytest.raises(CapacityError, match="do not fit together"):
+        load(path, kv_blocks=5)
+    assert total(needs_of(path, instances=2)) > total(needs_of(path))
+    free_memory(total(needs_of(path, instances=2)) - 1)
+    with pytest.raises(CapacityError, match="do not fit together"):
+        load(path, embedding=EmbeddingSettings(cpu_instances=2))
+
+
+def test_the_pool_leaves_room_for_the_models_beside_it(path: Path, free_memory: FreeMemory) -> None:
+    needs = needs_of(path)
+    context = blocks_for(256)
+    free_memory(total(needs) + 2 * context * needs["llm"].block)
+    with load(path) as app:
+        executor = app.engine.executor
+        assert isinstance(executor, CpuExecutor)
+        assert executor.blocks == 3 * context // 2  # half of what all models leave
+        assert len(app.embed(["The harbour of Elm."])) == 1
+
+
+def test_a_draft_model_counts(path: Path, free_memory: FreeMemory) -> None:
+    free_memory(total(needs_of(path)))
+    with pytest.raises(CapacityError, match=r"ranker \(.*\) \+ the draft model \(.* of KV"):
+        load(path, draft=str(path))
+    load(path).close()

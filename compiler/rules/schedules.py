@@ -490,16 +490,12 @@ def default_tile(op: GemmOp, target: Target, m: int) -> MicroKernel:
     tiles = rule_tiles(op, target)
     if takes_tiles(op, target, m) or (is_quantised(op.dtype) and m > tiles[0].rows):
         return tiles[0]
-    if _is_halved(op, target, m):
+    if m >= HALVED_FROM and takes_halves(op.kind, op.dtype, target.lanes):
         return built_tiles(op.kind, target, op.dtype)[tiles[0].panels]
     if slices_k(op, target, m):
         return _widest(tiles)
     rows = -(-m // -(-m // tiles[0].rows))
     return _widest(tile for tile in tiles if tile.rows >= rows)
-
-
-def _is_halved(op: GemmOp, target: Target, m: int) -> bool:
-    return m >= HALVED_FROM and takes_halves(op.kind, op.dtype, target.lanes)
 
 
 def _widest(tiles: Iterable[MicroKernel]) -> MicroKernel:
@@ -532,10 +528,12 @@ def default_prefetch(op: GemmOp, target: Target, tile: MicroKernel, m: int, bloc
     Codes of a byte are still waited for by a second tile that is not full (measured: 0.71 to 0.88
     of the time with those of 7 or 8 rows, as much with 10 to 12; those of half a byte are not).
     """
-    if takes_tiles(op, target, m) or _is_halved(op, target, m):
+    if takes_tiles(op, target, m):
         return SPREAD_PREFETCH
     if m <= tile.rows:
         return SINGLE_PREFETCH
+    if takes_halves(op.kind, op.dtype, target.lanes):  # loads are scarce there
+        return SPREAD_PREFETCH
     waits = m < 2 * tile.rows and FORMATS[op.dtype].value_bytes > 1
     return SPREAD_PREFETCH if block_k or (is_quantised(op.dtype) and not waits) else FAR_PREFETCH
 

@@ -160,7 +160,7 @@ def test_gated_tiles_of_widened_weights_take_half_of_each_panel_from_many_rows_o
         few = m < HALVED_FROM
         values = told(op, target, m)
         assert (values["m_tile"], values["panels"]) == ((2, 2) if few else (6, 2))
-        assert values["prefetch"] == (FAR_PREFETCH if few else SPREAD_PREFETCH)
+        assert values["prefetch"] == SPREAD_PREFETCH
     others = (*gemm_requests(("f32", "q4_32"), isa), *gemm_requests(("bf16",), isa, (LINEAR,)))
     assert not any("HALVES" in request.binding for request in others)
 

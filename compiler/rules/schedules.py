@@ -116,6 +116,10 @@ QUANTISED_PANELS = dict.fromkeys(GATED, (2,)) | dict.fromkeys((LINEAR, *ACTIVATE
 """Those of quantised weights."""
 LONG_LANES = 16
 """Lanes of vectors of which some CPUs load one a cycle, of shorter ones two."""
+HALVED_LANES, HALVED_FROM = 8, 12
+"""Lanes of vectors whose registers hold gated tiles of two rows where 16 bits are widened, and the
+rows from which tiles of six serve, which take half of each panel at a time: lower ones have too few
+sums to hide the latency of multiply-adds (measured, AVX2: 1.09x to 1.26x; 0.8x at 4 rows)."""
 UNPACKING = 1.5
 """Instructions that unpack a vector of codes of 4 bits, which all rows of a tile share."""
 SCALAR_ROWS = dict.fromkeys(((kind, 2) for kind in GATED), 1) | dict.fromkeys(
@@ -303,27 +307,33 @@ def micro_kernels(kind: str, target: Target, dtype: str = "f32") -> tuple[MicroK
 
     What must fit without spilling: accumulators, B vectors and broadcast (Sandwich §6).
     """
-    return _fitting_tiles(kind, target.lanes, target.registers, is_quantised(dtype))
+    return _fitting_tiles(kind, dtype, target.lanes, target.registers)
+
+
+def takes_halves(kind: str, dtype: str, lanes: int) -> bool:
+    """Return whether tall tiles take half of each panel at a time."""
+    return kind in GATED and lanes == HALVED_LANES and FORMATS[dtype].dtype.size == 2
 
 
 @lru_cache
-def _fitting_tiles(
-    kind: str, lanes: int, registers: int, quantised: bool
-) -> tuple[MicroKernel, ...]:
-    counts = QUANTISED_PANELS if quantised else PANEL_COUNTS
+def _fitting_tiles(kind: str, dtype: str, lanes: int, registers: int) -> tuple[MicroKernel, ...]:
+    counts = QUANTISED_PANELS if is_quantised(dtype) else PANEL_COUNTS
     return tuple(
         tile
         for panels in counts[kind]
         for rows in range(1, MOST_ROWS[kind] + 1)
-        if _fits(kind, tile := MicroKernel(rows, panels), lanes, registers, quantised)
+        if _fits(kind, tile := MicroKernel(rows, panels), dtype, lanes, registers)
     )
 
 
-def _fits(kind: str, tile: MicroKernel, lanes: int, registers: int, quantised: bool) -> bool:
+def _fits(kind: str, tile: MicroKernel, dtype: str, lanes: int, registers: int) -> bool:
     if lanes == 1:
         return tile.rows <= SCALAR_ROWS.get((kind, tile.panels), 0)
-    needed = tile.integer_registers(lanes) if quantised else tile.registers(lanes)
-    return needed <= registers
+    if is_quantised(dtype):
+        return tile.integer_registers(lanes) <= registers
+    halves = tile.panels == 2 and takes_halves(kind, dtype, lanes)
+    held = replace(tile, panels=1) if halves else tile
+    return held.registers(lanes) <= registers
 
 
 def built_tiles(kind: str, target: Target, dtype: str = "f32") -> dict[int, MicroKernel]:
@@ -366,6 +376,8 @@ def _requests(kind: str, dtype: str, target: Target) -> Iterator[KernelRequest]:
         binding = stored | {"MR": tile.rows, "NP": tile.panels} | act
         binding |= _rounding(dtype, target)
         binding |= {} if kind in GATED else {"SUMS": SUMS}
+        if tile.panels == 2 and takes_halves(kind, dtype, target.lanes):
+            binding["HALVES"] = _rule_tiles(kind, dtype, target.lanes, target.registers)[0].rows
         yield KernelRequest("gemm", family, binding, kernel_name(kind, dtype, tile))
 
 
@@ -449,7 +461,7 @@ def _rule_tiles(kind: str, dtype: str, lanes: int, registers: int) -> tuple[Micr
     quantised, widened = is_quantised(dtype), FORMATS[dtype].dtype.size == 2
     tallest = {
         tile.panels: tile
-        for tile in _fitting_tiles(kind, lanes, registers, quantised)
+        for tile in _fitting_tiles(kind, dtype, lanes, registers)
         if quantised
         or lanes == 1
         or (
@@ -478,6 +490,8 @@ def default_tile(op: GemmOp, target: Target, m: int) -> MicroKernel:
     tiles = rule_tiles(op, target)
     if takes_tiles(op, target, m) or (is_quantised(op.dtype) and m > tiles[0].rows):
         return tiles[0]
+    if m >= HALVED_FROM and takes_halves(op.kind, op.dtype, target.lanes):
+        return built_tiles(op.kind, target, op.dtype)[tiles[0].panels]
     if slices_k(op, target, m):
         return _widest(tiles)
     rows = -(-m // -(-m // tiles[0].rows))
@@ -518,6 +532,8 @@ def default_prefetch(op: GemmOp, target: Target, tile: MicroKernel, m: int, bloc
         return SPREAD_PREFETCH
     if m <= tile.rows:
         return SINGLE_PREFETCH
+    if takes_halves(op.kind, op.dtype, target.lanes):  # loads are scarce there
+        return SPREAD_PREFETCH
     waits = m < 2 * tile.rows and FORMATS[op.dtype].value_bytes > 1
     return SPREAD_PREFETCH if block_k or (is_quantised(op.dtype) and not waits) else FAR_PREFETCH
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from dovetail.codegen.targets import TARGETS
 from dovetail.compiler.rules.schedules import (
     FAR_PREFETCH,
+    HALVED_FROM,
     K_UNIT,
     LINEAR,
     MOST_ROWS,
@@ -23,6 +24,7 @@ from dovetail.compiler.rules.schedules import (
     default_gemm_rows,
     default_row,
     default_tile,
+    gemm_requests,
     make_schedule,
     merge_rows,
     micro_kernels,
@@ -131,7 +133,7 @@ def test_rows_are_cut_into_as_few_parts_as_the_tallest_tile_does_by_the_widest(
 
 
 def test_weights_are_fetched_for_one_pass_then_far_ahead() -> None:
-    for kind, dtype in ((LINEAR, "f32"), (LINEAR, "bf16"), (SILU, "f32"), (SILU, "bf16")):
+    for kind, dtype in ((LINEAR, "f32"), (LINEAR, "bf16"), (SILU, "f32")):
         op = GemmOp("x", kind, 256, 2048, dtype)
         first = rule_tiles(op, TARGETS["x86-64-avx2"])[0].rows
         for m in range(1, 40):
@@ -145,6 +147,22 @@ def test_weights_are_fetched_for_one_pass_then_far_ahead() -> None:
         kept = FAR_PREFETCH if m < 2 * rows else SPREAD_PREFETCH
         assert told(bytes_, wide, m)["prefetch"] == kept
     assert told(quantised, wide, rows + 1)["prefetch"] == SPREAD_PREFETCH
+
+
+@pytest.mark.parametrize("target", ["x86-64-avx2", "x86-64-avxvnni"])
+def test_gated_tiles_of_widened_weights_take_half_of_each_panel_from_many_rows_on(
+    target: str,
+) -> None:
+    op, isa = GemmOp("x", SILU, 256, 2048, "bf16"), TARGETS[target]
+    (tall,) = (r for r in gemm_requests(("bf16",), isa, (SILU,)) if r.binding["NP"] == 2)
+    assert (tall.binding["MR"], tall.binding["HALVES"]) == (6, 2)
+    for m in range(3, 40):
+        few = m < HALVED_FROM
+        values = told(op, target, m)
+        assert (values["m_tile"], values["panels"]) == ((2, 2) if few else (6, 2))
+        assert values["prefetch"] == SPREAD_PREFETCH
+    others = (*gemm_requests(("f32", "q4_32"), isa), *gemm_requests(("bf16",), isa, (LINEAR,)))
+    assert not any("HALVES" in request.binding for request in others)
 
 
 def test_rounded_rows_in_tile_registers_come_in_blocks() -> None:

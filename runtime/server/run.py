@@ -6,8 +6,10 @@ ended, or `drain_seconds` after SIGTERM or Ctrl-C.
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
+import math
 import os
 import resource
 import signal
@@ -118,9 +120,23 @@ class _Server(uvicorn.Server):
         self._context, self._ready = context, ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self.started:
-            self._ready()
+        """Listen. uvicorn itself would give a TLS handshake a minute, and has no setting for it."""
+        config, loop = self.config, asyncio.get_running_loop()
+        make = partial(
+            config.http_protocol_class,
+            config=config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+        tls = {"ssl": config.ssl, "ssl_handshake_timeout": self._context.settings.head_seconds}
+        self.servers = [
+            await loop.create_server(
+                make, sock=each, backlog=config.backlog, **tls if config.ssl else {}
+            )
+            for each in sockets or ()
+        ]
+        self.started = True
+        self._ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         log.info(
@@ -147,9 +163,13 @@ def _keep_apart(models: Models) -> None:
 def _listen(settings: ServeSettings) -> socket.socket:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
-        return socket.create_server(
+        listening = socket.create_server(
             (settings.host, settings.port), family=family, backlog=2048, reuse_port=False
         )
+        # what it accepts has this, too: the system ends a connection whose client takes nothing
+        most = math.ceil(settings.send_seconds * 1000)
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, most)
+        return listening
     except (OSError, OverflowError) as error:
         place = f"{settings.host}:{settings.port}"
         why = str(getattr(error, "strerror", None) or error)

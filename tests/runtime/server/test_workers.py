@@ -199,6 +199,19 @@ def kill_in_stream(server: Live) -> dict[str, Any]:
     return found
 
 
+def kill_in_events(server: Live) -> list[dict[str, Any]]:
+    """Kill the engine when a stream of `/v1/responses` has begun; return all events."""
+    victim = worker(server, ENGINE)
+    body = {"input": "a", "stream": True, "temperature": 2}  # which goes on and on
+    with http.stream("POST", f"{server.v1}/responses", json=body) as reply:
+        lines = reply.iter_lines()
+        told = [next(lines), next(lines)]
+        if victim is not None:
+            victim.kill()
+        told += lines
+    return [msgspec.json.decode(line[6:]) for line in told if line.startswith("data: ")]
+
+
 def test_an_engine_that_is_killed_ends_its_streams_and_health_tells_of_it(
     artifacts: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -210,6 +223,10 @@ def test_an_engine_that_is_killed_ends_its_streams_and_health_tells_of_it(
         found: dict[str, Any] = {}
         while "error" not in found:
             found = kill_in_stream(server)
+        events: list[dict[str, Any]] = []
+        while not events or events[-1]["type"] != "error":
+            events = kill_in_events(server)
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
         assert found["error"]["type"] == "server_error"
         assert found["error"]["code"] == "engine_error"
         assert "killed by signal 9" in found["error"]["message"]

@@ -123,6 +123,9 @@ async def converse(
 
 async def show_chat(model: ServedModel, body: ChatRequest) -> tuple[str, Offer | None]:
     """Return the text of the prompt of a chat, and its tools; ApiError where there is none."""
+    if body.continue_final_message and body.add_generation_prompt is not False:
+        message = "`continue_final_message` needs `add_generation_prompt: false`"
+        raise ApiError(400, message, param="continue_final_message")
     offer = _read_offer(body)
     plain = [msgspec.to_builtins(message) for message in body.messages]
     messages, options = model.style.show(plain, offer)
@@ -144,9 +147,6 @@ def check_chat(server: ServerContext, body: ChatRequest) -> ServedModel:
     check_scores(body, {"prompt_logprobs": body.prompt_logprobs})
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "`top_logprobs` needs `logprobs: true`", param="top_logprobs")
-    if body.continue_final_message and body.add_generation_prompt is not False:
-        message = "`continue_final_message` needs `add_generation_prompt: false`"
-        raise ApiError(400, message, param="continue_final_message")
     if body.max_tokens == 0:
         raise ApiError(400, "`max_tokens` must be at least 1", param="max_tokens")
     return model

@@ -319,6 +319,7 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     messages: Annotated[list[Message], Meta(min_length=1)] | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
     tools: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
@@ -342,6 +343,7 @@ UNHEEDED = {"model", "user", "stream", "stream_options", "priority"}
 READ: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("chat_template", "documents", "functions", "return_token_strs"), EMPTY),
     **{"normalize": (True,), "truncate_prompt_tokens": (-1,), "max_tokens_per_doc": ()},
+    **{"activation": (True,), "use_activation": (True,), "embed_dtype": ("float32", "float")},
 }
 """Fields of OpenAI's and vLLM's API that change how a text is read, and the values that change
 nothing. Where an endpoint does not have one of them, others are refused rather than ignored."""
@@ -352,6 +354,6 @@ WRITTEN: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("return_token_ids", "return_tokens_as_token_ids", "prompt_embeds"), EMPTY),
     **dict.fromkeys(("add_special_tokens", "use_beam_search", "logits_processors"), EMPTY),
     **{"seed": (), "n": (1,), "repetition_penalty": (1,), "length_penalty": (1,)},
-    **{"skip_special_tokens": (True,), **READ},
+    **{"skip_special_tokens": (True,), "include_reasoning": (True,), **READ},
 }
 """The same of endpoints that write an answer."""

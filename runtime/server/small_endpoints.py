@@ -28,6 +28,11 @@ from dovetail.runtime.server.served_workflow import ServedWorkflow
 from dovetail.runtime.server.timeline import ServerTimeline, recorded_model
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+SHOWN = (
+    *("messages", "add_generation_prompt", "continue_final_message"),
+    *("tools", "chat_template_kwargs"),
+)
+"""Fields of a chat that its prompt is made of."""
 SECONDS, LONGEST = 3.0, 10.0
 """Of a timeline: what is recorded unless the request says, and at most."""
 MOST_EVENTS = 50_000
@@ -55,9 +60,8 @@ async def tokenize(server: ServerContext, request: Request) -> Response:
     if body.messages is None:
         encode = partial(served.encode, body.prompt or "", special=body.add_special_tokens)
     else:
-        same = ("add_generation_prompt", "tools", "chat_template_kwargs")
-        chat = {name: getattr(body, name) for name in same}
-        text, _ = await show_chat(served, ChatRequest(messages=body.messages, **chat))
+        chat = {name: getattr(body, name) for name in SHOWN}
+        text, _ = await show_chat(served, ChatRequest(**chat))
         encode = partial(served.encode, text, param="messages", special=False)
     ids = await server.aside(request, encode)
     return JsonReply(Tokens(tokens=ids, count=len(ids), max_model_len=served.context))

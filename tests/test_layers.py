@@ -83,12 +83,12 @@ ROOMS = {
 CORE = ("native", "schedule", "engine", "accel", "child", "group")
 """Rooms that are thin: who reads how a token is made reads these."""
 LINES = {
-    "dovetail": 7_640,
-    "compiler": 23_030,
+    "dovetail": 7_680,
+    "compiler": 23_040,
     "codegen": 19_540,
     "topology": 4_040,
     "ir": 11_390,
-    "runtime": 42_140,
+    "runtime": 42_230,
     "runtime/machine": 1_250,
     "runtime/schedule": 3_970,
     "runtime/child": 880,
@@ -99,10 +99,10 @@ LINES = {
     "runtime/index": 1_580,
     "runtime/embed": 2_920,
     "runtime/accel": 4_970,
-    "runtime/hosting": 1_830,
+    "runtime/hosting": 1_840,
     "runtime/retrieval": 1_690,
     "runtime/flows": 5_850,
-    "runtime/server": 5_180,
+    "runtime/server": 5_260,
     "runtime/sim": 1_090,
 }
 """Most lines of source in each folder and room: what grows beyond has to say why, here."""

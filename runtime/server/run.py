@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import uvicorn
 
@@ -122,16 +123,20 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen. uvicorn itself would give a TLS handshake a minute, and has no setting for it."""
         config, loop = self.config, asyncio.get_running_loop()
+        protocol: Any = config.http_protocol_class
         make = partial(
-            config.http_protocol_class,
+            protocol,
             config=config,
             server_state=self.server_state,
             app_state=self.lifespan.state,
         )
-        tls = {"ssl": config.ssl, "ssl_handshake_timeout": self._context.settings.head_seconds}
         self.servers = [
             await loop.create_server(
-                make, sock=each, backlog=config.backlog, **tls if config.ssl else {}
+                make,
+                sock=each,
+                backlog=config.backlog,
+                ssl=config.ssl,
+                ssl_handshake_timeout=self._context.settings.head_seconds if config.ssl else None,
             )
             for each in sockets or ()
         ]

@@ -338,7 +338,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool = False
 
 
-EMPTY = (0, "", [], {})
+EMPTY: tuple[Any, ...] = (0, "", [], {})
 UNHEEDED = {"model", "user", "stream", "stream_options", "priority"}
 READ: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("chat_template", "documents", "functions", "return_token_strs"), EMPTY),

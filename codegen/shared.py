@@ -60,8 +60,8 @@ def share_kernels(
                     known |= _add_library(target, lacking, cache, root / target.name, advance)
         except OSError as error:
             raise ToolchainError(
-                f"cannot write the shared kernels {root}: {error}; set DOVETAIL_CACHE to another "
-                "directory"
+                f"cannot write the shared kernels {root}: {error.strerror or error}; set "
+                "DOVETAIL_CACHE to another directory"
             ) from error
     return tuple(known[key] for key in keys)
 

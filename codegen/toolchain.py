@@ -188,7 +188,8 @@ def cached_build(key: str, name: str, cache: Path | None, build: Callable[[Path]
                 _fill_entry(entry, name, build)
     except OSError as error:
         raise ToolchainError(
-            f"cannot write the build cache {root}: {error}; set DOVETAIL_CACHE to another directory"
+            f"cannot write the build cache {root}: {error.strerror or error}; set DOVETAIL_CACHE "
+            "to another directory"
         ) from error
     return result
 
@@ -197,12 +198,16 @@ def _fill_entry(entry: Path, name: str, build: Callable[[Path], None]) -> None:
     """Build in `<entry>.tmp`, which only the holder of the lock touches, then rename."""
     work = entry.with_name(f"{entry.name}.tmp")
     shutil.rmtree(work, ignore_errors=True)
-    work.mkdir()
-    build(work)
-    if not (work / name).exists():
-        raise ToolchainError(f"the compiler wrote no {name}, and no error either")
-    shutil.rmtree(entry, ignore_errors=True)
-    work.rename(entry)
+    try:
+        work.mkdir()
+        build(work)
+        if not (work / name).exists():
+            raise ToolchainError(f"the compiler wrote no {name}, and no error either")
+        shutil.rmtree(entry, ignore_errors=True)
+        work.rename(entry)
+    except BaseException:
+        shutil.rmtree(work, ignore_errors=True)  # on a full disk it would take the last room
+        raise
 
 
 def _build(

@@ -83,12 +83,12 @@ ROOMS = {
 CORE = ("native", "schedule", "engine", "accel", "child", "group")
 """Rooms that are thin: who reads how a token is made reads these."""
 LINES = {
-    "dovetail": 7_640,
+    "dovetail": 7_680,
     "compiler": 23_050,
-    "codegen": 19_540,
-    "topology": 4_040,
+    "codegen": 19_550,
+    "topology": 4_010,
     "ir": 11_390,
-    "runtime": 42_270,
+    "runtime": 42_360,
     "runtime/machine": 1_250,
     "runtime/schedule": 3_990,
     "runtime/child": 880,
@@ -102,7 +102,7 @@ LINES = {
     "runtime/hosting": 1_900,
     "runtime/retrieval": 1_690,
     "runtime/flows": 5_850,
-    "runtime/server": 5_180,
+    "runtime/server": 5_260,
     "runtime/sim": 1_090,
 }
 """Most lines of source in each folder and room: what grows beyond has to say why, here."""

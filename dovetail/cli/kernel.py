@@ -6,8 +6,8 @@ In: a `.dk` file (high IR) or C text (low IR). Out: diagnostics, high IR text, o
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +15,7 @@ import msgspec
 import typer
 
 from dovetail.cli.options import AsJson, IncludeOption, PreludeOption
-from dovetail.cli.report import CHECK_FAILED, show_report, writing
+from dovetail.cli.report import CHECK_FAILED, check_file, show_report, writing
 from dovetail.errors import ScheduleError, SpecError, SyntaxDiagnostic
 from dovetail.ir.diagnostics import Diagnostic
 from dovetail.ir.files import write_whole
@@ -98,6 +98,8 @@ def lift_command(
     from dovetail.codegen.user_file import lift_source, read_around, read_source
     from dovetail.ir.high.print import print_high
 
+    if output is not None:
+        check_file(output)
     source, around = read_source(file), read_around(prelude, include)
     text = print_high(lift_source(source, around, tuple(function or ())))
     if output is None:
@@ -123,6 +125,8 @@ def build_command(
     from dovetail.codegen.targets import get_target, host_target
     from dovetail.codegen.user_file import kernel_names, read_around, read_source, read_unit
 
+    with half_library(output):
+        pass  # before the work that it would be in vain after
     source, binding = read_source(file), parse_binding(bind or [])
     unit = read_unit(source, read_around(prelude, include), tuple(kernel or ()))
     unit = unroll_unit(unit) if UNROLL in binding else unit
@@ -131,7 +135,8 @@ def build_command(
         raise SpecError(f"{file} has no @kernel function to build")
     machine = host_target() if target is None else get_target(target)
     built = build_kernels(unit, names, binding, machine, file.stem)
-    write_library(built, output)
+    with half_library(output) as work:
+        write_library(built, work, output)
     print(f"{output}: {built.path.name} for {built.index.target}: {', '.join(names)}")
 
 
@@ -218,13 +223,14 @@ def build_kernels(
     )
 
 
-def write_library(built: BuiltLibrary, output: Path) -> None:
-    """Write library, C text and index to the directory `output`, all or nothing.
+@contextmanager
+def half_library(output: Path) -> Iterator[Path]:
+    """Yield a new directory beside `output`, where a library is made; it is removed after.
 
     Raises:
-        SpecError: `output` exists and is no directory this command wrote.
+        SpecError: `output` cannot be written, or exists and is no directory this command wrote.
     """
-    from dovetail.compiler.write.writer import half_made, replace_folder
+    from dovetail.compiler.write.writer import half_made
 
     if output.exists() and not (output / "index.json").is_file():
         raise SpecError(f"{output} exists and is not a kernel library; choose another directory")
@@ -234,11 +240,18 @@ def write_library(built: BuiltLibrary, output: Path) -> None:
         with half_made(target.parent, f".{target.name}.") as folder:
             work = folder / "library"
             work.mkdir()
-            shutil.copy(built.path, work / built.index.library)
-            (work / built.index.source).write_text(built.source, encoding="utf-8")
-            index = msgspec.json.format(msgspec.json.encode(built.index), indent=1)
-            (work / "index.json").write_bytes(index + b"\n")
-            replace_folder(work, target)
+            yield work
+
+
+def write_library(built: BuiltLibrary, work: Path, output: Path) -> None:
+    """Write library, C text and index to `work`, which then takes the place of `output`."""
+    from dovetail.compiler.write.writer import replace_folder
+
+    shutil.copy(built.path, work / built.index.library)
+    (work / built.index.source).write_text(built.source, encoding="utf-8")
+    index = msgspec.json.format(msgspec.json.encode(built.index), indent=1)
+    (work / "index.json").write_bytes(index + b"\n")
+    replace_folder(work, output.absolute())
 
 
 def _fault(found: Diagnostic) -> Fault:

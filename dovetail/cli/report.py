@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 a check failed, 2 bad input, bad environment or interrupte
 
 from __future__ import annotations
 
+import errno
 import functools
 import math
 import os
@@ -15,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from traceback import walk_stack
 from types import FrameType
 from typing import NoReturn, ParamSpec, TypeVar
@@ -146,6 +148,16 @@ def writing(output: Path) -> Iterator[None]:
         raise SpecError(
             f"cannot write {output}: {error.strerror or error}; choose another output"
         ) from error
+
+
+def check_file(output: Path) -> None:
+    """Raise SpecError as `writing` does: before the work that a file would be in vain after."""
+    target = Path(os.path.realpath(output))
+    with writing(output):
+        if target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if target.is_file() or not output.exists():  # a pipe or a device is just written to
+            TemporaryFile(dir=target.parent).close()
 
 
 def read_duration(text: str) -> float:

@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 
 ENV = "DOVETAIL_SERVE"
 """Before the names of environment variables."""
+TIMES = ("body_seconds", "head_seconds", "send_seconds", "ping_seconds")
+LIMITS = {"max_body_bytes": math.inf, **dict.fromkeys(TIMES, 86_400.0)}
+"""Options of a server that must be more than 0, and the most of each: timers take no infinity."""
 NOTHING = ("", "~", "null")
 """What a YAML file says for no value."""
 
@@ -138,7 +141,12 @@ class HttpFlags:
     ] = None
     max_body_bytes: Annotated[int, "Maximum size of a request body."] = 16 << 20
     body_seconds: Annotated[float, "Maximum time for a request body to arrive."] = 30.0
-    head_seconds: Annotated[float, "Maximum time for request headers to arrive."] = 15.0
+    head_seconds: Annotated[
+        float, "Maximum time for request headers, and before for a TLS handshake."
+    ] = 15.0
+    send_seconds: Annotated[
+        float, "Maximum time in which a client takes nothing of its reply; it has gone then."
+    ] = 60.0
     ssl_keyfile: Annotated[Path | None, "Private key for TLS."] = None
     ssl_certfile: Annotated[Path | None, "Certificate for TLS."] = None
     ping_seconds: Annotated[
@@ -158,9 +166,11 @@ class HttpFlags:
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
             raise SpecError("TLS needs both --ssl-keyfile and --ssl-certfile")
         given = dict(vars(self))
-        for name in ("max_body_bytes", "body_seconds", "head_seconds", "ping_seconds"):
+        for name, most in LIMITS.items():
             if not given[name] > 0:
                 raise SpecError(f"{flag_of(name)} must be more than 0, not {given[name]}")
+            if given[name] > most:
+                raise SpecError(f"{flag_of(name)} must be at most {most:g}, not {given[name]:g}")
         keys = (*(given.pop("api_key") or ()), *_read_keys(given.pop("api_key_file")))
         if blank := [key for key in keys if not key.strip()]:  # else no key would do, too
             raise SpecError(f"--api-key {blank[0]!r} is no key; give a text, or omit the flag")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec.structs import replace
 from rich.console import RenderableType
 from rich.tree import Tree
 
@@ -86,7 +87,13 @@ def topo_command(
 def _plan(source: str, spec: HardwareSpec, asked: PlanFlags) -> PlanReport:
     from dovetail.compiler.plan.calibrate import figures_of
     from dovetail.compiler.plan.division import MIXES, divide_load, read_mix
-    from dovetail.compiler.plan.service import sample_trace, simulated_choice, within_quota
+    from dovetail.compiler.plan.service import (
+        describe_choice,
+        sample_trace,
+        simulated_choice,
+        whole_first,
+        within_quota,
+    )
     from dovetail.compiler.request import MAX_STEP_SEQUENCES, choose_targets
     from dovetail.compiler.rules.workload import read_workload
     from dovetail.runtime.index.manifest import read_manifest
@@ -111,7 +118,12 @@ def _plan(source: str, spec: HardwareSpec, asked: PlanFlags) -> PlanReport:
     loads = {
         str(mix): divide_load(usable, dimensions, trace, mix.of(indexes), figures) for mix in mixes
     }
-    return PlanReport(model, simulated_choice(found, notes, every=True), found.report, loads)
+    choice = simulated_choice(found, notes, every=True)
+    whole = whole_first(choice, usable)
+    if whole.pairs[0] != choice.pairs[0]:
+        note = f"a compile that measures nothing takes all cores: {describe_choice(whole)}"
+        choice = replace(choice, notes=(*choice.notes, note))
+    return PlanReport(model, choice, found.report, loads)
 
 
 def _draw(report: TopologyReport) -> str:

@@ -161,10 +161,11 @@ def pack_call(ask: Ask, numbers: Sequence[int], vocab_size: int) -> bytes:
 
 
 class EngineReady(msgspec.Struct, frozen=True):
-    """The child serves now, with this plan and tokens below `vocab_size`."""
+    """The child serves now, with this plan and tokens below `vocab_size`. model: fingerprint."""
 
     service: ServicePlan
     vocab_size: int
+    model: str
 
 
 class RequestEnd(msgspec.Struct, frozen=True, array_like=True):

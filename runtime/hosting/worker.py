@@ -227,8 +227,8 @@ def serve(channel: Channel, progress: int, board: int = -1) -> None:
     take = partial(take_order, channel, opened)
     reader = read_beside(channel, order, take)  # now: the process ends also while it opens files
     hardware = read_hardware()
-    opening = open_artifact(setup.path, hardware), hardware, setup.options
-    engine = open_engine(*opening, Board.join(board))
+    artifact = open_artifact(setup.path, hardware)
+    engine = open_engine(artifact, hardware, setup.options, Board.join(board))
     shown = Progress(SharedMemory(progress, mmap.PAGESIZE))
     engine.watch = StepWatch(engine.spec.hidden_size, shown.begin)
     warm_up(engine)
@@ -237,7 +237,8 @@ def serve(channel: Channel, progress: int, board: int = -1) -> None:
     gc.collect()
     gc.freeze()  # what is there stays: later collections need not look at it
     opened.set_result(EngineWorker(channel, engine, shown))
-    channel.send(EngineReady(engine.executor.service, engine.spec.vocab_size))
+    model = artifact.manifest.model_fingerprint
+    channel.send(EngineReady(engine.executor.service, engine.spec.vocab_size, model))
     engine.grammars.warm()
     reader.join()
 

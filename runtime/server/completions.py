@@ -20,7 +20,7 @@ from dovetail.runtime.server.generation import (
     Asked,
     StreamForm,
     check_context,
-    check_supported,
+    check_scores,
     read_request,
 )
 from dovetail.runtime.server.logprobs import (
@@ -113,7 +113,7 @@ def _read(
 ) -> TextAsked:
     model = server.find(body.model, "generate")
     echoed = body.logprobs if body.echo else None
-    check_supported(body, {"logprobs": echoed, "prompt_logprobs": body.prompt_logprobs})
+    check_scores(body, {"logprobs": echoed, "prompt_logprobs": body.prompt_logprobs})
     n = body.n or 1
     if body.best_of not in (None, n):
         raise ApiError(400, "`best_of` must equal `n`", param="best_of")
@@ -125,7 +125,8 @@ def _read(
     if len(given) * n > MAX_INPUTS:
         message = f"a request has {MAX_INPUTS} choices at most: `n` for each prompt"
         raise ApiError(400, message, param="n")
-    prompts = [_encode(model, one, body.truncate_prompt_tokens) for one in given]
+    special = body.add_special_tokens is not False
+    prompts = [_encode(model, one, body.truncate_prompt_tokens, special) for one in given]
     check_context(model, prompts, param="prompt", answer=body.max_tokens != 0)
     most = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
     scored = max((one for one in (echoed, body.prompt_logprobs) if one is not None), default=None)
@@ -155,9 +156,11 @@ def as_inputs(
     raise ApiError(400, "give a text, texts, a list of token ids, or lists of them", param=param)
 
 
-def _encode(model: ServedModel, prompt: str | list[int], last: int | None) -> list[int]:
+def _encode(
+    model: ServedModel, prompt: str | list[int], last: int | None, special: bool
+) -> list[int]:
     if isinstance(prompt, str):
-        return model.encode(prompt, last=last)
+        return model.encode(prompt, last=last, special=special)
     return prompt if last is None else prompt[-last:]
 
 

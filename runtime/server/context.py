@@ -134,10 +134,11 @@ class ServeSettings:
     """How a server listens and what it lets in.
 
     api_keys: a request must carry one of them; none lets everybody in. cors_origins: whose pages
-    may read replies. max_body_bytes, body_seconds: of a request's body. head_seconds: a
-    request's headers must come within this. ping_seconds: silence in a
-    stream before a comment. drain_seconds: what runs may take this long to end when the server
-    stops. metrics_prefix: of all names in `/metrics`.
+    may read replies. max_body_bytes, body_seconds: of a request's body. head_seconds: a TLS
+    handshake and a request's headers must come within this each. send_seconds: a client that takes
+    nothing of its reply for so long has gone. ping_seconds: silence in a stream before a comment.
+    drain_seconds: what runs may take this long to end when the server stops. metrics_prefix: of all
+    names in `/metrics`.
     """
 
     host: str = "127.0.0.1"
@@ -147,6 +148,7 @@ class ServeSettings:
     max_body_bytes: int = 16 << 20
     body_seconds: float = 30.0
     head_seconds: float = 15.0
+    send_seconds: float = 60.0
     ping_seconds: float = 15.0
     drain_seconds: int = 30
     metrics_prefix: str = "dovetail"

@@ -22,7 +22,7 @@ from dovetail.runtime.schedule.structured import StructuredOutputs
 from dovetail.runtime.server.context import ServerContext
 from dovetail.runtime.server.errors import ApiError, decode_error
 from dovetail.runtime.server.forms import blame_field, read_form
-from dovetail.runtime.server.generation import Asked, check_context, check_supported, read_request
+from dovetail.runtime.server.generation import Asked, check_context, check_scores, read_request
 from dovetail.runtime.server.models import ServedModel
 from dovetail.runtime.server.schema import ChatRequest
 from dovetail.runtime.text.answers import Answer, AnswerParser, Part
@@ -111,17 +111,7 @@ async def converse(
 ) -> Conversation:
     """Return what a body asks for; ApiError where that cannot be. kind: before its id."""
     model = check_chat(server, body)
-    offer = _read_offer(body)
-    plain = [msgspec.to_builtins(message) for message in body.messages]
-    messages, options = model.style.show(plain, offer)
-    text = await model.render(
-        messages,
-        add_generation_prompt=body.add_generation_prompt is not False,
-        options={**(body.chat_template_kwargs or {}), **options},
-        last=body.truncate_prompt_tokens,
-    )
-    if body.continue_final_message:
-        text = _open_end(text, text_of(messages[-1]))
+    text, offer = await show_chat(model, body)
     begun = model.style.begins_thinking(text)
     param, form = _find_form(model, body, offer, begun=begun)
     read = partial(_read, model, body, text, kind, form, offer)
@@ -131,15 +121,32 @@ async def converse(
     return found
 
 
-def check_chat(server: ServerContext, body: ChatRequest) -> ServedModel:
-    """Return the model that a body asks; ApiError where that cannot do it."""
-    model = server.find(body.model, "generate")
-    check_supported(body, {"prompt_logprobs": body.prompt_logprobs})
-    if body.top_logprobs and not body.logprobs:
-        raise ApiError(400, "`top_logprobs` needs `logprobs: true`", param="top_logprobs")
+async def show_chat(model: ServedModel, body: ChatRequest) -> tuple[str, Offer | None]:
+    """Return the text of the prompt of a chat, and its tools; ApiError where there is none."""
     if body.continue_final_message and body.add_generation_prompt is not False:
         message = "`continue_final_message` needs `add_generation_prompt: false`"
         raise ApiError(400, message, param="continue_final_message")
+    offer = _read_offer(body)
+    plain = [msgspec.to_builtins(message) for message in body.messages]
+    messages, options = model.style.show(plain, offer)
+    effort = {"reasoning_effort": body.reasoning_effort} if body.reasoning_effort else {}
+    text = await model.render(
+        messages,
+        add_generation_prompt=body.add_generation_prompt is not False,
+        options={**effort, **(body.chat_template_kwargs or {}), **options},
+        last=body.truncate_prompt_tokens,
+    )
+    if body.continue_final_message:
+        text = _open_end(text, text_of(messages[-1]))
+    return text, offer
+
+
+def check_chat(server: ServerContext, body: ChatRequest) -> ServedModel:
+    """Return the model that a body asks; ApiError where that cannot do it."""
+    model = server.find(body.model, "generate")
+    check_scores(body, {"prompt_logprobs": body.prompt_logprobs})
+    if body.top_logprobs and not body.logprobs:
+        raise ApiError(400, "`top_logprobs` needs `logprobs: true`", param="top_logprobs")
     if body.max_tokens == 0:
         raise ApiError(400, "`max_tokens` must be at least 1", param="max_tokens")
     return model

@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from dovetail.ir.errors import WorkflowError, describe_error
 from dovetail.runtime.server.errors import ApiError, ClientGone, decode_error
+from dovetail.runtime.server.schema import READ, WRITTEN
 
 log = logging.getLogger("dovetail.server")
 T = TypeVar("T")
@@ -87,18 +88,25 @@ def last_event(error: ApiError) -> bytes:
 
 
 class UnknownFields:
-    """Says in the log which fields of bodies nobody reads: of each name once."""
+    """Refuses fields that nobody reads and that ask for something; tells of others, once each."""
 
     def __init__(self) -> None:
         self._seen: set[str] = set()
 
     def look(self, body: bytes | bytearray, kind: type, path: str) -> None:
-        """Look at a body that was read as a `kind`."""
-        if not issubclass(kind, msgspec.Struct) or len(self._seen) >= MAX_SEEN:
+        """Look at a body that was read as a `kind`; ApiError where it asks for what is not."""
+        if not issubclass(kind, msgspec.Struct):
             return
-        given = msgspec.json.decode(body, type=dict[str, msgspec.Raw]).keys()
-        unknown = {name[:64] for name in given - {*kind.__struct_encode_fields__}} - self._seen
-        if found := sorted(unknown)[:16]:
+        given = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        unknown = given.keys() - {*kind.__struct_encode_fields__}
+        neutral = WRITTEN if "stream" in kind.__struct_fields__ else READ
+        for name in sorted(unknown & neutral.keys()):
+            value = msgspec.json.decode(given[name])
+            if value is not None and value not in neutral[name]:
+                said = f"`{name}` is not supported by {path}; leave it out"
+                raise ApiError(400, said, param=name, code="unsupported_parameter")
+        found = sorted({name[:64] for name in unknown} - self._seen)[:16]
+        if found and len(self._seen) < MAX_SEEN:
             self._seen.update(found)
             log.warning("%s: unknown fields are ignored: %s", path, ", ".join(map(repr, found)))
 

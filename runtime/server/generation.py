@@ -24,7 +24,7 @@ from dovetail.runtime.server.edge import DONE, JsonReply, event, while_connected
 from dovetail.runtime.server.errors import ApiError, too_long
 from dovetail.runtime.server.models import ServedModel
 from dovetail.runtime.server.replies import ChatChunk, TextReply, Usage
-from dovetail.runtime.server.schema import NEUTRAL, GenerationRequest, StreamOptions
+from dovetail.runtime.server.schema import GenerationRequest, StreamOptions
 
 Prompt = list[int]
 StreamForm = tuple[type[ChatChunk | TextReply], Callable[[int, Chunk], Iterable[Any]]]
@@ -146,20 +146,11 @@ def new_id(prefix: str) -> str:
     return f"{prefix}-{_SERVER}{next(_NUMBERS):08x}"
 
 
-def check_supported(body: GenerationRequest, scores: Mapping[str, int | None]) -> None:
-    """Raise ApiError where a field asks for what is not there, rather than ignore it.
+def check_scores(body: GenerationRequest, scores: Mapping[str, int | None]) -> None:
+    """Raise ApiError where a stream is to have log probabilities of the prompt.
 
-    scores: log probabilities of the prompt that are asked for, by the field that asks.
+    scores: those that are asked for, by the field that asks.
     """
-    for name, neutral in NEUTRAL.items():
-        value = getattr(body, name, None)
-        if value is not None and value not in neutral:
-            raise ApiError(
-                400,
-                f"`{name}` is not supported by this server; leave it out",
-                param=name,
-                code="unsupported_parameter",
-            )
     for name, wanted in scores.items():
         if wanted is not None and body.stream:
             message = f"`{name}` of the prompt does not come with a stream; leave out `stream`"

@@ -47,12 +47,15 @@ from dovetail.runtime.server.replies import Usage
 from dovetail.runtime.server.schema import ResponsesRequest
 from dovetail.runtime.text.answers import CallArguments, CallBegin, Content, Part, Reasoning
 
-STATELESS: dict[str, str] = {
+REFUSED: dict[str, str] = {
     "previous_response_id": "this server keeps no answers; send the whole conversation as `input`",
     "conversation": "this server keeps no conversations; send the whole one as `input`",
     "background": "this server keeps no answers, so that nobody could ask for one later",
+    "prompt": "this server keeps no prompts; send the text as `instructions` and `input`",
+    "top_logprobs": "log probabilities come with /v1/chat/completions (`logprobs: true`), not here",
 }
-"""Fields that ask for what a server must remember, and why they are refused."""
+"""Fields that ask for what is not there, and why they are refused."""
+LOGPROBS = "message.output_text.logprobs"
 NAMES = {
     "`messages`": "`input`",
     "`response_format`": "`text.format`",
@@ -69,9 +72,12 @@ NAMES = {
 async def responses(server: ServerContext, request: Request) -> Response:
     """Answer a conversation."""
     body = await server.read(request, ResponsesRequest)
-    for name, why in STATELESS.items():
+    for name, why in REFUSED.items():
         if getattr(body, name):
             raise ApiError(400, why, param=name, code="unsupported_parameter")
+    if LOGPROBS in (body.include or ()):
+        why = REFUSED["top_logprobs"]
+        raise ApiError(400, why, param="include", code="unsupported_parameter")
     if body.truncation == "auto":
         said = "`truncation` auto is not supported; leave items out that the context cannot hold"
         raise ApiError(400, said, param="truncation")
@@ -79,7 +85,8 @@ async def responses(server: ServerContext, request: Request) -> Response:
         chat = make_chat(**_translate(body))
         found = await converse(server, request, chat, "resp")
     if body.stream:
-        return server.stream(_events(server, found, body), _fail)
+        numbers = count()
+        return server.stream(_events(server, found, body, numbers), partial(_fail, numbers))
     return await found.asked.respond(server, request, partial(_reply, found, body), None)
 
 
@@ -96,6 +103,7 @@ def _translate(body: ResponsesRequest) -> dict[str, Any]:
     return {
         **{name: getattr(body, name) for name in (*same, "chat_template_kwargs")},
         "messages": messages,
+        "reasoning_effort": body.reasoning.effort if body.reasoning else None,
         "max_completion_tokens": body.max_output_tokens,
         "tools": [_read_tool(place, tool) for place, tool in enumerate(body.tools or ())],
         "tool_choice": _read_choice(body.tool_choice),
@@ -303,9 +311,9 @@ def _reply(
 
 
 async def _events(
-    server: ServerContext, found: Conversation, body: ResponsesRequest
+    server: ServerContext, found: Conversation, body: ResponsesRequest, numbers: Iterator[int]
 ) -> AsyncGenerator[bytes]:
-    writer, numbers = ItemWriter(found), count()
+    writer = ItemWriter(found)
 
     def tell(data: dict[str, Any]) -> bytes:
         return named_event(data["type"], {**data, "sequence_number": next(numbers)})
@@ -371,8 +379,9 @@ def _usage(usage: Usage, reasoning: int) -> ResponsesUsage:
     )
 
 
-def _fail(error: ApiError) -> bytes:
+def _fail(numbers: Iterator[int], error: ApiError) -> bytes:
     """Return the event of an error in a stream; the official client raises on its `error`."""
     found = error.reply.error
-    same = {name: getattr(found, name) for name in ("code", "message", "param")}
-    return named_event("error", {"type": "error", **same, "sequence_number": 0, "error": found})
+    told = {name: getattr(found, name) for name in ("code", "message", "param")}
+    told |= {"sequence_number": next(numbers), "error": found}
+    return named_event("error", {"type": "error", **told})

@@ -6,8 +6,10 @@ ended, or `drain_seconds` after SIGTERM or Ctrl-C.
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
+import math
 import os
 import resource
 import signal
@@ -16,6 +18,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import uvicorn
 
@@ -118,9 +121,27 @@ class _Server(uvicorn.Server):
         self._context, self._ready = context, ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self.started:
-            self._ready()
+        """Listen. uvicorn itself would give a TLS handshake a minute, and has no setting for it."""
+        config, loop = self.config, asyncio.get_running_loop()
+        protocol: Any = config.http_protocol_class
+        make = partial(
+            protocol,
+            config=config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+        self.servers = [
+            await loop.create_server(
+                make,
+                sock=each,
+                backlog=config.backlog,
+                ssl=config.ssl,
+                ssl_handshake_timeout=self._context.settings.head_seconds if config.ssl else None,
+            )
+            for each in sockets or ()
+        ]
+        self.started = True
+        self._ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         log.info(
@@ -147,9 +168,13 @@ def _keep_apart(models: Models) -> None:
 def _listen(settings: ServeSettings) -> socket.socket:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
-        return socket.create_server(
+        listening = socket.create_server(
             (settings.host, settings.port), family=family, backlog=2048, reuse_port=False
         )
+        # what it accepts has this, too: the system ends a connection whose client takes nothing
+        most = math.ceil(settings.send_seconds * 1000)
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, most)
+        return listening
     except (OSError, OverflowError) as error:
         place = f"{settings.host}:{settings.port}"
         why = str(getattr(error, "strerror", None) or error)

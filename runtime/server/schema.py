@@ -123,7 +123,7 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    chat_template: str | None = None
+    reasoning_effort: str | None = None
     metadata: dict[str, str] | None = None
 
 
@@ -141,6 +141,12 @@ class TextConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What `/v1/responses` and `/v1/messages` say of the answer's text."""
 
     format: TextFormat | None = None
+
+
+class ReasoningConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How much a model of `/v1/responses` that reasons does so."""
+
+    effort: str | None = None
 
 
 class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,6 +169,10 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
     previous_response_id: str | None = None
     conversation: str | dict[str, Any] | None = None
     background: bool | None = None
+    prompt: dict[str, Any] | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    include: list[str] | None = None
+    reasoning: ReasoningConfig | None = None
     truncation: Literal["auto", "disabled"] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
@@ -240,7 +250,7 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
     prompt: str | Annotated[list[str | TokenId | list[TokenId]], Meta(max_length=MAX_IDS)]
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool | None = None
-    suffix: str | None = None
+    add_special_tokens: bool | None = None
     best_of: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
 
 
@@ -309,6 +319,9 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     messages: Annotated[list[Message], Meta(min_length=1)] | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -325,5 +338,22 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool = False
 
 
-NEUTRAL: dict[str, tuple[Any, ...]] = {"chat_template": (), "suffix": ("",)}
-"""Fields that are read but can do nothing here, and the values that ask for nothing."""
+EMPTY: tuple[Any, ...] = (0, "", [], {})
+UNHEEDED = {"model", "user", "stream", "stream_options", "priority"}
+READ: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("chat_template", "documents", "functions", "return_token_strs"), EMPTY),
+    **{"normalize": (True,), "truncate_prompt_tokens": (-1,), "max_tokens_per_doc": ()},
+    **{"activation": (True,), "use_activation": (True,), "embed_dtype": ("float32", "float")},
+}
+"""Fields of OpenAI's and vLLM's API that change how a text is read, and the values that change
+nothing. Where an endpoint does not have one of them, others are refused rather than ignored."""
+WRITTEN: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys({*GenerationRequest.__struct_fields__} - UNHEEDED, EMPTY),
+    **dict.fromkeys(("max_completion_tokens", "tools", "audio", "web_search_options"), EMPTY),
+    **dict.fromkeys(("suffix", "echo", "logprobs", "thinking_token_budget"), EMPTY),
+    **dict.fromkeys(("return_token_ids", "return_tokens_as_token_ids", "prompt_embeds"), EMPTY),
+    **dict.fromkeys(("add_special_tokens", "use_beam_search", "logits_processors"), EMPTY),
+    **{"seed": (), "n": (1,), "repetition_penalty": (1,), "length_penalty": (1,)},
+    **{"skip_special_tokens": (True,), "include_reasoning": (True,), **READ},
+}
+"""The same of endpoints that write an answer."""

@@ -17,16 +17,22 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from dovetail.runtime.server.context import ServerContext
+from dovetail.runtime.server.conversation import show_chat
 from dovetail.runtime.server.edge import JsonReply
 from dovetail.runtime.server.errors import ApiError
 from dovetail.runtime.server.generation import check_tokens
 from dovetail.runtime.server.models import ServedModel
 from dovetail.runtime.server.replies import Health, ModelCard, ModelList, Text, Tokens, Version
-from dovetail.runtime.server.schema import DetokenizeRequest, TokenizeRequest
+from dovetail.runtime.server.schema import ChatRequest, DetokenizeRequest, TokenizeRequest
 from dovetail.runtime.server.served_workflow import ServedWorkflow
 from dovetail.runtime.server.timeline import ServerTimeline, recorded_model
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+SHOWN = (
+    *("messages", "add_generation_prompt", "continue_final_message"),
+    *("tools", "chat_template_kwargs"),
+)
+"""Fields of a chat that its prompt is made of."""
 SECONDS, LONGEST = 3.0, 10.0
 """Of a timeline: what is recorded unless the request says, and at most."""
 MOST_EVENTS = 50_000
@@ -54,8 +60,8 @@ async def tokenize(server: ServerContext, request: Request) -> Response:
     if body.messages is None:
         encode = partial(served.encode, body.prompt or "", special=body.add_special_tokens)
     else:
-        plain, begun = msgspec.to_builtins(body.messages), body.add_generation_prompt
-        text = await served.render(plain, add_generation_prompt=begun)
+        chat = {name: getattr(body, name) for name in SHOWN}
+        text, _ = await show_chat(served, ChatRequest(**chat))
         encode = partial(served.encode, text, param="messages", special=False)
     ids = await server.aside(request, encode)
     return JsonReply(Tokens(tokens=ids, count=len(ids), max_model_len=served.context))

@@ -20,11 +20,13 @@ from dovetail.codegen.targets import TARGETS
 from dovetail.codegen.toolchain import (
     BuildSpec,
     build_key,
+    cached_build,
     compile_shared,
     find_compiler,
 )
 from dovetail.ir.cache import cache_directory
 from dovetail.ir.errors import ToolchainError
+from tests.full_disk import files_of_at_most
 
 ROOT = Path(__file__).parents[2]
 TARGET = generic.TARGET
@@ -261,3 +263,14 @@ def test_killed_build_leaves_no_entry(tmp_path):
     done = subprocess.run(code, env=environment, capture_output=True, text=True, check=True)
     assert ctypes.CDLL(done.stdout.strip()).answer() == 7
     assert not list(cache.glob("??/*.tmp"))
+
+
+def test_a_build_that_finds_a_full_disk_leaves_nothing_there(tmp_path):
+    def build(work):
+        (work / "half.so").write_bytes(bytes(100))
+        (work / "probe.so").write_bytes(bytes(100_000))
+
+    said = "cannot write the build cache .*: File too large; set DOVETAIL_CACHE"
+    with files_of_at_most(50_000), pytest.raises(ToolchainError, match=said):
+        cached_build("abcdef", "probe.so", tmp_path, build)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".lock"]

@@ -167,6 +167,19 @@ def test_bad_input_is_one_sentence_and_exit_2(saxpy: Path, add_c: Path, tmp_path
     assert not (tmp_path / "o").exists()
 
 
+def test_an_output_that_cannot_be_written_is_told_before_the_work(
+    saxpy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which could not be done here: there is no compiler, and what is to be lifted is no C."""
+    monkeypatch.setenv("DOVETAIL_CC", "/nonexistent/cc")
+    monkeypatch.setenv("DOVETAIL_CACHE", str(tmp_path / "cache"))
+    for case in (("build", "/proc/o"), ("lift", "/proc/o.dk"), ("lift", tmp_path)):
+        verb, output = case
+        result = dovetail("kernel", verb, saxpy, "-o", output)
+        assert_one_sentence(result)
+        assert f"cannot write {output}: " in result.err
+
+
 def test_a_kernel_may_be_called_as_one_of_ours(tmp_path: Path) -> None:
     """Ours is checked for the sizes of its own parameters, which another one does not have."""
     file = tmp_path / "norm.dk"

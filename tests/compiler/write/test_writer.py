@@ -122,9 +122,14 @@ def test_missing_parent(tmp_path):
 
 def test_a_full_disk(tmp_path):
     wrong = r"cannot write .*app\.dove.*nothing was written"
-    with files_of_at_most(1000), pytest.raises(ArtifactError, match=wrong):
-        make(tmp_path / "app.dove", bytes(5000))
-    assert not [*tmp_path.iterdir()]
+    for size, left in ((None, []), (100, ["app.dove"])):
+        if size:  # what is there stays
+            make(tmp_path / "app.dove", bytes(size))
+        before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+        with files_of_at_most(1000), pytest.raises(ArtifactError, match=wrong):
+            make(tmp_path / "app.dove", bytes(5000))
+        assert [path.name for path in tmp_path.iterdir()] == left
+        assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
 
 
 def test_a_full_file_system(tmp_path):

@@ -190,6 +190,20 @@ def test_a_machine_of_one_core_is_planned_for() -> None:
     assert "1 x 1" in result.out and "chosen" in result.out
 
 
+def test_a_plan_of_fewer_cores_says_that_a_compile_without_measuring_takes_all(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    line = ("--hardware", "package:2 numa:2 l3:4 core:4 pu:2", "--plan", tmp_path)
+    plan = report(*line)["plan"]
+    _, decode = chosen(plan)
+    assert decode["processes"] * decode["threads"] < 64
+    said = "a compile that measures nothing takes all cores: "
+    assert any(note.startswith(said) for note in plan["choice"]["notes"])
+    small = report("--hardware", "core:1", "--plan", tmp_path)["plan"]
+    assert not any(note.startswith(said) for note in small["choice"]["notes"])
+
+
 def test_the_division_is_that_of_the_mix_given() -> None:
     line = ("--hardware", "package:1 core:8", "--plan", "tinyllama", "--mix")
     (chats,), (texts,) = (report(*line, mix)["plan"]["divisions"].items() for mix in MIXES)

@@ -66,6 +66,11 @@ WRONG_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"extra_body": {"chat_template": "{{ 1 }}"}}, "chat_template"),
+    ({"functions": [{"name": "f"}]}, "functions"),
+    ({"audio": {"format": "wav", "voice": "alloy"}}, "audio"),
+    ({"web_search_options": {"search_context_size": "low"}}, "web_search_options"),
+    ({"extra_body": {"return_token_ids": True}}, "return_token_ids"),
+    ({"extra_body": {"echo": True}}, "echo"),
 ]
 WRONG_TEXT: list[tuple[dict[str, Any], str]] = [
     ({"prompt": ""}, "prompt"),
@@ -76,6 +81,8 @@ WRONG_TEXT: list[tuple[dict[str, Any], str]] = [
     ({"logprobs": 1, "echo": True, "stream": True}, "logprobs"),
     ({"best_of": 3}, "best_of"),
     ({"suffix": "x"}, "suffix"),
+    ({"extra_body": {"max_completion_tokens": 5}}, "max_completion_tokens"),
+    ({"extra_body": {"use_beam_search": True}}, "use_beam_search"),
 ]
 
 
@@ -107,6 +114,8 @@ def test_wrong_completions_are_refused_by_name(
         ("embeddings", {"model": "encoder"}, "input"),
         ("embeddings", {"input": [[5], []]}, "input"),
         ("embeddings", {"input": [5, 1 << 20]}, "input"),
+        ("embeddings", {"input": "a", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+        ("embeddings", {"input": "a", "normalize": False}, "normalize"),
     ],
 )
 def test_the_field_that_is_missing_or_wrong_is_named(
@@ -217,6 +226,23 @@ def test_a_prompt_is_cut_before_anything_is_too_long(
     messages: Any = [{"role": "user", "content": words * 200}]
     chat = client.chat.completions.create(model="llama", messages=messages, **options)
     assert chat.usage is not None and chat.usage.prompt_tokens == count
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("chat/completions", {"messages": MESSAGES, "functions": [], "suffix": "", "echo": False}),
+        ("chat/completions", {"messages": MESSAGES, "store": True, "service_tier": "auto"}),
+        ("completions", {"prompt": "a", "tools": None, "length_penalty": 1.0}),
+        ("responses", {"input": "a", "include": ["reasoning.encrypted_content"], "n": 1}),
+        ("embeddings", {"input": "a", "truncate_prompt_tokens": -1, "user": "a"}),
+    ],
+)
+def test_fields_that_ask_for_nothing_are_no_fault(
+    live: Live, path: str, body: dict[str, Any]
+) -> None:
+    reply = http.post(f"{live.v1}/{path}", json=body)
+    assert reply.status_code == 200, reply.text
 
 
 def test_ids_of_requests_are_kept(live: Live) -> None:

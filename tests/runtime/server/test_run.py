@@ -11,7 +11,7 @@ import ssl
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +95,7 @@ def test_a_port_that_cannot_be_had_is_one_sentence(port: str | int) -> None:
         (("--ping-seconds", 0), "--ping-seconds must be more than 0, not 0.0"),
         (("--head-seconds", "nan"), "--head-seconds must be more than 0"),
         (("--max-body-bytes", -1), "--max-body-bytes must be more than 0"),
+        (("--send-seconds", "inf"), "--send-seconds must be at most 86400, not inf"),
         (("--timeline", "nowhere/trace.json"), "no folder that can be written to"),
     ],
 )
@@ -270,12 +271,32 @@ def test_clients_are_not_bound_by_the_soft_limit_of_open_files(
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-@pytest.mark.long
-def test_tls_files_make_https(artifacts: dict[str, Path], tmp_path: Path) -> None:
+def test_a_client_that_takes_nothing_of_its_stream_is_let_go(
+    artifacts: dict[str, Path], tmp_path: Path
+) -> None:
+    """The stream is longer than what the system keeps of it for a client."""
+    body = {**LONG, "n": 8, "logprobs": 20, "stream": True}
+    text, log = msgspec.json.encode(body), tmp_path / "log"
+    with serving(artifacts["llama"], "--send-seconds", 0.5, log=log) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+            client.connect((host, int(port)))
+            head = HEAD + b"x-request-id: stalled\r\ncontent-length: %d\r\n\r\n"
+            client.sendall(head % len(text) + text)
+            while not (found := re.search(r"completions (\d+) .* id=stalled", log.read_text())):
+                assert server.process.poll() is None
+        assert found[1] == "499"
+        assert gauge(server, "num_requests_running") == gauge(server, "num_requests_waiting") == 0
+        assert http.post(f"{server.v1}/completions", json={"prompt": "a"}).status_code == 200
+
+
+def certify(folder: Path) -> tuple[Path, Path]:
+    """Return the files of a key and of its certificate."""
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("openssl makes the certificate of this test")
-    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    key, certificate = folder / "key.pem", folder / "cert.pem"
     make = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost"]
     files = [
         "-addext",
@@ -286,6 +307,29 @@ def test_tls_files_make_https(artifacts: dict[str, Path], tmp_path: Path) -> Non
         str(certificate),
     ]
     subprocess.run([*make, *files], check=True, capture_output=True)
+    return key, certificate
+
+
+def test_a_client_that_makes_no_tls_handshake_is_let_go(
+    artifacts: dict[str, Path], tmp_path: Path
+) -> None:
+    key, certificate = certify(tmp_path)
+    flags = ("--ssl-keyfile", key, "--ssl-certfile", certificate, "--head-seconds", 0.5)
+    trust = ssl.create_default_context(cafile=str(certificate))
+    with serving(artifacts["encoder"], *flags, log=tmp_path / "log") as server:
+        host, port = server.url.removeprefix("https://").split(":")
+        for said in (b"", b"\x16\x03\x01\x02\x00"):  # the second one begins a handshake
+            with socket.create_connection((host, int(port)), timeout=30) as client:
+                client.sendall(said)
+                with suppress(ConnectionResetError):
+                    assert client.recv(1) == b""
+        reply = httpx.get(f"{server.url}/health", verify=trust, timeout=200)
+        assert reply.status_code == 200
+
+
+@pytest.mark.long
+def test_tls_files_make_https(artifacts: dict[str, Path], tmp_path: Path) -> None:
+    key, certificate = certify(tmp_path)
     flags = ("--ssl-keyfile", key, "--ssl-certfile", certificate)
     trust = ssl.create_default_context(cafile=str(certificate))
     with serving(artifacts["encoder"], *flags, log=tmp_path / "log") as server:

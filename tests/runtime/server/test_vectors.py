@@ -13,6 +13,7 @@ import dovetail
 from dovetail.runtime.app import App
 from tests.runtime.server.live import Live, http
 from tests.runtime.server.openai_calls import MESSAGES, PROMPT, chat_ids, refused
+from tests.runtime.server.test_tools import TOOLS
 
 
 def test_embeddings_in_both_forms(client: openai.OpenAI, artifacts: dict[str, Any]) -> None:
@@ -128,6 +129,26 @@ def test_tokens_come_and_go(live: Live, offline: App) -> None:
     assert back == {"prompt": PROMPT}
     chat = http.post(f"{live.url}/tokenize", json={"messages": MESSAGES}).json()
     assert chat["tokens"] == chat_ids(offline)
+
+
+BEGUN: Any = [*MESSAGES, {"role": "assistant", "content": "The capital"}]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": MESSAGES, "tools": TOOLS},
+        {"messages": BEGUN, "add_generation_prompt": False, "continue_final_message": True},
+    ],
+    ids=["tools", "begun"],
+)
+def test_tokens_of_a_conversation_are_those_that_a_chat_reads(
+    live: Live, fields: dict[str, Any]
+) -> None:
+    found = http.post(f"{live.url}/tokenize", json=fields).json()
+    chat = http.post(f"{live.v1}/chat/completions", json={**fields, "max_tokens": 1}).json()
+    plain = http.post(f"{live.url}/tokenize", json={"messages": fields["messages"]}).json()
+    assert found["count"] == chat["usage"]["prompt_tokens"] != plain["count"]
 
 
 def test_the_first_model_that_can_is_the_default(live: Live) -> None:

@@ -5,6 +5,7 @@ Clients go on until they are told to stop; what is waited for are their answers,
 
 from __future__ import annotations
 
+import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -20,7 +21,9 @@ import pytest
 
 pytest.importorskip("faiss")
 
+from dovetail.compiler.pipeline import compile_model
 from dovetail.runtime.app import App
+from dovetail.tiny_world import LLAMA
 from tests.runtime.server.live import Live, http, serving
 from tests.runtime.server.test_workflow_endpoint import QUESTION, index
 
@@ -199,6 +202,19 @@ def kill_in_stream(server: Live) -> dict[str, Any]:
     return found
 
 
+def kill_in_events(server: Live) -> list[dict[str, Any]]:
+    """Kill the engine when a stream of `/v1/responses` has begun; return all events."""
+    victim = worker(server, ENGINE)
+    body = {"input": "a", "stream": True, "temperature": 2}  # which goes on and on
+    with http.stream("POST", f"{server.v1}/responses", json=body) as reply:
+        lines = reply.iter_lines()
+        told = [next(lines), next(lines)]
+        if victim is not None:
+            victim.kill()
+        told += lines
+    return [msgspec.json.decode(line[6:]) for line in told if line.startswith("data: ")]
+
+
 def test_an_engine_that_is_killed_ends_its_streams_and_health_tells_of_it(
     artifacts: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -210,6 +226,10 @@ def test_an_engine_that_is_killed_ends_its_streams_and_health_tells_of_it(
         found: dict[str, Any] = {}
         while "error" not in found:
             found = kill_in_stream(server)
+        events: list[dict[str, Any]] = []
+        while not events or events[-1]["type"] != "error":
+            events = kill_in_events(server)
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
         assert found["error"]["type"] == "server_error"
         assert found["error"]["code"] == "engine_error"
         assert "killed by signal 9" in found["error"]["message"]
@@ -232,6 +252,44 @@ def test_an_engine_that_is_killed_ends_its_streams_and_health_tells_of_it(
         victim.resume()
         assert http.post(asked, json=BODY).status_code == 200
         assert http.get(f"{server.url}/health/ready").json() == {"status": "ok"}
+
+
+def test_an_artifact_may_be_replaced_while_it_is_served(
+    artifacts: dict[str, Path], tmp_path: Path
+) -> None:
+    """What is mapped is served on. An engine that is lost then comes back with the same model only.
+
+    The other one has the same tokens and other weights.
+    """
+    served, log = shutil.copytree(artifacts["llama"], tmp_path / "llama.dove"), tmp_path / "log"
+    other = shutil.copytree(LLAMA, tmp_path / "other")
+    (other / "config.json").write_text(
+        (other / "config.json").read_text().replace("10000.0", "20000.0")
+    )
+
+    def kill() -> None:
+        victim = worker(server, ENGINE)
+        assert victim is not None
+        victim.kill()
+        psutil.wait_procs([victim])
+
+    with serving(served, "--deterministic", log=log) as server, httpx.Client(timeout=200) as client:
+        wanted = generate(client, server.v1)
+        for model in (LLAMA, other):
+            compile_model(model, output=served, effort="none", threads=1, weight_dtype="f32")
+            assert generate(client, server.v1) == wanted
+            kill()
+            if model == LLAMA:
+                while (found := client.post(f"{server.v1}/completions", json=BODY)).is_error:
+                    assert found.json()["error"]["code"] == "engine_error"
+                assert found.json()["choices"][0]["text"] == wanted
+        said = ""
+        while "killed by signal" in (said or "killed by signal"):
+            reply = client.post(f"{server.v1}/completions", json=BODY)
+            assert reply.status_code == 500
+            said = reply.json()["error"]["message"]
+        assert "was replaced by another model while it was served" in said
+    assert "Traceback" not in log.read_text()
 
 
 @pytest.mark.parametrize(

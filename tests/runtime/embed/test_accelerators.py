@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -145,9 +146,11 @@ def test_an_encoder_that_is_lost_ends_its_process(
         with pytest.raises(DeviceError, match="out of memory in a pass of 2 tokens"):
             instance.embed_tokens([np.array([HEAVY, 1], np.int32)])
         assert instance.embed_tokens(IDS).shape == (3, 8)
+        back = threading.Event()
+        instance.changed = lambda: back.set() if instance.ready else None
         with pytest.raises(InstanceLost):
             instance.embed_tokens([np.array([DEADLY], np.int32)])
-        instance.restart()
+        assert back.wait(60)
         assert instance.embed_tokens(IDS).shape == (3, 8)
     written = capfd.readouterr().err
     assert "illegal memory access" in written and "Traceback" not in written

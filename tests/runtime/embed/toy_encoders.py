@@ -103,6 +103,15 @@ def once(path: str) -> Toy:
     return Toy()
 
 
+def gated(path: str, gate: str) -> Toy:
+    """An encoder whose later starts wait until the gate, a pipe, was opened and closed."""
+    file = Path(path)
+    if file.exists():
+        Path(gate).read_text()
+    file.touch()
+    return Toy()
+
+
 class Pinned(Toy):
     """Says on which CPUs it runs, and in which process."""
 

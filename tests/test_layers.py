@@ -91,7 +91,7 @@ LINES = {
     "runtime": 42_140,
     "runtime/machine": 1_250,
     "runtime/schedule": 3_970,
-    "runtime/child": 880,
+    "runtime/child": 930,
     "runtime/text": 4_410,
     "runtime/native": 2_790,
     "runtime/group": 510,
@@ -219,7 +219,7 @@ def test_the_core_is_thin() -> None:
     assert {
         f"runtime/{room}" for room in ROOMS["runtime"] if (ROOT / "runtime" / room).is_dir()
     } < set(LINES)
-    assert sum(count_lines(f"runtime/{room}") for room in CORE) <= 15_030
+    assert sum(count_lines(f"runtime/{room}") for room in CORE) <= 15_080
 
 
 def test_no_two_classes_of_the_runtime_or_the_command_line_look_alike() -> None:

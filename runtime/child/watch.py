@@ -78,14 +78,12 @@ class Watch:
 
 @dataclass(slots=True)
 class Restarts:
-    """When a worker that has ended is followed by another. Pure: told how long it served.
+    """When workers that end are followed by others. Pure: told how long each served.
 
-    One that ends in the midst of work does not count: what it was asked may be to blame, and who
-    asked is told.
+    One that ends at its work was of use: what it was asked may be to blame, and who asked is told.
     """
 
-    failed: int = 0
-    """Workers in a row that were of no use."""
+    failed: int = 0  # in a row, of no use
 
     def end(self, seconds: float = 0.0, *, worked: bool = False) -> float | None:
         """Take an end in; return the pause before the next start, None where that is given up.

@@ -16,11 +16,11 @@ import msgspec
 import numpy as np
 
 from dovetail.ir.errors import DeviceError, DovetailError
-from dovetail.runtime.child.child import Child
+from dovetail.runtime.child.child import Child, ChildLost
 from dovetail.runtime.child.framing import Channel, ErrorText, pack_value
 from dovetail.runtime.child.supervisor import CLOSED, Supervisor
 from dovetail.runtime.child.watch import Reading
-from dovetail.runtime.embed.encoder import EmbeddingModel, EncoderSource, InstanceLost
+from dovetail.runtime.embed.encoder import EmbeddingModel, EncoderSource
 from dovetail.runtime.machine.seat import Board, Seat
 from dovetail.runtime.native.encoder import Encoder, Ids, Rows
 
@@ -83,14 +83,14 @@ class ProcessInstance(Supervisor[PackedVectors]):
         """Run a batch in the child, which should take so many seconds.
 
         Raises:
-            InstanceLost: it died, or hung.
+            ChildLost: it died, or hung.
             DovetailError: what the encoder raised; the child is well.
         """
         batch = PackedBatch(_pack(ids), None if types is None else _pack(types))
         message, answer = pack_value(batch), Future[PackedVectors]()
         with self._lock:
             if self._outbox is None:
-                raise InstanceLost("the embedding process is gone")
+                raise ChildLost("the embedding process is gone")
             self._answer, self._predicted = answer, predicted
             self._outbox.post(message)
         found = answer.result()
@@ -121,7 +121,7 @@ class ProcessInstance(Supervisor[PackedVectors]):
 
     def _lose(self, why: str) -> None:
         if not self._answer.done():
-            self._answer.set_exception(InstanceLost(why))
+            self._answer.set_exception(ChildLost(why))
 
     def _fail_all(self, error: DovetailError) -> None:
         """Nothing is left: what it had was lost with its process."""
@@ -152,7 +152,7 @@ def serve(channel: Channel, board: int = -1) -> None:
     try:
         for batch in channel.messages(PackedBatch):
             channel.send(_run(encoder, batch))
-    except InstanceLost as lost:  # the parent sees the end, and starts another process
+    except ChildLost as lost:  # the parent sees the end, and starts another process
         sys.exit(str(lost))
 
 

@@ -21,9 +21,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail.ir.errors import CapacityError, DeviceError, DovetailError, RequestError
+from dovetail.runtime.child.child import ChildLost
 from dovetail.runtime.child.supervisor import CLOSED, check_usable
 from dovetail.runtime.embed.device_queue import EmbedQuery, QueryBatch, QueryState, QueueSpec
-from dovetail.runtime.embed.encoder import EmbeddingModel, InstanceLost
+from dovetail.runtime.embed.encoder import EmbeddingModel
 from dovetail.runtime.embed.process import ProcessInstance
 from dovetail.runtime.embed.queue import QueueManager
 from dovetail.runtime.native.encoder import Ids, Rows
@@ -183,6 +184,12 @@ class EmbeddingService:
                 return any(any(self.manager.spec(name).depths) for name in left)
             return bool(left)
 
+    @property
+    def failure(self) -> str:
+        """Why queries are not served, in words; "" where they are, or the reason is unknown."""
+        found = (process.failure for _, process in self._processes())
+        return "" if self.ready else next(filter(None, found), "")
+
     def use(self, manager: QueueManager) -> None:
         """Take other queues for the same devices, while nothing is queued."""
         with self._work:
@@ -294,7 +301,7 @@ class EmbeddingService:
         if isinstance(rows, Exception):
             with self._deciding() as manager:
                 give_back = manager.fail
-                if isinstance(rows, InstanceLost):
+                if isinstance(rows, ChildLost):
                     rows = DeviceError(f"{rows} at this text, as others before it; change the text")
                     give_back = manager.lose
                 for query in give_back(batch):
@@ -333,7 +340,7 @@ def _embed(model: EmbeddingModel, batch: QueryBatch, dim: int) -> Rows | Excepti
     more = (batch.predicted,) if isinstance(model, ProcessInstance) else ()
     try:
         rows = model.embed_tokens(ids, types, *more)
-    except (DovetailError, InstanceLost) as error:
+    except (DovetailError, ChildLost) as error:
         return error
     except MemoryError:
         return DeviceError(f"{batch.device}: out of memory")

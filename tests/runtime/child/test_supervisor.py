@@ -106,6 +106,18 @@ def test_one_that_cannot_start_is_given_up(
         echo.close()
 
 
+def test_where_one_has_served_the_next_is_tried_again_whatever_it_says() -> None:
+    echo = Echo()
+    try:
+        assert echo.said.get(timeout=60) == "ready" and echo.pid is not None
+        echo.first = "fail"
+        os.kill(echo.pid, signal.SIGKILL)
+        assert "SIGKILL" in str(echo.said.get(timeout=60))
+        assert isinstance(echo.said.get(timeout=60), SpecError) and echo.starts == STARTS
+    finally:
+        echo.close()
+
+
 def test_one_that_dies_again_and_again_with_nothing_to_do_is_given_up() -> None:
     echo = Echo()
     try:

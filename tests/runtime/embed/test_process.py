@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from dovetail.ir.errors import DeviceError, SpecError
-from dovetail.runtime.embed.encoder import EncoderSource, InstanceLost
+from dovetail.runtime.child.child import ChildLost
+from dovetail.runtime.embed.encoder import EncoderSource
 from dovetail.runtime.embed.process import ProcessInstance
 from tests.runtime.embed.toy_encoders import HEAVY, vector
 
@@ -54,7 +55,7 @@ def test_an_error_is_one_batch_s_and_a_death_is_noticed_and_mended(
     assert first is not None
     instance.changed = lambda: back.set() if instance.ready else None
     os.kill(first, signal.SIGKILL)
-    with pytest.raises(InstanceLost):
+    with pytest.raises(ChildLost):
         instance.embed_tokens([good])
     assert back.wait(60) and instance.pid != first
     assert len(instance.embed_tokens([good])) == 1

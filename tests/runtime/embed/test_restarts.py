@@ -109,13 +109,14 @@ def test_a_device_that_is_started_again_takes_nothing_meanwhile(gated: Gated) ->
 
 def test_a_device_too_slow_for_the_slo_does_not_stand_in_for_one_that_died(gated: Gated) -> None:
     with serve({"npu": 4, "cpu": 0}, {"npu": gated.process, "cpu": Toy()}) as service:
-        assert service.ready
+        assert service.ready and service.failure == ""
         with gated.killed():
-            assert not service.ready
+            assert not service.ready and "SIGKILL" in service.failure
             with pytest.raises(CapacityError):
                 service.submit([ids(1)])
             service.slo = math.inf
-            assert service.ready and len(embed(service, [ids(1)])) == 1
+            assert service.ready and service.failure == ""
+            assert len(embed(service, [ids(1)])) == 1
 
 
 def test_a_lone_device_that_is_started_again_is_busy_and_calls_without_an_slo_wait(

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from dovetail.ir.errors import DeviceError, SpecError
-from dovetail.runtime.embed.encoder import InstanceLost
+from dovetail.runtime.child.child import ChildLost
 from dovetail.runtime.embed.line import Line
 
 DIM = 8
@@ -134,7 +134,7 @@ class Failing(Toy):
     ) -> np.ndarray:
         seen = {int(token) for each in ids for token in each}
         if DEADLY in seen:
-            raise InstanceLost("gpu: an illegal memory access")
+            raise ChildLost("gpu: an illegal memory access")
         if HEAVY in seen:
             tokens = sum(map(len, ids))
             raise DeviceError(f"gpu: out of memory in a pass of {tokens} tokens")

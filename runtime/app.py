@@ -227,7 +227,7 @@ class App:
     def failure(self) -> str:
         """Why it is not ready, in words; "" if it is ready or the reason is unknown."""
         engine = self._generator.host.failure if self._generator else ""
-        return engine or self.flows.worker.failure
+        return engine or self.embeddings.failure or self.flows.worker.failure
 
     @property
     def generator(self) -> Generator:

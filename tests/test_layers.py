@@ -91,15 +91,15 @@ LINES = {
     "runtime": 42_360,
     "runtime/machine": 1_250,
     "runtime/schedule": 3_990,
-    "runtime/child": 880,
+    "runtime/child": 930,
     "runtime/text": 4_410,
     "runtime/native": 2_800,
     "runtime/group": 510,
     "runtime/engine": 1_950,
     "runtime/index": 1_580,
-    "runtime/embed": 2_930,
+    "runtime/embed": 2_900,
     "runtime/accel": 4_970,
-    "runtime/hosting": 1_900,
+    "runtime/hosting": 1_890,
     "runtime/retrieval": 1_690,
     "runtime/flows": 5_850,
     "runtime/server": 5_260,
@@ -219,7 +219,7 @@ def test_the_core_is_thin() -> None:
     assert {
         f"runtime/{room}" for room in ROOMS["runtime"] if (ROOT / "runtime" / room).is_dir()
     } < set(LINES)
-    assert sum(count_lines(f"runtime/{room}") for room in CORE) <= 15_080
+    assert sum(count_lines(f"runtime/{room}") for room in CORE) <= 15_130
 
 
 def test_no_two_classes_of_the_runtime_or_the_command_line_look_alike() -> None:

@@ -18,7 +18,8 @@ from dovetail.runtime.accel.step import Step
 from dovetail.runtime.accel.tape import PlacedModel, TorchTape
 from dovetail.runtime.accel.weights import load_weights
 from dovetail.runtime.artifact import EncoderPart, open_artifact
-from dovetail.runtime.embed.encoder import InstanceLost, find_encoder
+from dovetail.runtime.child.child import ChildLost
+from dovetail.runtime.embed.encoder import find_encoder
 from dovetail.runtime.native.encoder import (
     PASS_TOKENS,
     WIDE_TOKENS,
@@ -71,7 +72,7 @@ class TorchEncoder(PackedEncoder):
 
         Raises:
             DeviceError: the device has no memory for it; the next one may run.
-            InstanceLost: the device failed: nothing runs in this process any more.
+            ChildLost: the device failed: nothing runs in this process any more.
         """
         assert self._bound is not None, "a closed encoder runs nothing"
         name, tokens = self._device.name, len(arrays["token_ids"])
@@ -88,7 +89,7 @@ class TorchEncoder(PackedEncoder):
                 f"{name}: out of memory in a pass of {tokens} tokens ({error})"
             ) from None
         except DeviceError as error:
-            raise InstanceLost(str(error)) from None
+            raise ChildLost(str(error)) from None
 
     def _upload(self, arrays: Mapping[str, Ids]) -> dict[str, torch.Tensor]:
         """Return arrays on the device; the memory they come from is pinned, and used again."""

@@ -83,9 +83,6 @@ class Child:
         """
         try:
             return self.ask(value, kind, seconds)
-        except ChildLate:
-            self.end()
-            raise StartError(f"{self.name} was not ready in {seconds:.0f} s") from None
         except ChildLost as lost:
             self.end()
             raise StartError(f"{self.name} {lost} on its start") from None
@@ -110,7 +107,7 @@ class Child:
             found = self.channel.receive(kind)
             self.channel.socket.settimeout(None)
         except TimeoutError:
-            raise ChildLate from None
+            raise ChildLate(f"did not answer in {seconds:g} s") from None
         except (OSError, msgspec.MsgspecError):
             found = None
         if found is None:

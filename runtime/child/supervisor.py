@@ -11,18 +11,16 @@ import logging
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Generic, TypeVar
 
-from dovetail.ir.errors import DovetailError, RequestError
+from dovetail.ir.errors import DeviceError, DovetailError, RequestError
 from dovetail.runtime.child.child import Child, StartError
 from dovetail.runtime.child.framing import ErrorText, Outbox
 from dovetail.runtime.child.launch import END_SECONDS
-from dovetail.runtime.child.watch import PATIENCE, Reading, Watch
+from dovetail.runtime.child.watch import PATIENCE, Reading, Restarts, Watch
 
-STARTS = 3
-"""Processes in a row that die before they are ready; what waits fails then."""
-PAUSE = 0.1
-"""Seconds before the second start in a row; twice as long before the third."""
 CLOSED = "the app is closed; load the artifact again"
 FORKED = "the app was loaded before this process was forked off; load the artifact in this process"
 
@@ -57,7 +55,10 @@ class Supervisor(ABC, Generic[M]):
         self._wanted = False
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
+        self._first: Future[None] = Future()
         self.deaths = 0
+        self.changed: Callable[[], object] = lambda: None
+        """Called, on any thread, when a process has died, serves, or is given up."""
 
     # ---- what it is for; on its thread, but for `_look` ----
 
@@ -91,6 +92,10 @@ class Supervisor(ABC, Generic[M]):
 
     # ---- for any thread ----
 
+    def wait(self) -> None:
+        """Return once the first process serves; raises why there is none."""
+        self._first.result()
+
     @property
     def pid(self) -> int | None:
         """Process id, None while there is none."""
@@ -101,6 +106,11 @@ class Supervisor(ABC, Generic[M]):
     def ready(self) -> bool:
         """False from the death of a process until the next one serves."""
         return self._outbox is not None
+
+    @property
+    def given_up(self) -> bool:
+        """Whether no process is kept: none could be started, or none was wanted."""
+        return self._thread is None and not self._closing.is_set()
 
     @property
     def failure(self) -> str:
@@ -120,14 +130,17 @@ class Supervisor(ABC, Generic[M]):
             self._thread.start()
             atexit.register(self._end_at_exit)
 
-    def close(self) -> None:
-        """End the process; what is under way fails. Safe to call twice."""
+    def leave(self) -> None:
+        """Have the process end: nobody waits for it any more."""
         with self._lock:
             self._closing.set()
-            child, thread = self._child, self._thread
-            if child is not None:
-                child.channel.hang_up()
-        atexit.unregister(self._end_at_exit)
+            if self._child is not None:
+                self._child.channel.hang_up()
+
+    def close(self) -> None:
+        """End the process; what is under way fails. Safe to call twice."""
+        self.leave()
+        thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
@@ -140,25 +153,24 @@ class Supervisor(ABC, Generic[M]):
 
     def _keep(self) -> None:
         """Start a process and read what it tells; when it dies, start the next."""
-        failed = 0
+        restarts = Restarts()
         while True:
             try:
                 child = self._start()
-            except Exception as error:  # whatever is wrong, nobody waits for ever
-                failed += 1
-                again = isinstance(error, StartError) and failed < STARTS
-                if again and not self._closing.wait(PAUSE * failed):
-                    continue
-                failed = 0
-                ours = error if isinstance(error, DovetailError) else ErrorText.of(error).make()
-                if self._give_up(ours):
+            except Exception as failure:  # whatever is wrong, nobody waits for ever
+                error = ErrorText.of(failure).make()
+                if isinstance(failure, DovetailError):
+                    error = failure
+                # what says why will say so again, unless another one has served before
+                pause = restarts.end() if isinstance(failure, StartError) or self.deaths else None
+            else:
+                error, seconds, worked = self._serve(child)
+                pause = restarts.end(seconds, worked=worked)
+            if pause is None or self._closing.wait(pause):
+                if self._give_up(error):
                     return
-                continue
-            failed = 0
-            why = self._serve(child)
-            if self._closing.is_set() and self._give_up(RequestError(self._closed_text)):
-                return
-            log.warning("%s; starting another one", why)
+            else:
+                log.warning("%s; starting another one", error)
 
     def _start(self) -> Child:
         """Return a process that serves; DovetailError where there is none."""
@@ -176,15 +188,19 @@ class Supervisor(ABC, Generic[M]):
             raise
         return child
 
-    def _serve(self, child: Child) -> str:
-        """Return how a process ended, in words."""
-        ended = threading.Event()
+    def _serve(self, child: Child) -> tuple[DeviceError, float, bool]:
+        """Return how a process ended, the seconds that it served, and whether it had work."""
+        ended, began, worked = threading.Event(), time.monotonic(), False
         threading.Thread(target=self._watch, args=(child, ended), daemon=True).start()
         try:
             with self._lock:
                 self._outbox = Outbox(child.channel, self._send_seconds)
                 self._send_waiting()
+            if not self._first.done():
+                self._first.set_result(None)
+            self.changed()
             for message in child.channel.messages(self._kind):
+                worked = True
                 self._hear(message)
         except Exception:
             log.exception("the messages from or to %s failed because of a bug", child.name)
@@ -192,13 +208,15 @@ class Supervisor(ABC, Generic[M]):
         with self._lock:
             self._outbox = self._child = None
         child.channel.hang_up()
-        end = child.member.wait(END_SECONDS) or "hung up"
+        worked |= self._look().busy
+        end = child.member.wait(0.0 if self._closing.is_set() else END_SECONDS) or "hung up"
         hang, self._hang = self._hang, ""
         self._failure = why = f"{child.name} {hang or end}"
         self.deaths += not self._closing.is_set()
         self._lose(why)  # at once: to bury the process may take long
+        self.changed()
         child.end()
-        return why
+        return DeviceError(why), time.monotonic() - began, worked
 
     def _watch(self, child: Child, ended: threading.Event) -> None:
         """Look at a process until it ends or hangs, and kill it then; on a thread of its own."""
@@ -213,8 +231,13 @@ class Supervisor(ABC, Generic[M]):
         """Have all that waits fail; return whether nobody wants a process any more."""
         with self._lock:
             self._wanted = False
-        self._fail_all(RequestError(self._closed_text) if self._closing.is_set() else error)
+        error = RequestError(self._closed_text) if self._closing.is_set() else error
+        self._fail_all(error)
+        if not self._first.done():
+            self._first.set_exception(error)
         with self._lock:
             if not self._wanted or self._closing.is_set():
+                atexit.unregister(self._end_at_exit)
                 self._thread = None
+        self.changed()
         return self._thread is None

@@ -1,9 +1,10 @@
-"""Tells a worker that hangs from one that is busy: by the progress of its work and nothing else.
+"""Tells a worker that hangs from one that is busy, and when one that ended gets a successor.
 
-In: readings of a worker, taken now and then, and the time. Out: words once it has work and ended no
-part of it for too long. A thread of the worker that beats would beat on while its work stands
-still, so that only what the work itself counts is looked at: `Progress`, in memory that a process
-shares, to be read also when the process is stopped or never gives up the interpreter.
+In: readings of a worker, taken now and then, and the time; how workers end. Out: words once one has
+work and ended no part of it for too long; the pause before the successor, if there is to be one. A
+thread of the worker that beats would beat on while its work stands still, so that only what the
+work itself counts is looked at: `Progress`, in memory that a process shares, to be read also when
+the process is stopped or never gives up the interpreter.
 """
 
 from __future__ import annotations
@@ -20,6 +21,12 @@ SLACK = 10.0
 """Times its prediction that a step may take: predictions are rough, machines are shared."""
 LOOKS = 10
 """Looks at a worker within `PATIENCE`."""
+STARTS = 3
+"""Workers in a row that end before they are of any use; what waits fails then."""
+PAUSE = 0.1
+"""Seconds before the second start in a row; twice as long before the third."""
+STEADY = 60.0
+"""Seconds after which a worker was of use, though nobody asked anything of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +74,27 @@ class Watch:
         if self.stood <= bound:
             return ""
         return f"hung: it had work but finished no step within {bound:.3g} s"
+
+
+@dataclass(slots=True)
+class Restarts:
+    """When workers that end are followed by others. Pure: told how long each served.
+
+    One that ends at its work was of use: what it was asked may be to blame, and who asked is told.
+    """
+
+    failed: int = 0  # in a row, of no use
+
+    def end(self, seconds: float = 0.0, *, worked: bool = False) -> float | None:
+        """Take an end in; return the pause before the next start, None where that is given up.
+
+        seconds: that it served, 0 where it was never ready. worked: whether it had work or did any.
+        """
+        self.failed = 0 if worked or seconds >= STEADY else self.failed + 1
+        if self.failed < STARTS:
+            return PAUSE * self.failed
+        self.failed = 0
+        return None
 
 
 TURNS, PREDICTED = 0, 1

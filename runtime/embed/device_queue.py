@@ -27,10 +27,8 @@ SPARED, MOST_SPARED = 0.05, 2.5
 are kept even where the machine stops; how often such a promise fits into the time, at most."""
 PRESSED = 0.1
 """Refused queries for each one of a batch from which on a device counts as pressed."""
-HUNG = 10.0
-"""A batch that takes so many times its latest predicted seconds will not come back."""
-LEAST_LIMIT, FIRST_LIMIT = 5.0, 120.0
-"""Seconds that any batch is given, for machines pause; and one of which no line is known."""
+FIRST_BATCH = 12.0
+"""Seconds that a batch is predicted to take of which no line is known."""
 
 
 class QueryState(Enum):
@@ -113,8 +111,7 @@ class QueueSpec:
 class QueryBatch:
     """Queries of one model that one instance runs together, from `started` to about `expected`.
 
-    counts: of each class. limit: seconds after which an instance that is not done is taken for
-    hung.
+    counts: of each class. predicted: seconds that it takes at the latest, by what is known.
     """
 
     number: int
@@ -123,7 +120,7 @@ class QueryBatch:
     counts: tuple[int, ...]
     started: float
     expected: float
-    limit: float = math.inf
+    predicted: float = math.inf
     model: str = ""
 
 
@@ -226,10 +223,6 @@ class DeviceQueue:
         if len(self.running) < self.spec.instances:
             return now
         return min(now + abs(batch.expected - now) for batch in self.running.values())
-
-    def limit(self, seconds: float) -> float:
-        """Return the seconds after which a batch predicted to take `seconds` hangs."""
-        return max(LEAST_LIMIT, HUNG * self.slack * seconds) if seconds else FIRST_LIMIT
 
     def promise(self, query: EmbedQuery, now: float) -> float:
         """Return when all that waits, and `query`, would be done by the lines."""

@@ -38,10 +38,6 @@ class EmbeddingModel(Protocol):
         """Free what it holds."""
 
 
-class InstanceLost(Exception):
-    """The process of an instance has died or hangs; what it ran is lost."""
-
-
 class EncoderSource(msgspec.Struct, frozen=True, kw_only=True):
     """Where an encoder comes from, told to another process: a function of a module, its options."""
 

@@ -1,7 +1,7 @@
 """An instance as a process of its own: pinned to its CPUs, watched, started anew when it dies.
 
-In: where its encoder comes from, and its CPUs. Out: an `EmbeddingModel` that can be started
-again; a batch is one message to the child, which runs `serve`, and one back.
+In: where its encoder comes from, and its CPUs. Out: an `EmbeddingModel` that comes back; a batch is
+one message to the child, which runs `serve`, and one back.
 """
 
 from __future__ import annotations
@@ -9,21 +9,23 @@ from __future__ import annotations
 import math
 import os
 import sys
-import threading
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from concurrent.futures import Future
 
 import msgspec
 import numpy as np
 
 from dovetail.ir.errors import DeviceError, DovetailError
 from dovetail.runtime.child.child import Child, ChildLost
-from dovetail.runtime.child.framing import Channel, ErrorText
-from dovetail.runtime.embed.encoder import EmbeddingModel, EncoderSource, InstanceLost
+from dovetail.runtime.child.framing import Channel, ErrorText, pack_value
+from dovetail.runtime.child.supervisor import CLOSED, Supervisor
+from dovetail.runtime.child.watch import Reading
+from dovetail.runtime.embed.encoder import EmbeddingModel, EncoderSource
 from dovetail.runtime.machine.seat import Board, Seat
 from dovetail.runtime.native.encoder import Encoder, Ids, Rows
 
 START_SECONDS = 120.0
+SEND_SECONDS = 30
 
 
 class WorkerSetup(msgspec.Struct, frozen=True):
@@ -48,13 +50,14 @@ class PackedBatch(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PackedVectors(msgspec.Struct, frozen=True, array_like=True):
-    """The vectors of a batch as float32, of `dim` values each."""
+    """The vectors of a batch as float32, of `dim` values each; or why there are none."""
 
-    dim: int
-    rows: bytes
+    dim: int = 0
+    rows: bytes = b""
+    error: ErrorText | None = None
 
 
-class ProcessInstance:
+class ProcessInstance(Supervisor[PackedVectors]):
     """An encoder in a child process; one caller at a time."""
 
     def __init__(
@@ -64,74 +67,64 @@ class ProcessInstance:
 
         board: of the workers that share the CPUs.
         """
+        super().__init__(PackedVectors, closed=CLOSED, send_seconds=SEND_SECONDS)
         self._board, slot = board, next(board.slots) if board else 0
         self._setup = WorkerSetup(source, tuple(pus), slot)
-        self._died: Callable[[], object] | None = None
-        self._left = False
-        self._start()
-
-    def _start(self) -> None:
-        if self._board is not None:
-            self._board.clear(self._setup.slot)
-        fds = [self._board.memory.fd] if self._board else []
-        self._child = Child.start(__name__, "the embedding process {}", fds=fds)
-        self._end = weakref.finalize(self, self._child.end)
-        if self._left:
-            self._child.channel.hang_up()
-        self.dim = self._child.set_up(self._setup, EncoderReady, START_SECONDS).dim
-
-    @property
-    def pid(self) -> int:
-        """Process id of the child."""
-        return self._child.pid
-
-    @property
-    def dead(self) -> bool:
-        """Whether it has died, also with nothing to do; what was closed is not dead."""
-        return self._end.alive and self._child.member.wait(0) is not None
-
-    def watch(self, died: Callable[[], object]) -> None:
-        """Have `died` called, on a thread, whenever it dies."""
-        self._died = died
-        threading.Thread(target=_wait, args=(self._child, died), daemon=True).start()
+        self._answer = Future[PackedVectors]()
+        self._answer.cancel()  # nobody waits for it
+        self._batches, self._predicted = 0, math.inf
+        with self._lock:
+            self._ensure()
+        self.wait()
 
     def embed_tokens(
-        self, ids: Sequence[Ids], types: Sequence[Ids] | None = None, limit: float = math.inf
+        self, ids: Sequence[Ids], types: Sequence[Ids] | None = None, predicted: float = math.inf
     ) -> Rows:
-        """Run a batch in the child.
+        """Run a batch in the child, which should take so many seconds.
 
         Raises:
-            InstanceLost: it died, or is not done in `limit` seconds.
+            ChildLost: it died, or hung.
             DovetailError: what the encoder raised; the child is well.
         """
         batch = PackedBatch(_pack(ids), None if types is None else _pack(types))
-        try:
-            found = self._child.ask(batch, PackedVectors, limit if limit < math.inf else None)
-        except ChildLost:
-            raise InstanceLost from None
+        message, answer = pack_value(batch), Future[PackedVectors]()
+        with self._lock:
+            if self._outbox is None:
+                raise ChildLost("the embedding process is gone")
+            self._answer, self._predicted = answer, predicted
+            self._outbox.post(message)
+        found = answer.result()
+        if found.error is not None:
+            raise found.error.make()
         return np.frombuffer(found.rows, np.float32).reshape(-1, found.dim)
 
-    def restart(self) -> None:
-        """End the child at once, for it may hang, and start another one."""
-        self._child.member.kill()
-        self.close()
-        self._start()
-        if self._died is not None:
-            self.watch(self._died)
+    # ---- a Supervisor: see there ----
 
-    def leave(self) -> None:
-        """Have nobody wait for a batch or a start any more. For any thread."""
-        self._left = True
-        self._child.channel.hang_up()
+    def _launch(self) -> Child:
+        if self._board is not None:
+            self._board.clear(self._setup.slot)
+        fds = [self._board.memory.fd] if self._board else []
+        return Child.start(__name__, "the embedding process {}", fds=fds)
 
-    def close(self) -> None:
-        """End the child; safe to call twice."""
-        self._end()
+    def _set_up(self, child: Child) -> None:
+        self.dim = child.set_up(self._setup, EncoderReady, START_SECONDS).dim
 
+    def _send_waiting(self) -> None:
+        """Nothing waits here, but in queues."""
 
-def _wait(child: Child, died: Callable[[], object]) -> None:
-    child.member.wait(math.inf)
-    died()
+    def _hear(self, found: PackedVectors) -> None:
+        self._batches += 1
+        self._answer.set_result(found)
+
+    def _look(self) -> Reading:
+        return Reading(not self._answer.done(), self._batches, self._predicted)
+
+    def _lose(self, why: str) -> None:
+        if not self._answer.done():
+            self._answer.set_exception(ChildLost(why))
+
+    def _fail_all(self, error: DovetailError) -> None:
+        """Nothing is left: what it had was lost with its process."""
 
 
 def _pack(rows: Sequence[Ids]) -> list[bytes]:
@@ -159,16 +152,16 @@ def serve(channel: Channel, board: int = -1) -> None:
     try:
         for batch in channel.messages(PackedBatch):
             channel.send(_run(encoder, batch))
-    except InstanceLost as lost:  # the parent sees the end, and starts another process
+    except ChildLost as lost:  # the parent sees the end, and starts another process
         sys.exit(str(lost))
 
 
-def _run(encoder: EmbeddingModel, batch: PackedBatch) -> PackedVectors | ErrorText:
+def _run(encoder: EmbeddingModel, batch: PackedBatch) -> PackedVectors:
     types = None if batch.types is None else _unpack(batch.types)
     try:
         rows = np.ascontiguousarray(encoder.embed_tokens(_unpack(batch.ids), types), np.float32)
     except DovetailError as error:
-        return ErrorText.of(error)
+        return PackedVectors(error=ErrorText.of(error))
     except MemoryError:
-        return ErrorText.of(DeviceError("out of memory"))
+        return PackedVectors(error=ErrorText.of(DeviceError("out of memory")))
     return PackedVectors(rows.shape[1], rows.tobytes())

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from dovetail.ir.errors import CapacityError, DeviceError, DovetailError, RequestError
 from dovetail.runtime.embed.device_queue import (
+    FIRST_BATCH,
     DeviceQueue,
     EmbedQuery,
     QueryBatch,
@@ -230,7 +231,7 @@ class QueueManager:
             counts=tuple(counts),
             started=now,
             expected=now + seconds,
-            limit=queue.limit(seconds),
+            predicted=queue.slack * seconds or FIRST_BATCH,
             model=chosen[0].model,
         )
         queue.running[batch.number] = batch

@@ -12,7 +12,6 @@ import math
 import os
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -22,15 +21,13 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail.ir.errors import CapacityError, DeviceError, DovetailError, RequestError
+from dovetail.runtime.child.child import ChildLost
 from dovetail.runtime.child.supervisor import CLOSED, check_usable
 from dovetail.runtime.embed.device_queue import EmbedQuery, QueryBatch, QueryState, QueueSpec
-from dovetail.runtime.embed.encoder import EmbeddingModel, InstanceLost
+from dovetail.runtime.embed.encoder import EmbeddingModel
 from dovetail.runtime.embed.process import ProcessInstance
 from dovetail.runtime.embed.queue import QueueManager
 from dovetail.runtime.native.encoder import Ids, Rows
-
-RESTARTS = 3
-"""Times that a dead instance is started, without a batch done, before it is given up."""
 
 log = logging.getLogger("dovetail")
 
@@ -92,8 +89,6 @@ class EmbeddingService:
         self.slo, self.manager = slo, manager
         self._instances, self._observe, self._now = instances, observe, now
         self._numbers = itertools.count()
-        self._lost = dict.fromkeys(instances, 0)
-        self._ended = dict.fromkeys(instances, 0)  # of those: never started again
         self._done: list[EmbedJob] = []  # by the decision that is being made
         self._owner, self._closed = os.getpid(), False
         self._work = threading.Condition()
@@ -104,6 +99,9 @@ class EmbeddingService:
             for name, each in instances.items()
             for models in each
         ]
+        for name, process in self._processes():
+            process.changed = partial(self._notice, name)
+            self._notice(name)  # what had changed before
         for thread in self._threads:
             thread.start()
 
@@ -181,20 +179,24 @@ class EmbeddingService:
         Within an SLO that is one of some depth. Where none ever had any, it is not death's doing.
         """
         with self._work:
-            left = [name for name, each in self._instances.items() if self._lost[name] < len(each)]
+            left = [name for name, each in self._instances.items() if any(map(_serve, each))]
             if self.slo < math.inf and len(left) < len(self._instances):
                 return any(any(self.manager.spec(name).depths) for name in left)
             return bool(left)
+
+    @property
+    def failure(self) -> str:
+        """Why queries are not served, in words; "" where they are, or the reason is unknown."""
+        found = (process.failure for _, process in self._processes())
+        return "" if self.ready else next(filter(None, found), "")
 
     def use(self, manager: QueueManager) -> None:
         """Take other queues for the same devices, while nothing is queued."""
         with self._work:
             assert not self.manager.live(), "what is queued would be lost"
-            for name, each in self._instances.items():
-                if self._lost[name] == len(each):
-                    gone = self._ended[name] == len(each)
-                    manager.close_device(name, self._now(), gone=gone)
             self.manager = manager
+            for name in self._instances:
+                self._settle(name)
 
     def set_queue(self, spec: QueueSpec) -> None:
         """Give a device other depths or lines."""
@@ -208,15 +210,13 @@ class EmbeddingService:
             for query in manager.live():
                 if manager.cancel(query):
                     self._end(query, RequestError(CLOSED))
-        every = itertools.chain.from_iterable(self._instances.values())
-        models = [model for models in every for model in models.values()]
-        for instance in models:
-            if isinstance(instance, ProcessInstance):
-                instance.leave()
+        for _, process in self._processes():
+            process.leave()  # all at once: each may take a while
         for thread in self._threads:
             thread.join()
-        for instance in models:
-            instance.close()
+        for models in itertools.chain.from_iterable(self._instances.values()):
+            for model in models.values():
+                model.close()
 
     def __enter__(self) -> EmbeddingService:
         return self
@@ -259,49 +259,54 @@ class EmbeddingService:
 
     # ---- threads ----
 
+    def _processes(self) -> Iterator[tuple[str, ProcessInstance]]:
+        """Yield the processes, and the device of each."""
+        for name, each in self._instances.items():
+            for models in each:
+                yield from ((name, m) for m in models.values() if isinstance(m, ProcessInstance))
+
     def _drive(self, name: str, models: Models) -> None:
         """Run batches on one instance until the service is closed or the instance given up."""
-        mortal = {n: each for n, each in models.items() if isinstance(each, ProcessInstance)}
-        for each in mortal.values():
-            each.watch(self._notice)
-        idle: Counter[str] = Counter()  # deaths with nothing to do since its last batch
-        while (found := self._next(name, mortal)) is not None:
-            if isinstance(found, str):
-                if not self._revive(name, mortal[found], None, RESTARTS - idle[found]):
-                    return
-                idle[found] += 1
-                continue
-            model = found.model
-            more = (found.limit,) if model in mortal else ()
-            rows = _embed(models[model], found, self.dims[model], *more)
-            if not isinstance(rows, InstanceLost):
-                del idle[model]
-                self._report(found, rows, self._now())
-            elif not self._revive(name, mortal[model], found, RESTARTS):
-                return
+        while (batch := self._next(name, models)) is not None:
+            rows = _embed(models[batch.model], batch, self.dims[batch.model])
+            self._report(batch, rows, self._now())
 
-    def _next(self, name: str, mortal: Mapping[str, ProcessInstance]) -> QueryBatch | str | None:
-        """Wait for a batch, or the name of a model that has died meanwhile; None at the end."""
+    def _next(self, name: str, models: Models) -> QueryBatch | None:
+        """Wait for a batch while an instance serves, or is started; None at its end."""
         with self._work:
-            while not self._closed:
-                for model, instance in mortal.items():
-                    if instance.dead:
-                        return model
-                if (batch := self.manager.take(name, self._now())) is not None:
+            while not (self._closed or _given_up(models)):
+                if _serve(models) and (batch := self.manager.take(name, self._now())) is not None:
                     return batch
                 self._work.wait()
         return None
 
-    def _notice(self) -> None:
-        """Have the threads look which instance has died."""
-        with self._work:
-            self._work.notify_all()
+    def _notice(self, name: str) -> None:
+        """Hear that a process of a device has died, is back, or is given up."""
+        with self._deciding():
+            self._settle(name)
+
+    def _settle(self, name: str) -> None:
+        """Have a device take queries where an instance serves; else others take what waits."""
+        each = self._instances[name]
+        if any(map(_serve, each)):
+            self.manager.open_device(name)
+        else:
+            gone = all(map(_given_up, each))
+            for query in self.manager.close_device(name, self._now(), gone=gone):
+                self._end(query, DeviceError(f"{name}: died, and no other device has room"))
+            if gone:
+                log.error("%s: could not be restarted; it is no longer used", name)
 
     def _report(self, batch: QueryBatch, rows: Rows | Exception, now: float) -> None:
         if isinstance(rows, Exception):
             with self._deciding() as manager:
-                for query in manager.fail(batch):
+                give_back = manager.fail
+                if isinstance(rows, ChildLost):
+                    rows = DeviceError(f"{rows} at this text, as others before it; change the text")
+                    give_back = manager.lose
+                for query in give_back(batch):
                     self._end(query, rows)
+                self._settle(batch.device)
         else:
             try:
                 if self._observe:
@@ -315,54 +320,27 @@ class EmbeddingService:
         with self._work:
             self.manager.note(batch, self._now())
 
-    def _revive(
-        self, name: str, instance: ProcessInstance, batch: QueryBatch | None, starts: int
-    ) -> bool:
-        """Start a dead instance again; False where it cannot be, or the service is closed.
 
-        batch: what it ran, which is queued again. starts: how often that may be tried.
-        """
-        with self._deciding() as manager:
-            if self._closed:
-                return False
-            self._lost[name] += 1
-            for query in manager.lose(batch) if batch else ():
-                died = f"{name}: embedding processes died or hung at this query"
-                self._end(query, DeviceError(died))
-            if self._lost[name] == len(self._instances[name]):
-                manager.close_device(name, self._now())
-        log.warning("%s: an embedding process died or hangs; restarting it", name)
-        for _ in range(starts):
-            try:
-                instance.restart()
-            except DovetailError as failure:
-                if self._closed:
-                    return False
-                log.warning("%s: %s", name, failure)
-                continue
-            with self._deciding() as manager:
-                self._lost[name] -= 1
-                manager.open_device(name)
-            return True
-        with self._deciding() as manager:  # go on without the instance, or the whole device
-            self._ended[name] += 1
-            if self._ended[name] == len(self._instances[name]):
-                log.error("%s: could not be restarted; it is no longer used", name)
-                for query in manager.close_device(name, self._now(), gone=True):
-                    self._end(query, DeviceError(f"{name}: died, and no other device has room"))
-        return False
+def _serve(models: Models) -> bool:
+    """Return whether no encoder of an instance is being started again, or given up."""
+    return all(each.ready for each in models.values() if isinstance(each, ProcessInstance))
 
 
-def _embed(model: EmbeddingModel, batch: QueryBatch, dim: int, *limit: float) -> Rows | Exception:
+def _given_up(models: Models) -> bool:
+    return any(each.given_up for each in models.values() if isinstance(each, ProcessInstance))
+
+
+def _embed(model: EmbeddingModel, batch: QueryBatch, dim: int) -> Rows | Exception:
     """Return the vectors of a batch, or why there are none: any error is this batch's alone."""
     payloads = [query.payload for query in batch.queries]
     ids: list[Ids] = [job.ids[index] for job, index in payloads]
     types: list[Ids] | None = None
     if any(job.types is not None for job, _ in payloads):
         types = [job.types[i] if job.types else np.zeros_like(job.ids[i]) for job, i in payloads]
+    more = (batch.predicted,) if isinstance(model, ProcessInstance) else ()
     try:
-        rows = model.embed_tokens(ids, types, *limit)
-    except (DovetailError, InstanceLost) as error:
+        rows = model.embed_tokens(ids, types, *more)
+    except (DovetailError, ChildLost) as error:
         return error
     except MemoryError:
         return DeviceError(f"{batch.device}: out of memory")

@@ -315,6 +315,11 @@ class Embeddings:
         """Whether all encoders have what runs them."""
         return all(found.service.ready for found in self.encoders.values())
 
+    @property
+    def failure(self) -> str:
+        """Why one has not, in words; "" where all have, or the reason is unknown."""
+        return next(filter(None, (e.service.failure for e in self.encoders.values())), "")
+
     def close(self) -> None:
         """End the threads and processes of all encoders."""
         for service in {found.service for found in self.encoders.values()}:

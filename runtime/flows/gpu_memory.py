@@ -17,11 +17,11 @@ from dataclasses import dataclass, replace
 import msgspec
 import numpy as np
 
-from dovetail.ir.errors import CapacityError, DeviceError, SpecError
+from dovetail.ir.errors import CapacityError, SpecError
 from dovetail.ir.model import KV_BLOCK, ModelSpec
 from dovetail.ir.profile import ProfileFile
 from dovetail.runtime.artifact import Artifact
-from dovetail.runtime.child.child import Child, ChildLost
+from dovetail.runtime.child.child import Child
 from dovetail.runtime.engine.options import EngineOptions
 from dovetail.runtime.flows.costs import measure_scan
 from dovetail.runtime.hosting.wire import Setup
@@ -144,13 +144,9 @@ def ask_device(artifact: Artifact, options: EngineOptions) -> Accelerator:
     which takes some seconds the first time. Raises what opening the engine there raises.
     """
     setup = Setup(path=str(artifact.path), options=options, log_level=log.getEffectiveLevel())
-    child = Child.start(SURVEY, "the process {} that asks the device")
-    try:
-        found = child.ask(setup, Survey)
-    except ChildLost as lost:
-        raise DeviceError(f"the process that asks {options.device} died ({lost})") from None
-    finally:
-        child.end()
+    child = Child.start(SURVEY, f"the process {{}} that asks {options.device}")
+    found = child.set_up(setup, Survey)
+    child.end()
     taken = sum(
         sum(device_bytes(part.file, find_tape(part, "encode")))
         for part in artifact.encoders.values()

@@ -65,16 +65,8 @@ class EngineProcess(Supervisor[StepReport]):
         self._service: ServicePlan | None = None
         self._vocab_size, self._model = 0, ""
         self._timeline: Timeline | None = None
-        self._first: Future[None] = Future()
         with self._lock:
             self._ensure()
-
-    def wait(self) -> None:
-        """Return once the first process serves.
-
-        Raises what opening the engine raised there, DeviceError where the process died.
-        """
-        self._first.result()
 
     # ---- as `EngineLoop` ----
 
@@ -201,8 +193,6 @@ class EngineProcess(Supervisor[StepReport]):
             if gone:
                 self._send(Drop(gone))
         self._waiting.clear()
-        if not self._first.done():
-            self._first.set_result(None)
 
     def _look(self) -> Reading:
         return self._progress.read(busy=bool(self._jobs or self._tickets))
@@ -282,8 +272,6 @@ class EngineProcess(Supervisor[StepReport]):
             self._waiting.clear()
         for job in left:
             _fail(job, error)
-        if not self._first.done():
-            self._first.set_exception(error)
 
 
 def _fail(job: Listener, error: DovetailError) -> None:

@@ -29,7 +29,7 @@ from dovetail.runtime.accel.packed_attention import (
 )
 from dovetail.runtime.accel.tape import Step
 from dovetail.runtime.artifact import EncoderPart, open_artifact
-from dovetail.runtime.embed.encoder import InstanceLost
+from dovetail.runtime.child.child import ChildLost
 from dovetail.runtime.native.encoder import Encoder, device_bytes
 from dovetail.topology.hardware import read_hardware
 from tests.encoders import (
@@ -260,7 +260,7 @@ def test_a_device_that_fails_ends_its_process(
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     monkeypatch.setattr(bert._bound, "run", fail)
-    with pytest.raises(InstanceLost, match="illegal memory access"):
+    with pytest.raises(ChildLost, match="illegal memory access"):
         bert.embed_tokens([[1]])
     with pytest.raises(RequestError, match="at least one token"):
         bert.embed_tokens([[]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from queue import SimpleQueue
@@ -12,8 +13,8 @@ import pytest
 from dovetail.ir.errors import DeviceError, DovetailError, RequestError, SpecError
 from dovetail.runtime.child.child import Child, ChildLate, ChildLost, StartError
 from dovetail.runtime.child.framing import pack_value
-from dovetail.runtime.child.supervisor import STARTS, Supervisor
-from dovetail.runtime.child.watch import Reading
+from dovetail.runtime.child.supervisor import Supervisor
+from dovetail.runtime.child.watch import STARTS, Reading
 from tests.processes import running
 from tests.runtime.child.echo_worker import Word
 from tests.runtime.conftest import ROOT
@@ -100,6 +101,38 @@ def test_one_that_cannot_start_is_given_up(
         echo.first = "hello"
         with echo._lock:
             echo._ensure()  # the next one asks
+        assert echo.said.get(timeout=60) == "ready"
+    finally:
+        echo.close()
+
+
+def test_where_one_has_served_the_next_is_tried_again_whatever_it_says() -> None:
+    echo = Echo()
+    try:
+        assert echo.said.get(timeout=60) == "ready" and echo.pid is not None
+        echo.first = "fail"
+        os.kill(echo.pid, signal.SIGKILL)
+        assert "SIGKILL" in str(echo.said.get(timeout=60))
+        assert isinstance(echo.said.get(timeout=60), SpecError) and echo.starts == STARTS
+    finally:
+        echo.close()
+
+
+def test_one_that_dies_again_and_again_with_nothing_to_do_is_given_up() -> None:
+    echo = Echo()
+    try:
+        assert echo.said.get(timeout=60) == "ready"
+        echo.say("a")  # the first one was of use
+        assert isinstance(echo.said.get(timeout=60), Word)
+        for left in reversed(range(STARTS + 1)):
+            assert echo.pid is not None
+            os.kill(echo.pid, signal.SIGKILL)
+            assert "SIGKILL" in str(echo.said.get(timeout=60))
+            last = echo.said.get(timeout=60)
+            assert last == "ready" if left else isinstance(last, DeviceError)
+        assert not echo.ready and "SIGKILL" in echo.failure and echo.starts == STARTS + 1
+        with echo._lock:
+            echo._ensure()
         assert echo.said.get(timeout=60) == "ready"
     finally:
         echo.close()

@@ -8,7 +8,18 @@ import os
 
 import pytest
 
-from dovetail.runtime.child.watch import LOOKS, PATIENCE, SLACK, Progress, Reading, Watch
+from dovetail.runtime.child.watch import (
+    LOOKS,
+    PATIENCE,
+    PAUSE,
+    SLACK,
+    STARTS,
+    STEADY,
+    Progress,
+    Reading,
+    Restarts,
+    Watch,
+)
 from dovetail.runtime.engine.step_watch import FEW, FIRST, StepTimes, StepWork
 from dovetail.runtime.machine.memory import SharedMemory
 from dovetail.runtime.schedule.plan import Batch, PrefillChunk, StepPlan
@@ -115,3 +126,17 @@ def test_steps_are_predicted_by_those_before() -> None:
     assert times.predict(work(1000)) == pytest.approx(10.0)
     times.learn(work(0), 1e6)  # nothing was computed
     assert times.predict(work(1000)) == pytest.approx(10.0)
+
+
+def test_workers_that_are_of_no_use_are_followed_later_and_later_and_then_by_none() -> None:
+    restarts = Restarts()
+    pauses = [restarts.end() for _ in range(STARTS)]
+    assert pauses == [PAUSE * n for n in range(1, STARTS)] + [None]
+    assert restarts.end() == PAUSE, "who is asked for anew begins anew"
+
+
+def test_a_worker_that_was_of_use_is_followed_at_once() -> None:
+    restarts = Restarts()
+    for seconds, worked in ((0.0, True), (STEADY, False)):
+        assert restarts.end(STEADY / 2) == PAUSE
+        assert restarts.end(seconds, worked=worked) == 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +16,10 @@ import pytest
 from dovetail.compiler.pipeline import compile_model
 from dovetail.ir.errors import DeviceError
 from dovetail.runtime.artifact import Artifact, open_artifact
+from dovetail.runtime.child.child import ChildLost
 from dovetail.runtime.embed import devices
 from dovetail.runtime.embed import open as opening
-from dovetail.runtime.embed.encoder import EncoderSource, InstanceLost, open_encoder
+from dovetail.runtime.embed.encoder import EncoderSource, open_encoder
 from dovetail.runtime.embed.open import open_encoders, open_service
 from dovetail.runtime.embed.process import ProcessInstance
 from dovetail.runtime.embed.settings import EmbeddingSettings
@@ -145,9 +147,11 @@ def test_an_encoder_that_is_lost_ends_its_process(
         with pytest.raises(DeviceError, match="out of memory in a pass of 2 tokens"):
             instance.embed_tokens([np.array([HEAVY, 1], np.int32)])
         assert instance.embed_tokens(IDS).shape == (3, 8)
-        with pytest.raises(InstanceLost):
+        back = threading.Event()
+        instance.changed = lambda: back.set() if instance.ready else None
+        with pytest.raises(ChildLost):
             instance.embed_tokens([np.array([DEADLY], np.int32)])
-        instance.restart()
+        assert back.wait(60)
         assert instance.embed_tokens(IDS).shape == (3, 8)
     written = capfd.readouterr().err
     assert "illegal memory access" in written and "Traceback" not in written

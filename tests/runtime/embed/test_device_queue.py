@@ -9,8 +9,7 @@ import pytest
 
 from dovetail.ir.errors import CapacityError
 from dovetail.runtime.embed.device_queue import (
-    FIRST_LIMIT,
-    LEAST_LIMIT,
+    FIRST_BATCH,
     EmbedQuery,
     QueryBatch,
     QueueSpec,
@@ -61,14 +60,13 @@ def keep_promises(queues: QueueManager, ratios: list[float]) -> float:
     return now
 
 
-def test_a_batch_is_given_ten_times_its_predicted_seconds_and_some_at_least() -> None:
+def test_a_batch_is_predicted_as_late_as_batches_may_be() -> None:
     slow = manager(Line(0.1, 1.0), 20, margin=0.5)
     slow.submit(queries(10, target=math.inf), 0.0)
-    assert taken(slow).limit == pytest.approx(10 * 1.5 * (10 * 0.1 + 1.0))
-    for line, limit in ((LINE, LEAST_LIMIT), (Line(0.0, 0.0), FIRST_LIMIT)):
-        queues = manager(line)
-        queues.submit(queries(1), 0.0)
-        assert taken(queues).limit == limit
+    assert taken(slow).predicted == pytest.approx(1.5 * (10 * 0.1 + 1.0))
+    unknown = manager(Line(0.0, 0.0))
+    unknown.submit(queries(1), 0.0)
+    assert taken(unknown).predicted == FIRST_BATCH
 
 
 def test_a_device_whose_batch_is_overdue_promises_less_the_longer_it_lasts() -> None:

@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import signal
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -61,8 +62,14 @@ def test_queues_give_the_same_vectors_and_keep_their_lines(path: Path) -> None:
         assert min(service.manager.depths()["cpu"]) > max(depths["cpu"])
         np.testing.assert_allclose(app.embed(TEXTS), wanted, atol=1e-6)
         instance = service._instances["cpu"][0]["embedder"]
-        assert isinstance(instance, ProcessInstance)
+        assert isinstance(instance, ProcessInstance) and instance.pid is not None
+        launch, held_back = instance._launch, threading.Event()
+        instance._launch = lambda: (held_back.wait(), launch())[1]  # type: ignore[method-assign]
         os.kill(instance.pid, signal.SIGKILL)
+        while "SIGKILL" not in app.failure:  # it is not known at once
+            os.sched_yield()
+        assert not app.ready
+        held_back.set()
         again = asyncio.run(app.aembed(TEXTS, wait=True))  # BUSY, else, while it is started anew
         np.testing.assert_allclose(again, wanted, atol=1e-6)
         assert held(service) == {"cpu": 0}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 
 from dovetail.ir.errors import DeviceError, SpecError
-from dovetail.runtime.embed.encoder import EncoderSource, InstanceLost
+from dovetail.runtime.child.child import ChildLost
+from dovetail.runtime.embed.encoder import EncoderSource
 from dovetail.runtime.embed.process import ProcessInstance
 from tests.runtime.embed.toy_encoders import HEAVY, vector
 
@@ -49,12 +51,13 @@ def test_an_error_is_one_batch_s_and_a_death_is_noticed_and_mended(
     with pytest.raises(DeviceError, match="out of memory"):
         instance.embed_tokens([good, np.array([HEAVY], np.int32)])
     assert len(instance.embed_tokens([good])) == 1
-    first = instance.pid
+    first, back = instance.pid, threading.Event()
+    assert first is not None
+    instance.changed = lambda: back.set() if instance.ready else None
     os.kill(first, signal.SIGKILL)
-    with pytest.raises(InstanceLost):
+    with pytest.raises(ChildLost):
         instance.embed_tokens([good])
-    instance.restart()
-    assert instance.pid != first
+    assert back.wait(60) and instance.pid != first
     assert len(instance.embed_tokens([good])) == 1
     with pytest.raises(ProcessLookupError):
         os.kill(first, 0)
@@ -65,10 +68,10 @@ def test_it_is_pinned_before_the_model_is_opened() -> None:
     made = ProcessInstance(source("pinned"), (cpu, 9999))
     try:
         row = made.embed_tokens([np.array([1], np.int32)])[0]
+        assert row[0] == (made.pid or 0) % 10_000
+        assert (row[1], row[2]) == (1, cpu)
     finally:
         made.close()
-    assert row[0] == made.pid % 10_000
-    assert (row[1], row[2]) == (1, cpu)
 
 
 def test_what_opening_raised_is_raised_here() -> None:

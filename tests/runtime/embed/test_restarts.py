@@ -7,20 +7,21 @@ import math
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from dovetail.ir.errors import CapacityError, DeviceError, RequestError
+from dovetail.runtime.child.watch import STARTS
 from dovetail.runtime.embed.device_queue import QueueSpec
 from dovetail.runtime.embed.encoder import EncoderSource
 from dovetail.runtime.embed.line import Line
 from dovetail.runtime.embed.process import ProcessInstance
 from dovetail.runtime.embed.queue import QueueManager
-from dovetail.runtime.embed.service import RESTARTS, EmbeddingService, Models
+from dovetail.runtime.embed.service import EmbeddingService, Models
 from tests.runtime.embed.integrity import held
 from tests.runtime.embed.test_service import ANY, LINE, WAIT, embed, ids, serve
 from tests.runtime.embed.toy_encoders import DEADLY, Toy
@@ -46,7 +47,7 @@ def test_an_idle_device_that_cannot_be_started_again_gets_nothing_more(
 ) -> None:
     process = ProcessInstance(toy_source("once", path=str(tmp_path / "started")))
     with serve({"npu": 2, "cpu": 9}, {"npu": Toy(), "cpu": process}) as service:
-        os.kill(process.pid, signal.SIGKILL)
+        kill(process)
         assert given_up.wait(WAIT)
         assert held(service) == {"npu": 0, "cpu": 0}  # under the lock: it is given up by now
         assert service.manager.depths() == {"npu": (2,), "cpu": (0,)}
@@ -68,121 +69,104 @@ def test_calls_end_when_the_only_device_is_given_up(
                 embed(service, [ids(1)] * 3)
 
 
-class Fragile(Toy, ProcessInstance):
-    """Dies when it is told to, or, `doomed`, after each start; each start waits for the gate.
+@dataclass(frozen=True)
+class Gated:
+    """A process whose successors wait for a gate before they serve."""
 
-    barred: whether it cannot be started.
-    """
+    process: ProcessInstance
+    gate: Path
 
-    def __init__(self, *, doomed: bool = False, barred: bool = False) -> None:
-        Toy.__init__(self)
-        self.doomed, self.barred, self.lost = doomed, barred, False
-        self.starting, self.gate = threading.Event(), threading.Event()
-        self.starts = 0
-        self.thread = threading.current_thread()
-        self._died: Callable[[], object] = lambda: None
-
-    @property
-    def dead(self) -> bool:
-        return self.lost
-
-    def watch(self, died: Callable[[], object]) -> None:
-        self._died, self.thread = died, threading.current_thread()
-
-    def die(self) -> None:
-        self.lost = True
-        self._died()
-
-    def embed_tokens(
-        self,
-        ids: Sequence[np.ndarray],
-        types: Sequence[np.ndarray] | None = None,
-        limit: float = math.inf,
-    ) -> np.ndarray:
-        return Toy.embed_tokens(self, ids, types)
-
-    def leave(self) -> None:
-        self.gate.set()
-
-    def restart(self) -> None:
-        self.starts += 1
-        self.starting.set()
-        if self.barred:
-            raise DeviceError("barred")
-        assert self.gate.wait(WAIT)
-        self.lost = self.doomed
+    @contextmanager
+    def killed(self) -> Iterator[None]:
+        """Kill the process; the next one is being started, and serves after the end."""
+        kill(self.process)
+        with self.gate.open("w"):  # once it has been opened there, too
+            yield
 
 
-def test_a_device_that_is_started_again_takes_nothing_meanwhile() -> None:
-    fragile = Fragile()
-    with serve({"npu": 4, "cpu": 1}, {"npu": fragile, "cpu": Toy()}) as service:
-        fragile.die()
-        assert fragile.starting.wait(WAIT)
+def kill(process: ProcessInstance) -> None:
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def gated(toy_source: Callable[..., EncoderSource], tmp_path: Path) -> Gated:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    source = toy_source("gated", path=str(tmp_path / "begun"), gate=str(gate))
+    return Gated(ProcessInstance(source), gate)
+
+
+def test_a_device_that_is_started_again_takes_nothing_meanwhile(gated: Gated) -> None:
+    with (
+        serve({"npu": 4, "cpu": 1}, {"npu": gated.process, "cpu": Toy()}) as service,
+        gated.killed(),
+    ):
         job = service.submit([ids(1)])
         assert [query.device for query in job.queries] == ["cpu"]
         job.result(WAIT)
-        fragile.gate.set()
 
 
-def test_a_device_too_slow_for_the_slo_does_not_stand_in_for_one_that_died() -> None:
-    fragile = Fragile()
-    with serve({"npu": 4, "cpu": 0}, {"npu": fragile, "cpu": Toy()}) as service:
-        assert service.ready
-        fragile.die()
-        assert fragile.starting.wait(WAIT)
-        assert not service.ready
-        with pytest.raises(CapacityError):
-            service.submit([ids(1)])
-        service.slo = math.inf
-        assert service.ready and len(embed(service, [ids(1)])) == 1
-        fragile.gate.set()
+def test_a_device_too_slow_for_the_slo_does_not_stand_in_for_one_that_died(gated: Gated) -> None:
+    with serve({"npu": 4, "cpu": 0}, {"npu": gated.process, "cpu": Toy()}) as service:
+        assert service.ready and service.failure == ""
+        with gated.killed():
+            assert not service.ready and "SIGKILL" in service.failure
+            with pytest.raises(CapacityError):
+                service.submit([ids(1)])
+            service.slo = math.inf
+            assert service.ready and service.failure == ""
+            assert len(embed(service, [ids(1)])) == 1
 
 
-def test_a_lone_device_that_is_started_again_is_busy_and_calls_without_an_slo_wait() -> None:
-    fragile = Fragile()
-    with serve({"npu": 4}, {"npu": fragile}) as service:
-        fragile.die()
-        assert fragile.starting.wait(WAIT)
-        with pytest.raises(CapacityError) as busy:
-            service.submit([ids(1)])
-        assert busy.value.retry_after
-        waiting = service.submit([ids(n) for n in range(9)], wait=True)
-        assert held(service) == {"npu": 0}
-        fragile.gate.set()
+def test_a_lone_device_that_is_started_again_is_busy_and_calls_without_an_slo_wait(
+    gated: Gated,
+) -> None:
+    with serve({"npu": 4}, {"npu": gated.process}) as service:
+        with gated.killed():
+            with pytest.raises(CapacityError) as busy:
+                service.submit([ids(1)])
+            assert busy.value.retry_after
+            waiting = service.submit([ids(n) for n in range(9)], wait=True)
+            assert held(service) == {"npu": 0}
         assert len(waiting.result(WAIT)) == 9
         assert len(service.submit([ids(1)]).result(WAIT)) == 1
 
 
-def test_a_device_that_dies_after_every_start_is_given_up(given_up: threading.Event) -> None:
-    fragile = Fragile(doomed=True)
-    fragile.gate.set()
-    with serve({"npu": 4}, {"npu": fragile}):
-        fragile.die()
-        assert given_up.wait(WAIT)
-        assert fragile.starts == RESTARTS
+def test_a_device_whose_processes_die_with_nothing_to_do_is_given_up(
+    toy_source: Callable[..., EncoderSource], given_up: threading.Event
+) -> None:
+    process, seen = ProcessInstance(toy_source("toy")), set[int]()
+    with serve({"npu": 4}, {"npu": process}):
+        while not given_up.is_set():
+            if process.ready and (pid := process.pid) is not None and pid not in seen:
+                seen.add(pid)
+                os.kill(pid, signal.SIGKILL)
+            os.sched_yield()
+        assert len(seen) == STARTS
 
 
-def test_a_batch_that_is_done_makes_up_for_deaths() -> None:
-    fragile = Fragile()
-    fragile.gate.set()
-    with serve({"npu": 4}, {"npu": fragile}) as service:
-        for starts in range(1, 2 * RESTARTS):
-            fragile.die()
+def test_a_batch_that_is_done_makes_up_for_deaths(
+    toy_source: Callable[..., EncoderSource],
+) -> None:
+    process = ProcessInstance(toy_source("toy"))
+    with serve({"npu": 4}, {"npu": process}) as service:
+        for _ in range(STARTS + 1):
+            kill(process)
             assert len(embed(service, [ids(1)])) == 1
-            assert fragile.starts == starts
 
 
-def test_a_device_is_not_given_up_while_one_of_its_instances_is_started() -> None:
-    lost, back = Fragile(barred=True), Fragile()
+def test_a_device_is_not_given_up_while_one_of_its_instances_is_started(
+    gated: Gated, toy_source: Callable[..., EncoderSource], tmp_path: Path
+) -> None:
+    lost = ProcessInstance(toy_source("once", path=str(tmp_path / "started")))
     queue = QueueSpec("cpu", False, (4,), (LINE,), instances=2)
-    both: list[Models] = [{"": lost}, {"": back}]
+    both: list[Models] = [{"": lost}, {"": gated.process}]
     with EmbeddingService({"cpu": both}, QueueManager([queue], ANY), slo=30.0) as service:
-        back.die()
-        assert back.starting.wait(WAIT)
-        lost.die()
-        assert lost.starting.wait(WAIT)
-        lost.thread.join(WAIT)
-        back.gate.set()
+        with gated.killed():
+            kill(lost)
+            while not lost.given_up:
+                os.sched_yield()
         assert len(embed(service, [ids(1)])) == 1
 
 
@@ -201,7 +185,7 @@ def test_closing_waits_neither_for_a_batch_nor_for_a_start(
     service = EmbeddingService({"cpu": [{"": process}]}, QueueManager([unknown], ANY))
     job = service.submit([ids(1)]) if hangs == "batch" else None
     if job is None:
-        os.kill(process.pid, signal.SIGKILL)
+        kill(process)
     assert pipe.read_text() == "begun"
     closer = threading.Thread(target=service.close, daemon=True)
     closer.start()

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from dovetail.ir.errors import DeviceError, SpecError
-from dovetail.runtime.embed.encoder import InstanceLost
+from dovetail.runtime.child.child import ChildLost
 from dovetail.runtime.embed.line import Line
 
 DIM = 8
@@ -103,6 +103,15 @@ def once(path: str) -> Toy:
     return Toy()
 
 
+def gated(path: str, gate: str) -> Toy:
+    """An encoder whose later starts wait until the gate, a pipe, was opened and closed."""
+    file = Path(path)
+    if file.exists():
+        Path(gate).read_text()
+    file.touch()
+    return Toy()
+
+
 class Pinned(Toy):
     """Says on which CPUs it runs, and in which process."""
 
@@ -125,7 +134,7 @@ class Failing(Toy):
     ) -> np.ndarray:
         seen = {int(token) for each in ids for token in each}
         if DEADLY in seen:
-            raise InstanceLost("gpu: an illegal memory access")
+            raise ChildLost("gpu: an illegal memory access")
         if HEAVY in seen:
             tokens = sum(map(len, ids))
             raise DeviceError(f"gpu: out of memory in a pass of {tokens} tokens")

@@ -20,7 +20,7 @@ import pytest
 from dovetail.ir.errors import ArtifactError, CapacityError, DeviceError, RequestError
 from dovetail.runtime.app import App, load
 from dovetail.runtime.child.framing import Outbox
-from dovetail.runtime.child.supervisor import STARTS
+from dovetail.runtime.child.watch import STARTS
 from dovetail.runtime.engine.options import EngineOptions
 from dovetail.runtime.hosting.generator import Job
 from dovetail.runtime.hosting.process import EngineProcess

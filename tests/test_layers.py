@@ -84,11 +84,11 @@ CORE = ("native", "schedule", "engine", "accel", "child", "group")
 """Rooms that are thin: who reads how a token is made reads these."""
 LINES = {
     "dovetail": 7_640,
-    "compiler": 23_130,
+    "compiler": 23_140,
     "codegen": 19_540,
     "topology": 4_040,
     "ir": 11_420,
-    "runtime": 42_150,
+    "runtime": 42_160,
     "runtime/machine": 1_250,
     "runtime/schedule": 3_970,
     "runtime/child": 880,

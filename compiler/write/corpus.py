@@ -133,11 +133,10 @@ def _read_csv(file: Path, text: str, _words: int) -> Iterator[Passage]:
     csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # the module's own is 128 KiB
     rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=parts, strict=True)
     try:
-        if set(rows.fieldnames or TEXT_FIELDS).isdisjoint(TEXT_FIELDS):
-            needed, there = (
-                " or ".join(map(repr, many)) for many in (TEXT_FIELDS, rows.fieldnames)
-            )
-            raise SpecError(f"{file}: its first line must name a column {needed}, not {there}")
+        there = rows.fieldnames or TEXT_FIELDS  # an empty file has no passage, as others
+        if set(there).isdisjoint(TEXT_FIELDS):
+            needed, found = (" or ".join(map(repr, names)) for names in (TEXT_FIELDS, there))
+            raise SpecError(f"{file}: its first line must name a column {needed}, not {found}")
         for row in rows:
             record = {name: value for name, value in row.items() if name and value is not None}
             yield _read_record(record, f"{file}:{rows.line_num}")

@@ -214,7 +214,8 @@ class CompileRequest(ModelRequest):
     def command(self) -> tuple[str, ...]:
         """The words of the command that makes the artifact again, as far as files hold its inputs.
 
-        Graphs of Python are left out; paths are absolute.
+        Graphs are there by their names: the command knows the five, and refuses what only Python
+        can give, rather than leave it out. Paths are absolute.
         """
         given: list[tuple[str, object]] = [
             (name, getattr(self, name)) for name in WORDS if getattr(self, name) != DEFAULTS[name]
@@ -225,8 +226,10 @@ class CompileRequest(ModelRequest):
         given += [("kernel", _absolute(kernel)) for kernel in self.kernels]
         given += [("prelude", Path(path).resolve()) for path in self.prelude]
         given += [("include", Path(path).resolve()) for path in self.include]
-        paths = [path for path in self.workflows if isinstance(path, str | Path)]
-        given += [("workflow", Path(path).resolve()) for path in paths]
+        given += [
+            ("workflow", Path(flow).resolve() if isinstance(flow, str | Path) else flow.name)
+            for flow in self.workflows
+        ]
         given += [("index", path.resolve()) for path in self.indexes]
         words = [f"--{name.replace('_', '-')}={value}" for name, value in given]
         output = Path(self.output).resolve()

@@ -214,6 +214,54 @@ that a function or an input gives. Pairs of all requests share the encoders' que
 `app.embed` and `/v1/rerank`, and give what `app.rerank` gives. A generation behind a rerank
 is not begun on a part of a search; the search is cut and shared out as others are.
 
+## Write it as a file
+
+JSON and YAML hold the same, for `--workflow` of `run`, `serve` and `compile`. This one asks for
+what it still has to know until there is nothing more, three times at most, in the documents of a
+tenant:
+
+```yaml
+name: ask-on
+inputs: [input, tenant]   # `input` alone where nothing is said
+nodes:
+  - {{kind: collect, name: recall, text: found, output: known}}
+  - kind: generation
+    name: ask
+    output: step
+    options: {{max_tokens: 32, temperature: 0}}
+    prompt:
+      - {{role: system, content: "Reply with the next short question to look up, or NONE."}}
+      - {{role: user, content: "Question: {{input}}\\nKnown: {{known}}"}}
+  - {{kind: retrieval, name: search, query: step, output: docs, topk: 3,
+     filters: {{tenant: "{{tenant}}"}}}}
+  - kind: generation
+    name: read
+    output: found
+    options: {{max_tokens: 64}}
+    prompt: [{{role: user, content: "{{docs}}\\n\\n{{step}} Answer in one sentence."}}]
+  - kind: generation
+    name: answer
+    prompt: [{{role: user, content: "{{known}}\\n\\n{{input}}"}}]
+edges:
+  - {{from: START, to: recall}}
+  - {{from: recall, to: ask}}
+  - {{from: ask, to: {{if: step, then: search, else: answer, empty: [none], most: {{known: 3}}}}}}
+  - {{from: search, to: read}}
+  - {{from: read, to: recall}}
+  - {{from: answer, to: END}}
+```
+
+- A node has the fields of `add_generation`, `add_retrieval`, `add_embedding` or `add_rerank`.
+  `join` puts the texts of `names` together, `collect` gathers in a list what `text` names, round
+  by round.
+- A prompt that is a text is continued as it is, as by `run --raw`. Models that were trained to chat
+  answer messages better, which go through their chat template.
+- `filters` are values of the documents' metadata: one, a list of which one must hold, or
+  `"{{name}}"` for what an input or a node gives, so that each request can have its own.
+- A branch goes to `then` where the name after `if` has a value that is not in `empty`, and no list
+  of `most` is full; else to `else`, which is `END` where it is not given.
+- Functions are code: for these write the graph as a Python file.
+
 ## Keep it in the artifact
 
 `dovetail compile MODEL --model embedder=DIRECTORY -o app.dove --workflow rag.py --index idx` keeps

@@ -2,8 +2,8 @@
 
     python examples/rag_folder.py FOLDER MODEL ENCODER WORK "Who founded Komosburg?"
 
-FOLDER has Markdown, text or JSON lines. WORK keeps the index and the compiled models: the second
-question starts at once. Delete WORK/idx after the texts have changed.
+FOLDER has Markdown, text, JSON lines or CSV. WORK keeps the index and the compiled models: the
+second question starts at once. Delete WORK/idx after the texts have changed.
 """
 
 from __future__ import annotations

@@ -100,7 +100,8 @@ class RAGraph:
             query: what it asks, by name.
             output: the name of what it finds, nearest first.
             topk: documents at most.
-            filters: metadata field -> the value, or the list of values, that documents must have.
+            filters: metadata field -> the value, or the list of values, that documents must have;
+                `{name}` stands for what an input or another node gives, which may be a list.
             index: which one, None where there is one.
             order: in which a prompt shows documents: nearest first, or `any`: as their prompt
                 shares the longest beginning with those before it, whose KV need not be computed

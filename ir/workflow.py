@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import re
 import string
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -43,6 +44,7 @@ START, END = Terminal.START, Terminal.END
 ANY_ORDER = "any"
 TEMPLATES = 1024
 """Prompts that are remembered in their parts: each of a workflow's is filled in once a request."""
+_NAMED = re.compile(r"\{([^\W\d]\w*)\}")
 Place: TypeAlias = Name | Terminal
 Choice: TypeAlias = "Place | Iterable[Place]"
 
@@ -93,8 +95,9 @@ class Generation(StoredNode, tag=GENERATION, frozen=True):
 class Retrieval(StoredNode, tag=RETRIEVAL, frozen=True):
     """Finds the `topk` documents of an index nearest to a text or vector.
 
-    filters: metadata field -> the value, or the values, of which documents must have one. order: in
-    which prompts show them; `any` lets one show them as it shares most with prompts before it.
+    filters: metadata field -> the value, or the values, of which documents must have one; `{name}`
+    alone stands for what was written there. order: in which prompts show them; `any` lets one show
+    them as it shares most with prompts before it.
     """
 
     query: str
@@ -107,7 +110,20 @@ class Retrieval(StoredNode, tag=RETRIEVAL, frozen=True):
     @property
     def reads(self) -> tuple[str, ...]:
         """What it takes from the state."""
-        return (self.query,)
+        named = filter(None, map(_name_in, self.filters.values()))
+        return tuple(dict.fromkeys((self.query, *named)))
+
+    def filled(self, state: State) -> Retrieval:
+        """Return it with what its filters name; one that names what is not there falls away."""
+        names = {field: _name_in(value) for field, value in self.filters.items()}
+        if not any(names.values()):
+            return self
+        filters = {
+            field: value if (name := names[field]) is None else state[name]
+            for field, value in self.filters.items()
+            if names[field] is None or names[field] in state
+        }
+        return msgspec.structs.replace(self, filters=filters)
 
 
 class Embedding(StoredNode, tag=EMBEDDING, frozen=True):
@@ -140,6 +156,12 @@ class Rerank(StoredNode, tag=RERANK, frozen=True):
     def reads(self) -> tuple[str, ...]:
         """What it takes from the state."""
         return (self.query, self.documents)
+
+
+def _name_in(value: object) -> str | None:
+    """Return the name in a filter's value `{name}`, None for any other value."""
+    found = _NAMED.fullmatch(value) if isinstance(value, str) else None
+    return found[1] if found else None
 
 
 def _call(function: Callable[[State], Any], state: State) -> Any:

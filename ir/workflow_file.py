@@ -131,7 +131,7 @@ def _connect(graph: RAGraph, edge: EdgeEntry, functions: Functions) -> None:
 
 def _function(name: str, where: str, functions: Functions) -> Callable[..., Any]:
     if name not in functions:
-        known = ", ".join(sorted(functions)) or "none"
+        known = ", ".join(sorted(functions)) or "none (code stands in a Python file of the graph)"
         raise WorkflowError(f"{where} names the function {name!r}; given are: {known}")
     return functions[name]
 

@@ -13,6 +13,7 @@ import pytest
 import typer
 
 from dovetail.cli.app import app
+from dovetail.ir.workflow_file import read_workflow
 from tests.repository import ROOT
 from tests.test_layers import ROOMS
 
@@ -108,6 +109,12 @@ def test_names_that_python_blocks_import_are_there(page: Path) -> None:
             if isinstance(node, ast.ImportFrom) and str(node.module).startswith("dovetail"):
                 module = importlib.import_module(str(node.module))
                 assert all(hasattr(module, alias.name) for alias in node.names), node.module
+
+
+def test_workflows_on_pages_are_workflows() -> None:
+    blocks = [block for page in PAGES for _, block in FENCE.findall(page.read_text())]
+    found = [read_workflow(text).workflow() for text in blocks if text.startswith("name: ")]
+    assert [workflow.name for workflow in found] == ["ask-on"]
 
 
 @pytest.mark.parametrize("page", [ROOT / "docs/figures.md", ROOT / "docs/rag.md"], ids=name)

@@ -1,12 +1,15 @@
-"""Reads a corpus: JSON lines, JSON, Markdown or plain text, files or folders of them -> passages.
+"""Reads a corpus: JSON lines, JSON, CSV, Markdown or plain text, or folders of them -> passages.
 
-In: a path. Out: `Passage`s in order, each with a key of its own. A line of JSON is a passage as it
-is; Markdown and text are cut at headings and blank lines into passages of a bounded length.
+In: a path. Out: `Passage`s in order, each with a key of its own. A line of JSON, or a row of CSV,
+is a passage as it is; Markdown and text are cut at headings and blank lines into passages of a
+bounded length.
 """
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
 import re
 import zlib
 from collections import Counter
@@ -31,7 +34,7 @@ def read_corpus(path: str | Path, words: int = PASSAGE_WORDS) -> list[Passage]:
     """Return the passages of a file, or of all files of a folder in the order of their names.
 
     Args:
-        path: *.jsonl, *.json, *.md, *.txt (also with .gz), or a folder of them, hidden ones apart.
+        path: a file of READERS, also with .gz, or a folder of them, hidden ones apart.
         words: of a passage of Markdown or text at most.
 
     Raises:
@@ -123,6 +126,24 @@ def _read_json(file: Path, text: str, _words: int) -> Iterator[Passage]:
         yield _read_record(record, f"{file}, passage {number}")
 
 
+def _read_csv(file: Path, text: str, _words: int) -> Iterator[Passage]:
+    """Rows under a row of names; what is between these parts all others, too."""
+    names = text.partition("\n")[0]
+    parts = max(",;\t", key=names.count)
+    csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # the module's own is 128 KiB
+    rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=parts, strict=True)
+    try:
+        there = rows.fieldnames or TEXT_FIELDS  # an empty file has no passage, as others
+        if set(there).isdisjoint(TEXT_FIELDS):
+            needed, found = (" or ".join(map(repr, names)) for names in (TEXT_FIELDS, there))
+            raise SpecError(f"{file}: its first line must name a column {needed}, not {found}")
+        for row in rows:
+            record = {name: value for name, value in row.items() if name and value is not None}
+            yield _read_record(record, f"{file}:{rows.line_num}")
+    except csv.Error as error:
+        raise SpecError(f"{file}, behind line {rows.line_num}: is no CSV ({error})") from None
+
+
 def _is_body(value: object) -> bool:
     sentences = value if isinstance(value, list) else [value]
     return all(isinstance(sentence, str) for sentence in sentences)
@@ -157,6 +178,8 @@ def _read_text(file: Path, text: str, words: int) -> Iterator[Passage]:
 READERS: dict[str, Callable[[Path, str, int], Iterator[Passage]]] = {
     ".jsonl": _read_lines,
     ".json": _read_json,
+    ".csv": _read_csv,
+    ".tsv": _read_csv,
     ".md": _read_markdown,
     ".markdown": _read_markdown,
     ".txt": _read_text,

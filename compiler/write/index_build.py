@@ -1,7 +1,8 @@
 """The build of a retrieval index: a corpus and an encoder -> an index folder.
 
 Passages are embedded in slices, and each slice is on the disk before the next begins: a build that
-was interrupted goes on from there. The folder itself is there whole or not at all.
+was interrupted goes on from there. What the index in that place has of them is not embedded again.
+The folder itself is there whole or not at all.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import filelock
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from dovetail.codegen.catalog import retrieval_kernels
 from dovetail.codegen.isa.target import Target
 from dovetail.compiler.rules.shared_kernels import target_kernels
+from dovetail.compiler.write.earlier_index import EarlierIndex, Embeds, Rows, read_earlier
 from dovetail.compiler.write.report import our_version
 from dovetail.compiler.write.writer import write_artifact, write_libraries
 from dovetail.ir.errors import ArtifactError, SpecError
@@ -57,15 +58,7 @@ QUERY_PROMPTS, PASSAGE_PROMPTS = (
 SHOWN = ("dim", "clusters", "codes", "metric")
 """What manifest and report tell of an index."""
 
-Rows = npt.NDArray[np.float32]
 Progress = Callable[[str, int, int], None]
-
-
-class Embeds(Protocol):
-    """What turns texts into vectors: a loaded artifact."""
-
-    def embed(self, texts: Sequence[str], /, *, prompt: str | None = None) -> Rows:
-        """Return float32 [len(texts), d]; `prompt` goes before each text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +83,7 @@ class IndexReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a build did. resumed: passages that an earlier, interrupted build had embedded.
 
     divided: passages that the encoder could not take whole, and so are found part by part.
+    kept: passages whose vectors the index in that place had before.
     """
 
     path: str
@@ -102,6 +96,7 @@ class IndexReport(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     embedder: str
     divided: int = 0
+    kept: int = 0
 
 
 def build_index_folder(
@@ -128,7 +123,8 @@ def build_index_folder(
     with write_artifact(request.output, kind=IndexManifest) as folder:
         with _open_partial(request.output, identity) as partial:
             resumed = partial.count
-            vectors = _embed_all(passages, encoder, embedder, partial, progress)
+            earlier = read_earlier(request.output, embedder)
+            vectors = _embed_all(passages, encoder, embedder, earlier, partial, progress)
             index = _cluster(vectors, request, progress)
             early = _calibrate(index, passages, encoder, embedder, progress)
             facts: dict[str, Any] = {name: getattr(index, name) for name in SHOWN}
@@ -161,6 +157,7 @@ def build_index_folder(
         bytes=sum(entry.bytes for entry in folder.files.values()),
         embedder=embedder.name,
         divided=divided,
+        kept=earlier.used,
     )
 
 
@@ -269,13 +266,14 @@ def _embed_all(
     passages: Sequence[Passage],
     encoder: Embeds,
     embedder: EmbedderEntry,
+    earlier: EarlierIndex,
     partial: _Partial,
     progress: Progress,
 ) -> Rows:
     progress("embed", partial.count, len(passages))
     for first in range(partial.count, len(passages), SLICE):
         texts = [passage.embedded for passage in passages[first : first + SLICE]]
-        rows = encoder.embed(texts, prompt=embedder.passage_prompt)
+        rows = earlier.complete(texts, encoder, embedder.passage_prompt)
         if not np.isfinite(rows).all():
             raise SpecError("the encoder gave vectors that are not finite; compile it as f32")
         partial.append(rows)

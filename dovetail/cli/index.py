@@ -1,7 +1,7 @@
 """`dovetail index build`: a corpus and an encoder to an index folder, with a bar and an ETA.
 
-In: JSON lines, JSON, Markdown or text, and a model directory or artifact that embeds. Out: a folder
-that `dovetail.runtime.retrieval.folder.open_index` opens.
+In: JSON lines, JSON, CSV, Markdown or text, and a model directory or artifact that embeds. Out: a
+folder that `dovetail.runtime.retrieval.folder.open_index` opens.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ SAMPLED, STRANGE = 256, 0.05
 
 def index_build_command(
     corpus: Annotated[
-        Path, typer.Argument(help="A file (*.jsonl, *.json, *.md, *.txt, also .gz), or a folder.")
+        Path,
+        typer.Argument(help="A file (*.jsonl, *.json, *.csv, *.md, *.txt, also .gz), or a folder."),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The index folder to write.")],
     embedder: Annotated[str, "A model directory of an encoder, a hub id, or its artifact."],
@@ -48,7 +49,7 @@ def index_build_command(
     trust: Trust = False,
     json: AsJson = False,
 ) -> None:
-    """Build a search index of a corpus. After an interruption, run it again: it continues."""
+    """Build a search index of a corpus. Run it again to continue, or to take in what is new."""
     from dovetail.cli.model_cache import find_artifact
     from dovetail.codegen.targets import host_target
     from dovetail.compiler.models.hub import find_model
@@ -87,7 +88,9 @@ def index_build_command(
 def describe_index(report: IndexReport) -> str:
     """Return the lines a person reads after a build."""
     kind = "searched whole" if report.clusters == 1 else f"{report.clusters} clusters"
-    again = f" ({report.resumed} by an interrupted build before)" if report.resumed else ""
+    before = {"by an interrupted build before": report.resumed, "as they were": report.kept}
+    told = ", ".join(f"{count} {how}" for how, count in before.items() if count)
+    again = f" ({told})" if told else ""
     long = (
         f"\n{report.divided} passages are longer than {report.embedder} reads at once: each was "
         "cut into parts that are found one by one, under its key"

@@ -127,6 +127,7 @@ def run_command(
     from dovetail.cli.model_cache import find_artifact, is_artifact
     from dovetail.loading import load
     from dovetail.runtime.engine.options import EngineOptions
+    from dovetail.runtime.index.manifest import read_manifest
     from dovetail.runtime.schedule.request import SamplingParams
 
     if workflow is None and (input or index):
@@ -142,6 +143,8 @@ def run_command(
     most = RAW_TOKENS if max_tokens is None else max_tokens
     SamplingParams.make({**named, "max_tokens": most})  # before a model is fetched and compiled
     EngineOptions(**vars(engine))
+    for folder in index or ():
+        read_manifest(folder)
     graph = None if workflow is None else _read_graph(workflow, stored=is_artifact(Path(model)))
     name, beside, _ = (adapter or "").partition("=")
     compiled = compiling.chosen() | (adapter_options([adapter]) if adapter and beside else {})

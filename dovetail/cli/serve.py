@@ -213,6 +213,7 @@ def serve_command(
     from dovetail.runtime.engine.options import EngineOptions
     from dovetail.runtime.flows.service import FlowSettings
     from dovetail.runtime.hosting.worker import log_to_stderr
+    from dovetail.runtime.index.manifest import read_manifest
     from dovetail.runtime.server.run import check_address, open_models
 
     served.check(http.timeline)
@@ -222,6 +223,9 @@ def serve_command(
     embedding = None if embed_slo is None else EmbeddingSettings(slo=embed_slo)
     EngineOptions(**vars(engine), kv_blocks=kv_blocks)  # before a model is fetched and compiled
     check_address(settings)
+    graphs = [graph for text in served.workflow or () for graph in read_graphs(text)]
+    for index in served.index or ():
+        read_manifest(index)  # it is told before a model is compiled where there is none
     log_to_stderr(logging.INFO)
     options = _compile_options(models, served, weights, engine)
     given = served.served_model_name or []
@@ -239,7 +243,6 @@ def serve_command(
         apart=True,
         trust=served.trust,
     )
-    graphs = [graph for text in served.workflow or () for graph in read_graphs(text)]
     opened = open_models(artifacts, load_one)
     try:
         jobs = []

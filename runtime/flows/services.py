@@ -51,6 +51,6 @@ def perform(call: Call, services: Services) -> object:
             case Retrieval() as node:
                 query = call.state[node.query]
                 asked = query if isinstance(query, np.ndarray) else str(query)
-                return list(services.retrieve(asked, node))
+                return list(services.retrieve(asked, node.filled(call.state)))
             case node:
                 return node.call(call.state)

@@ -231,12 +231,17 @@ class IvfIndex:
         probes = [self.probe_only(query, nprobe, depth, only) for query in queries]
         return self.scan(probes, depth, only=only)
 
-    def distances(self, query: Vectors, ids: Iterable[int]) -> dict[int, float]:
-        """Return the distance from `query` to each document that is still there."""
+    def vectors(self, ids: Iterable[int]) -> tuple[tuple[int, ...], Vectors]:
+        """Return those of some documents that are there, and their vectors as they are stored."""
         found = {i: located for i in ids if (located := self._locate(i)) is not None}
         vectors = np.empty((len(found), self.dim), np.float32)
         for row, (part, cluster, place) in zip(vectors, found.values(), strict=True):
             part.index.reconstruct_from_offset(cluster, place, faiss.swig_ptr(row))
+        return tuple(found), vectors
+
+    def distances(self, query: Vectors, ids: Iterable[int]) -> dict[int, float]:
+        """Return the distance from `query` to each document that is still there."""
+        found, vectors = self.vectors(ids)
         values = ((vectors - query) ** 2).sum(axis=1) if self.metric == "l2" else -(vectors @ query)
         return dict(zip(found, values.tolist(), strict=True))
 

@@ -33,7 +33,10 @@ def allocate(nbytes: int) -> Bytes:
     try:
         pages = mmap.mmap(-1, max(nbytes, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, ValueError, OverflowError) as error:
-        raise CapacityError(f"cannot allocate {nbytes} bytes ({error})") from None
+        raise CapacityError(
+            f"cannot allocate {nbytes} bytes ({error}); raise the limit (`ulimit -v`), or give the "
+            "KV cache less: `--kv-blocks` of serve, `kv_blocks=` of load"
+        ) from None
     if nbytes >= HUGE_PAGE:
         with suppress(OSError):  # a kernel without huge pages: slower, not wrong
             pages.madvise(mmap.MADV_HUGEPAGE)

@@ -14,7 +14,10 @@ from dovetail.runtime.child.framing import ErrorText
 from dovetail.runtime.index.scans import Part
 from dovetail.runtime.retrieval.budget import ScanCost
 
-ADVICE = "give the encoder that the index was built with: in the artifact, or `embed=` of add_index"
+ADVICE = (
+    "give the encoder that the index was built with: `--model embedder=ENCODER` of a compile, as a "
+    "second model of `serve`, or `embed=` of add_index"
+)
 
 # ---- requests ----
 

@@ -19,8 +19,10 @@ from dovetail.compiler.search.tables import EFFORTS, search_tasks
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.errors import SpecError
 from dovetail.ir.plans import ASKED
+from dovetail.ir.ragraph import RAGraph
 from dovetail.tiny_world import ENCODER
 from dovetail.topology.hardware import read_hardware
+from dovetail.workflows import one_shot
 from tests.compiler.plan.test_replay import make_choice
 from tests.models import save_model
 
@@ -60,6 +62,14 @@ def test_a_budget_is_for_all_targets_and_the_replay(
     assert whole == pytest.approx(budget)
     assert (inputs.compare_seconds > 0) == (budget > 0)
     assert inputs.search_seconds >= 0.349 * budget and (inputs.replay_seconds > 0) == (budget > 0)
+
+
+def test_the_command_that_compiles_again_has_every_workflow(tmp_path: Path) -> None:
+    file, mine = tmp_path / "w.py", RAGraph("mine")
+    flows = [one_shot(), file, mine]
+    request = CompileRequest(model="m", output="o", workflows=flows)
+    words = [word for word in request.command if word.startswith("--workflow")]
+    assert words == ["--workflow=one-shot", f"--workflow={file}", "--workflow=mine"]
 
 
 def test_without_a_budget_the_effort_is_for_all_targets(model: Path) -> None:

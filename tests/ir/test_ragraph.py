@@ -190,6 +190,15 @@ def ranked(graph: RAGraph, **given: Any) -> None:
         (lambda g: RAGraph("x", max_steps=0), "max_steps must be at least 1"),
         (lambda g: RAGraph("x", max_steps="9"), "max_steps must be a whole number, not '9'"),
         (lambda g: g.add_retrieval(5, query="input", output="d", filters=3), "filters must be"),
+        (
+            lambda g: (
+                g.add_retrieval(5, query="input", output="d", filters={"a": "{b}"})
+                or g.add_edge(START, 5)
+                or g.add_edge(5, END)
+                or g.workflow()
+            ),
+            "node 5 reads 'b', which no node writes",
+        ),
         (lambda g: RAGraph("x").workflow(), "it has no node"),
     ],
 )

@@ -270,7 +270,7 @@ class Wavefront:
 
     def _retrieve(self, ticket: Ticket, call: Call) -> None:
         assert isinstance(call.node, Retrieval)
-        search = Search(ticket.graph, ticket.source(call), call.node, call)
+        search = Search(ticket.graph, ticket.source(call), call.node.filled(call.state), call)
         search.query, search.node = query_of(call), ticket.node(call)
         self._hold(ticket, call, search)
 

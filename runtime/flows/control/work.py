@@ -68,9 +68,10 @@ class Search:
     @classmethod
     def ahead_of(cls, reply: Reply) -> Search:
         """Return a scout of the search that will read a reply, with what is written by now."""
-        assert reply.ahead is not None, "no search will read it"
+        assert reply.ahead is not None and reply.call is not None, "no search will read it"
         source = replace(reply.source, node=reply.ahead.name)
-        return cls(reply.graph, source, reply.ahead, None, query=pack_vector(reply.vector))
+        spec = reply.ahead.filled(reply.call.state)
+        return cls(reply.graph, source, spec, None, query=pack_vector(reply.vector))
 
     @property
     def named(self) -> Named:

@@ -55,6 +55,23 @@ def test_files_of_a_folder_become_passages_with_keys_of_their_own(tmp_path: Path
     ]
 
 
+@pytest.mark.parametrize(("name", "parts"), [("a.csv", ","), ("a.csv", ";"), ("a.tsv", "\t")])
+def test_rows_of_csv_are_passages(tmp_path: Path, name: str, parts: str) -> None:
+    long = "word " * 40_000
+    rows = [
+        ["id", "text", "lang", "note"],
+        ["1", '"two\r\nlines, ""quoted"""', "de"],
+        ["", long, "fr", "far"],
+        [],
+    ]
+    text = "\r\n".join(parts.join(row) for row in rows)
+    (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + text.encode())
+    assert [(p.key, p.text, p.metadata) for p in read_corpus(tmp_path)] == [
+        ("1", 'two\r\nlines, "quoted"', {"lang": "de"}),
+        (f"{name}:1", long, {"lang": "fr", "note": "far"}),
+    ]
+
+
 def test_separators_of_unicode_end_no_line_of_json(tmp_path: Path) -> None:
     texts = ["a\u2028b", "c\x85d", "e"]
     lines = [json.dumps({"text": text}, ensure_ascii=False) for text in texts]
@@ -104,6 +121,9 @@ def test_cutting_loses_no_word_and_no_passage_is_too_long(
         ("a.json", '{"": [1]}', "of '' is none"),
         ("a.json", '{"docs": [{"text": "x"}]}', "of 'docs' is none; .* stand in a list"),
         ("a.json", '{"a": {"text": "x"}}', "of 'a' is none; .* stand in a list"),
+        ("a.csv", "a,b\n1,2", "a.csv: its first line must .* not 'a' or 'b'"),
+        ("a.csv", 'text\n"open', "a.csv, behind line 1: is no CSV"),
+        ("a.csv", "text\n", "holds no passages"),
         ("a.txt", "  \n", "holds no passages"),
         ("a.pdf", "x", "unknown file type"),
         ("a.txt.gz", "no gzip", "cannot be read"),

@@ -149,6 +149,33 @@ def test_another_corpus_or_embedder_begins_anew(tmp_path: Path) -> None:
     assert (report.resumed, len(encoder.seen), report.metric) == (0, 60, "l2")
 
 
+def test_a_build_in_the_place_of_an_index_embeds_only_what_is_new(tmp_path: Path) -> None:
+    output, fresh = tmp_path / "idx", tmp_path / "fresh"
+    build(output, WordEncoder(), clusters=4)
+    renamed = msgspec.structs.replace(PASSAGES[1], key="other", metadata={"n": -1})
+    new = [Passage(key=f"new{i}", text=f"new text {i}") for i in range(2)]
+    changed = [renamed, new[0], *PASSAGES[3:40], PASSAGES[3], new[1]]
+    changed[-2] = msgspec.structs.replace(PASSAGES[3], key="twin")
+
+    def rebuild(output: Path, **options: object) -> tuple[list[str], IndexReport]:
+        encoder, embedder = WordEncoder(), options.pop("embedder", EMBEDDER)
+        request = IndexRequest(output=output, clusters=4, **options)
+        report = build_index_folder(changed, encoder, embedder, request, lambda *_: None)
+        return encoder.seen, report
+
+    seen, report = rebuild(output)
+    assert seen == ["new text 0", "new text 1"] and report.kept == len(changed) - 2
+    assert rebuild(fresh)[1].kept == 0
+    for name in (VECTORS, DOCUMENTS, OFFSETS):
+        assert (output / name).read_bytes() == (fresh / name).read_bytes()
+    other = msgspec.structs.replace(EMBEDDER, fingerprint="2")
+    assert rebuild(fresh, embedder=other)[1].kept == 0  # vectors of another encoder
+    assert rebuild(output, codes="sq8")[1].kept == len(changed)
+    assert rebuild(output)[1].kept == 0  # what was rounded is no vector of the encoder
+    (output / VECTORS).write_bytes(b"damaged")
+    assert rebuild(output)[1].kept == 0
+
+
 def test_two_builds_of_one_place_do_not_mix(tmp_path: Path) -> None:
     with (
         filelock.FileLock(tmp_path / "idx.building.lock"),

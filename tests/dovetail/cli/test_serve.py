@@ -13,6 +13,7 @@ import typer
 from dovetail.cli.app import app
 from dovetail.cli.serve import HttpFlags, ModelFlags, read_config
 from dovetail.errors import SpecError
+from dovetail.tiny_world import LLAMA
 from tests.dovetail.commands import assert_one_sentence, dovetail
 
 
@@ -58,6 +59,28 @@ def test_keys_of_a_file_may_be_any_bytes(tmp_path: Path) -> None:
 def test_an_empty_key_opens_no_server(key: str) -> None:
     with pytest.raises(SpecError, match=f"--api-key '{key}' is no key; give a text, or omit"):
         HttpFlags(api_key=["first", key]).settings()
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--index", "/nowhere"), "/nowhere is not an index"),
+        (("--workflow", "/nowhere.yaml"), "'/nowhere.yaml' is neither a file nor a workflow"),
+    ],
+)
+@pytest.mark.parametrize("verb", [("serve", "--port", 0), ("run", "--workflow", "one-shot")])
+def test_what_is_not_there_is_told_before_a_model_is_compiled(
+    verb: tuple[object, ...],
+    flags: tuple[str, str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("DOVETAIL_CACHE", str(tmp_path))
+    name, *own = verb
+    result = dovetail(name, LLAMA, *own, *flags)
+    assert_one_sentence(result)
+    assert said in result.err and not [*tmp_path.rglob("*.dove")]
 
 
 def test_a_busy_port_is_told_of_before_a_model_is_looked_for(tmp_path: Path) -> None:

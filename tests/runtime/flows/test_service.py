@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +193,22 @@ def test_branches_filters_vectors_and_functions(
     assert result.pop("vector").tolist() == wanted.pop("vector").tolist() and result == wanted
     documents: list[Document] = result["docs"]
     assert [d.metadata["parity"] for d in documents] == [0, 0, 0]
+
+
+def test_filters_take_what_inputs_and_nodes_give(app: App, services: PlainServices) -> None:
+    g = RAGraph("filtered", inputs=("input", "wanted"))
+    g.add_function("both", lambda state: [state["wanted"], 7], "values")
+    g.add_generation("say", prompt="{input}", output="said", max_tokens=4)
+    g.add_retrieval("given", query="said", output="docs", topk=4, filters={"parity": "{wanted}"})
+    g.add_retrieval("made", query="said", output="more", topk=4, filters={"parity": "{values}"})
+    for source, target in pairwise((START, "both", "say", "given", "made", END)):
+        g.add_edge(source, target)
+    for wanted in (0, 1):
+        inputs = {**question(1), "wanted": wanted}
+        result = app.run(g, inputs).outputs
+        assert result == plain(services, g, inputs)
+        assert {d.metadata["parity"] for d in result["docs"] + result["more"]} == {wanted}
+    assert app.run(g, {**question(1), "wanted": 9}).outputs["docs"] == []
 
 
 def failing(node: str) -> RAGraph:

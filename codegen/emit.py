@@ -133,16 +133,20 @@ def shared_helpers(kernels: Iterable[KernelSpec]) -> Iterable[Function]:
 
 
 def part_texts(
-    target: Target, texts: Sequence[KernelText], *, tvm_ffi: bool = True
+    target: Target,
+    texts: Sequence[KernelText],
+    wrapped: Sequence[KernelText] = (),
+    *,
+    tells_abi: bool = True,
 ) -> tuple[str, ...]:
-    """Return the C texts of a library that are compiled apart, side by side.
+    """Return C texts of a library that are compiled apart, side by side.
 
-    The first has the ABI's function, all wrappers and the first share of the small kernels. A large
-    one is alone in its own, which is then the same text in every library that has this kernel.
+    The first has what `emit_unit` puts beside kernels, and the first share of the small ones. A
+    large one is alone in its own, which is then the same text in every library that has it.
     """
     share, *others = _shares([text for text in texts if _size(text) < PART_SIZE])
     others += [[text] for text in texts if _size(text) >= PART_SIZE]
-    first = emit_unit("part", target, share, texts if tvm_ffi else ())
+    first = emit_unit("part", target, share, wrapped, tells_abi=tells_abi)
     return (first, *(emit_unit("part", target, part, (), tells_abi=False) for part in others))
 
 

@@ -250,17 +250,21 @@ def request_key(request: KernelRequest) -> tuple[object, ...]:
 
 
 def _build_spec(spec: LibrarySpec, texts: Sequence[KernelText]) -> BuildSpec:
+    wrapped = texts if spec.tvm_ffi else ()
+    by_request = list(zip(spec.kernels, texts, strict=True))
+    ours = [text for request, text in by_request if request.module not in spec.modules]
+    theirs = [text for request, text in by_request if request.module in spec.modules]
+    parts = foreign = part_texts(spec.target, ours or theirs, wrapped)
+    if ours and theirs:
+        foreign = part_texts(spec.target, theirs, tells_abi=False)
     return BuildSpec(
         name=spec.name,
         target=spec.target,
         files=tuple((name, read_template(name)) for name in (TEAM_FILES if spec.team else ())),
-        parts=part_texts(spec.target, texts, tvm_ffi=spec.tvm_ffi),
-        flags=("-pthread", *(FOREIGN_FLAGS if spec.modules else ())),
+        parts=parts if ours else (),  # no compiler runs for the ABI's function alone
+        foreign=foreign if theirs else (),
+        flags=("-pthread",),
     )
-
-
-FOREIGN_FLAGS = ("-fno-strict-aliasing", "-fwrapv")
-"""For kernels of users: what was lifted from C reads memory as other types, and wraps around."""
 
 
 def check_names(spec: LibrarySpec) -> None:

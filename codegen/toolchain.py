@@ -29,6 +29,8 @@ from dovetail.ir.errors import ToolchainError, install
 
 COMPILE_TIMEOUT = 600  # seconds; a compiler that takes longer hangs
 ZIG = "zig"
+FOREIGN_FLAGS = ("-fno-strict-aliasing", "-fwrapv")
+"""For kernels of users: what was lifted from C reads memory as other types, and wraps around."""
 PART, OBJECT = "unit.c", "unit.o"
 """Names of every part and its object in its cache entry: debuggers see them."""
 ADVICE = f"install gcc or clang, or zig ({install('zig')}), or set DOVETAIL_CC to a C compiler"
@@ -74,13 +76,15 @@ class BuildSpec:
     """One shared library.
 
     `files` are (name, text) of sources, and of headers (.h) that they include. `parts` are C texts
-    that include none of the files. The object of either serves every library.
+    that include none of the files, `foreign` those of kernels of users, which have flags of their
+    own. The object of each serves every library.
     """
 
     name: str
     target: Target
     files: tuple[tuple[str, str], ...] = ()
     parts: tuple[str, ...] = ()
+    foreign: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
 
 
@@ -154,7 +158,8 @@ def _knows(compiler: Compiler, flags: tuple[str, ...]) -> bool:
 def build_key(spec: BuildSpec, compiler: Compiler) -> str:
     """Return the sha256 of everything the result depends on, as canonical JSON."""
     made_by = _made_by(compiler, _flags(spec, compiler))
-    return content_key([made_by, spec.target.name, spec.name, spec.files, spec.parts])
+    foreign = [*FOREIGN_FLAGS, *spec.foreign] if spec.foreign else []
+    return content_key([made_by, spec.target.name, spec.name, spec.files, spec.parts, foreign])
 
 
 def content_key(content: Any) -> str:
@@ -221,27 +226,29 @@ def _build(
     }
 
     def run(folder: Path, *arguments: str) -> None:
-        command = (*compiler.command, *flags, *arguments)
+        command = (*compiler.command, *arguments)
         run_tool(command, folder, "the C compiler failed", environment)
 
     headers = [file for file in spec.files if file[0].endswith(".h")]
     files = [file for file in spec.files if file not in headers]
+    foreign = set(spec.foreign)
 
     def compile_source(source: tuple[str, str]) -> str:
         """Return the object of a file or a part, from the cache where it is there already."""
         read = (source, *(headers if source in files else ()))
+        own = (*flags, *(FOREIGN_FLAGS if source[1] in foreign else ()))
 
         def build(folder: Path) -> None:
             _write(folder, read)
-            run(folder, "-c", source[0], "-o", OBJECT)
+            run(folder, *own, "-c", source[0], "-o", OBJECT)
             for name, _ in read:
                 (folder / name).unlink()
 
-        key = content_key([OBJECT, _made_by(compiler, flags), read])
+        key = content_key([OBJECT, _made_by(compiler, own), read])
         return str(cached_build(key, OBJECT, cache, build))
 
     _write(work, spec.files)
-    sources = [*((PART, text) for text in spec.parts), *files]
+    sources = [*((PART, text) for text in (*spec.parts, *spec.foreign)), *files]
     longest_first = sorted(sources, key=lambda source: -len(source[1]))
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         jobs = {pool.submit(compile_source, source): source for source in longest_first}
@@ -255,7 +262,7 @@ def _build(
             for job in jobs:
                 job.cancel()
     objects = [made[source] for source in sources]
-    run(work, "-shared", "-Wl,-z,defs", *objects, "-lm", "-o", f"{spec.name}.so")
+    run(work, *flags, "-shared", "-Wl,-z,defs", *objects, "-lm", "-o", f"{spec.name}.so")
 
 
 def _write(folder: Path, files: Sequence[tuple[str, str]]) -> None:

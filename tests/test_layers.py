@@ -85,7 +85,7 @@ CORE = ("native", "schedule", "engine", "accel", "child", "group")
 LINES = {
     "dovetail": 7_690,
     "compiler": 23_150,
-    "codegen": 19_550,
+    "codegen": 19_570,
     "topology": 4_010,
     "ir": 11_420,
     "runtime": 42_370,

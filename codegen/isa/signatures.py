@@ -35,6 +35,7 @@ def known_constants(targets: Iterable[Target]) -> dict[str, int]:
     return {name: value for target in targets for name, value in target.constants.items()}
 
 
+@cache
 def _signature(row: Intrinsic) -> Signature:
     return Signature(tuple(map(_type, row.params)), _type(row.returns))
 

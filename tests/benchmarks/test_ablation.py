@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
+from tests.extras import need
+
+need("torch")
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "ablation.py"
 OPTIONS = ("--model", "tiny", "--rounds", "1", "--budget", "4", "--batches", "1,2")
 

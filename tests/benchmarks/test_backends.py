@@ -6,9 +6,10 @@ import sys
 
 import pytest
 
+from tests.extras import need
 from tests.repository import ROOT
 
-pytest.importorskip("tvm")
+need("tvm")
 
 
 @pytest.mark.long

@@ -10,14 +10,15 @@ import pytest
 from dovetail.compiler.rules.schedules import MicroKernel
 from dovetail.compiler.search.space import WHOLE, Scheme
 from tests.compiler.search.landscape import TARGET
+from tests.extras import need
 from tests.repository import ROOT
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
-pytest.importorskip("sklearn", reason="the prior is learnt with scikit-learn (extra tune)")
 
 import leave_one_out
 from leave_one_out import Machine, Shape, read_reports, transfers
 
+need("sklearn")  # which learns the prior
 CACHES = [32 << 10, 1 << 20, 32 << 20]
 TILES = {"default": MicroKernel(6, 4), "sandwich": MicroKernel(14, 2), "roller": MicroKernel(9, 3)}
 

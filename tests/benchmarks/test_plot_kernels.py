@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from tests.extras import need
 
-pytest.importorskip("matplotlib")
+need("matplotlib")
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "plot_kernels.py"
 SIDES = ("ours", "torch", "onednn", "openvino", "openblas")
 LARGEST_BYTES = 300_000

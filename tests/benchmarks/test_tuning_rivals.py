@@ -24,10 +24,10 @@ from dovetail.compiler.search.tables import tuning_library
 from dovetail.runtime.machine.library import KernelLibrary
 from tests.compiler.rules.test_tables import SPEC
 from tests.compiler.search.landscape import TARGET, Landscape, task
+from tests.extras import need
 from tests.repository import ROOT
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
-pytest.importorskip("sklearn", reason="DietCode and Ansor learn with scikit-learn (extra tune)")
 
 from common import Patience
 from rivals import POLICIES
@@ -47,6 +47,7 @@ from rivals.roller import (
 )
 from tuning_regions import Product, make_team, region_candidate, time_in_turns
 
+need("sklearn")  # DietCode and Ansor learn with it
 POINTS = (1, 4, 16, 64, 256)
 RIVALS = {name: p for name, p in POLICIES.items() if name not in ("sandwich", "default")}
 SMALL = {"dietcode": DietCode(lessons=3), "ansor": Ansor(trials=48, population=32)}

@@ -99,7 +99,7 @@ def test_entries_unpack_slots_schedule_and_threads(tmp_path, parts, monkeypatch)
     if parts > 1:  # one for each kernel, and one that tells the ABI
         monkeypatch.setattr(emit, "PART_SIZE", 0)
         kernels = [kernel_text(kernel, host_target()) for kernel in (scale(), widen())]
-        texts = part_texts(host_target(), kernels)
+        texts = part_texts(host_target(), kernels, kernels)
         assert len(texts) == parts
     library = ctypes.CDLL(str(build(tmp_path, texts)))
     x, bias, out = (np.arange(5, dtype=np.float32) + i for i in range(3))
@@ -133,11 +133,11 @@ def test_small_kernels_share_a_part_and_large_ones_have_their_own(monkeypatch):
     target = TARGETS["generic"]
     small, large = (kernel_text(k, target) for k in (widen(), scale()))
     monkeypatch.setattr(emit, "PART_SIZE", 150)
-    first, second = part_texts(target, [large, small])
+    first, second = part_texts(target, [large, small], [large, small])
     assert "void widen(" in first and "dt_abi(void)" in first
     assert "void scale(" in second and "dt_abi(void)" not in second
     assert "__tvm_ffi_scale(" in first and "tvm" not in second
-    assert part_texts(target, [large], tvm_ffi=False)[1] == second
+    assert part_texts(target, [large])[1] == second
     assert len(part_texts(target, [])) == 1
 
 
@@ -146,10 +146,10 @@ def test_small_kernels_of_more_than_a_share_are_dealt_to_several_parts(monkeypat
     one, two = (kernel_text(k, target) for k in (widen(), scale()))
     assert len(part_texts(target, [one, two])) == 1
     monkeypatch.setattr(emit, "SHARE_SIZE", 1)
-    first, second = part_texts(target, [one, two], tvm_ffi=False)
+    first, second = part_texts(target, [one, two])
     assert "void widen(" in first and "void scale(" not in first
     assert "void scale(" in second and "dt_abi(void)" not in second
-    assert "__tvm_ffi_scale(" in part_texts(target, [one, two])[0]
+    assert "__tvm_ffi_scale(" in part_texts(target, [one, two], [one, two])[0]
 
 
 TVM_FFI = """

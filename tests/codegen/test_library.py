@@ -99,6 +99,19 @@ def test_a_large_kernel_is_compiled_once_for_all_libraries(tmp_path, monkeypatch
         assert [entry.name for entry in built.index.kernels] == names
 
 
+def test_ours_are_the_same_beside_kernels_of_users(tmp_path):
+    target = host_target()
+    norm, theirs = kernel_request("rmsnorm", target), spec_of("axpy_f32").kernels
+    parts = {"team": False, "tvm_ffi": False}
+    build_library(LibrarySpec(target, (norm,), **parts), tmp_path)
+    both = LibrarySpec(target, (*theirs, norm), modules={"mine": MODULE}, **parts)
+    built = build_library(both, tmp_path)
+    assert len([*tmp_path.glob("*/*/unit.o")]) == 2
+    library = ctypes.CDLL(str(built.path))
+    assert [entry.name for entry in built.index.kernels] == ["axpy_f32", norm.name]
+    assert all(hasattr(library, f"dt_entry_{entry.name}") for entry in built.index.kernels)
+
+
 def test_a_bundled_kernel_is_lowered_once_for_all_libraries(tmp_path, monkeypatch):
     target = host_target()
     norm, other = (kernel_request(name, target) for name in ("rmsnorm", "layernorm"))

@@ -80,6 +80,13 @@ def test_a_part_is_compiled_once_for_all_libraries_of_its_flags(tmp_path):
     assert len([*tmp_path.glob("*/*/unit.o")]) == 3 + 2
 
 
+def test_only_texts_of_users_may_count_past_the_largest_integer(tmp_path):
+    text = "int {}(int x) {{ return x + 1 > x; }}\n"
+    spec = spec_of("", parts=(text.format("ours"),), foreign=(text.format("theirs"),))
+    library = ctypes.CDLL(str(compile_shared(spec, tmp_path)))
+    assert (library.ours(2**31 - 1), library.theirs(2**31 - 1)) == (1, 0)
+
+
 def test_a_file_is_compiled_once_for_all_libraries_and_anew_for_another_header(tmp_path):
     for answer in (1, 1, 2):
         header = ("answer.h", f"#define ANSWER {answer}\n")
@@ -118,6 +125,7 @@ def test_every_input_changes_the_key():
         spec_of("int x;\n", flags=("a", "b"), name="other"),
         spec_of("int x;\n", flags=("a", "b"), files=(("b.c", "int x;\n"),)),
         spec_of("int x;\n", flags=("a", "b"), parts=("int z;\n",)),
+        spec_of("int x;\n", flags=("a", "b"), foreign=("int z;\n",)),
         spec_of("int x;\n", flags=("a", "b"), target=TARGETS["x86-64-avx2"]),
         spec_of("", files=(("probe.c", "int x;\n"), ("a.h", "")), flags=("a", "b")),
     ]

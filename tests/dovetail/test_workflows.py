@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from sklearn.feature_extraction.text import TfidfVectorizer
 
 pytest.importorskip("torch")
 
@@ -110,6 +109,8 @@ class Hotpot:
         passages = json.loads((folder / "rag_hotpotqa_train_corpus.json").read_text())
         self.titles = list(passages)
         self.texts = [" ".join(passages[title]) for title in self.titles]
+        from sklearn.feature_extraction.text import TfidfVectorizer
+
         self._tfidf = TfidfVectorizer(sublinear_tf=True, stop_words="english")
         self._rows = self._tfidf.fit_transform(
             f"{title} {text}" for title, text in zip(self.titles, self.texts, strict=True)

@@ -171,7 +171,7 @@ def built() -> BuiltLibrary:
         for name in (*BAD, *LATE, *SUBTLE, *ROWS, *HALVES, "plain")
     ]
     target = host_target()
-    # beside kernels of users ours are compiled with other flags: only those of few rows
+    # of few rows, which are quick to compile
     products = [r for r in gemm_requests(("f32", "bf16"), target) if r.binding.get("MR", 0) <= 6]
     spec = LibrarySpec(
         target=target,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import msgspec
 import numpy as np
 
@@ -22,7 +24,6 @@ from tests.compiler.rules.test_tables import SPEC
 from tests.compiler.search.landscape import TARGET, Landscape, bowl, task
 
 WIDE = msgspec.structs.replace(SPEC, weight_dtype="f32")
-IDENTITY = Identity.of(read_hardware(), index_library(tuning_library(WIDE, TARGET)))
 POINTS = (1, 4, 16, 64)
 HELD_OUT = task(n=2048, k=2048, points=POINTS)
 
@@ -37,16 +38,25 @@ BREADTH = 128
 programs some have no K whole: errors at M = 16 and 64 are 0.5 of the analytic ones, not 0.3."""
 
 
+@cache
+def identity() -> Identity:
+    """What records of this machine carry; the kernels of a library are lowered for it."""
+    return Identity.of(read_hardware(), index_library(tuning_library(WIDE, TARGET)))
+
+
 def records_of(*shapes: tuple[int, int]) -> RecordSet:
     """What searching these products on the made-up machine leaves."""
     records = RecordSet()
     for n, k in shapes:
-        recorder = Recorder(Landscape(steep), IDENTITY, records)
+        recorder = Recorder(Landscape(steep), identity(), records)
         Sandwich(breadth=BREADTH).search(task(n=n, k=k, points=POINTS), recorder)
     return records
 
 
-SAMPLES = read_samples(records_of((1024, 1024), (4096, 1024), (1024, 4096)).known.values(), TARGET)
+@cache
+def samples():
+    shapes = (1024, 1024), (4096, 1024), (1024, 4096)
+    return read_samples(records_of(*shapes).known.values(), TARGET)
 
 
 def programs(m):
@@ -65,8 +75,8 @@ def cost(m, program):
 
 
 def test_a_fitted_model_ranks_a_product_it_never_saw():
-    fitted = fit_cost_model(SAMPLES)
-    assert fitted.samples == len(SAMPLES)
+    fitted = fit_cost_model(samples())
+    assert fitted.samples == len(samples())
     for m in POINTS[1:]:
         asked = programs(m)
         wanted = np.log([cost(m, program) for program in asked])
@@ -84,7 +94,7 @@ def test_a_fitted_model_ranks_a_product_it_never_saw():
 
 def test_records_of_other_products_serve_the_default_policy():
     assert Rules().search(HELD_OUT).choices[4].source == DEFAULT
-    choices = Rules(fit_cost_model(SAMPLES)).search(HELD_OUT).choices
+    choices = Rules(fit_cost_model(samples())).search(HELD_OUT).choices
     assert {choice.source for choice in choices.values()} == {PREDICTED}
     assert sum(cost(m, c.program) for m, c in choices.items()) < sum(
         cost(m, HELD_OUT.default(m)) for m in choices
@@ -92,7 +102,7 @@ def test_records_of_other_products_serve_the_default_policy():
 
 
 def test_few_samples_fit_nothing():
-    model = fit_cost_model(SAMPLES[: LEAST_SAMPLES - 1])
+    model = fit_cost_model(samples()[: LEAST_SAMPLES - 1])
     assert model.correction is None and model.samples == 0
 
 

@@ -10,7 +10,7 @@ from dovetail.compiler.search.rules import Recall, known_candidates
 from dovetail.compiler.search.sandwich import Sandwich
 from dovetail.ir.tuning import RecordSet
 from tests.compiler.search.landscape import Landscape, task
-from tests.compiler.search.test_fit_cost_model import IDENTITY
+from tests.compiler.search.test_fit_cost_model import identity
 
 TASK = task(points=(1, 8, 64))
 
@@ -18,13 +18,13 @@ TASK = task(points=(1, 8, 64))
 def searched(policy=Sandwich(), points=TASK.points):  # noqa: B008
     """A search on the made-up machine: what it chose, and its records."""
     records = RecordSet()
-    recorder = Recorder(Landscape(), IDENTITY, records)
+    recorder = Recorder(Landscape(), identity(), records)
     return policy.search(replace(TASK, points=points), recorder).choices, records
 
 
 def recalled(records, one=TASK, **options):
-    recorder = Recorder(NoMachine(), IDENTITY, records, allowance=Allowance(0.0))
-    known = known_candidates(IDENTITY.matching(records.known.values()))
+    recorder = Recorder(NoMachine(), identity(), records, allowance=Allowance(0.0))
+    known = known_candidates(identity().matching(records.known.values()))
     choices = Recall(known, **options).search(one, recorder).choices
     assert recorder.measured == 0
     return choices

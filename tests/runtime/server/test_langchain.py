@@ -11,11 +11,12 @@ import pytest
 
 import dovetail
 from dovetail.runtime.app import App
+from tests.extras import need
 from tests.repository import ROOT
 from tests.runtime.server.live import Live
 from tests.runtime.server.openai_calls import PROMPT, answer, chat_ids
 
-langchain_openai = pytest.importorskip("langchain_openai")
+need("langchain_openai")
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +26,9 @@ def _key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_chat_invokes_streams_and_batches(live: Live, offline: App) -> None:
-    chat = langchain_openai.ChatOpenAI(base_url=live.v1, model="llama")
+    from langchain_openai import ChatOpenAI
+
+    chat = ChatOpenAI(base_url=live.v1, model="llama")
     wanted = answer(offline, chat_ids(offline), max_tokens=500)
     assert chat.invoke(PROMPT).content == wanted
     assert "".join(chunk.content for chunk in chat.stream(PROMPT)) == wanted
@@ -34,10 +37,10 @@ def test_chat_invokes_streams_and_batches(live: Live, offline: App) -> None:
 
 
 def test_embeddings(live: Live, artifacts: dict[str, str]) -> None:
+    from langchain_openai import OpenAIEmbeddings
+
     # without the length check, which would fetch OpenAI's vocabulary to cut long texts
-    embed = langchain_openai.OpenAIEmbeddings(
-        base_url=live.v1, model="encoder", check_embedding_ctx_length=False
-    )
+    embed = OpenAIEmbeddings(base_url=live.v1, model="encoder", check_embedding_ctx_length=False)
     with dovetail.load(artifacts["encoder"]) as app:
         rows = app.embed(["a", "b c"])
     np.testing.assert_allclose(embed.embed_documents(["a", "b c"]), rows, atol=1e-6)

@@ -10,11 +10,12 @@ import openai
 import pytest
 
 from dovetail.runtime.server.messages import _loads
+from tests.extras import need
 from tests.runtime.server.live import Live, http
 from tests.runtime.server.openai_calls import MESSAGES, PROMPT
 from tests.runtime.server.test_tools import RIVERS, SUM, TOOLS
 
-anthropic = pytest.importorskip("anthropic")
+need("anthropic")
 
 BLOCKS: list[Any] = [
     {
@@ -30,6 +31,8 @@ GREEDY = {"temperature": 0}
 
 @pytest.fixture(scope="module")
 def claude(live: Live) -> Iterator[Any]:
+    import anthropic
+
     with anthropic.Anthropic(
         base_url=live.url, api_key="unused", max_retries=0, timeout=200
     ) as found:
@@ -197,6 +200,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 def test_wrong_requests_are_refused_in_its_words(
     claude: Any, fields: dict[str, Any], param: str
 ) -> None:
+    import anthropic
+
     with pytest.raises(anthropic.BadRequestError) as caught:
         ask(claude, "a", **fields)
     body = caught.value.body
@@ -206,6 +211,8 @@ def test_wrong_requests_are_refused_in_its_words(
 
 
 def test_unknown_models_are_not_found(claude: Any) -> None:
+    import anthropic
+
     with pytest.raises(anthropic.NotFoundError) as caught:
         ask(claude, "a", model="claude")
     assert caught.value.body["error"]["type"] == "not_found_error"

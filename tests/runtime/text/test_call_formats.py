@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import cache, partial
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -550,8 +551,22 @@ def test_what_a_schema_refers_to_is_written_once_for_each_part_and_bounded() -> 
     assert len(grammar_of(QWEN, schema)) < 10 * len(json.dumps(schema))
     schema["$defs"]["d0"] = {"type": "array", "items": {"anyOf": [*named.values()]}}
     defs |= {f"d{place}": {"type": "array", "items": named["d0"]} for place in range(1, 200)}
-    with pytest.raises(RequestError, match="refers to too much"):
+    with pytest.raises(RequestError, match="refer to too much"):
         grammar_of(QWEN, schema)
+
+
+def test_what_all_tools_refer_to_is_bounded_together() -> None:
+    """Each tool is small for itself; the server's event loop waits for the grammar of all."""
+    wide = {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(300)}}
+    named = {f"x{i}": {"$ref": "#/$defs/wide"} for i in range(50)}
+    schema = {"type": "object", "properties": named, "$defs": {"wide": wide}}
+    tools = [{"function": {"name": f"f{i}", "parameters": schema}} for i in range(4)]
+    style = ChatStyle(QWEN, None, knows_tools=True)
+    for count in (1, 4):
+        offer = read_offer(tools[:count], "required")
+        assert offer is not None
+        with nullcontext() if count == 1 else pytest.raises(RequestError, match="too much"):
+            call_grammar(offer, style, quote, begun=False)
 
 
 def test_schemas_refer_to_each_other_only_so_deep() -> None:

@@ -84,15 +84,15 @@ CORE = ("native", "schedule", "engine", "accel", "child", "group")
 """Rooms that are thin: who reads how a token is made reads these."""
 LINES = {
     "dovetail": 7_640,
-    "compiler": 23_030,
+    "compiler": 23_040,
     "codegen": 19_540,
     "topology": 4_040,
     "ir": 11_390,
-    "runtime": 42_140,
+    "runtime": 42_150,
     "runtime/machine": 1_250,
     "runtime/schedule": 3_970,
     "runtime/child": 880,
-    "runtime/text": 4_410,
+    "runtime/text": 4_420,
     "runtime/native": 2_790,
     "runtime/group": 510,
     "runtime/engine": 1_930,

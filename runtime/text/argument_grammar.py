@@ -296,8 +296,9 @@ def _find_limits(schema: Mapping[str, Any]) -> list[str]:
     return found
 
 
-_PIECES = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
-"""Parts of an expression: an escape, a class of letters, a letter."""
+PIECES = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]?|.", re.DOTALL)
+"""Parts of an expression: an escape, a class of letters, a letter. A class without an end is one
+part, too: else each bracket of many would be read to the end of the text."""
 _SLASHES = re.compile(r"(\\.)|/", re.DOTALL)
 
 
@@ -305,7 +306,7 @@ def _write_pattern(pattern: str) -> str:
     """Return a pattern, which may match anywhere in a text, as one that matches the whole text."""
     ways: list[list[str]] = [[]]
     depth = 0
-    for piece in _PIECES.findall(pattern):
+    for piece in PIECES.findall(pattern):
         depth += (piece == "(") - (piece == ")")
         if piece == "|" and not depth:
             ways.append([])

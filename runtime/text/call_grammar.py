@@ -80,10 +80,7 @@ def _write_thinking(thinking: Thinking, literal: Literal, *, begun: bool) -> tup
 def _write_call(
     place: int, tool: Tool, form: CallFormat, literal: Literal, offer: Offer, most: int
 ) -> list[str]:
-    """Return the rules of a call of one tool, of `most` letters.
-
-    In AUTO the strict ones' arguments alone are held.
-    """
+    """Return the rules of a call of one tool. In AUTO the strict ones' arguments alone are held."""
     schema = tool.parameters if offer.forced or tool.strict else ANY_OBJECT
     head = literal(form.open + tool.name + form.named)
     if form.kind == OBJECT:

@@ -20,6 +20,7 @@ from dovetail.ir.errors import RequestError
 from dovetail.runtime.schedule.structured import StructuredOutputs
 from dovetail.runtime.text import call_formats
 from dovetail.runtime.text.answers import Answer, AnswerParser, CallArguments, CallBegin
+from dovetail.runtime.text.argument_grammar import PIECES
 from dovetail.runtime.text.call_formats import (
     DEEPSEEK,
     DEEPSEEK_FENCED,
@@ -553,6 +554,14 @@ def test_what_a_schema_refers_to_is_written_once_for_each_part_and_bounded() -> 
     defs |= {f"d{place}": {"type": "array", "items": named["d0"]} for place in range(1, 200)}
     with pytest.raises(RequestError, match="refer to too much"):
         grammar_of(QWEN, schema)
+
+
+def test_each_letter_of_a_pattern_is_read_once() -> None:
+    """The server's event loop waits for it."""
+    assert PIECES.findall(r"a\[[^]\]x]b[[[[\x") == ["a", r"\[", r"[^]\]x]", "b", r"[[[[\x"]
+    bad = {"type": "object", "properties": {"a": {"type": "string", "pattern": "[" * 100_000}}}
+    with pytest.raises(RequestError, match="cannot be followed"):
+        grammar_of(QWEN, bad)
 
 
 def test_what_all_tools_refer_to_is_bounded_together() -> None:

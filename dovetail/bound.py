@@ -42,7 +42,7 @@ class Bound:
             if not isinstance(self.node, Function):
                 raise WorkflowError(
                     f"node {self.node.output!r} calls a model or an index; pass "
-                    "services=app.services, or import the whole graph or pipeline"
+                    "`services` that do so, or import the whole graph or pipeline"
                 )
             return {self.node.output: self.node.call(state)}
         return {self.node.output: perform(Call(self.node, 0, state, {}), self.services)}

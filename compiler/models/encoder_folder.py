@@ -70,7 +70,7 @@ class EncoderFolder:
         """Return tokenizer.json with what else is done to texts: their letters may become small."""
         source = self.source
         data = read_ending_tokenizer(source) if self.decodes else source.file(TOKENIZER)
-        if data is None or not self.read(self.root, SENTENCE_CONFIG).flag("do_lower_case"):
+        if data is None or not self.read(self.transformer, SENTENCE_CONFIG).flag("do_lower_case"):
             return data
         found = parse_json_object(data, str(self.transformer / TOKENIZER))
         steps = [{"type": "Lowercase"}, *filter(None, [found.get("normalizer")])]

@@ -115,7 +115,7 @@ def _read_ranking(
     config: Config, folder: EncoderFolder, spec: EncoderSpec, labels: int
 ) -> EncoderSpec:
     """Return the spec of a decoder with a classifier."""
-    settings = folder.read(folder.root, SENTENCE_CONFIG)
+    settings = folder.read(folder.transformer, SENTENCE_CONFIG)
     for key in ("processing_kwargs", "chat_template"):
         settings = settings.section(key) if settings.has(key) else Config(settings.name, {})
     asks = settings.flag("add_generation_prompt")
@@ -237,7 +237,7 @@ def _most_tokens(folder: EncoderFolder, positions: int, asked: int | None) -> in
         return asked
     limits = [positions]
     for where, name, key in (
-        (folder.root, SENTENCE_CONFIG, "max_seq_length"),
+        (folder.transformer, SENTENCE_CONFIG, "max_seq_length"),
         (folder.transformer, TOKENIZER_CONFIG, "model_max_length"),
     ):
         config = folder.read(where, name)

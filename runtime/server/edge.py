@@ -119,7 +119,7 @@ async def read_json(
     Raises ApiError where it is compressed, has more than `most` bytes, takes longer than `seconds`
     to come, or is not a `kind`; ClientGone where it ends early.
     """
-    if (coding := request.headers.get("content-encoding", "identity")) != "identity":
+    if (coding := request.headers.get("content-encoding", "identity")).lower() != "identity":
         said = f"bodies of the content-encoding {coding[:64]!r} are not read; send them plain"
         raise ApiError(415, said, headers=CLOSE)
     try:

@@ -36,7 +36,7 @@ SINGLE = r"/'([^'\\\n]|\\[^\n])*'/"
 """A text of Python as models write most of them; JSON's own are texts of Python, too."""
 MAX_FREE = 32
 MAX_LETTERS = 1 << 20
-"""Of the rules of one tool: parts of its schema are written with all that they refer to."""
+"""Of the rules of all tools: parts of a schema are written with all that they refer to."""
 READ = {
     TAGS: re.compile(r'[^<>"\n]{1,256}'),
     LITERAL: re.compile(r"""[^\s,:=()[\]{}"']([^\n,:=()[\]{}]*[^\s,:=()[\]{}])?"""),
@@ -61,11 +61,16 @@ PLAIN = {
 class Arguments:
     """The rules of one tool's arguments."""
 
-    def __init__(self, form: CallFormat, literal: Literal, root: Any, prefix: str) -> None:
-        """`root`: the schema. `prefix`: the first rule; the names of all begin so."""
+    def __init__(
+        self, form: CallFormat, literal: Literal, root: Any, prefix: str, most: int
+    ) -> None:
+        """`root`: the schema. `prefix`: the first rule; the names of all begin so.
+
+        most: letters of all rules together.
+        """
         self._form, self._literal, self._root, self._prefix = form, literal, root, prefix
         self._rules: list[str] = []
-        self._letters = self._depth = 0
+        self._most, self._letters, self._depth = most, 0, 0
         self._values: dict[int, str] = {}  # rules of values, by the schema: it may refer to itself
         self._texts: dict[int, str] = {}  # terminals of texts, by the schema
         self._has_any = False
@@ -80,8 +85,8 @@ class Arguments:
         name = f"{self._prefix}_{len(self._rules)}"
         name = name.upper() if terminal else name
         self._letters += len(rule)
-        if self._letters > MAX_LETTERS:
-            raise RequestError("a tool's schema refers to too much, too often; make it smaller")
+        if self._letters > self._most:
+            raise RequestError("schemas of tools refer to too much, too often; make them smaller")
         self._rules.append(f"{name}{flags}: {rule}")
         return name
 
@@ -291,8 +296,9 @@ def _find_limits(schema: Mapping[str, Any]) -> list[str]:
     return found
 
 
-_PIECES = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
-"""Parts of an expression: an escape, a class of letters, a letter."""
+PIECES = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]?|.", re.DOTALL)
+"""Parts of an expression: an escape, a class of letters, a letter. A class without an end is one
+part, too: else each bracket of many would be read to the end of the text."""
 _SLASHES = re.compile(r"(\\.)|/", re.DOTALL)
 
 
@@ -300,7 +306,7 @@ def _write_pattern(pattern: str) -> str:
     """Return a pattern, which may match anywhere in a text, as one that matches the whole text."""
     ways: list[list[str]] = [[]]
     depth = 0
-    for piece in _PIECES.findall(pattern):
+    for piece in PIECES.findall(pattern):
         depth += (piece == "(") - (piece == ")")
         if piece == "|" and not depth:
             ways.append([])

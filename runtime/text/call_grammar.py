@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from dovetail.runtime.schedule.structured import StructuredOutputs
 from dovetail.runtime.text.answers import Thinking
-from dovetail.runtime.text.argument_grammar import ANYTHING, Arguments, Literal
+from dovetail.runtime.text.argument_grammar import ANYTHING, MAX_LETTERS, Arguments, Literal
 from dovetail.runtime.text.call_formats import NAMED, OBJECT, PLAIN, CallFormat, cut_mark
 from dovetail.runtime.text.grammar import ANSWER, json_rule, quote
 from dovetail.runtime.text.harmony import HARMONY_CALLS
@@ -49,11 +49,11 @@ def call_grammar(offer: Offer, style: ChatStyle, literal: Literal, *, begun: boo
     if not (offer.forced or offer.allowed or any(tool.strict for tool in wanted)):
         return None
     form = style.calls
-    rules = [
-        rule
-        for place, tool in enumerate(wanted)
-        for rule in _write_call(place, tool, form, literal, offer)
-    ]
+    rules, left = list[str](), MAX_LETTERS
+    for place, tool in enumerate(wanted):
+        own = _write_call(place, tool, form, literal, offer, left)
+        rules += own
+        left -= sum(map(len, own))
     rules.append("call: " + " | ".join(f"call_{place}" for place in range(len(wanted))))
     single = offer.named or not offer.parallel
     rules += _write_calls(form, literal, more=0 if single else MAX_CALLS - 1)
@@ -78,7 +78,7 @@ def _write_thinking(thinking: Thinking, literal: Literal, *, begun: bool) -> tup
 
 
 def _write_call(
-    place: int, tool: Tool, form: CallFormat, literal: Literal, offer: Offer
+    place: int, tool: Tool, form: CallFormat, literal: Literal, offer: Offer, most: int
 ) -> list[str]:
     """Return the rules of a call of one tool. In AUTO the strict ones' arguments alone are held."""
     schema = tool.parameters if offer.forced or tool.strict else ANY_OBJECT
@@ -89,7 +89,7 @@ def _write_call(
     call = f"call_{place}: {head} args_{place} {close}"
     if form.kind in (OBJECT, NAMED):
         return [call, f"args_{place}: {json_rule(schema)}"]
-    arguments = Arguments(form, literal, json.loads(schema), f"args_{place}")
+    arguments = Arguments(form, literal, json.loads(schema), f"args_{place}", most)
     return [call, *arguments.write()]
 
 

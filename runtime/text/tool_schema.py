@@ -41,6 +41,8 @@ MAX_DEPTH = 64
 MAX_PARTS = 1 << 16
 """Schemas that those of all tools are put together from, each counted anew where it is referred to:
 some 50 ms."""
+MAX_REF = 512
+"""Letters of a reference, which is read anew for each schema that it is a part of."""
 
 
 def count_parts(where: str, root: Any, most: int) -> int:
@@ -49,7 +51,7 @@ def count_parts(where: str, root: Any, most: int) -> int:
     Raises RequestError where `root` is no schema of an object, or they are more than `most`.
     """
     count = 0
-    for schema in _walk(where, root):
+    for schema in tuple(_walk(where, root)):  # all are looked at before any is counted
         for _ in list_parts(schema, root):
             count += 1
             if count > most:
@@ -75,6 +77,8 @@ def _walk(where: str, schema: Any, depth: int = 0) -> Iterator[dict[str, Any]]:
     for key in ("type", "required"):
         if not all(isinstance(name, str) for name in given.get(key, ())):
             raise RequestError(f"{where}.{key} must hold texts")
+    if len(given.get("$ref", "")) > MAX_REF:
+        raise RequestError(f"{where}.$ref may have {MAX_REF} letters")
     yield schema
     for key, one in _list_below(schema):
         yield from _walk(f"{where}.{key}", one, depth + 1)

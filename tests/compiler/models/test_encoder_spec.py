@@ -112,6 +112,20 @@ def test_letters_become_small_where_a_folder_says_so(
     assert found.encode(text).ids == plain.encode(text.lower()).ids != plain.encode(text).ids
 
 
+def test_settings_of_the_transformer_lie_beside_it(bert: Path, tmp_path: Path) -> None:
+    """Older models of sentence-transformers have it in a folder of its own."""
+    (root := tmp_path / "m").mkdir()
+    inner = copy(bert, root / "0_Transformer")
+    write_tokenizer(inner)
+    write(root / "modules.json", [{"type": "models.Transformer", "path": inner.name}])
+    settings = {"max_seq_length": 128, "do_lower_case": True}
+    write(inner / "sentence_bert_config.json", settings)
+    request = CompileRequest(model=root, output=tmp_path / "app.dove", effort="none")
+    found = read_encoder_inputs(request)
+    assert found.spec.max_tokens == 128
+    assert b'"Lowercase"' in (found.tokenizer or b"")
+
+
 def test_e5_models_have_their_prompts(bert: Path, tmp_path: Path) -> None:
     spec = read_encoder_spec(copy(bert, tmp_path / "multilingual-e5-small"))
     assert spec.prompts["query"] == "query: "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import cache, partial
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -19,6 +20,7 @@ from dovetail.ir.errors import RequestError
 from dovetail.runtime.schedule.structured import StructuredOutputs
 from dovetail.runtime.text import call_formats
 from dovetail.runtime.text.answers import Answer, AnswerParser, CallArguments, CallBegin
+from dovetail.runtime.text.argument_grammar import PIECES
 from dovetail.runtime.text.call_formats import (
     DEEPSEEK,
     DEEPSEEK_FENCED,
@@ -550,8 +552,30 @@ def test_what_a_schema_refers_to_is_written_once_for_each_part_and_bounded() -> 
     assert len(grammar_of(QWEN, schema)) < 10 * len(json.dumps(schema))
     schema["$defs"]["d0"] = {"type": "array", "items": {"anyOf": [*named.values()]}}
     defs |= {f"d{place}": {"type": "array", "items": named["d0"]} for place in range(1, 200)}
-    with pytest.raises(RequestError, match="refers to too much"):
+    with pytest.raises(RequestError, match="refer to too much"):
         grammar_of(QWEN, schema)
+
+
+def test_each_letter_of_a_pattern_is_read_once() -> None:
+    """The server's event loop waits for it."""
+    assert PIECES.findall(r"a\[[^]\]x]b[[[[\x") == ["a", r"\[", r"[^]\]x]", "b", r"[[[[\x"]
+    bad = {"type": "object", "properties": {"a": {"type": "string", "pattern": "[" * 100_000}}}
+    with pytest.raises(RequestError, match="cannot be followed"):
+        grammar_of(QWEN, bad)
+
+
+def test_what_all_tools_refer_to_is_bounded_together() -> None:
+    """Each tool is small for itself; the server's event loop waits for the grammar of all."""
+    wide = {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(300)}}
+    named = {f"x{i}": {"$ref": "#/$defs/wide"} for i in range(50)}
+    schema = {"type": "object", "properties": named, "$defs": {"wide": wide}}
+    tools = [{"function": {"name": f"f{i}", "parameters": schema}} for i in range(4)]
+    style = ChatStyle(QWEN, None, knows_tools=True)
+    for count in (1, 4):
+        offer = read_offer(tools[:count], "required")
+        assert offer is not None
+        with nullcontext() if count == 1 else pytest.raises(RequestError, match="too much"):
+            call_grammar(offer, style, quote, begun=False)
 
 
 def test_schemas_refer_to_each_other_only_so_deep() -> None:

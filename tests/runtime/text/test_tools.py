@@ -75,6 +75,7 @@ def test_what_is_offered_is_what_may_be_called() -> None:
                     ".properties.b.maxLength must be a whole number",
                 ),
                 ({"properties": {"b": {"pattern": 5}}}, ".properties.b.pattern must be a text"),
+                ({**CIRCLE, "not": {"$ref": "#/" * 257}}, r".not.\$ref may have 512"),
                 (CIRCLE, " refers to too many schemas"),
                 (DEEP, ".* is nested too deeply"),
             )

@@ -33,7 +33,10 @@ def share_memory(
     device: of the encoders. Raises CapacityError where the models do not fit together, and as
     `choose_accelerators` and `memory_need`.
     """
-    beside = _needs_beside(artifact, draft, hardware, options, embedding, device)
+    here = instances_here(hardware, device, embedding) if artifact.encoders else 0
+    beside = {name: encoder_need(part, here) for name, part in artifact.encoders.items() if here}
+    if draft is not None:
+        beside["the draft model"] = _draft_need(draft, artifact, options)
     if not beside:
         return options
     alone = options.beside_cpu
@@ -46,21 +49,9 @@ def share_memory(
     return replace(options, memory=free - sum(need.total for need in beside.values()))
 
 
-def _needs_beside(
-    artifact: Artifact,
-    draft: Artifact | None,
-    hardware: HardwareSpec,
-    options: EngineOptions,
-    embedding: EmbeddingSettings | None,
-    device: str,
-) -> dict[str, MemoryNeed]:
-    """Return what others than the model that generates need, by their names."""
-    here = instances_here(hardware, device, embedding) if artifact.encoders else 0
-    found = {name: encoder_need(part, here) for name, part in artifact.encoders.items() if here}
-    if draft is not None:
-        (part,), (model,) = draft.models.values(), artifact.models.values()
-        context, plan = options.bound_context(model.file.spec.max_context), options.plan
-        given = draft_options(part, plan or artifact.service, context, options)
-        assert given.plan is not None, "it is set there"
-        found["the draft model"] = memory_need(part, given.plan, given)
-    return found
+def _draft_need(draft: Artifact, artifact: Artifact, options: EngineOptions) -> MemoryNeed:
+    (part,), (model,) = draft.models.values(), artifact.models.values()
+    context, plan = options.bound_context(model.file.spec.max_context), options.plan
+    given = draft_options(part, plan or artifact.service, context, options)
+    assert given.plan is not None, "it is set there"
+    return memory_need(part, given.plan, given)

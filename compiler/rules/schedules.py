@@ -60,7 +60,8 @@ cache; into the second, from which weights come into the first 4 KiB ahead of th
 SINGLE_PREFETCH = -1024
 """Where one tile takes all rows, weights pass once, and what is not there in time is waited for:
 they come into the second cache a group of panels ahead, into the first 1 KiB ahead (measured: 512
-to 2048; past the second cache, 1 to 4 KiB ahead)."""
+to 2048; past the second cache, 1 to 4 KiB ahead). AVX2 alone gains by the near one only."""
+NEAR_PREFETCH = 1024
 K_UNIT = 64
 """Step of the slice along K, in values: whole cache lines of activations (Sandwich: b_K is aligned
 with the line); shorter slices pass C through the caches more often than they are worth."""
@@ -116,8 +117,8 @@ QUANTISED_PANELS = dict.fromkeys(GATED, (2,)) | dict.fromkeys((LINEAR, *ACTIVATE
 """Those of quantised weights."""
 LONG_LANES = 16
 """Lanes of vectors of which some CPUs load one a cycle, of shorter ones two."""
-HALVED_LANES, HALVED_FROM = 8, 12
-"""Lanes of vectors whose registers hold gated tiles of two rows where 16 bits are widened, and the
+AVX2_LANES, HALVED_FROM = 8, 12
+"""Lanes of AVX2, whose registers hold gated tiles of two rows where 16 bits are widened, and the
 rows from which tiles of six serve, which take half of each panel at a time: lower ones have too few
 sums to hide the latency of multiply-adds (measured, AVX2: 1.09x to 1.26x; 0.8x at 4 rows)."""
 UNPACKING = 1.5
@@ -312,7 +313,7 @@ def micro_kernels(kind: str, target: Target, dtype: str = "f32") -> tuple[MicroK
 
 def takes_halves(kind: str, dtype: str, lanes: int) -> bool:
     """Return whether tall tiles take half of each panel at a time."""
-    return kind in GATED and lanes == HALVED_LANES and FORMATS[dtype].dtype.size == 2
+    return kind in GATED and lanes == AVX2_LANES and FORMATS[dtype].dtype.size == 2
 
 
 @lru_cache
@@ -531,7 +532,7 @@ def default_prefetch(op: GemmOp, target: Target, tile: MicroKernel, m: int, bloc
     if takes_tiles(op, target, m):
         return SPREAD_PREFETCH
     if m <= tile.rows:
-        return SINGLE_PREFETCH
+        return NEAR_PREFETCH if target.lanes == AVX2_LANES else SINGLE_PREFETCH
     if takes_halves(op.kind, op.dtype, target.lanes):  # loads are scarce there
         return SPREAD_PREFETCH
     waits = m < 2 * tile.rows and FORMATS[op.dtype].value_bytes > 1

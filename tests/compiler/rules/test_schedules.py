@@ -14,6 +14,7 @@ from dovetail.compiler.rules.schedules import (
     K_UNIT,
     LINEAR,
     MOST_ROWS,
+    NEAR_PREFETCH,
     SILU,
     SINGLE_PREFETCH,
     SPREAD_PREFETCH,
@@ -137,8 +138,9 @@ def test_weights_are_fetched_for_one_pass_then_far_ahead() -> None:
         op = GemmOp("x", kind, 256, 2048, dtype)
         first = rule_tiles(op, TARGETS["x86-64-avx2"])[0].rows
         for m in range(1, 40):
-            kept = SINGLE_PREFETCH if m <= first else FAR_PREFETCH
+            kept = NEAR_PREFETCH if m <= first else FAR_PREFETCH
             assert told(op, "x86-64-avx2", m)["prefetch"] == kept
+        assert told(op, "x86-64-avx512", 1)["prefetch"] == SINGLE_PREFETCH
     quantised = GemmOp("x", LINEAR, 256, 2048, "q4_32")
     assert told(quantised, "x86-64-avx2", 5)["prefetch"] == SPREAD_PREFETCH
     bytes_, wide = GemmOp("x", LINEAR, 2048, 2048, "q8_32"), "x86-64-avx512bf16"

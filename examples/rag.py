@@ -257,8 +257,8 @@ edges:
   `join` puts the texts of `names` together, `collect` gathers in a list what `text` names, round
   by round.
 - A prompt that is a text is continued as it is, as by `run --raw`. Models that were trained to chat
-  answer messages better, which go through their chat template. Of the five
-  workflows `--workflow one-shot-chat`, `hyde-chat` and so on ask in messages.
+  answer messages better, which go through their chat template. Of the five workflows
+  `one-shot-chat`, `hyde-chat` and so on ask in messages.
 - `filters` are values of the documents' metadata: one, a list of which one must hold, or
   `"{{name}}"` for what an input or a node gives, so that each request can have its own.
 - A branch goes to `then` where the name after `if` has a value that is not in `empty`, and no list

@@ -9,12 +9,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from dovetail.ir.workflow import Workflow
 from dovetail.runtime.retrieval.budget import ScanCost
-from dovetail.workflows import hyde, irg, multistep, one_shot, recomp
+from dovetail.workflows import BUNDLED
 from rag_costs import MOST_SEQUENCES, STEP_TOKENS
 from rag_planes import Setting, Timed, make_plane
 from rag_script import ROUNDS, Script, count_tokens
@@ -34,7 +34,8 @@ STEADY = ("rates", "cache")
 ROUND_MEAN = statistics.fmean(ROUNDS)
 SEARCHES = {"one-shot": 1, "hyde": 1, "recomp": 1, "irg": 3, "multistep": ROUND_MEAN}
 """Of a request, on average."""
-GRAPHS = {"one-shot": one_shot, "hyde": hyde, "recomp": recomp, "irg": irg, "multistep": multistep}
+GRAPHS = {name: partial(make, chat=False) for name, make in BUNDLED.items()}
+"""Their prompts are plain texts, which are the same for all that is compared."""
 WORKFLOWS = tuple(GRAPHS)
 FREE = "free"
 """A plane: asynchronous, with searches that take no time. None is faster on this engine, but for

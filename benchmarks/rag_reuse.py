@@ -142,7 +142,9 @@ def read_again(prompts: Sequence[Sequence[int]], room: float) -> dict[str, float
 
 def measure_reuse(parts: Parts) -> list[dict[str, Any]]:
     """Return a row for each set of questions: parts of tokens read again, and the gain by these."""
-    node = next(n for n in one_shot().workflow().nodes.values() if isinstance(n, Generation))
+    node = next(
+        n for n in one_shot(chat=False).workflow().nodes.values() if isinstance(n, Generation)
+    )
     with load(parts.apps[BF16]) as app:
         assert app.tokenizer is not None, "the model has one"
         found, tokenize = find_documents(parts, app), app.tokenizer.encode
@@ -199,7 +201,7 @@ def build_tiny(folder: Path) -> Parts:
 
 def measure_restart(parts: Parts, count: int, seeds: int) -> list[dict[str, Any]]:
     """Return a row for each state and seed: the rate, and tokens of prompts that were computed."""
-    workflow = one_shot(topk=TOPK, max_tokens=TOKENS, ignore_eos=True).workflow()
+    workflow = one_shot(topk=TOPK, chat=False, max_tokens=TOKENS, ignore_eos=True).workflow()
     rows = []
     for seed in range(seeds):
         questions = pick_questions(parts.questions, ZIPF, count, seed)

@@ -209,8 +209,10 @@ def measure(reader: Reader, encoder: Embeds) -> dict[str, float]:
     found = index.find([q.question for q in single], 5)
     hits = [q.gold[0] in {ids[i] for i in row} for q, row in zip(single, found, strict=True)]
     closed = reader([prompts.CLOSED_BOOK.format(question=q.question) for q in single])
-    steps = workflows.multistep()
-    at_once = {kind: (workflows.one_shot(), reader, asked) for kind, asked in of_kind.items()}
+    steps = workflows.multistep(chat=False)
+    at_once = {
+        kind: (workflows.one_shot(chat=False), reader, asked) for kind, asked in of_kind.items()
+    }
 
     def gold(question: Question) -> Search:
         texts = gold_texts(question)

@@ -151,7 +151,9 @@ A node reads what others wrote by name; each name has one writer. `g.workflow()`
 and names the node at fault. Several edges from a node are taken side by side; a function in place
 of a target chooses, so that loops end. `dovetail.workflows` has five workflows of the literature
 (one-shot, HyDE, RECOMP, IRG, multistep), and `dovetail.from_langgraph` and `from_haystack` import
-graphs of these frameworks.
+graphs of these frameworks. The five give the model a plain text to continue; for a model that was
+trained to chat say `one_shot(chat=True)`: each prompt is then a message, and the answer ends where
+the model ends its turn.
 
 ## Draw it
 
@@ -255,7 +257,8 @@ edges:
   `join` puts the texts of `names` together, `collect` gathers in a list what `text` names, round
   by round.
 - A prompt that is a text is continued as it is, as by `run --raw`. Models that were trained to chat
-  answer messages better, which go through their chat template.
+  answer messages better, which go through their chat template. Of the five workflows
+  `one-shot-chat`, `hyde-chat` and so on ask in messages.
 - `filters` are values of the documents' metadata: one, a list of which one must hold, or
   `"{{name}}"` for what an input or a node gives, so that each request can have its own.
 - A branch goes to `then` where the name after `if` has a value that is not in `empty`, and no list

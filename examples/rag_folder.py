@@ -3,7 +3,8 @@
     python examples/rag_folder.py FOLDER MODEL ENCODER WORK "Who founded Komosburg?"
 
 FOLDER has Markdown, text, JSON lines or CSV. WORK keeps the index and the compiled models: the
-second question starts at once. Delete WORK/idx after the texts have changed.
+second question starts at once. Delete WORK/idx after the texts have changed. A model that has a
+chat template is asked in messages.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ def main(folder: str, model: str, encoder: str, work: str, question: str) -> Non
         dovetail.compile({"llm": model, "embedder": encoder}, output=artifact, effort="none")
     with dovetail.load(artifact) as app:
         app.add_index(index)
-        result = app.run(workflows.one_shot(topk=1, max_tokens=64), {"input": question})
+        graph = workflows.one_shot(topk=1, max_tokens=64, chat=app.template is not None)
+        result = app.run(graph, {"input": question})
     print(result.outputs["answer"].strip())
     for document in result.outputs["docs"]:
         print("from:", document.text)

@@ -266,7 +266,8 @@ Trust = Annotated[
 ]
 Workflows = Annotated[
     list[str] | None,
-    "Workflow: *.py, *.json or *.yaml file, or one-shot, hyde, recomp, irg, multistep; repeatable.",
+    "Workflow: *.py, *.json or *.yaml file, or one-shot, hyde, recomp, irg, multistep; these with "
+    "-chat behind them (one-shot-chat) for a model trained to chat; repeatable.",
 ]
 Indexes = Annotated[list[Path] | None, "Index folder that workflows search; repeatable."]
 Mixed = Annotated[

@@ -224,10 +224,9 @@ def _read_graph(text: str, *, stored: bool) -> Workflow | None:
 
     stored: there is an artifact. Raises SpecError where it is no workflow, or a file of several.
     """
-    from dovetail.cli.workflow_files import read_graphs
-    from dovetail.workflows import BUNDLED
+    from dovetail.cli.workflow_files import is_bundled, read_graphs
 
-    if stored and text not in BUNDLED and not Path(text).is_file():
+    if stored and not is_bundled(text) and not Path(text).is_file():
         return None
     graphs = read_graphs(text)
     if len(graphs) != 1:

@@ -15,6 +15,13 @@ from dovetail.workflows import BUNDLED
 
 ANSWER_TOKENS = 64
 """Tokens of a reply in the five workflows at most."""
+CHAT = "-chat"
+"""Ends the name of one of the five that asks in messages, through the model's chat template."""
+
+
+def is_bundled(text: str) -> bool:
+    """Tell whether a text names one of the five, asked in texts or in messages."""
+    return text.removesuffix(CHAT) in BUNDLED
 
 
 def find_workflow(text: str) -> RAGraph | Path:
@@ -22,11 +29,15 @@ def find_workflow(text: str) -> RAGraph | Path:
 
     Raises SpecError where there is neither.
     """
-    if text in BUNDLED:
-        return BUNDLED[text](max_tokens=ANSWER_TOKENS)
+    if is_bundled(text):
+        name = text.removesuffix(CHAT)
+        graph = BUNDLED[name](max_tokens=ANSWER_TOKENS, chat=text != name)
+        graph.name = text  # an artifact and a server may have both
+        return graph
     if not Path(text).is_file():
         raise SpecError(
-            f"{text!r} is neither a file nor a workflow; choose one of {', '.join(BUNDLED)}"
+            f"{text!r} is neither a file nor a workflow; choose one of {', '.join(BUNDLED)}, "
+            f"each with {CHAT} behind it for a model trained to chat"
         )
     return Path(text)
 

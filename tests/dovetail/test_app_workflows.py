@@ -17,7 +17,7 @@ from dovetail import END, START, RAGraph, load, workflows
 from dovetail.compiler.pipeline import compile_model
 from dovetail.compiler.write.index_build import IndexRequest, build_index_folder, describe_embedder
 from dovetail.ir.index_file import Passage
-from dovetail.ir.workflow import Embedding, Generation, Retrieval, Workflow
+from dovetail.ir.workflow import Embedding, Generation, PromptMessage, Retrieval, Workflow
 from dovetail.runtime.app import App
 from dovetail.runtime.flows.control.settings import WavefrontSettings
 from dovetail.runtime.flows.control.transformations import REGISTRY
@@ -32,14 +32,33 @@ from dovetail.tiny_world import ENCODER, LLAMA, corpus
 from dovetail.tiny_world.questions import SINGLE, TWO_HOP, Question
 
 OPTIONS: dict[str, Any] = {"topk": 3, "max_tokens": 48}
-GRAPHS: dict[str, RAGraph] = {
-    "one-shot": workflows.one_shot(**OPTIONS),
-    "hyde": workflows.hyde(**OPTIONS),
-    "recomp": workflows.recomp(**OPTIONS),
-    "irg": workflows.irg(**OPTIONS, rounds=2),
-    "multistep": workflows.multistep(**OPTIONS, rounds=3),
-}
+
+
+def make_graphs(*, chat: bool) -> dict[str, RAGraph]:
+    options = {**OPTIONS, "chat": chat}
+    return {
+        "one-shot": workflows.one_shot(**options),
+        "hyde": workflows.hyde(**options),
+        "recomp": workflows.recomp(**options),
+        "irg": workflows.irg(**options, rounds=2),
+        "multistep": workflows.multistep(**options, rounds=3),
+    }
+
+
+GRAPHS, CHATS = make_graphs(chat=False), make_graphs(chat=True)
+SHOWN = "user: {}\n"
+"""A prompt of one message as a timeline shows it."""
 PASSAGES, NPROBE = 400, 8
+
+
+def test_with_chat_each_prompt_is_a_message_of_the_user() -> None:
+    for name, graph in GRAPHS.items():
+        plain, chats = graph.workflow().nodes, CHATS[name].workflow().nodes
+        for node in (node for node in plain.values() if isinstance(node, Generation)):
+            asked = chats[node.name]
+            assert isinstance(asked, Generation)
+            message = PromptMessage("user", str(node.prompt))
+            assert asked == msgspec.structs.replace(node, prompt=(message,))
 
 
 @dataclass(frozen=True)
@@ -74,6 +93,16 @@ def world(artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield World(app, encoder, folder, questions)
 
 
+def reply_alone(app: App, prompt: str, node: Generation) -> str:
+    """Return what the model says to a prompt of a node, of messages by `App.chat`."""
+    if isinstance(node.prompt, str):
+        return app.generate(prompt, **node.options)[0].text or ""
+    before, after = SHOWN.split("{}")
+    assert prompt.startswith(before) and prompt.endswith(after)
+    message = {"role": "user", "content": prompt[len(before) : -len(after)]}
+    return app.chat([message], **node.options).text or ""
+
+
 @dataclass(frozen=True)
 class PlainServices:
     """What nodes call, one call at a time."""
@@ -82,8 +111,7 @@ class PlainServices:
     collection: Collection
 
     def generate(self, prompt: str, node: Generation) -> str:
-        (found,) = self.world.app.generate(prompt, **node.options)
-        return found.text or ""
+        return reply_alone(self.world.app, prompt, node)
 
     def retrieve(self, query: str | np.ndarray, node: Retrieval) -> list[Document]:
         assert isinstance(query, str)
@@ -103,9 +131,10 @@ def comparable(outputs: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def test_answers_are_those_of_the_plain_order(world: World) -> None:
+@pytest.mark.parametrize("graphs", [GRAPHS, CHATS], ids=["texts", "messages"])
+def test_answers_are_those_of_the_plain_order(graphs: dict[str, RAGraph], world: World) -> None:
     services = PlainServices(world, open_index(world.folder))
-    cases = [(graph, {"input": q.question}) for q in world.questions for graph in GRAPHS.values()]
+    cases = [(graph, {"input": q.question}) for q in world.questions for graph in graphs.values()]
     jobs = [world.app.submit_workflow(*case) for case in cases]
     results = [dict(job.result().outputs) for job in jobs]
     for (graph, inputs), got in zip(cases, results, strict=True):
@@ -152,11 +181,13 @@ EVERY = tuple(name for name in REGISTRY if name not in ("prefetch", "put"))
 
 
 @pytest.mark.parametrize(
-    ("names", "fields", "kinds"),
+    ("of", "names", "fields", "kinds"),
     [
-        pytest.param(EVERY, {**ANY, "documents_tokens": 60}, ("one-shot", "hyde"), id="all"),
+        pytest.param(GRAPHS, EVERY, ANY | {"documents_tokens": 60}, ("one-shot", "hyde"), id="all"),
+        pytest.param(CHATS, EVERY, ANY, ("one-shot", "hyde"), id="all messages"),
         *(
-            pytest.param(names, fields, tuple(GRAPHS), marks=pytest.mark.long)
+            pytest.param(graphs, names, fields, tuple(GRAPHS), marks=pytest.mark.long)
+            for graphs in (GRAPHS, CHATS)
             for names in ((), EVERY, *((name, "split") for name in EVERY))
             for fields in ({}, ANY)
         ),
@@ -167,6 +198,7 @@ def test_an_answer_is_that_of_the_prompt_that_was_sent(
     artifact: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    of: dict[str, RAGraph],
     names: tuple[str, ...],
     fields: dict[str, Any],
     kinds: tuple[str, ...],
@@ -176,7 +208,7 @@ def test_an_answer_is_that_of_the_prompt_that_was_sent(
         monkeypatch.setattr(REGISTRY[name], "gain", lambda self, costs: 1.0)
     settings = replace(WHEREVER, transformations=frozenset(names))
     flows, answers = FlowSettings(wavefront=settings), list[list[Any]]()
-    graphs = [changed(GRAPHS[kind], **fields) for kind in kinds]
+    graphs = [changed(of[kind], **fields) for kind in kinds]
     options: dict[str, Any] = {"kv_file": str(tmp_path / "kv"), "deterministic": True}
     for _ in range(2):
         with load(artifact, workflows=flows, **options) as app:
@@ -189,8 +221,8 @@ def test_an_answer_is_that_of_the_prompt_that_was_sent(
                 for node, prompt in last.items():  # of loops the last round
                     made = workflow.nodes[node]
                     assert isinstance(made, Generation)
-                    (alone,) = world.app.generate(prompt, **made.options)
-                    assert alone.text == result.outputs[made.output], (workflow.name, node)
+                    alone = reply_alone(world.app, prompt, made)
+                    assert alone == result.outputs[made.output], (workflow.name, node)
             answers.append([job.result().outputs["answer"] for job in jobs])
     if not fields and "stop" not in names:  # which may find others
         assert answers[0] == answers[1]

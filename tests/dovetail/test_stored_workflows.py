@@ -263,6 +263,13 @@ def test_run_takes_the_workflows_that_serve_takes(work: Path, tmp_path: Path) ->
     asked = "--workflow", tmp_path / "alone.json", "--input", "One"
     stored, model = (dovetail("run", of, *asked) for of in (work / "app.dove", LLAMA))
     assert stored.code == model.code == 0 and stored.out == model.out, model.err
+    asked = "--workflow", "one-shot-chat", "--input", QUESTION
+    said = dovetail("run", work / "app.dove", *asked, "--json")
+    report = json.loads(said.out)
+    assert report["workflow"] == "one-shot-chat"
+    assert report["outputs"]["answer"].startswith(ANSWER)
+    (prompt,) = [ran["prompt"] for ran in report["timeline"] if ran.get("prompt")]
+    assert prompt.startswith("user: Documents:")
     search = "--workflow", "one-shot", "--input", QUESTION
     missing = dovetail("run", LLAMA, *search)
     assert_one_sentence(Result(missing.code, missing.out, missing.err.splitlines()[-1] + "\n"))

@@ -88,6 +88,7 @@ def test_what_is_offered_is_what_may_be_called() -> None:
         ([ADD] * (MAX_TOOLS + 1), None, str(MAX_TOOLS)),
         ([ADD], "any", "tool_choice must be"),
         ([ADD], {"type": "function"}, "tool_choice must be"),
+        ([ADD], {"type": "function", "function": {"name": None}}, "tool_choice must be"),
         ([ADD], {"function": {"name": "sub"}}, "none of the tools"),
         ([ADD], {"allowed_tools": {"mode": "function", "tools": [ADD]}}, "tool_choice must be"),
         ([ADD], {"allowed_tools": {"mode": "auto", "tools": []}}, "tool_choice must be"),

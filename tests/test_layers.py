@@ -83,16 +83,16 @@ ROOMS = {
 CORE = ("native", "schedule", "engine", "accel", "child", "group")
 """Rooms that are thin: who reads how a token is made reads these."""
 LINES = {
-    "dovetail": 7_720,
-    "compiler": 23_150,
+    "dovetail": 7_740,
+    "compiler": 23_160,
     "codegen": 19_570,
     "topology": 4_010,
     "ir": 11_420,
-    "runtime": 42_370,
+    "runtime": 42_420,
     "runtime/machine": 1_250,
     "runtime/schedule": 3_990,
     "runtime/child": 930,
-    "runtime/text": 4_420,
+    "runtime/text": 4_460,
     "runtime/native": 2_800,
     "runtime/group": 510,
     "runtime/engine": 1_950,
@@ -102,7 +102,7 @@ LINES = {
     "runtime/hosting": 1_880,
     "runtime/retrieval": 1_690,
     "runtime/flows": 5_850,
-    "runtime/server": 5_260,
+    "runtime/server": 5_270,
     "runtime/sim": 1_090,
 }
 """Most lines of source in each folder and room: what grows beyond has to say why, here."""

@@ -9,14 +9,11 @@ from __future__ import annotations
 import numpy as np
 
 from dovetail.compiler.measure.kernel_call import PERIOD, KernelCall
-from dovetail.compiler.measure.meter import CallCase, Candidate
+from dovetail.compiler.measure.meter import ARRAY_BYTES, CallCase, Candidate
 from dovetail.compiler.measure.rows import NEAR
 from dovetail.runtime.machine.library import KernelLibrary
 from dovetail.runtime.machine.memory import allocate
 from dovetail.runtime.native.tape import Team
-
-ARRAY_BYTES = 16 << 20
-"""Of memory behind each pointer, whatever the sizes."""
 
 
 class CallRun:

@@ -7,6 +7,7 @@ weights, or keys and values, that lie outside the caches.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import statistics
@@ -124,6 +125,11 @@ class GateCase(GemmCase, frozen=True, kw_only=True, tag="gate"):
         return self.apart if kernel.startswith(self.kind) else None
 
 
+ARRAY_BYTES = 16 << 20
+"""Of memory behind each pointer of a kernel without an operator, whatever numbers it takes."""
+MOST_ITEM_BYTES = 8
+
+
 class CallCase(_Case, frozen=True, kw_only=True, tag="call"):
     """A kernel of a user's own to time, `kind`, with the numbers that it takes."""
 
@@ -134,6 +140,11 @@ class CallCase(_Case, frozen=True, kw_only=True, tag="call"):
     def shape(self) -> dict[str, int]:
         """The numbers by their names."""
         return dict(self.sizes)
+
+    @property
+    def may_overrun(self) -> bool:
+        """Whether an array with the numbers as its sides may be larger than the memory it gets."""
+        return math.prod(size for _, size in self.sizes) * MOST_ITEM_BYTES > ARRAY_BYTES
 
 
 Case = GemmCase | AttentionCase | RowsCase | GateCase | CallCase

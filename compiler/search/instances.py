@@ -16,6 +16,7 @@ from msgspec.structs import replace as replace_struct
 
 from dovetail.codegen.catalog import KernelRequest
 from dovetail.compiler.measure.meter import (
+    ARRAY_BYTES,
     SKIPPED,
     AttentionCase,
     CallCase,
@@ -145,9 +146,10 @@ def refuse_wrong(tasks: Sequence[InstanceTask], found: Sequence[Sequence[Measure
                 "give a larger --budget, or try again on a quiet machine"
             )
         if status not in (OK, SKIPPED):
-            raise SpecError(
-                f"{what} is refused: {REFUSED[status]}. `dovetail kernel lift` shows what it does"
-            )
+            why = REFUSED[status]
+            if status == CRASH and isinstance(task.case, CallCase) and task.case.may_overrun:
+                why += f", perhaps beyond the {ARRAY_BYTES >> 20} MiB of an array: give less"
+            raise SpecError(f"{what} is refused: {why}. `dovetail kernel lift` shows what it does")
 
 
 REFUSED = {

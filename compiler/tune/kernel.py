@@ -145,7 +145,7 @@ def _tune(kernel: str, shapes: Sequence[Sizes], options: KernelOptions) -> Kerne
     asked = options.get("threads")
     most = hardware.usable_threads if asked is None else asked
     threads = most if any(p.kind == "thread" for p in plain.params) else 1
-    cpus = choose_pus(hardware, threads)
+    cpus = choose_pus(hardware, most)[:threads]
     cases = [_make_case(user, plain, sizes, cpus, eps) for sizes in shapes]
     ours, found = our_request(user.op, target), []
     identity = Identity.of(hardware, library.index)

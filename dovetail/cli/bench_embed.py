@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from dovetail.cli.options import AsJson, Threads
+from dovetail.cli.options import AsJson
 from dovetail.cli.report import make_table, progress_bars, read_duration, show_report
 
 if TYPE_CHECKING:
@@ -37,7 +37,9 @@ def embed_command(
     length: Annotated[int, typer.Option(min=2, help="Tokens of a query.")] = 75,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each stress trial.")] = 3,
     device: Annotated[str, "Beside the CPU: auto, cpu (none), cuda:1, torch:cpu."] = "auto",
-    threads: Threads = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="CPU threads; default all cores.")
+    ] = None,
     json: AsJson = False,
 ) -> None:
     """Measure the concurrency within an SLO with and without the CPU's help."""

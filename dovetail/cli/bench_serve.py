@@ -167,9 +167,12 @@ def _read_bounds(texts: Sequence[str]) -> dict[str, float]:
 
 def _read_number(text: str) -> float:
     try:
-        return float(text)
+        number = float(text)
     except ValueError:
-        raise SpecError(f"{text!r} must be a number, such as 99") from None
+        number = math.nan
+    if math.isnan(number):
+        raise SpecError(f"{text!r} must be a number, such as 99")
+    return number
 
 
 def _describe(

@@ -42,6 +42,8 @@ def find_artifacts(
     """
     if len(names) > len(given):
         raise SpecError(f"{len(names)} names were given for {len(given)} models")
+    if "" in names:
+        raise SpecError("a model needs a name: give --served-model-name a text, or omit it")
     fixed = {key: value for key, value in options.items() if key != "max_context"}
     if fixed and all(is_artifact(Path(text)) for text in given):  # a load may shorten the context
         _refuse(given[0], fixed)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -45,6 +46,7 @@ ENV = "DOVETAIL_SERVE"
 TIMES = ("body_seconds", "head_seconds", "send_seconds", "ping_seconds")
 LIMITS = {"max_body_bytes": math.inf, **dict.fromkeys(TIMES, 86_400.0)}
 """Options of a server that must be more than 0, and the most of each: timers take no infinity."""
+METRIC_NAME = re.compile("[A-Za-z_:][A-Za-z0-9_:]*")
 NOTHING = ("", "~", "null")
 """What a YAML file says for no value."""
 
@@ -59,7 +61,7 @@ def read_config(context: typer.Context, path: Path | None) -> Path | None:
     known = {parameter.name: parameter for parameter in context.command.params}
     try:
         values = yaml.load(path.read_text(), yaml.BaseLoader) or {}  # makes texts and lists alone
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise typer.BadParameter(f"{path} is not a YAML file: {error}") from None
     except OSError as error:
         raise typer.BadParameter(f"{path}: {error.strerror}") from None
@@ -152,7 +154,10 @@ class HttpFlags:
     ping_seconds: Annotated[
         float, "Send a comment in a stream after this many seconds of silence."
     ] = 15.0
-    drain_seconds: Annotated[int, "Maximum time for running requests to finish after SIGTERM."] = 30
+    drain_seconds: Annotated[
+        int,
+        typer.Option(min=0, help="Maximum time for running requests to finish after SIGTERM."),
+    ] = 30
     metrics_prefix: Annotated[str, "Prefix of the names in /metrics."] = "dovetail"
     timeline: Annotated[
         Path | None, "Record requests and steps in this file, for ui.perfetto.dev."
@@ -171,6 +176,11 @@ class HttpFlags:
                 raise SpecError(f"{flag_of(name)} must be more than 0, not {given[name]}")
             if given[name] > most:
                 raise SpecError(f"{flag_of(name)} must be at most {most:g}, not {given[name]:g}")
+        if not METRIC_NAME.fullmatch(self.metrics_prefix):
+            raise SpecError(
+                f"--metrics-prefix {self.metrics_prefix!r} cannot begin a metric's name; write "
+                "letters, digits and _, such as vllm"
+            )
         keys = (*(given.pop("api_key") or ()), *_read_keys(given.pop("api_key_file")))
         if blank := [key for key in keys if not key.strip()]:  # else no key would do, too
             raise SpecError(f"--api-key {blank[0]!r} is no key; give a text, or omit the flag")

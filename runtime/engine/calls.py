@@ -113,7 +113,8 @@ def _submit(engine: Engine, sequences: int, context: int) -> list[Request]:
     if sequences > limits.max_step_sequences or room < context + least:
         raise SpecError(
             f"{sequences} sequences behind {context} tokens cannot be decoded at once; a step "
-            f"takes {limits.max_step_sequences}, and {room - least} tokens of each are the most"
+            f"takes {limits.max_step_sequences}, and {max(0, room - least)} tokens of each are the "
+            "most"
         )
     steps = min(least + MOST_STEPS, room - context)
     params = SamplingParams(max_tokens=steps, ignore_eos=True)

@@ -30,6 +30,8 @@ PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
 LENGTH_DIGITS = 19
 """Digits of a content-length: Python reads thousands in quadratic time, and more not at all."""
+PADDING = b" " * 6
+"""Behind a body: half a surrogate pair nearer to the end is told as one that was cut off."""
 CLOSE = {"connection": "close"}
 """For replies to bodies that are not read to their end."""
 STREAM_HEADERS = [
@@ -160,6 +162,7 @@ async def _read_body(request: Request, most: int) -> bytearray:
         body += part
         if len(body) > most:
             raise _too_large(most)
+    body += PADDING
     return body
 
 

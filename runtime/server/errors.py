@@ -151,6 +151,9 @@ def to_api_error(error: BaseException, *, draining: bool) -> ApiError:
 
 _PLACE = re.compile(r"^(.*) - at `(?:key` in `)?\$\.?(.*?)(?:\[\.\.\.\])?`$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(.*)`$")
+_HALF = re.compile(
+    r"unexpected end of (hex escape|escaped utf-16 surrogate pair)|invalid utf-16 surrogate pair"
+)
 
 
 def decode_error(error: Exception, within: str = "") -> ApiError:
@@ -168,4 +171,5 @@ def decode_error(error: Exception, within: str = "") -> ApiError:
         reason = reason.replace("Invalid enum value", "This server does not take")
         said = f"{reason} in `{place}`" if place else reason
         return ApiError(400, said, param=place or None)
+    text = _HALF.sub(r"a text holds half a surrogate pair, as \\ud83d alone is", text)
     return ApiError(400, f"the body is not valid JSON: {text}", code="invalid_json")

@@ -93,6 +93,9 @@ def _translate(body: CountRequest) -> dict[str, Any]:
     names = {"auto": "auto", "any": "required", "none": "none"}
     wish: object = names.get(choice.type) if choice else None
     if choice and choice.type == "tool":
+        if choice.name is None:
+            said = "`tool_choice` of type 'tool' must have the `name` of the tool to call"
+            raise ApiError(400, said, param="tool_choice.name")
         wish = {"type": "function", "function": {"name": choice.name}}
     tools = []
     for place, tool in enumerate(body.tools or ()):

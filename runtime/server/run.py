@@ -175,7 +175,7 @@ def _listen(settings: ServeSettings) -> socket.socket:
         most = math.ceil(settings.send_seconds * 1000)
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, most)
         return listening
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, TypeError) as error:  # the last: no name of a host
         place = f"{settings.host}:{settings.port}"
         why = str(getattr(error, "strerror", None) or error)
         why = why.partition(" (while")[0]  # Python names the address once more

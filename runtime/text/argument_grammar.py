@@ -18,7 +18,7 @@ from dovetail.runtime.text.call_values import TEXT
 from dovetail.runtime.text.grammar import json_rule, quote
 from dovetail.runtime.text.tool_schema import (
     ANY_OF,
-    MAX_DEPTH,
+    check_depth,
     find_choices,
     find_ref,
     kinds_of,
@@ -37,6 +37,8 @@ SINGLE = r"/'([^'\\\n]|\\[^\n])*'/"
 MAX_FREE = 32
 MAX_LETTERS = 1 << 20
 """Of the rules of all tools: parts of a schema are written with all that they refer to."""
+NAME_LETTERS = 8
+"""What a property counts as beside its rules: some are read that no model can write."""
 READ = {
     TAGS: re.compile(r'[^<>"\n]{1,256}'),
     LITERAL: re.compile(r"""[^\s,:=()[\]{}"']([^\n,:=()[\]{}]*[^\s,:=()[\]{}])?"""),
@@ -84,11 +86,15 @@ class Arguments:
         """Add a rule; return its name. RequestError where there are too many letters."""
         name = f"{self._prefix}_{len(self._rules)}"
         name = name.upper() if terminal else name
-        self._letters += len(rule)
-        if self._letters > self._most:
-            raise RequestError("schemas of tools refer to too much, too often; make them smaller")
+        self._count(len(rule))
         self._rules.append(f"{name}{flags}: {rule}")
         return name
+
+    def _count(self, letters: int) -> None:
+        """Count letters that are written, or read where what comes of them is shorter."""
+        self._letters += letters
+        if self._letters > self._most:
+            raise RequestError("schemas of tools refer to too much, too often; make them smaller")
 
     def _mark(self, text: str) -> str:
         return self._literal(text) if text else ""
@@ -107,6 +113,7 @@ class Arguments:
         self, named: Mapping[str, Any], wanted: set[str], others: Any, key: str, keyed: str
     ) -> str:
         pairs = []
+        self._count(NAME_LETTERS * len(named))
         for name, one in named.items():
             if READ[self._form.kind].fullmatch(name):
                 pair = f"{self._mark(key + name + keyed)} {self._name_value(one)}"
@@ -139,9 +146,7 @@ class Arguments:
         if not isinstance(schema, dict) or not schema:
             return self._write_value({})
         if id(schema) not in self._values:
-            if self._depth == MAX_DEPTH:
-                said = f"refers to schemas within each other too deeply: {MAX_DEPTH} at most"
-                raise RequestError(f"a tool's schema {said}")
+            check_depth(self._depth)
             place, self._values[id(schema)] = len(self._rules), self._add("")
             self._depth += 1
             self._rules[place] += self._write_value(schema)
@@ -250,8 +255,11 @@ class Arguments:
         if not isinstance(schema, dict):
             return ""
         if id(schema) not in self._texts:
+            check_depth(self._depth)
             self._texts[id(schema)] = ""  # where it refers to itself
+            self._depth += 1
             self._texts[id(schema)] = self._write_terminal(schema)
+            self._depth -= 1
         return self._texts[id(schema)]
 
     def _write_terminal(self, schema: Mapping[str, Any]) -> str:
@@ -277,7 +285,9 @@ class Arguments:
 
     def _json(self, schema: Any) -> str:
         """Return the expression of JSON that a part of the schema allows, put in a rule."""
-        return self._add(json_rule(json.dumps(stand_alone(schema, self._root))))
+        alone, letters = stand_alone(schema, self._root)
+        self._count(letters)
+        return self._add(json_rule(json.dumps(alone)))
 
     def _has(self, schema: Any, *words: str) -> bool:
         """Tell whether a schema, or one that it is put together from, has one of these keywords."""

@@ -43,6 +43,8 @@ MAX_PARTS = 1 << 16
 some 50 ms."""
 MAX_REF = 512
 """Letters of a reference, which is read anew for each schema that it is a part of."""
+REF_LETTERS, ENUM_VALUES = 8, 2
+"""So many letters of a reference, or values of an enum, take as long to read as a schema."""
 
 
 def count_parts(where: str, root: Any, most: int) -> int:
@@ -50,12 +52,18 @@ def count_parts(where: str, root: Any, most: int) -> int:
 
     Raises RequestError where `root` is no schema of an object, or they are more than `most`.
     """
-    count = 0
-    for schema in tuple(_walk(where, root)):  # all are looked at before any is counted
-        for _ in list_parts(schema, root):
-            count += 1
+    count, left = 0, [*_walk(where, root)]  # all are looked at before any is counted
+    known = set(map(id, left))
+    while left:
+        for part in list_parts(left.pop(), root):
+            if id(part) not in known:  # a reference leads to where no schema was looked for
+                found = [one for one in _walk(f"{where} by $ref", part) if id(one) not in known]
+                known.update(map(id, found))
+                left += found
+            count += 1 + len(part.get("$ref") or "") // REF_LETTERS
+            count += len(part.get("enum") or ()) // ENUM_VALUES
             if count > most:
-                raise RequestError(f"{where} refers to too many schemas; leave some out")
+                raise RequestError(f"{where} refers to too many schemas or values; leave some out")
     if "object" not in (root.get("type") or "object"):
         raise RequestError(f'{where} must have "type": "object"')
     return count
@@ -95,6 +103,15 @@ def _list_below(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield from ((f"{key}[{place}]", one) for place, one in enumerate(value))
         elif key in BELOW:
             yield key, value
+
+
+def check_depth(depth: int) -> None:
+    """Raise RequestError where so many schemas are within, or refer to, each other."""
+    if depth >= MAX_DEPTH:
+        raise RequestError(
+            "a tool's schema refers to schemas that refer to others, and so on, too deeply: "
+            f"{MAX_DEPTH} at most"
+        )
 
 
 def _is_list(value: object) -> bool:
@@ -167,32 +184,36 @@ def read_object(schema: Any, root: Any) -> tuple[dict[str, Any], set[str], Any]:
     return {name: one for name, one in named.items() if one is not False}, set(wanted), other
 
 
-def read_alternatives(schema: Any, root: Any) -> list[tuple[dict[str, Any], set[str], Any]]:
-    """Return an object as `read_object` does, for each alternative that it has."""
+def read_alternatives(schema: Any, root: Any) -> Iterator[tuple[dict[str, Any], set[str], Any]]:
+    """Yield an object as `read_object` returns it, for each alternative that it has."""
     parts = list(list_parts(schema, root, ALL_OF))
     for place, part in enumerate(parts):
         for word in ANY_OF:
             if alternatives := part.get(word):
                 parts[place] = {key: value for key, value in part.items() if key != word}
+                if len(parts) * len(alternatives) > MAX_PARTS:
+                    raise RequestError("a tool's schema has too many alternatives; leave some out")
                 own = [{**one, "allOf": None, "$ref": None} for one in parts]
-                return [read_object({"allOf": [*own, one]}, root) for one in alternatives]
-    return [read_object(schema, root)]
+                yield from (read_object({"allOf": [*own, one]}, root) for one in alternatives)
+                return
+    yield read_object(schema, root)
 
 
 def find_choices(schema: Any, root: Any) -> list[Any] | None:
     """Return the values that a schema lists, each once; None where it allows others, too."""
-    found = _find_choices(schema, root, set())
+    found = _find_choices(schema, root, set(), 0)
     if found is None:
         return None
     return list({json.dumps(value, sort_keys=True): value for value in found}.values())
 
 
-def _find_choices(schema: Any, root: Any, seen: set[int]) -> list[Any] | None:
+def _find_choices(schema: Any, root: Any, seen: set[int], depth: int) -> list[Any] | None:
     """As `find_choices`; [] where the schema is one of `seen`, whose values are there already."""
     if not isinstance(schema, dict):
         return None
     if id(schema) in seen:
         return []
+    check_depth(depth)
     seen.add(id(schema))
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if values is not None:
@@ -200,11 +221,11 @@ def _find_choices(schema: Any, root: Any, seen: set[int]) -> list[Any] | None:
         return [one for one in values if not kinds or kind_fits(kind_of(one), kinds)]
     for word in ANY_OF:
         if alternatives := schema.get(word):
-            each = [_find_choices(one, root, seen) for one in alternatives]
+            each = [_find_choices(one, root, seen, depth + 1) for one in alternatives]
             if None not in each:
                 return [value for one in each for value in one or ()]
     within = [*(schema.get("allOf") or ()), find_ref(schema.get("$ref"), root)]
-    some = (_find_choices(one, root, seen) for one in within)
+    some = (_find_choices(one, root, seen, depth + 1) for one in within)
     found = next((one for one in some if one is not None), None)
     return [None] if found is None and schema.get("type") == "null" else found
 
@@ -214,14 +235,17 @@ def kind_fits(kind: str, kinds: Kinds) -> bool:
     return kind in kinds or (kind == "integer" and "number" in kinds)
 
 
-def stand_alone(schema: Any, root: Any) -> Any:
-    """Return a part of a schema with what it refers to, directly or by that, and nothing else."""
+def stand_alone(schema: Any, root: Any) -> tuple[Any, int]:
+    """Return a part of a schema with what it refers to, directly or by that, and nothing else.
+
+    And how many letters its references have, each of which is read once or twice.
+    """
     names: dict[str, str] = {}
     part, defs = _move(schema, root, names), dict[str, Any]()
     while len(defs) < len(names):
         for ref in [*names][len(defs) :]:
             defs[names[ref]] = _move(find_ref(ref, root), root, names)
-    return {**part, "$defs": defs} if defs else part
+    return {**part, "$defs": defs} if defs else part, sum(map(len, names))
 
 
 def _move(schema: Any, root: Any, names: dict[str, str]) -> Any:
@@ -234,9 +258,9 @@ def _move(schema: Any, root: Any, names: dict[str, str]) -> Any:
     for key, value in schema.items():
         if key in DEFINED:
             continue
-        if key in VALUES:
+        if key in VALUES or (key == "$ref" and not isinstance(value, str)):
             moved[key] = value
-        elif key == "$ref" and find_ref(value, root) is not None:
+        elif key == "$ref" and (value in names or find_ref(value, root) is not None):
             moved[key] = "#/$defs/" + names.setdefault(value, str(len(names)))
         elif key in NAMED and isinstance(value, dict):
             moved[key] = {name: _move(one, root, names) for name, one in value.items()}

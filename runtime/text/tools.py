@@ -146,10 +146,10 @@ def _read_choice(choice: Any, names: Sequence[str]) -> tuple[str, tuple[str, ...
         if "allowed_tools" in choice:
             choice = choice["allowed_tools"]
             mode, tools = {AUTO: AUTO, REQUIRED: REQUIRED}[choice["mode"]], choice["tools"]
-        allowed = tuple(str(tool["function"]["name"]) for tool in tools)
+        allowed = tuple(tool["function"]["name"] for tool in tools)
     except (KeyError, TypeError):
         allowed = ()
-    if not allowed:
+    if not allowed or not all(isinstance(name, str) for name in allowed):
         raise RequestError(
             'tool_choice must be "auto", "none", "required", '
             '{"type": "function", "function": {"name": ...}}, or {"type": "allowed_tools", '

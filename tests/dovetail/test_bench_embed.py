@@ -53,3 +53,8 @@ def test_the_table_names_the_accelerator_if_there_is_one(accelerator: str, said:
 @pytest.mark.parametrize("options", [("missing.dove", "--slo", "never"), ("missing.dove",)])
 def test_bad_input_is_one_sentence(options: tuple[str, ...]) -> None:
     assert_one_sentence(dovetail("bench", "embed", *options))
+
+
+def test_no_threads_are_not_all_threads() -> None:
+    done = dovetail("bench", "embed", "missing.dove", "--threads", 0)
+    assert done.code == 2 and "x>=1" in done.err, done.err

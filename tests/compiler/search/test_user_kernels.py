@@ -295,6 +295,24 @@ def test_numbers_of_any_type_are_taken_and_threads_share_what_can_be_shared(tmp_
     assert alone.notes[0].startswith("rows takes no tid and nth")
     with pytest.raises(SpecError, match="cannot bind 0 threads"):
         tune_kernel(str(file), ["n=1,by=2"], threads=0, **usual)
+    with pytest.raises(SpecError, match="cannot bind 99999 threads"):  # though it uses one alone
+        tune_kernel(str(tmp_path / "alone.c"), ["n=37"], threads=99_999, **usual)
+
+
+@pytest.mark.parametrize(("size", "said"), [(999_999_999, "beyond the 16 MiB"), (5, "crashes. ")])
+def test_arrays_that_are_too_small_are_told_apart_from_a_fault(
+    tmp_path: Path, size: int, said: str
+) -> None:
+    """The second one is at fault itself: it begins far before its array."""
+    first = "i" if size > 5 else "i - 4000000000000"
+    text = f"void f(int n, float *x) {{ for (long i = 0; i < n; i++) x[{first}] = 1.0f; }}"
+    with pytest.raises(SpecError, match=f"is refused: it.* {said}"):
+        tune_kernel(
+            str(write(tmp_path, "own.c", text)),
+            [f"n={size}"],
+            database=tmp_path / "db.jsonl",
+            budget=0.1,
+        )
 
 
 @pytest.mark.parametrize("shape", ["rows=1,rows=2,width=3", "n=1,n=1", "rows=1;width=2", "rows=-1"])

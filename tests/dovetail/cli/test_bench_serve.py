@@ -171,6 +171,7 @@ def test_a_wrong_rate_among_right_ones_is_told_of_before_anything_is_sent() -> N
 def test_wrong_flags_end_in_one_sentence() -> None:
     assert_one_sentence(dovetail("bench", "serve", "--backend", "x"))
     assert_one_sentence(dovetail("bench", "serve", "--request-rate", "fast"))
+    assert_one_sentence(dovetail("bench", "serve", "--goodput", "ttft:nan"))
     assert_one_sentence(dovetail("bench", "serve", "--goodput", "itl:5"))
     assert_one_sentence(dovetail("bench", "serve", "--goodput", "ttft:5", "itl:5"))
     assert_one_sentence(dovetail("bench", "serve", "ttft:5"))

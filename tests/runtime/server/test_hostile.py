@@ -118,6 +118,21 @@ def test_bodies_get_the_right_status(live: Live, name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "body",
+    [
+        b'{"prompt": "\\ud800"}',  # so near to the end, where it might be cut off
+        b'{"prompt": "\\udc00", "max_tokens": 1}',
+        b'{"x": "\\ud800 and more", "prompt": "a"}',
+        b'{"\\ud83d": 1, "prompt": "a"}',
+    ],
+)
+def test_half_a_surrogate_pair_is_called_that(live: Live, body: bytes) -> None:
+    reply = http.post(live.url + TEXT, content=body, headers=JSON)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "invalid_json")
+    assert "half a surrogate pair" in reply.json()["error"]["message"], reply.text
+
+
+@pytest.mark.parametrize(
     "path", ["/v1/models/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/v1/models/%00", "//"]
 )
 def test_paths_lead_nowhere_else(live: Live, path: str) -> None:

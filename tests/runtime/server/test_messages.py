@@ -189,6 +189,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": 0}, "max_tokens"),
     ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
     ({"tools": BLOCKS, "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice"),
+    ({"tools": BLOCKS, "tool_choice": {"type": "tool"}}, "tool_choice.name"),
     ({"tools": [{"name": "f", "input_schema": {"properties": {"a": 5}}}]}, "tools"),
     ({"tools": BLOCKS + BLOCKS}, "tools"),
     ({"system": [IMAGE]}, "system[0].type"),

@@ -183,6 +183,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tools": [FLAT[0] | {"strict": "yes"}]}, "tools"),
     ({"tools": FLAT, "tool_choice": {"type": "function", "name": "x"}}, "tool_choice"),
     ({"tools": FLAT, "tool_choice": {"type": "web_search"}}, "tool_choice"),
+    ({"tools": FLAT, "tool_choice": {"type": "function", "name": None}}, "tool_choice"),
     (
         {"tools": FLAT, "tool_choice": "required", "text": {"format": {"type": "json_object"}}},
         "text.format",

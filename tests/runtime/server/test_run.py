@@ -72,6 +72,7 @@ def figure(server: Live, name: str) -> float:
         ("api-key: {a: b}", "api_key must be one value or a list"),
         ("- port", "must hold keys"),
         ("port: 'a", "is not a YAML file"),
+        ("port: " + "[" * 3000, "is not a YAML file"),
     ],
 )
 def test_a_wrong_file_of_flags_is_told(tmp_path: Path, text: str, said: str) -> None:
@@ -97,6 +98,9 @@ def test_a_port_that_cannot_be_had_is_one_sentence(port: str | int) -> None:
         (("--max-body-bytes", -1), "--max-body-bytes must be more than 0"),
         (("--send-seconds", "inf"), "--send-seconds must be at most 86400, not inf"),
         (("--timeline", "nowhere/trace.json"), "no folder that can be written to"),
+        (("--metrics-prefix", "a b"), "--metrics-prefix 'a b' cannot begin a metric's name"),
+        (("--host", "\u00e9..b"), "cannot listen on \u00e9..b:0"),
+        (("--served-model-name", ""), "a model needs a name"),
     ],
 )
 def test_what_would_only_harm_later_is_refused_at_once(

@@ -588,6 +588,42 @@ def test_schemas_refer_to_each_other_only_so_deep() -> None:
         grammar_of(GEMMA, {**refer(0), "$defs": defs})
 
 
+@pytest.mark.parametrize("form", [QWEN, GEMMA])
+def test_a_long_chain_of_references_is_told_as_one(form: CallFormat) -> None:
+    """Nothing is nested there; the chain is followed deeper than it may be."""
+    defs = {f"d{place}": {"$ref": f"#/$defs/d{place + 1}"} for place in range(200)}
+    schema = {"type": "object", "properties": {"p": {"$ref": "#/$defs/d0"}}}
+    for last, said in ((40, nullcontext()), (200, pytest.raises(RequestError, match="64 at most"))):
+        with said:
+            kept = {name: defs[name] for name in [*defs][:last]}
+            grammar_of(form, schema | {"$defs": {**kept, f"d{last}": {"type": "string"}}})
+
+
+def properties(count: int, of: Any, begin: str = "p") -> dict[str, Any]:
+    return {"properties": {f"{begin}{place}": of for place in range(count)}}
+
+
+FAR = {f"{'x' * 400}{place}": {} for place in range(200)}
+LABOUR: dict[str, dict[str, Any]] = {
+    "parts by alternatives": {"allOf": [{}] * 300, "anyOf": [{}] * 300},
+    "names that no model writes": properties(1100, {}, "<") | {"anyOf": [{}] * 200},
+    "values that no model writes": properties(200, {"$ref": "#/$defs/d"})
+    | {"$defs": {"d": {"type": "string", "enum": ["a", *range(1000)]}}},
+    "references that are shortened": properties(40, {"$ref": "#/$defs/d"})
+    | {
+        "$defs": FAR
+        | {"d": {"type": "array", "prefixItems": [{"$ref": f"#/$defs/{name}"} for name in FAR]}}
+    },
+}
+
+
+@pytest.mark.parametrize("name", LABOUR)
+def test_what_is_read_is_bounded_where_little_is_written(name: str) -> None:
+    """The server's event loop waits for it."""
+    with pytest.raises(RequestError, match=r"too m(any|uch)"):
+        grammar_of(QWEN, {"type": "object", **LABOUR[name]})
+
+
 class Marks:
     """A tokenizer in which the marks of Gemma 4 are special."""
 

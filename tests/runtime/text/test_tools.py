@@ -31,6 +31,8 @@ ADD = {
 }
 CIRCLE = {"properties": {"b": {"$ref": "#/$defs/b"}}, "$defs": {"b": {"$ref": "#/$defs/c"}}}
 CIRCLE["$defs"]["c"] = {"anyOf": [{"$ref": "#/$defs/b"}] * 300, "oneOf": [{"const": 1}] * 300}
+LONG_REFS = {"allOf": [{"allOf": [{"$ref": "#" + "/x" * 255}] * 480}]}
+ASTRAY = {"properties": {"b": {"$ref": "#/x"}}, "x": {"anyOf": 5}}
 DEEP: dict[str, Any] = {}
 for _ in range(100):
     DEEP = {"properties": {"b": DEEP}}
@@ -77,6 +79,8 @@ def test_what_is_offered_is_what_may_be_called() -> None:
                 ({"properties": {"b": {"pattern": 5}}}, ".properties.b.pattern must be a text"),
                 ({**CIRCLE, "not": {"$ref": "#/" * 257}}, r".not.\$ref may have 512"),
                 (CIRCLE, " refers to too many schemas"),
+                (LONG_REFS, " refers to too many schemas"),
+                (ASTRAY, r" by \$ref.anyOf must be a list"),
                 (DEEP, ".* is nested too deeply"),
             )
         ),
@@ -88,6 +92,7 @@ def test_what_is_offered_is_what_may_be_called() -> None:
         ([ADD] * (MAX_TOOLS + 1), None, str(MAX_TOOLS)),
         ([ADD], "any", "tool_choice must be"),
         ([ADD], {"type": "function"}, "tool_choice must be"),
+        ([ADD], {"type": "function", "function": {"name": None}}, "tool_choice must be"),
         ([ADD], {"function": {"name": "sub"}}, "none of the tools"),
         ([ADD], {"allowed_tools": {"mode": "function", "tools": [ADD]}}, "tool_choice must be"),
         ([ADD], {"allowed_tools": {"mode": "auto", "tools": []}}, "tool_choice must be"),

@@ -10,14 +10,20 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from dovetail.runtime.artifact import Artifact, open_artifact
+from dovetail.ir.dtypes import DTYPES
+from dovetail.ir.model import KV_BLOCK
+from dovetail.runtime.artifact import Artifact, EncoderPart, ModelPart, open_artifact
 from dovetail.runtime.embed.open import instances_here
 from dovetail.runtime.embed.settings import EmbeddingSettings
 from dovetail.runtime.engine.draft_executor import draft_options
 from dovetail.runtime.engine.executor import memory_need
+from dovetail.runtime.engine.options import DTYPES as FLOATS
 from dovetail.runtime.engine.options import EngineOptions
+from dovetail.runtime.machine.devices import TORCH_CPU
 from dovetail.runtime.machine.memory import available_memory
-from dovetail.runtime.native.encoder import encoder_need
+from dovetail.runtime.native.encoder import PASS_TOKENS, device_bytes, encoder_need
+from dovetail.runtime.native.forward import find_tape
+from dovetail.runtime.native.weights import row_bytes, weight_bytes
 from dovetail.runtime.schedule.device_limits import MemoryNeed, check_together
 from dovetail.topology.hardware import HardwareSpec, read_hardware
 
@@ -82,9 +88,14 @@ def _add_up(
     embedding: EmbeddingSettings | None,
     device: str,
 ) -> tuple[Needs, Needs]:
-    """Return what the engine's model needs by its name, and what the others of an app need."""
+    """Return what the engine's model needs by its name, and what the others of an app need.
+
+    With `torch:cpu`, tensors of torch's lie in the same memory, beside what our kernels have.
+    """
     here = instances_here(hardware, device, embedding) if artifact.encoders else 0
     beside = {name: encoder_need(part, here) for name, part in artifact.encoders.items() if here}
+    if device == TORCH_CPU:
+        beside |= {f"{n} on {device}": _torch_encoder(e) for n, e in artifact.encoders.items()}
     if draft is not None:
         beside["the draft model"] = _draft_need(draft, artifact, options)
     alone = options.beside_cpu
@@ -92,11 +103,42 @@ def _add_up(
         name: memory_need(part, options.plan or artifact.service, options, own_logits=alone)
         for name, part in artifact.models.items()
     }
+    if options.device == TORCH_CPU:
+        engine |= {
+            f"{name} on {TORCH_CPU}": _torch_model(part, engine[name].block, options)
+            for name, part in artifact.models.items()
+        }
     return engine, beside
 
 
 def _total(needs: Mapping[str, MemoryNeed]) -> int:
     return sum(need.total for need in needs.values())
+
+
+def _torch_model(part: ModelPart, block: int, options: EngineOptions) -> MemoryNeed:
+    """Return what a model needs as tensors; block: bytes of one of KV, of all processes."""
+    spec, value = part.file.spec, _value_bytes(part.file.spec.weight_dtype, options.dtype)
+    tokens = options.max_num_batched_tokens or 1  # the least that a step is given room for
+    return MemoryNeed(
+        weights=weight_bytes(part.file.weights, value),
+        block=block,
+        activations=2 * tokens * row_bytes(find_tape(part, "forward"), value),
+        context=(options.gpu_blocks or 0) * KV_BLOCK or options.bound_context(spec.max_context),
+    )
+
+
+def _torch_encoder(part: EncoderPart) -> MemoryNeed:
+    value = _value_bytes(part.file.spec.weight_dtype)
+    tape = find_tape(part, "encode")
+    weights, activations = device_bytes(part.file, tape, value, PASS_TOKENS)
+    context = part.file.spec.max_tokens
+    return MemoryNeed(weights=weights, block=0, activations=activations, context=context)
+
+
+def _value_bytes(weights: str, dtype: str = "auto") -> int:
+    """Return the bytes of a value of a matrix on `torch:cpu`: as stored, bfloat16 if quantised."""
+    chosen = weights if dtype == "auto" else dtype
+    return DTYPES[chosen if chosen in FLOATS else "bf16"].size
 
 
 def _draft_need(draft: Artifact, artifact: Artifact, options: EngineOptions) -> MemoryNeed:

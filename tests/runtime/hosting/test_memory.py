@@ -21,6 +21,7 @@ from dovetail.runtime.engine.options import EngineOptions
 from dovetail.runtime.hosting import memory
 from dovetail.runtime.hosting.memory import divide_memory
 from dovetail.runtime.native.encoder import encoder_need
+from dovetail.runtime.native.weights import Weights
 from dovetail.runtime.schedule.device_limits import MemoryNeed
 from dovetail.runtime.schedule.kv_pool import blocks_for
 from dovetail.tiny_world import ENCODER, LLAMA
@@ -143,3 +144,39 @@ def test_apps_have_like_parts_of_what_all_leave(path: Path, free_memory: FreeMem
     with pytest.raises(CapacityError, match="do not fit together"):
         load(path, memory=total(needs) - 1)
     assert divide_memory({"alone": path}, EngineOptions(), None) == {"alone": None}
+
+
+def tensor_bytes(part: Any) -> int:
+    """Return what torch's tensors of a model's weights take, as `torch:cpu` has them."""
+    pytest.importorskip("torch")
+    from dovetail.runtime.accel.device import TYPES, TorchDevice
+    from dovetail.runtime.accel.weights import load_weights
+
+    device = TorchDevice("torch:cpu")
+    kind = TYPES[device.activations(part.file.spec.weight_dtype)]
+    return sum(tensor.nbytes for tensor in load_weights(device, Weights(part), kind).values())
+
+
+def test_what_torch_has_in_the_same_memory_counts(path: Path, free_memory: FreeMemory) -> None:
+    artifact = open_artifact(path, read_hardware())
+    (model,), block = artifact.models.values(), needs_of(path)["llm"].block
+    own = memory_need(model, artifact.service, EngineOptions(), own_logits=True)
+    tensors = {part.name: tensor_bytes(part) for part in artifact.parts}
+    kv = blocks_for(256) * block
+    free_memory(own.total + kv + sum(tensors.values()))  # but for torch's activations
+    with pytest.raises(CapacityError, match="do not fit together") as refused:
+        load(path, device="torch:cpu")
+    found = re.findall(r"(\w+) on torch:cpu \(([\d.]+) of weights", str(refused.value))
+    assert sorted(found) == sorted((n, f"{size / (1 << 30):.2f}") for n, size in tensors.items())
+
+
+def test_torch_s_pool_leaves_room_for_others(path: Path) -> None:
+    pytest.importorskip("torch")
+    from dovetail.runtime.accel.executor import DeviceExecutor
+
+    memory = 1 << 30
+    with load(path, device="torch:cpu", offload="off", memory=memory) as app:
+        executor = app.engine.executor
+        assert isinstance(executor, DeviceExecutor)
+        assert 0 < executor.sizes.room < memory / 2
+        assert len(app.embed(["The harbour of Elm."])) == 1

@@ -22,11 +22,12 @@ import yaml  # type: ignore[import-untyped]
 from dovetail import __version__
 from dovetail.cli.options import (
     Adapters,
+    Beside,
     EngineFlags,
     Indexes,
     WeightFlags,
     Workflows,
-    adapter_options,
+    beside_options,
     flag_of,
 )
 from dovetail.cli.report import Terminated
@@ -94,6 +95,7 @@ class ModelFlags:
         list[str] | None, "Names of the models in the API, in order; repeatable."
     ] = None
     adapter: Adapters = None
+    model: Beside = None
     workflow: Workflows = None
     index: Indexes = None
     nprobe: Annotated[int | None, "Clusters that a search of an index scans."] = None
@@ -265,9 +267,10 @@ def _compile_options(
     models: Sequence[str], served: ModelFlags, weights: WeightFlags, engine: EngineFlags
 ) -> dict[str, Any]:
     """Return how models that are no artifacts are compiled."""
-    if served.adapter and len(models) > 1:
-        raise SpecError("--adapter is for one model; compile each model with its own adapters")
-    options = weights.chosen() | adapter_options(served.adapter or ())
+    for flag in ("adapter", "model"):
+        if getattr(served, flag) and len(models) > 1:
+            raise SpecError(f"--{flag} is for one model; compile each with its own")
+    options = weights.chosen() | beside_options(served.adapter, served.model)
     if engine.max_model_len is not None:
         options["max_context"] = engine.max_model_len
     return options

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from common import Report, add_report_options, open_report, parse_numbers, print_rows, show
+from dovetail.runtime.artifact import open_artifact
 from dovetail.runtime.embed.drift import DriftKeeper
 from dovetail.runtime.embed.encoder import artifact_source, open_encoder
 from dovetail.runtime.embed.fit_latency import Calibrator, Sample, profile_lines
@@ -114,14 +115,14 @@ def overload_row(
 
 def curve_rows(artifact: Path, slos: Sequence[float], cores: Sequence[int]) -> list[dict[str, Any]]:
     """Return Fig. 5 and 6 on this machine: closed depths by the lines, over lengths and threads."""
-    rows = []
+    rows, opened = [], open_artifact(artifact, read_hardware())
     with closing(open_encoder(str(artifact), 1)) as encoder:
         most, sample = encoder.spec.max_tokens, make_sample(encoder.spec)
     lengths = sorted({min(length, most) for length in CURVE_LENGTHS})
     cells = [("fig5", length, max(cores)) for length in lengths]
     cells += [("fig6", LENGTH, count) for count in cores]
     for figure, length, count in cells:
-        with closing(ProcessInstance(artifact_source(artifact, count))) as cpu:
+        with closing(ProcessInstance(artifact_source(opened, count))) as cpu:
             line = time_instance(cpu, sample, length, min(slos))
         rows += [
             {"part": figure, "slo": slo, "length": length, "cores": count}

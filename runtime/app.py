@@ -81,6 +81,7 @@ def load(
         plan: processes, threads and PUs to run with instead of the artifact's plan.
         threads: threads of each process in both phases, instead of the plan's.
         kv_blocks: size of the CPU's KV pool in blocks of 16 tokens; default from plan or memory.
+        memory: bytes of the CPU's memory to use, where several apps share it; default all free.
         deterministic: give a prompt the same logits, bit for bit, in any batch and any number of
             steps, with any `plan`, `threads` and `kv_blocks`. Slower.
         activations: how activations meet quantised weights: `integer` rounds them to 8 bits, 32
@@ -140,8 +141,7 @@ def load(
     device = engine.get("device", CPU)  # encoders run on all that `auto` finds
     options = share_memory(artifact, draft, hardware, options, embedding, device)
     parts = _open_parts(artifact, hardware, options, board, embedding, device=device, apart=apart)
-    gpu = _gpu_of(options)
-    return App(artifact, *parts, settings, gpu, memory, trust=trust, board=board)
+    return App(artifact, *parts, settings, _gpu_of(options), memory, trust=trust, board=board)
 
 
 def _open_parts(

@@ -323,6 +323,21 @@ def open_artifact(
     return artifact
 
 
+def open_same(path: str | os.PathLike[str], hardware: HardwareSpec, fingerprint: str) -> Artifact:
+    """Open an artifact again, in a process that serves it: token ids mean others to other models.
+
+    fingerprint: of its models, "" for any. Raises as `open_artifact`, and ArtifactError where
+    others have taken their place.
+    """
+    artifact = open_artifact(path, hardware)
+    if fingerprint not in ("", artifact.manifest.model_fingerprint):
+        raise ArtifactError(
+            f"{path} was replaced by another model while it was served; close it and load it "
+            "again, or start the server again"
+        )
+    return artifact
+
+
 def device_module(artifact: Artifact) -> tuple[Path, KernelIndex] | None:
     """Return the module for NVIDIA's GPUs, and its index; None where the artifact has none."""
     if "cuda" not in artifact.manifest.targets:

@@ -14,6 +14,7 @@ import typer
 from dovetail.cli.options import (
     Adapters,
     AsJson,
+    Beside,
     CompileFlags,
     Indexes,
     KernelFlags,
@@ -38,14 +39,7 @@ def compile_command(
         ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="Artifact directory to write.")],
-    beside: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--model",
-            metavar="NAME=DIRECTORY",
-            help="Encoder (or its hub id) to put into the same artifact; repeatable.",
-        ),
-    ] = None,
+    beside: Beside = None,
     adapter: Adapters = None,
     target: Annotated[
         list[str] | None, "Instruction set to build for, or cuda; repeatable."

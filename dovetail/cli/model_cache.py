@@ -245,8 +245,9 @@ def _key(model: Path, options: Mapping[str, object]) -> str:
     found = _parts(root) if root.is_file() else sorted(root.rglob("*"))
     if is_adapter(root):
         found += sorted(find_base(root).rglob("*"))
-    for text in cast("tuple[str, ...]", options.get("adapter", ())):
-        found += sorted(Path(text.partition("=")[2]).rglob("*"))
+    for name in ("adapter", "model"):
+        for text in cast("tuple[str, ...]", options.get(name, ())):
+            found += sorted(Path(text.partition("=")[2]).rglob("*"))
     files = [_facts(file) for file in found if file.is_file()]
     texts = (path for path in options.values() if isinstance(path, Path))
     files += [_facts(_absolute(text)) for text in texts if text.is_file()]

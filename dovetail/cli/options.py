@@ -233,13 +233,21 @@ def read_named(flag: str, given: Iterable[str]) -> dict[str, str]:
     return named
 
 
-def adapter_options(given: Iterable[str]) -> dict[str, object]:
-    """Return the option of a compile that has adapters, which may be those of the hub."""
-    from dovetail.compiler.models.hub import find_adapters
+def beside_options(
+    adapters: Iterable[str] | None, encoders: Iterable[str] | None
+) -> dict[str, object]:
+    """Return the options of a compile that has these beside a model; they may be of the hub."""
+    from dovetail.compiler.models.hub import find_adapters, find_models
 
-    found = find_adapters(read_named("--adapter", given))
-    texts = tuple(f"{name}={path.absolute()}" for name, path in found.items())
-    return {"adapter": texts} if texts else {}
+    found = {
+        "adapter": find_adapters(read_named("--adapter", adapters or ())),
+        "model": find_models(read_named("--model", encoders or ())),
+    }
+    return {
+        option: tuple(f"{name}={path.absolute()}" for name, path in paths.items())
+        for option, paths in found.items()
+        if paths
+    }
 
 
 Adapters = Annotated[
@@ -248,6 +256,15 @@ Adapters = Annotated[
         metavar="NAME=DIRECTORY",
         help="LoRA adapter (or its hub id) that requests ask for by NAME, beside the model's own "
         "weights; repeatable.",
+    ),
+]
+Beside = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model",
+        metavar="NAME=DIRECTORY",
+        help="Encoder (or its hub id) to put into the same artifact, such as the one that an index "
+        "was built by; repeatable.",
     ),
 ]
 ArtifactDirectory = Annotated[Path, typer.Argument(help="An artifact directory.")]

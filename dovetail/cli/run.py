@@ -19,11 +19,12 @@ import typer
 from dovetail.cli.options import (
     ArtifactOrModel,
     AsJson,
+    Beside,
     CompileFlags,
     EngineFlags,
     Indexes,
     Trust,
-    adapter_options,
+    beside_options,
 )
 from dovetail.cli.report import print_json, tell
 from dovetail.errors import SpecError
@@ -111,6 +112,7 @@ def run_command(
         "LoRA adapter that answers: NAME in the artifact, or NAME=DIRECTORY to compile beside the "
         "model.",
     ] = None,
+    beside: Beside = None,
     max_tokens: Annotated[
         int | None,
         f"Maximum tokens to generate; default: all that fit, {RAW_TOKENS} for plain text.",
@@ -146,8 +148,8 @@ def run_command(
     for folder in index or ():
         read_manifest(folder)
     graph = None if workflow is None else _read_graph(workflow, stored=is_artifact(Path(model)))
-    name, beside, _ = (adapter or "").partition("=")
-    compiled = compiling.chosen() | (adapter_options([adapter]) if adapter and beside else {})
+    name, path, _ = (adapter or "").partition("=")
+    compiled = compiling.chosen() | beside_options([adapter] if adapter and path else None, beside)
     artifact = find_artifact(model, compiled)
     with load(artifact, check_weights=check_weights, trust=trust, **vars(engine)) as app:
         if workflow is not None:

@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,11 +23,12 @@ import yaml  # type: ignore[import-untyped]
 from dovetail import __version__
 from dovetail.cli.options import (
     Adapters,
+    Beside,
     EngineFlags,
     Indexes,
     WeightFlags,
     Workflows,
-    adapter_options,
+    beside_options,
     flag_of,
 )
 from dovetail.cli.report import Terminated
@@ -96,6 +97,7 @@ class ModelFlags:
         list[str] | None, "Names of the models in the API, in order; repeatable."
     ] = None
     adapter: Adapters = None
+    model: Beside = None
     workflow: Workflows = None
     index: Indexes = None
     nprobe: Annotated[int | None, "Clusters that a search of an index scans."] = None
@@ -215,13 +217,14 @@ def serve_command(
     ] = None,
 ) -> None:
     """Serve models behind one OpenAI-compatible port."""
-    from dovetail.cli.model_cache import find_artifacts, find_untuned
+    from dovetail.cli.model_cache import find_artifact, find_artifacts, find_untuned
     from dovetail.cli.workflow_files import read_graphs
     from dovetail.compiler.models.hub import find_model, name_model
     from dovetail.loading import load
     from dovetail.runtime.embed.settings import EmbeddingSettings
     from dovetail.runtime.engine.options import EngineOptions
     from dovetail.runtime.flows.service import FlowSettings
+    from dovetail.runtime.hosting.memory import divide_memory
     from dovetail.runtime.hosting.worker import log_to_stderr
     from dovetail.runtime.index.manifest import read_manifest
     from dovetail.runtime.server.run import check_address, open_models
@@ -231,7 +234,7 @@ def serve_command(
         raise SpecError("--max-queue must be at least 1")
     settings = http.settings()
     embedding = None if embed_slo is None else EmbeddingSettings(slo=embed_slo)
-    EngineOptions(**vars(engine), kv_blocks=kv_blocks)  # before a model is fetched and compiled
+    asked = EngineOptions(**vars(engine), kv_blocks=kv_blocks)  # before a model is compiled
     check_address(settings)
     graphs = [graph for text in served.workflow or () for graph in read_graphs(text)]
     for index in served.index or ():
@@ -242,9 +245,12 @@ def serve_command(
     names = [*given, *(name_model(model) for model in models[len(given) :])]
     sources = [find_model(model) for model in models]
     artifacts = find_artifacts(sources, names, options)
-    load_one = partial(
+    if asked.draft is not None:
+        asked = replace(asked, draft=str(find_artifact(asked.draft, {})))
+    shares = divide_memory(artifacts, asked, embedding)  # before one is loaded
+    load_any = partial(
         load,
-        **vars(engine),
+        **{**vars(engine), "draft": asked.draft},
         kv_blocks=kv_blocks,
         kv_file=kv_file,
         max_waiting=max_queue,
@@ -253,6 +259,10 @@ def serve_command(
         apart=True,
         trust=served.trust,
     )
+
+    def load_one(name: str, path: Path) -> App:
+        return load_any(path, memory=shares[name])
+
     opened = open_models(artifacts, load_one)
     try:
         jobs = []
@@ -267,9 +277,10 @@ def _compile_options(
     models: Sequence[str], served: ModelFlags, weights: WeightFlags, engine: EngineFlags
 ) -> dict[str, Any]:
     """Return how models that are no artifacts are compiled."""
-    if served.adapter and len(models) > 1:
-        raise SpecError("--adapter is for one model; compile each model with its own adapters")
-    options = weights.chosen() | adapter_options(served.adapter or ())
+    for flag in ("adapter", "model"):
+        if getattr(served, flag) and len(models) > 1:
+            raise SpecError(f"--{flag} is for one model; compile each with its own")
+    options = weights.chosen() | beside_options(served.adapter, served.model)
     if engine.max_model_len is not None:
         options["max_context"] = engine.max_model_len
     return options
@@ -282,7 +293,7 @@ class Served:
         self,
         models: Models,
         graphs: Sequence[Workflow],
-        load_one: Callable[[Path], App],
+        load_one: Callable[[str, Path], App],
         flags: ModelFlags,
     ) -> None:
         """Raises as `add_workflows`."""
@@ -294,7 +305,7 @@ class Served:
 
     def switch(self, job: TuningJob) -> None:
         """Serve the artifact of `job`; close the one that it replaces once nobody uses it."""
-        old, app = self.models.find(job.name).app, self._load_one(job.output)
+        old, app = self.models.find(job.name).app, self._load_one(job.name, job.output)
         try:
             found = self.models.exchange(job.name, app)
             found.find(job.name).read_texts()  # no request waits for it

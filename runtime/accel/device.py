@@ -109,14 +109,15 @@ class TorchDevice:
         """Whether work can be recorded, and replayed at once."""
         return str(self.device.type) == "cuda"
 
-    def free_bytes(self, *, taken: int = 0, ranks: int = 1) -> int:
+    def free_bytes(self, *, taken: int = 0, ranks: int = 1, most: int | None = None) -> int:
         """Return the bytes that are free on the device now; of `torch:cpu` a part of the CPU's.
 
         taken: of the CPU's memory by pools, whose pages nobody has touched yet. ranks: processes
-        that share that memory.
+        that share that memory. most: of it, where others leave no more.
         """
         if not self.apart:
-            free = max(0, available_memory(read_hardware()) - taken)
+            free = available_memory(read_hardware())
+            free = max(0, (free if most is None else min(free, most)) - taken)
             return int(free * CPU_MEMORY) // ranks
         return int(self._own.mem_get_info(self.device)[0])
 

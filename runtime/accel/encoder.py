@@ -17,7 +17,7 @@ from dovetail.runtime.accel.encoder_operators import encoder_operators
 from dovetail.runtime.accel.step import Step
 from dovetail.runtime.accel.tape import PlacedModel, TorchTape
 from dovetail.runtime.accel.weights import load_weights
-from dovetail.runtime.artifact import EncoderPart, open_artifact
+from dovetail.runtime.artifact import EncoderPart, open_same
 from dovetail.runtime.child.child import ChildLost
 from dovetail.runtime.embed.encoder import find_encoder
 from dovetail.runtime.native.encoder import (
@@ -102,7 +102,9 @@ class TorchEncoder(PackedEncoder):
         return dict(zip(arrays, there.split(sizes), strict=True))
 
 
-def open_torch_encoder(path: str, device: str, model: str | None = None) -> TorchEncoder:
+def open_torch_encoder(
+    path: str, device: str, model: str | None = None, fingerprint: str = ""
+) -> TorchEncoder:
     """Open an encoder of the artifact at `path` on a device; for a process that has no other use.
 
     Args:
@@ -111,8 +113,9 @@ def open_torch_encoder(path: str, device: str, model: str | None = None) -> Torc
             `HardwareSpec.accelerators` has them. On `torch:cpu` torch has a thread for each CPU
             that this process may use.
         model: the encoder's name, default the first one that embeds.
+        fingerprint: of the artifact's models, "" for any.
 
-    Raises what `TorchEncoder` does, and DeviceError where there is no such device.
+    Raises what `TorchEncoder` and `open_same` do, and DeviceError where there is no such device.
     """
-    part = find_encoder(open_artifact(path, read_hardware()), model)
+    part = find_encoder(open_same(path, read_hardware(), fingerprint), model)
     return TorchEncoder(part, TorchDevice(device, len(os.sched_getaffinity(0))))

@@ -179,7 +179,8 @@ class DeviceExecutor:
         if self.accelerator.records:
             fixed += ROWS[-1] * row
         here = 1 if options.ranks and options.ranks.ray is not None else self.service.processes
-        free = self.accelerator.free_bytes(taken=self.cpu.blocks * block * here, ranks=here)
+        taken = self.cpu.blocks * block * here
+        free = self.accelerator.free_bytes(taken=taken, ranks=here, most=options.memory)
         limits = device_limits(
             free=free,
             weights=weights + fixed,

@@ -114,7 +114,7 @@ class Supervisor(ABC, Generic[M]):
 
     @property
     def failure(self) -> str:
-        """Why the last process died, in words, while there is no other; else ""."""
+        """Why the last process died, or cannot start, while there is no other; else ""."""
         return "" if self.ready else self._failure
 
     def _check_open(self) -> None:
@@ -161,6 +161,7 @@ class Supervisor(ABC, Generic[M]):
                 error = ErrorText.of(failure).make()
                 if isinstance(failure, DovetailError):
                     error = failure
+                self._failure = str(error)
                 # what says why will say so again, unless another one has served before
                 pause = restarts.end() if isinstance(failure, StartError) or self.deaths else None
             else:

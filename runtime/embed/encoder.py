@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 
 from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.errors import ArtifactError
-from dovetail.runtime.artifact import Artifact, EncoderPart, open_artifact
+from dovetail.runtime.artifact import Artifact, EncoderPart, open_same
 from dovetail.runtime.native.adapt import fit_plans
 from dovetail.runtime.native.encoder import Encoder, Ids, Rows
 from dovetail.topology.hardware import read_hardware
@@ -53,31 +52,44 @@ class EncoderSource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def artifact_source(
-    path: Path, threads: int | None = None, model: str | None = None, cpus: Sequence[int] = ()
+    artifact: Artifact,
+    threads: int | None = None,
+    model: str | None = None,
+    cpus: Sequence[int] = (),
 ) -> EncoderSource:
-    """Return how another process opens the encoder of an artifact; see `open_encoder`."""
-    options = {"path": str(path.resolve()), "threads": threads, "model": model, "cpus": cpus}
+    """Return how another process opens an encoder of an artifact; see `open_encoder`."""
+    options = {"threads": threads, "model": model, "cpus": cpus, **_name(artifact)}
     return EncoderSource(module=__name__, function="open_encoder", options=options)
 
 
-def device_source(path: Path, device: str, model: str | None = None) -> EncoderSource:
-    """Return how another process opens the encoder of an artifact on a torch device."""
-    options = {"path": str(path.resolve()), "device": device, "model": model}
+def _name(artifact: Artifact) -> dict[str, str]:
+    mark = artifact.manifest.model_fingerprint
+    return {"path": str(artifact.path.resolve()), "fingerprint": mark}
+
+
+def device_source(artifact: Artifact, device: str, model: str | None = None) -> EncoderSource:
+    """Return how another process opens an encoder of an artifact on a torch device."""
+    options = {"device": device, "model": model, **_name(artifact)}
     module = "dovetail.runtime.accel.encoder"
     return EncoderSource(module=module, function="open_torch_encoder", options=options)
 
 
 def open_encoder(
-    path: str, threads: int | None = None, model: str | None = None, cpus: Sequence[int] = ()
+    path: str,
+    threads: int | None = None,
+    model: str | None = None,
+    cpus: Sequence[int] = (),
+    fingerprint: str = "",
 ) -> Encoder:
     """Open an encoder of the artifact at `path`, on the CPUs that this process may use.
 
     cpus: those of its threads, one on each; () = any.
     threads: default as many as its service configuration plans for prompts. model: the encoder's
-    name. Raises ArtifactError where the artifact is unfit, or has no such encoder.
+    name. Raises ArtifactError where the artifact is unfit, or has no such encoder, and as
+    `open_same`.
     """
     hardware = read_hardware()
-    artifact = open_artifact(path, hardware)
+    artifact = open_same(path, hardware, fingerprint)
     part = find_encoder(artifact, model)
     service = artifact.plan(part.name)
     whole = len(cpus) or service.prefill.threads * service.processes_of("prefill")

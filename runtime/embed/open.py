@@ -100,7 +100,7 @@ def open_encoders(
         phase = PhasePlan(threads=whole, cpus=service.prefill.cpus)
         (fitted,) = fit_plans(phase, 1, threads, hardware.allowed_pus)
         if apart:
-            source = artifact_source(artifact.path, fitted.threads, name, fitted.cpus)
+            source = artifact_source(artifact, fitted.threads, name, fitted.cpus)
             return ProcessInstance(source, fitted.cpus, board)
         encoder = Encoder(artifact, artifact.encoders[name], fitted, spin=service.spin_iterations)
         encoder.seat = Seat(board, next(board.slots)) if board else None
@@ -145,7 +145,7 @@ def start_accelerators(
         try:
             if find_torch() is None:
                 raise DeviceError(f"torch is not installed: {install('gpu')}, or give device cpu")
-            source = partial(device_source, artifact.path, torch_name)
+            source = partial(device_source, artifact, torch_name)
             found[accelerator.name] = _in_processes(artifact, source, accelerator.near, opened)
         except DovetailError as error:
             if device != AUTO:
@@ -251,7 +251,7 @@ def open_service(
         )
         instances = {name: [models] for name, models in there.items()}
         for pus in () if plan.devices[-1].accelerator else plan.devices[-1].pus:
-            source = partial(artifact_source, artifact.path, threads or len(pus) or None)
+            source = partial(artifact_source, artifact, threads or len(pus) or None)
             found = _in_processes(artifact, source, pus, opened, board)
             instances.setdefault(CPU, []).append(found)
         manager = fixed_manager(plan, 1, {})

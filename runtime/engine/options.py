@@ -50,7 +50,7 @@ class EngineOptions(LimitOptions):
     """What `load` says about engines; its arguments have these names.
 
     spare_cpu: whether the CPU alone will do where the device cannot be had; `settle` says so.
-    memory: bytes of the CPU's that others leave this engine; None: all that are free.
+    memory: bytes of the CPU's that others leave this app or engine; None: all that are free.
     """
 
     plan: ServicePlan | None = None
@@ -76,7 +76,7 @@ class EngineOptions(LimitOptions):
     def __post_init__(self) -> None:
         """Raises RequestError for what no engine can have."""
         LimitOptions.__post_init__(self)
-        names = ("threads", "kv_blocks", "gpu_blocks", "max_waiting", "kv_file_bytes")
+        names = ("threads", "kv_blocks", "memory", "gpu_blocks", "max_waiting", "kv_file_bytes")
         check_counts(**{name: getattr(self, name) for name in names})
         if self.activations not in ACTIVATIONS:
             raise RequestError(f"activations are integer or float, not {self.activations!r}")
@@ -130,6 +130,7 @@ class EngineKeywords(TypedDict, total=False):
     plan: ServicePlan | None
     threads: int | None
     kv_blocks: int | None
+    memory: int | None
     deterministic: bool
     activations: str
     settings: SchedulerSettings | None

@@ -16,7 +16,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from dovetail.ir.artifact import ServicePlan
-from dovetail.ir.errors import ArtifactError, DeviceError, DovetailError, RequestError
+from dovetail.ir.errors import DeviceError, DovetailError, RequestError
 from dovetail.runtime.child.child import Child
 from dovetail.runtime.child.framing import pack_value
 from dovetail.runtime.child.supervisor import Supervisor
@@ -63,7 +63,7 @@ class EngineProcess(Supervisor[StepReport]):
         self._progress, self._board = Progress(), board
         self.load = self._past = EngineLoad()  # as the process last reported, and the one before
         self._service: ServicePlan | None = None
-        self._vocab_size, self._model = 0, ""
+        self._vocab_size = 0
         self._timeline: Timeline | None = None
         with self._lock:
             self._ensure()
@@ -173,13 +173,8 @@ class EngineProcess(Supervisor[StepReport]):
 
     def _set_up(self, child: Child) -> None:
         ready = child.set_up(self._setup, EngineReady)
-        if self._service is not None and ready.model != self._model:  # tokens mean others there
-            raise ArtifactError(
-                f"{self._setup.path} was replaced by another model while it was served; close it "
-                "and load it again, or start the server again"
-            )
         self._service, self._vocab_size = ready.service, ready.vocab_size
-        self._model = ready.model
+        self._setup = replace(self._setup, model=ready.model)  # those that follow have it, too
 
     def _send_waiting(self) -> None:
         """Send what has waited for a process, but for what nobody waits for."""

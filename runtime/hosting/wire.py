@@ -101,11 +101,15 @@ def _add(first: Mapping[str, N], second: Mapping[str, N]) -> dict[str, N]:
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
-    """What a new child is to serve -> EngineReady. log_level: of its lines on stderr."""
+    """What a new child is to serve -> EngineReady.
+
+    log_level: of its lines on stderr. model: the fingerprint, "" for any.
+    """
 
     path: str
     options: EngineOptions
     log_level: int
+    model: str = ""
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from dovetail.ir.model import KV_BLOCK
-from dovetail.runtime.artifact import open_artifact
+from dovetail.runtime.artifact import open_same
 from dovetail.runtime.child.framing import Channel, ErrorText
 from dovetail.runtime.child.watch import Progress
 from dovetail.runtime.child.worker import read_beside
@@ -227,7 +227,7 @@ def serve(channel: Channel, progress: int, board: int = -1) -> None:
     take = partial(take_order, channel, opened)
     reader = read_beside(channel, order, take)  # now: the process ends also while it opens files
     hardware = read_hardware()
-    artifact = open_artifact(setup.path, hardware)
+    artifact = open_same(setup.path, hardware, setup.model)
     engine = open_engine(artifact, hardware, setup.options, Board.join(board))
     shown = Progress(SharedMemory(progress, mmap.PAGESIZE))
     engine.watch = StepWatch(engine.spec.hidden_size, shown.begin)

@@ -189,13 +189,15 @@ def widen_tape(tape: Tape, tokens: int) -> Tape:
     )
 
 
-def device_bytes(file: EncoderFile, tape: Tape, value_bytes: int = 2) -> tuple[int, int]:
+def device_bytes(
+    file: EncoderFile, tape: Tape, value_bytes: int = 2, tokens: int = WIDE_TOKENS
+) -> tuple[int, int]:
     """Return the bytes that an encoder takes on an accelerator: weights; activations of a pass.
 
-    value_bytes: of a weight of a matrix and of an activation; other weights are float32. Libraries
-    and the driver take their own beside it.
+    value_bytes: of a weight of a matrix and of an activation; other weights are float32. tokens:
+    rows of a pass. Libraries and the driver take their own beside it.
     """
-    wide, spec = widen_tape(tape, WIDE_TOKENS), file.spec
+    wide, spec = widen_tape(tape, tokens), file.spec
     row = row_bytes(tape, value_bytes, 2 * spec.intermediate_size if spec.gated else 0)
     activations = wide.max_tokens * row + 4 * wide.max_sequences * spec.dim
     return weight_bytes(file.weights, value_bytes), activations

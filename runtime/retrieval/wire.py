@@ -15,8 +15,8 @@ from dovetail.runtime.index.scans import Part
 from dovetail.runtime.retrieval.budget import ScanCost
 
 ADVICE = (
-    "give the encoder that the index was built with: `--model embedder=ENCODER` of a compile, as a "
-    "second model of `serve`, or `embed=` of add_index"
+    "give the encoder that the index was built with: `--model embedder=ENCODER` of `compile`, "
+    "`run` or `serve`, or `embed=` of add_index"
 )
 
 # ---- requests ----

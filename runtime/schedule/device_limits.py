@@ -215,7 +215,7 @@ def check_together(needs: Mapping[str, MemoryNeed], memory: int) -> None:
         which = "the models do not fit together" if len(needs) > 1 else "the model does not fit"
         raise CapacityError(
             f"{which} into the memory that is free: {_explain(terms, total, memory)}; lower "
-            "max_model_len or kv_blocks, free some, or compile fewer models or with a narrower "
+            "max_model_len or kv_blocks, free some, use fewer models, or compile with a narrower "
             "--weight-dtype, such as int4"
         )
 

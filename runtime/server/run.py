@@ -41,12 +41,12 @@ KEEP_ALIVE_SECONDS = 30
 log = logging.getLogger("dovetail.server")
 
 
-def open_models(artifacts: Mapping[str, Path], load: Callable[[Path], App]) -> Models:
+def open_models(artifacts: Mapping[str, Path], load: Callable[[str, Path], App]) -> Models:
     """Return the artifacts as served models under their ids; all are closed where one fails."""
     opened: list[ServedModel] = []
     try:
         for name, path in artifacts.items():
-            opened.append(ServedModel(name, load(path)))
+            opened.append(ServedModel(name, load(name, path)))
             opened[-1].read_texts()
         return Models(opened)
     except BaseException:

@@ -104,7 +104,7 @@ def serve_devices(
                 raise SpecError(f"{accelerator.name} leaves no CPU to our kernels; give them one")
             pus = cpu.pus[0] if accelerator.kind == TORCH_CPU else ()
             devices[NPU] = [{"": started[accelerator.name][part.name]}]
-        source = artifact_source(artifact, threads or len(pus) or None)
+        source = artifact_source(found, threads or len(pus) or None)
         devices[CPU] = [{"": ProcessInstance(source, pus)}]
         plan = pair_plan(*devices)
         manager = fixed_manager(plan, length, dict.fromkeys(devices, 1))

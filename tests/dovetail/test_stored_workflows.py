@@ -279,6 +279,15 @@ def test_run_takes_the_workflows_that_serve_takes(work: Path, tmp_path: Path) ->
         assert_one_sentence(refused)  # nothing is compiled before
 
 
+def test_run_takes_an_encoder_beside_a_model(work: Path) -> None:
+    asked = "--workflow", "one-shot", "--index", work / "idx", "--input", QUESTION
+    found = dovetail("run", LLAMA, "--model", f"embedder={ENCODER}", *asked)
+    assert found.code == 0 and found.out.startswith(ANSWER), found.err
+    stored = dovetail("run", work / "app.dove", "--model", f"embedder={ENCODER}", *asked)
+    assert_one_sentence(stored)
+    assert "takes no --model" in stored.err
+
+
 def test_inspect_shows_workflows_and_indexes(work: Path) -> None:
     text = dovetail("inspect", work / "app.dove", "--all").out
     for words in (

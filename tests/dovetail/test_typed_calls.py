@@ -23,7 +23,7 @@ from dovetail.runtime.engine.options import EngineKeywords, EngineOptions
 from dovetail.runtime.schedule.request import SamplingParams
 from tests.repository import ROOT
 
-GIVEN = {"memory", "model", "output", "spare_cpu"}
+GIVEN = {"model", "output", "spare_cpu"}
 """Fields that are arguments of their own, or that no caller sets."""
 WRONG = """\
 import dovetail

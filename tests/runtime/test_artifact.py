@@ -345,7 +345,7 @@ def test_a_target_that_a_cpu_runs_slowly_is_taken_unless_the_faster_one_is_there
     assert choose_target(Path("a.dove"), (*lesser, both[0]), rapids) == "x86-64-avx512bf16"
 
 
-@pytest.mark.parametrize("options", [{"threads": 0}, {"kv_blocks": -1}])
+@pytest.mark.parametrize("options", [{"threads": 0}, {"kv_blocks": -1}, {"memory": 0}])
 def test_load_options_are_checked(make_artifact: MakeArtifact, options: dict[str, int]) -> None:
     with pytest.raises(RequestError, match="at least 1"):
         load(make_artifact(), **options)  # type: ignore[arg-type]

@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import json
 import os
+import shutil
 import signal
 import threading
 from dataclasses import replace
@@ -16,13 +17,15 @@ import numpy as np
 import pytest
 
 from dovetail.compiler.pipeline import compile_model
-from dovetail.ir.errors import ArtifactError, CapacityError
+from dovetail.ir.errors import ArtifactError, CapacityError, DeviceError
 from dovetail.runtime.app import App, load
+from dovetail.runtime.artifact import open_artifact
 from dovetail.runtime.embed.encoder import artifact_source, open_encoder
 from dovetail.runtime.embed.process import ProcessInstance
 from dovetail.runtime.embed.service import EmbeddingService
 from dovetail.runtime.embed.settings import EmbeddingSettings
 from dovetail.tiny_world import ENCODER
+from dovetail.topology.hardware import read_hardware
 from tests.processes import stop
 from tests.runtime.embed.integrity import held
 
@@ -119,9 +122,31 @@ def test_a_slow_cpu_stays_out_and_waiting_calls_are_served(path: Path) -> None:
         np.testing.assert_allclose(app.embed(TEXTS[:8], wait=True), wanted, atol=1e-6)
 
 
+def test_an_encoder_comes_back_with_the_same_model_only(path: Path, tmp_path: Path) -> None:
+    """As an engine does: see `test_an_artifact_may_be_replaced_while_it_is_served`."""
+    served = shutil.copytree(path, tmp_path / "tiny.dove")
+    other = shutil.copytree(ENCODER, tmp_path / "other")
+    text = (other / "config.json").read_text()
+    (other / "config.json").write_text(text.replace("1e-12", "1e-2"))
+    with load(served, apart=True) as app:
+        wanted = app.embed(TEXTS[:3])
+        cpu = service_of(app)._instances["cpu"][0]["embedder"]
+        assert isinstance(cpu, ProcessInstance)
+        for model in (ENCODER, other):
+            compile_model(model, output=served, effort="none", threads=1, weight_dtype="f32")
+            assert cpu.pid is not None
+            os.kill(cpu.pid, signal.SIGKILL)
+            if model == ENCODER:
+                np.testing.assert_allclose(app.embed(TEXTS[:3]), wanted, atol=1e-5)
+        with pytest.raises(DeviceError):
+            app.embed(TEXTS[:3])
+        assert "was replaced by another model while it was served" in app.failure
+
+
 def test_what_is_no_encoder_is_refused(path: Path) -> None:
+    opened = open_artifact(path, read_hardware())
     with pytest.raises(ArtifactError):
-        ProcessInstance(artifact_source(path / "missing"))
+        ProcessInstance(artifact_source(replace(opened, path=path / "missing")))
     with pytest.raises(ArtifactError, match="no encoder called 'other'"):
         open_encoder(str(path), 1, "other")
     encoder = open_encoder(str(path), 1)

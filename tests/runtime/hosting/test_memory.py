@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import shutil
 from collections.abc import Callable
@@ -18,11 +19,14 @@ from dovetail.runtime.embed.settings import EmbeddingSettings
 from dovetail.runtime.engine.executor import CpuExecutor, memory_need
 from dovetail.runtime.engine.options import EngineOptions
 from dovetail.runtime.hosting import memory
+from dovetail.runtime.hosting.memory import divide_memory
 from dovetail.runtime.native.encoder import encoder_need
+from dovetail.runtime.native.weights import Weights
 from dovetail.runtime.schedule.device_limits import MemoryNeed
 from dovetail.runtime.schedule.kv_pool import blocks_for
 from dovetail.tiny_world import ENCODER, LLAMA
 from dovetail.topology.hardware import read_hardware
+from tests.dovetail.commands import assert_one_sentence, dovetail
 from tests.encoders import save_encoder
 
 FreeMemory = Callable[[int], None]
@@ -107,3 +111,72 @@ def test_a_draft_model_counts(path: Path, free_memory: FreeMemory) -> None:
     with pytest.raises(CapacityError, match=r"ranker \(.*\) \+ the draft model \(.* of KV"):
         load(path, draft=str(path))
     load(path).close()
+
+
+def test_artifacts_behind_one_port_are_added_up_before_one_is_loaded(
+    path: Path, tmp_path: Path, free_memory: FreeMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wrong files for TLS end a server that has loaded its models."""
+    for name in ("handlers", "propagate", "level"):  # which the command sets
+        monkeypatch.setattr(log := logging.getLogger("dovetail"), name, getattr(log, name))
+    tls = ("--ssl-keyfile", tmp_path / "key", "--ssl-certfile", tmp_path / "certificate")
+    names = ("--served-model-name", "one", "--served-model-name", "two")
+    command = ("serve", path, path, *names, *tls, "--port", 0, "--device", "cpu")
+    free_memory(2 * total(needs_of(path)) - 1)
+    refused = dovetail(*command)
+    assert "TLS" not in refused.err and "the models do not fit together" in refused.err
+    assert_one_sentence(refused)
+    named = re.findall(r"(\w+: \w+) \(", refused.err)
+    assert named == [f"{app}: {part}" for app in ("one", "two") for part in needs_of(path)]
+    free_memory(2 * total(needs_of(path)))
+    assert "the TLS files cannot be used" in dovetail(*command).err
+
+
+def test_apps_have_like_parts_of_what_all_leave(path: Path, free_memory: FreeMemory) -> None:
+    needs, context = needs_of(path), blocks_for(256)
+    free_memory(2 * (total(needs) + 2 * context * needs["llm"].block))
+    shares = divide_memory({"one": path, "two": path}, EngineOptions(), None)
+    for share in shares.values():
+        with load(path, memory=share) as app:
+            executor = app.engine.executor
+            assert isinstance(executor, CpuExecutor)
+            assert executor.blocks == 3 * context // 2  # half of what its models leave
+    with pytest.raises(CapacityError, match="do not fit together"):
+        load(path, memory=total(needs) - 1)
+    assert divide_memory({"alone": path}, EngineOptions(), None) == {"alone": None}
+
+
+def tensor_bytes(part: Any) -> int:
+    """Return what torch's tensors of a model's weights take, as `torch:cpu` has them."""
+    pytest.importorskip("torch")
+    from dovetail.runtime.accel.device import TYPES, TorchDevice
+    from dovetail.runtime.accel.weights import load_weights
+
+    device = TorchDevice("torch:cpu")
+    kind = TYPES[device.activations(part.file.spec.weight_dtype)]
+    return sum(tensor.nbytes for tensor in load_weights(device, Weights(part), kind).values())
+
+
+def test_what_torch_has_in_the_same_memory_counts(path: Path, free_memory: FreeMemory) -> None:
+    artifact = open_artifact(path, read_hardware())
+    (model,), block = artifact.models.values(), needs_of(path)["llm"].block
+    own = memory_need(model, artifact.service, EngineOptions(), own_logits=True)
+    tensors = {part.name: tensor_bytes(part) for part in artifact.parts}
+    kv = blocks_for(256) * block
+    free_memory(own.total + kv + sum(tensors.values()))  # but for torch's activations
+    with pytest.raises(CapacityError, match="do not fit together") as refused:
+        load(path, device="torch:cpu")
+    found = re.findall(r"(\w+) on torch:cpu \(([\d.]+) of weights", str(refused.value))
+    assert sorted(found) == sorted((n, f"{size / (1 << 30):.2f}") for n, size in tensors.items())
+
+
+def test_torch_s_pool_leaves_room_for_others(path: Path) -> None:
+    pytest.importorskip("torch")
+    from dovetail.runtime.accel.executor import DeviceExecutor
+
+    memory = 1 << 30
+    with load(path, device="torch:cpu", offload="off", memory=memory) as app:
+        executor = app.engine.executor
+        assert isinstance(executor, DeviceExecutor)
+        assert 0 < executor.sizes.room < memory / 2
+        assert len(app.embed(["The harbour of Elm."])) == 1

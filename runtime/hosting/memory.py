@@ -55,10 +55,10 @@ def share_memory(
 def divide_memory(
     artifacts: Mapping[str, Path], options: EngineOptions, embedding: EmbeddingSettings | None
 ) -> dict[str, int | None]:
-    """Return the bytes that each of several apps may use: its need, and a like part of the rest.
+    """Return the bytes that each app that generates may use: its need, and a like part of the rest.
 
-    artifacts: by the apps' names. options: of each app, its device not settled yet. None: one app
-    has all there is. Raises as `share_memory`.
+    artifacts: by the apps' names. options: of each app, its device not settled yet. None: no bound,
+    for an app that is the only one, or keeps nothing. Raises as `share_memory`.
     """
     if len(artifacts) == 1:
         return dict.fromkeys(artifacts)
@@ -77,7 +77,7 @@ def divide_memory(
     check_together(named, free)
     growing = [app for app, needs in apps.items() if any(need.block for need in needs.values())]
     rest = (free - _total(named)) // max(1, len(growing))  # encoders keep nothing
-    return {app: _total(needs) + rest * (app in growing) for app, needs in apps.items()}
+    return {app: _total(apps[app]) + rest if app in growing else None for app in apps}
 
 
 def _add_up(

@@ -165,7 +165,7 @@ def test_nodes_answer_in_the_form_that_they_ask_for(
 ) -> None:
     """Through messages or a text, at once, in a stream, as a model of chats, or in Python."""
     (tmp_path / "formed.yaml").write_text(FORMED)
-    (graph,) = read_graphs(tmp_path / "formed.yaml")
+    (graph,) = read_graphs(str(tmp_path / "formed.yaml"))
     schema: Any = graph.nodes["person"].options["schema"]
     with dovetail.load(artifacts["llama"]) as app:
         wanted = app.run(graph, {"input": "Zed"}).outputs

@@ -146,6 +146,14 @@ def test_apps_have_like_parts_of_what_all_leave(path: Path, free_memory: FreeMem
     assert divide_memory({"alone": path}, EngineOptions(), None) == {"alone": None}
 
 
+def test_an_app_of_encoders_has_no_bound(path: Path, tmp_path: Path) -> None:
+    compile_model(ENCODER, output=tmp_path / "encoder.dove", effort="none")
+    both = {"one": path, "encoder": tmp_path / "encoder.dove"}
+    shares = divide_memory(both, EngineOptions(), None)
+    assert shares["one"] is not None and shares["encoder"] is None
+    load(both["encoder"], memory=shares["encoder"]).close()
+
+
 def tensor_bytes(part: Any) -> int:
     """Return what torch's tensors of a model's weights take, as `torch:cpu` has them."""
     pytest.importorskip("torch")

@@ -66,7 +66,7 @@ TRIED = 32
 
 Times: TypeAlias = Counter[str]
 """Seconds of requests by what they were for (`search`, `reply`, of which `decode`), and tokens of
-prompts that were `computed`."""
+prompts that were `computed`: of OpenVINO, which does not tell what was cached, all of them."""
 PURPOSES = {"generation": "reply", "retrieval": "search"}
 """Of nodes, by their kinds."""
 Known: TypeAlias = Mapping[tuple[str, str], Sequence[Any]]

@@ -114,7 +114,7 @@ class Key:
 def _keys() -> list[Key]:
     online: dict[str, Any] = {"part": "rate", "weights": BF16, "topk": 5, "mixed": False}
     zipf, different = {**online, "questions": ZIPF}, {**online, "questions": DIFFERENT}
-    late = {**online, "part": "latency"}
+    late, turns = {**online, "part": "latency"}, {"part": "turns"}
     return [
         Key("rate_vs_stack_zipf", FULL, STACK, zipf),
         Key("rate_vs_stack", FULL, STACK, different),
@@ -123,6 +123,11 @@ def _keys() -> list[Key]:
         Key("orchestration", PLAIN, SERVED, online, low=True),
         Key("transformations_zipf", FULL, PLAIN, zipf),
         Key("transformations", FULL, PLAIN, different),
+        Key("turns_vs_stack_zipf", FULL, STACK, zipf | turns),
+        Key("turns_vs_stack", FULL, STACK, different | turns),
+        Key("turns_orchestration", PLAIN, SERVED, turns, low=True),
+        Key("turns_transformations_zipf", FULL, PLAIN, zipf | turns),
+        Key("turns_transformations", FULL, PLAIN, different | turns),
         Key("bound_of_free_searches", FREE, FULL, online),
         Key("bound_of_free_searches_and_prompts", FREE, FULL, online, what="again"),
         Key("q4_0_rate_vs_stack", FULL, STACK, {**online, "weights": Q4_0}),

@@ -4,7 +4,11 @@ Out: a row for each cell (workflow, questions, seed, what is asked how) and colu
 `rag_columns.py` for the columns, `rag_gains.py` for what is made of rows. Groups of cells:
 
     main      two workflows, all columns: the rate with AT_ONCE questions under way, and latencies
-              of questions that come at random at RATE of the best stack's rate
+              of questions that come at random at RATE of the best stack's rate; what is not
+              compared (free, without one transformation, latencies of others) by one seed
+    turns     the same workflows, TURN questions at a time by the best stack, our engine under
+              LangGraph, plain and full, in changing order, while the others wait: ratios are of
+              the same minute of a machine whose speed changes. Turns take the place of seeds
     others    the other workflows, the best stack and ours, one seed, half the questions
     variants  the first workflow: one document instead of five, all questions at once, bursts, and
               a mix of both workflows; different questions, one seed
@@ -28,12 +32,14 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from common import BUSY_LIMIT, Report, rows_table, timed_region, work_folder
+from dovetail.ir.workflow import Workflow
 from generate_peers import installed_peers
 from http_servers import SERVERS
 from rag_cells import GRAPHS
@@ -80,7 +86,9 @@ BURST = 16
 """Questions that come together."""
 TRIES = 2
 """Runs of a cell beside which other processes worked; the least disturbed one counts."""
-GROUPS = ("main", "others", "variants", "q4_0", "vectors")
+TURNS, TURN = 10, 12
+"""Turns of a cell of `turns`, and the questions of each, all at once."""
+GROUPS = ("main", "turns", "others", "variants", "q4_0", "vectors")
 MAIN = ("one-shot", "hyde")
 VECTORS = {100_000: (128, 512), 1_000_000: (128, 256, 512)}
 """Clusters probed, by the size of an index of sentences."""
@@ -109,7 +117,13 @@ def plan_cells(plan: Plan, rows: Sequence[Row]) -> Iterator[Cell]:
 
     The best stack is known once all have a rate, and what `full` applies once it has a row.
     """
-    makers = {"main": _main, "others": _others, "variants": _variants, "q4_0": _small}
+    makers = {
+        "main": _main,
+        "turns": _turns,
+        "others": _others,
+        "variants": _variants,
+        "q4_0": _small,
+    }
     makers["vectors"] = _vectors
     for group in GROUPS:
         if group in plan.groups:
@@ -150,11 +164,29 @@ def _main(plan: Plan, rows: Sequence[Row]) -> Iterator[Cell]:
                 yield from _rates(plan, cell, rows)
                 for column in (SERVED, PLAIN, *([] if seed else [FREE])):
                     yield {**cell, "column": column}
-                full = {**cell, "column": FULL}
-                done = next((row for row in rows if full.items() <= row.items()), None)
-                for name in done["applied"] if done else ():
-                    yield {**cell, "column": f"{WITHOUT}{name}"}
-                yield from _beside(cell, rows, SERVED, PLAIN, FULL, part="latency")
+                yield from [] if seed else _without(cell, rows)
+                beside = (FULL,) if seed else (SERVED, PLAIN, FULL)
+                yield from _beside(cell, rows, *beside, part="latency")
+
+
+def _without(cell: Cell, rows: Sequence[Row]) -> Iterator[Cell]:
+    """Yield the cell without each transformation that ours has applied in it."""
+    full = {**cell, "column": FULL}
+    done = next((row for row in rows if full.items() <= row.items()), None)
+    for name in done["applied"] if done else ():
+        yield {**cell, "column": f"{WITHOUT}{name}"}
+
+
+def _turns(plan: Plan, rows: Sequence[Row]) -> Iterator[Cell]:
+    for workflow in plan.workflows:
+        for kind in (ZIPF, DIFFERENT):
+            cell = _cell(plan, workflow, kind, part="turns", count=TURN)
+            known = stacks_to_measure(
+                {**cell, "seed": None, "count": plan.count}, rows, plan.peers[BF16]
+            )
+            for turn in range(1 if plan.quick else TURNS):
+                for column in (*(f"{STACK}:{peer}" for peer in known), SERVED, PLAIN, FULL):
+                    yield {**cell, "seed": turn, "column": column}
 
 
 def _others(plan: Plan, rows: Sequence[Row]) -> Iterator[Cell]:
@@ -223,6 +255,33 @@ async def time_burst(
                 await run()
             figures["again"] = len(questions) / region.seconds
     return {"rate": len(questions) / figures["seconds"], **figures}
+
+
+async def time_turns(
+    opened: Mapping[str, Opened], questions: Sequence[Sequence[str]]
+) -> list[dict[str, Any]]:
+    """Return rows of columns that answer the same questions, some at once, in turns."""
+    rows: list[dict[str, Any]] = []
+    rng = np.random.default_rng(0)
+    async with AsyncExitStack() as stack:
+        asked = {name: await stack.enter_async_context(one) for name, one in opened.items()}
+        for turn, some in enumerate(questions):
+            for column in rng.permutation(list(asked)).tolist():
+                mine = asked[column]
+
+                async def run(mine: Asked = mine, some: Sequence[str] = some) -> list[float]:
+                    return await asyncio.gather(*(_seconds(mine, one) for one in some))
+
+                figures = await _time(mine, run)
+                rate = len(some) / figures["seconds"]
+                rows.append({"seed": turn, "column": column, "rate": rate, **figures})
+    return rows
+
+
+async def _seconds(asked: Asked, question: str) -> float:
+    start = time.perf_counter()
+    await asked.ask(question, 0)
+    return time.perf_counter() - start
 
 
 async def time_arrivals(
@@ -312,10 +371,13 @@ def measure_real(options: argparse.Namespace, report: Report) -> None:
                 print("the time is up; --resume goes on", flush=True)
                 break
             begun = time.perf_counter()
-            figures = _run_cell(left[0], parts, plan, options, report.rows)
-            wall = time.perf_counter() - begun
-            report.rows.append({**left[0], **figures, "wall": wall})
-            print(report.rows[-1], flush=True)
+            if left[0]["part"] == "turns":
+                rows = _run_turns(left, parts, plan)
+            else:
+                rows = [{**left[0], **_run_cell(left[0], parts, plan, options, report.rows)}]
+            wall = (time.perf_counter() - begun) / len(rows)
+            report.rows += [{**row, "wall": wall} for row in rows]
+            print(*report.rows[-len(rows) :], sep="\n", flush=True)
             report.summary = summarize(report.rows)
             report.write(options.json)
     report.summary = summarize(report.rows)
@@ -351,13 +413,33 @@ def cells_left(plan: Plan, rows: Sequence[Row]) -> list[Cell]:
     ]
 
 
-def _run_cell(
-    cell: Cell, parts: Parts, plan: Plan, options: argparse.Namespace, rows: Sequence[Row]
-) -> dict[str, Any]:
-    graphs = [
+def _graphs(cell: Cell) -> list[Workflow]:
+    """Return the workflows of a cell, which take turns."""
+    return [
         GRAPHS[name](topk=cell["topk"], max_tokens=TOKENS, ignore_eos=True).workflow()
         for name in cell["workflow"].split("+")
     ]
+
+
+def _run_turns(left: Sequence[Cell], parts: Parts, plan: Plan) -> list[dict[str, Any]]:
+    """Return the rows of all turns of the first cell's questions."""
+    same = ("part", "workflow", "questions", "weights", "topk", "count")
+    cell = {name: left[0][name] for name in same}
+    mine = [one for one in left if cell.items() <= one.items()]
+    turns = len({one["seed"] for one in mine})
+    every = pick_questions(parts.questions, cell["questions"], TURN * turns, 0)
+    questions = [every[at : at + TURN] for at in range(0, len(every), TURN)]
+    opened = {
+        column: open_column(column, parts, cell["weights"], _graphs(cell))
+        for column in dict.fromkeys(one["column"] for one in mine)
+    }
+    return [{**cell, **row} for row in asyncio.run(time_turns(opened, questions))]
+
+
+def _run_cell(
+    cell: Cell, parts: Parts, plan: Plan, options: argparse.Namespace, rows: Sequence[Row]
+) -> dict[str, Any]:
+    graphs = _graphs(cell)
     count, seed, column, part = (cell[name] for name in ("count", "seed", "column", "part"))
     questions = pick_questions(parts.questions, cell["questions"], count, seed)
     if part == "vectors":

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -215,12 +217,14 @@ def test_a_plan_measures_each_cell_once_and_the_likely_stacks(bench: Any) -> Non
     assert stacks[0] == ["stack:llamacpp", "stack:vllm", "stack:openvino"]
     assert stacks[1] == stacks[2] == ["stack:vllm", "stack:openvino"], "llama.cpp is far behind"
     for found in columns.values():
-        assert {"served", "plain", "full", "no_split", "no_stop"} <= set(found)
-    assert "free" in columns[0] and "free" not in columns[1]
+        assert {"served", "plain", "full"} <= set(found)
+    by_one_seed = {"free", "no_split", "no_stop"}
+    assert by_one_seed <= {*columns[0]} and not by_one_seed & {*columns[1]}
     late = {one["column"] for one in rows if one["part"] == "latency"}
     assert late == {"stack:vllm", "served", "plain", "full"}
     assert {one["workflow"] for one in rows} == {*BUNDLED, "one-shot+hyde"}
-    assert {one["part"] for one in rows} == {"rate", "latency", "offline", "bursts", "vectors"}
+    parts = {"rate", "latency", "turns", "offline", "bursts", "vectors"}
+    assert {one["part"] for one in rows} == parts
     assert {one["column"] for one in rows if one["weights"] == "Q4_0"} == {
         "stack:llamacpp",
         "stack:openvino",
@@ -237,7 +241,7 @@ def test_a_plan_goes_on_where_a_report_ends_and_without_any_stack(bench: Any) ->
         assert left and left[0].items() <= rows[kept].items()
     assert bench.rag_real.cells_left(plan, rows) == []
     alone = bench.rag_real.Plan(peers={"BF16": [], "Q4_0": []}, vectors={}, seeds=1)
-    assert {one["part"] for one in run_plan(bench, alone)} == {"rate"}, (
+    assert {one["part"] for one in run_plan(bench, alone)} == {"rate", "turns"}, (
         "there is no rate to be 0.7 of"
     )
 
@@ -249,6 +253,42 @@ def test_the_time_left_is_told_by_what_like_cells_took(bench: Any) -> None:
     cells = [row("full", 0.1), row("served", 0.1), row("full", 0.1, workflow="recomp")]
     assert predict(cells, done, 1.0) == pytest.approx(10 + 15 + 40)
     assert predict(cells, [], 7.0) == 21.0
+
+
+def test_columns_answer_the_same_questions_in_turns_of_changing_order(bench: Any) -> None:
+    heard = list[tuple[str, str]]()
+
+    @asynccontextmanager
+    async def open_fake(column: str) -> AsyncIterator[Any]:
+        async def ask(question: str, turn: int) -> dict[str, Any]:
+            heard.append((column, question))
+            return {}
+
+        yield bench.rag_columns.Asked(ask)
+
+    turns = [[f"{turn} {n}" for n in range(3)] for turn in range(8)]
+    columns = ("stack:vllm", "plain", "full")
+    opened = {column: open_fake(column) for column in columns}
+    rows = asyncio.run(bench.rag_real.time_turns(opened, turns))
+    asked = [question for turn in turns for question in turn]
+    for column in columns:
+        mine = [question for name, question in heard if name == column]
+        assert [question for question in mine if question not in bench.rag_real.WARM] == asked
+    orders = [[one["column"] for one in rows if one["seed"] == turn] for turn in range(8)]
+    assert all(sorted(order) == sorted(columns) for order in orders)
+    assert len({tuple(order) for order in orders}) > 1
+
+
+def test_gains_of_turns_are_paired_by_turn(bench: Any) -> None:
+    rows = [
+        row(column, rate / (1 + turn), turn, part="turns")
+        for turn in range(4)
+        for column, rate in (("stack:vllm", 2.0), ("served", 2.0), ("plain", 2.0), ("full", 3.0))
+    ]
+    found = bench.rag_gains.summarize(rows)
+    assert found["turns_vs_stack_zipf_interval"] == pytest.approx([1.5, 1.5])
+    assert found["turns_orchestration_min"] == pytest.approx(1.0)
+    assert not any("rate" in name for name in found)
 
 
 def test_questions_come_at_random_or_in_bursts_at_the_same_rate(bench: Any) -> None:

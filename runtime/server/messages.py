@@ -46,6 +46,8 @@ NAMES = {
     ".function.": ".",
 }
 """Fields of chats, and what they are called here."""
+ROLES = {"tool_use": "assistant", "thinking": "assistant", "tool_result": "user"}
+"""Whose messages hold blocks of a type."""
 
 
 async def messages(server: ServerContext, request: Request) -> Response:
@@ -127,6 +129,9 @@ def _read_message(message: BlockMessage, place: str) -> list[dict[str, Any]]:
     results, calls, texts, thoughts = [], [], list[str](), list[str]()
     for number, block in enumerate(message.content):
         where = f"{place}.content[{number}]"
+        if (role := ROLES.get(block.type, message.role)) != message.role:
+            said = f"blocks of type {block.type!r} belong in a message of the {role!r} role"
+            raise ApiError(400, said, param=f"{where}.type")
         if block.type == "text":
             texts.append(block.text or "")
         elif block.type == "thinking":

@@ -31,25 +31,18 @@ from dovetail.runtime.server.served_workflow import ServedWorkflow
 from dovetail.runtime.server.workflow_endpoint import running
 from dovetail.runtime.text.chat_template import Message
 
+UNREAD = (
+    *("logprobs", "top_logprobs", "tools", "stop", "stop_token_ids", "logit_bias", "bad_words"),
+    *("allowed_token_ids", "continue_final_message", "truncate_prompt_tokens"),
+)
+"""Fields that would change what a client gets, but which no node reads."""
+
 
 async def chat_with(
     server: ServerContext, served: ServedWorkflow, request: Request, body: ChatRequest
 ) -> Response:
     """Answer a conversation by a workflow. Sampling is what its nodes say."""
-    form, _ = read_form(body)
-    given = {
-        "n": (body.n or 1) != 1,
-        "logprobs": body.logprobs,
-        "prompt_logprobs": body.prompt_logprobs is not None,
-        "tools": body.tools,
-        form: form,
-    }
-    if wrong := [name for name, there in given.items() if there]:
-        said = (
-            "a workflow gives one answer, without log probabilities and calls of tools, in the "
-            f"form that its nodes say; leave out `{wrong[0]}`"
-        )
-        raise ApiError(400, said, param=wrong[0])
+    _refuse_fields(body)
     question = _question(body.messages)
     inputs = served.ask(question)
     count = partial(served.model.encode, question, param="messages")
@@ -64,6 +57,24 @@ async def chat_with(
         index=0, message=ChatMessage(content=text), logprobs=None, finish_reason="stop"
     )
     return JsonReply(ChatReply(**head, choices=[choice], usage=await _usage(served, read, text)))
+
+
+def _refuse_fields(body: ChatRequest) -> None:
+    """Raise ApiError where a body asks for what the nodes of a workflow do not read."""
+    form, _ = read_form(body)
+    given = {
+        "n": (body.n or 1) != 1,
+        "prompt_logprobs": body.prompt_logprobs is not None,
+        "tool_choice": body.tool_choice not in (None, "none", "auto"),
+        form: form,
+    }
+    given |= {name: getattr(body, name) for name in UNREAD}
+    if wrong := [name for name, there in given.items() if there]:
+        said = (
+            "a workflow gives one answer, without log probabilities and calls of tools, with the "
+            f"form and the ends that its nodes say; leave out `{wrong[0]}`"
+        )
+        raise ApiError(400, said, param=wrong[0])
 
 
 def _question(messages: list[Message]) -> str:

@@ -41,6 +41,7 @@ from dovetail.topology.division import DECODE, lend
 from dovetail.topology.division import ENGINE as ENGINE_STAGES
 from dovetail.topology.hardware import read_hardware
 from tests.dovetail.commands import Result, assert_one_sentence, dovetail
+from tests.runtime.server.live import http, serving
 
 ENGINE, ENCODERS, SEARCHES = (
     f"dovetail.runtime.{name}" for name in ("hosting.worker", "embed.process", "retrieval.worker")
@@ -279,13 +280,18 @@ def test_run_takes_the_workflows_that_serve_takes(work: Path, tmp_path: Path) ->
         assert_one_sentence(refused)  # nothing is compiled before
 
 
-def test_run_takes_an_encoder_beside_a_model(work: Path) -> None:
+def test_run_and_serve_take_an_encoder_beside_a_model(work: Path) -> None:
     asked = "--workflow", "one-shot", "--index", work / "idx", "--input", QUESTION
     found = dovetail("run", LLAMA, "--model", f"embedder={ENCODER}", *asked)
     assert found.code == 0 and found.out.startswith(ANSWER), found.err
     stored = dovetail("run", work / "app.dove", "--model", f"embedder={ENCODER}", *asked)
     assert_one_sentence(stored)
     assert "takes no --model" in stored.err
+    flags = "--model", f"embedder={ENCODER}", "--workflow", "one-shot", "--index", work / "idx"
+    with serving(LLAMA, *flags, log=work / "serve.log") as live:
+        runs = f"{live.v1}/workflows/one-shot/runs"
+        reply = http.post(runs, json={"inputs": {"input": QUESTION}})
+    assert ANSWER in reply.json()["outputs"]["answer"], reply.text
 
 
 def test_inspect_shows_workflows_and_indexes(work: Path) -> None:

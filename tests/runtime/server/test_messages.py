@@ -184,7 +184,8 @@ CHATS = ("json_schema.schema", "response_format", ".function.")
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0].type"),
     ({"messages": []}, "messages"),
-    ({"system": "b", "messages": [{"role": "user", "content": [USE]}]}, "messages[0]"),
+    ({"messages": [{"role": "user", "content": [USE]}]}, "messages[0].content[0].type"),
+    ({"system": "b", "messages": [{"role": "assistant", "content": [USE]}]}, "messages[0]"),
     ({"messages": [{"role": "user", "content": "Zorvia " * 3000}]}, "messages"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),

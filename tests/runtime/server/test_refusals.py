@@ -71,6 +71,7 @@ WRONG_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"web_search_options": {"search_context_size": "low"}}, "web_search_options"),
     ({"extra_body": {"return_token_ids": True}}, "return_token_ids"),
     ({"extra_body": {"echo": True}}, "echo"),
+    ({"extra_body": {"best_of": 3}}, "best_of"),
 ]
 WRONG_TEXT: list[tuple[dict[str, Any], str]] = [
     ({"prompt": ""}, "prompt"),
@@ -116,6 +117,7 @@ def test_wrong_completions_are_refused_by_name(
         ("embeddings", {"input": [5, 1 << 20]}, "input"),
         ("embeddings", {"input": "a", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
         ("embeddings", {"input": "a", "normalize": False}, "normalize"),
+        ("embeddings", {"input": "a", "add_special_tokens": False}, "add_special_tokens"),
     ],
 )
 def test_the_field_that_is_missing_or_wrong_is_named(

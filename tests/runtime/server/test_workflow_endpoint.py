@@ -234,6 +234,8 @@ def test_workflows_are_models_of_chats(flows: Live, expected: WorkflowResult) ->
         with pytest.raises(openai.BadRequestError, match="has the inputs left, right"):
             client.chat.completions.create(model="pair", messages=messages)
         refused: dict[str, Any] = {"logprobs": True, "prompt_logprobs": 1, "guided_regex": "a"}
+        refused |= {"tool_choice": "required", "top_logprobs": 2, "logit_bias": {"5": 1}}
+        refused |= {"stop": ["."], "stop_token_ids": [5], "continue_final_message": True}
         for field, value in refused.items():
             with pytest.raises(openai.BadRequestError, match=f"leave out `{field}`") as error:
                 client.chat.completions.create(

@@ -88,7 +88,7 @@ LINES = {
     "codegen": 19_570,
     "topology": 4_010,
     "ir": 11_420,
-    "runtime": 42_540,
+    "runtime": 42_560,
     "runtime/machine": 1_250,
     "runtime/schedule": 3_990,
     "runtime/child": 930,
@@ -102,7 +102,7 @@ LINES = {
     "runtime/hosting": 1_970,
     "runtime/retrieval": 1_690,
     "runtime/flows": 5_850,
-    "runtime/server": 5_270,
+    "runtime/server": 5_290,
     "runtime/sim": 1_090,
 }
 """Most lines of source in each folder and room: what grows beyond has to say why, here."""

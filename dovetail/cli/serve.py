@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from dovetail.runtime.server.models import Models
     from dovetail.runtime.server.served_workflow import ServedWorkflow
 
+log = logging.getLogger("dovetail.server")
+
 ENV = "DOVETAIL_SERVE"
 """Before the names of environment variables."""
 TIMES = ("body_seconds", "head_seconds", "send_seconds", "ping_seconds")
@@ -336,6 +338,8 @@ def _serve(
             stack.callback(tuner.close)
             served.traffic.watch(tuner.busy, tuner.idle)
         stack.enter_context(suppress(Terminated, KeyboardInterrupt))  # sent again by uvicorn
+        for text in served.flags.workflow or ():
+            _tell_of_chat(served.flows.get(text), text)
         shown = ", ".join([*names, *served.flows])
         serve(
             served.models,
@@ -344,6 +348,15 @@ def _serve(
             ready=lambda url: print(f"dovetail: serving {shown} on {url}", flush=True),
             traffic=served.traffic,
         )
+
+
+def _tell_of_chat(flow: ServedWorkflow | None, text: str) -> None:
+    """Say where one of the five shows plain text to a model that was trained to chat."""
+    from dovetail.cli.workflow_files import CHAT
+    from dovetail.workflows import BUNDLED
+
+    if flow and text in BUNDLED and flow.model.app.generator.template:
+        log.info("%s has the model continue plain text; %s%s asks in messages", text, text, CHAT)
 
 
 def _read_keys(path: Path | None) -> list[str]:

@@ -292,6 +292,7 @@ def test_run_and_serve_take_an_encoder_beside_a_model(work: Path) -> None:
         runs = f"{live.v1}/workflows/one-shot/runs"
         reply = http.post(runs, json={"inputs": {"input": QUESTION}})
     assert ANSWER in reply.json()["outputs"]["answer"], reply.text
+    assert "one-shot-chat asks in messages" in (work / "serve.log").read_text()
 
 
 def test_inspect_shows_workflows_and_indexes(work: Path) -> None:

@@ -181,6 +181,6 @@ def test_a_cpu_that_went_away_is_no_want_of_memory(make_artifact: MakeArtifact) 
     with load(make_artifact()) as app:
         for tape in app.engine.executor.model.tapes.values():
             tape.plan = PhasePlan(threads=1, cpus=(1023,))
-        with pytest.raises(DeviceError, match="a step failed .*CPUs 1023: one is offline"):
+        with pytest.raises(DeviceError, match=r"a step failed .*CPUs 1023: one is offline"):
             app.generate([1, 2, 3], **OPTIONS)
         assert is_idle(app)

@@ -88,18 +88,18 @@ LINES = {
     "codegen": 19_570,
     "topology": 4_010,
     "ir": 11_420,
-    "runtime": 42_560,
+    "runtime": 42_590,
     "runtime/machine": 1_250,
-    "runtime/schedule": 3_990,
-    "runtime/child": 930,
+    "runtime/schedule": 4_000,
+    "runtime/child": 940,
     "runtime/text": 4_460,
     "runtime/native": 2_800,
     "runtime/group": 510,
-    "runtime/engine": 1_950,
+    "runtime/engine": 1_960,
     "runtime/index": 1_590,
     "runtime/embed": 2_910,
     "runtime/accel": 4_980,
-    "runtime/hosting": 1_970,
+    "runtime/hosting": 1_980,
     "runtime/retrieval": 1_690,
     "runtime/flows": 5_850,
     "runtime/server": 5_290,
@@ -219,7 +219,7 @@ def test_the_core_is_thin() -> None:
     assert {
         f"runtime/{room}" for room in ROOMS["runtime"] if (ROOT / "runtime" / room).is_dir()
     } < set(LINES)
-    assert sum(count_lines(f"runtime/{room}") for room in CORE) <= 15_140
+    assert sum(count_lines(f"runtime/{room}") for room in CORE) <= 15_170
 
 
 def test_no_two_classes_of_the_runtime_or_the_command_line_look_alike() -> None:

@@ -158,13 +158,13 @@ class DevicePair:
     ) -> bool:
         """Move one layer of KV, and bring what prompts need; tell whether there was any."""
         moves = moves if layer >= self._moved else ()
-        self._moved = max(self._moved, layer + 1)
         for i, move in enumerate(moves):
             out = i < leaving
             ends = (move.source, move.target) if out else (move.target, move.source)
             home = Home.CPU if out else Home.GPU
             with self._record_span(LINK, "KV moves out" if out else "KV moves in"):
                 self.model.copy_blocks(layer, np.array(ends, np.int32), home)
+        self._moved = max(self._moved, layer + 1)
         # a prompt may begin like a request that moves in this very step
         brought = [sub_batch.bring(layer) for sub_batch in sub_batches]
         return bool(moves) or any(brought)

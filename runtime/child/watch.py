@@ -114,12 +114,16 @@ class Progress:
         """Note that a step begins that should take so many seconds."""
         self._cells[PREDICTED] = predicted
 
+    def tick(self) -> None:
+        """Note that a part of what is under way has ended."""
+        self._cells[TURNS] += 1.0
+
     def end(self, predicted: float = 0.0) -> None:
         """Note that a step has ended, or that there was nothing to do.
 
         predicted: seconds of what goes on without a step.
         """
-        self._cells[TURNS] += 1.0
+        self.tick()
         self._cells[PREDICTED] = predicted
 
     def read(self, *, busy: bool) -> Reading:

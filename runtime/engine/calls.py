@@ -74,6 +74,7 @@ def profile_calls(
 
     Raises:
         SpecError: the engine is busy, is a group of processes, or does not hold so many tokens.
+        DovetailError: why a request failed.
     """
     executor = idle_executor(engine)
     requests = _submit(engine, sequences, context)
@@ -81,14 +82,14 @@ def profile_calls(
     spans: list[tuple[float, float]] = []
     try:
         while any(request.generated < WARM_STEPS for request in requests):
-            engine.step()
+            _step(engine, requests)
         with _timed(tapes[0]) as forwards, _timed(tapes[1]) as samples:
             deadline = engine.scheduler.clock() + seconds
             while not requests[0].finished and (
                 len(spans) < LEAST_STEPS or engine.scheduler.clock() < deadline
             ):
                 start = engine.scheduler.clock()
-                engine.step()
+                _step(engine, requests)
                 spans.append((start, engine.scheduler.clock()))
     finally:
         for request in requests:
@@ -103,6 +104,14 @@ def profile_calls(
         step_us=_median(steps[:, 1] - steps[:, 0]),
         rows=tuple(_rows(tapes, (np.stack(forwards), np.stack(samples)), steps, sequences)),
     )
+
+
+def _step(engine: Engine, requests: Sequence[Request]) -> None:
+    """Run a step; raises what made one of `requests` fail, which gets no further."""
+    engine.step()
+    for request in requests:
+        if request.error is not None:
+            raise request.error
 
 
 def _submit(engine: Engine, sequences: int, context: int) -> list[Request]:

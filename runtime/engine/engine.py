@@ -164,9 +164,10 @@ class Engine:
             watch, clock = self.watch, self.scheduler.clock
             work, began = watch and watch.begin(plan), clock()
             try:
-                touched += self._execute(plan)
+                self._execute(plan, touched)
             except BaseException as error:
-                touched += self._give_up(plan, error)
+                lost = self._give_up(plan, error)
+                touched = list(dict.fromkeys([*touched, *lost]))  # others had ended before
                 if not isinstance(error, DovetailError | MemoryError):
                     raise
             else:
@@ -257,22 +258,27 @@ class Engine:
 
     # ---- one step ----
 
-    def _execute(self, plan: StepPlan) -> list[Request]:
-        """Run `plan`; return the requests that got on, or that it failed for want of memory."""
-        executor, touched = self.executor, list[Request]()
+    def _execute(self, plan: StepPlan, touched: list[Request]) -> None:
+        """Run `plan`; add the requests that got on, or that it failed for want of memory."""
+        executor = self.executor
         for part in executor.begin(plan, self.scheduler):
             try:
                 filled = self._compute(part)
             except StepTooLarge as error:
                 filled = self._compute_less(part, error, touched)
             for one in filled:
-                shape, buffers = one.shape, one.buffers
-                self.scheduler.complete(one.batch)
-                if shape.outputs or shape.scored:
-                    with self._span("sample", rows=shape.n_out):
-                        self._accept(shape, buffers, self._sample(one))
-                touched += shape.touched
-        return touched
+                try:
+                    self._take_results(one)
+                finally:  # who has ended is told also where the rest fails
+                    touched += one.shape.touched
+
+    def _take_results(self, filled: Filled) -> None:
+        """Choose the tokens of a batch that was computed, and hand them to their requests."""
+        shape = filled.shape
+        self.scheduler.complete(filled.batch)
+        if shape.outputs or shape.scored:
+            with self._span("sample", rows=shape.n_out):
+                self._accept(shape, filled.buffers, self._sample(filled))
 
     def _sample(self, filled: Filled) -> Mapping[int, Logits]:
         """Choose tokens; return the model's logits of rows that options of requests changed."""

@@ -23,7 +23,8 @@ class LogitRules:
     last token of a bad word whose others have just been written goes; ends go before `min_tokens`;
     `logit_bias` is added; then for tokens of prompt or answer logits above 0 are divided by
     `repetition_penalty`, others multiplied; each occurrence in the answer costs
-    `frequency_penalty`, the first one `presence_penalty`.
+    `frequency_penalty`, the first one `presence_penalty`. A tokenizer may know tokens that the
+    model has not: nothing is to be excluded there.
     """
 
     def __init__(
@@ -69,10 +70,10 @@ class LogitRules:
             logits[self._allowed] = kept
         for *begin, last in self._params.bad_word_ids:
             at = len(tokens) - len(begin)
-            if at >= self._start and tokens[at:] == begin:
+            if at >= self._start and tokens[at:] == begin and last < len(logits):
                 logits[last] = EXCLUDED
         if len(tokens) - self._start < self._params.min_tokens:
-            logits[self._ends] = EXCLUDED
+            logits[self._ends[self._ends < len(logits)]] = EXCLUDED
 
     def _count(self, tokens: Sequence[int]) -> None:
         """Count what has been generated since the last step."""

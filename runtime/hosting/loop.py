@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from dovetail.ir.artifact import ServicePlan
 from dovetail.ir.errors import DovetailError, RequestError
+from dovetail.runtime.child.supervisor import CLOSED
 from dovetail.runtime.engine.engine import Engine
 from dovetail.runtime.engine.recorder import StepRecorder
 from dovetail.runtime.hosting.wire import NO_STEPS, Ask, EngineLoad
@@ -52,7 +53,7 @@ class EngineLoop:
         future: Future[T] = Future()
         with self._lock:
             if self._closed:
-                raise RequestError("the app is closed; load the artifact again")
+                raise RequestError(CLOSED)
             self._inbox.put((function, future))
             self._start()
         return future
@@ -109,7 +110,12 @@ class EngineLoop:
         if not ask.params.grammar:
             self.call(begin)
             return
-        read = self.engine.grammars.read(ask.params.grammar)
+        try:
+            read = self.engine.grammars.read(ask.params.grammar)
+        except RuntimeError:
+            if not self._closed:
+                raise
+            raise RequestError(CLOSED) from None
         read.add_done_callback(partial(self._queue_read, begin, jobs))
 
     def _queue_read(

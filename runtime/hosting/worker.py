@@ -126,6 +126,8 @@ class EngineWorker:
         self._timeline: Timeline | None = None
         self._last = 0.0  # when tokens were told
         self._load_sent = 0.0, (0, 0)  # when, and how many requests waited and ran
+        if (file := engine.scheduler.pool.file) is not None:
+            file.copied = progress.tick
 
     @property
     def crowded(self) -> bool:
@@ -154,12 +156,13 @@ class EngineWorker:
         self._loop.call(partial(self._give_back, order.ticket))
 
     def record(self, order: Record) -> None:
-        """Begin to draw steps, or end it."""
-        if order.on:
+        """Begin to draw steps, or end it; also asked twice, as where a process was just started."""
+        drawing = self._engine.recorder is not None
+        if order.on and not drawing:
             timeline = Timeline(self._loop.now)
             self._loop.start_recording(timeline)
             self._timeline = timeline
-        else:
+        elif drawing and not order.on:
             self._loop.stop_recording()
         self._loop.call(partial(self._give_back, order.ticket))
 
@@ -247,7 +250,7 @@ def warm_up(engine: Engine) -> None:
     """Answer a prompt that nobody sees: what would make the first one slow happens now.
 
     Weights and the rows of activations get their pages, Python reads code. What counts requests and
-    steps, and the KV pool, are as before.
+    steps, the KV pool and its file are as before.
     """
     limits, pools = engine.scheduler.limits, engine.scheduler.pools
     least = min(pools[home].n_blocks for home in engine.scheduler.homes)
@@ -255,6 +258,7 @@ def warm_up(engine: Engine) -> None:
     if room < 1:
         return
     params = SamplingParams(max_tokens=WARM_ANSWER, ignore_eos=True)
+    file, engine.scheduler.pool.file = engine.scheduler.pool.file, None
     engine.submit([0] * min(room, WARM_PROMPT), params)
     while engine.scheduler.busy:
         engine.step()
@@ -264,6 +268,7 @@ def warm_up(engine: Engine) -> None:
         engine.scheduler.speculation.counts.clear()
     for pool in engine.scheduler.pools.values():
         pool.forget()
+    engine.scheduler.pool.file = file
 
 
 def take_order(

@@ -14,6 +14,7 @@ import heapq
 import mmap
 import os
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,6 +59,8 @@ class KvFile:
         identity: of all that decides what KV a prompt has. RequestError where it cannot be opened.
         """
         self._blocks = blocks
+        self.copied: Callable[[], object] = lambda: None
+        """Called after each block that goes to the disk or comes from there: many take long."""
         self._slots = most_bytes // (blocks.block_bytes + ENTRY.itemsize)
         if self._slots < 1:
             raise RequestError(
@@ -74,13 +77,14 @@ class KvFile:
                 file.truncate(size)
                 os.posix_fallocate(file.fileno(), 0, size)  # a disk that is full later would kill
                 self._map = mmap.mmap(file.fileno(), size)
-        except (OSError, filelock.Timeout) as error:
+        except (OSError, OverflowError, filelock.Timeout) as error:
             self._lock.release()
             if getattr(error, "errno", None) == errno.ENOSPC:
                 path.unlink()  # what of it there was room for
             why = "another process has it" if isinstance(error, filelock.Timeout) else str(error)
             raise RequestError(
-                f"cannot store the KV cache in {path}: {why}; name another file"
+                f"cannot store the KV cache in {path}: {why}; name another file, or lower "
+                "kv_file_bytes"
             ) from None
         whole = np.frombuffer(self._map, np.uint8)
         self._entries = whole[len(head) :][: self._slots * ENTRY.itemsize].view(ENTRY)
@@ -110,6 +114,7 @@ class KvFile:
         self._entries[slot] = (digest, zlib.crc32(stored.data), 0, 1)  # after what it tells of
         self._slot_of[digest] = slot
         self._wanted(slot)
+        self.copied()
 
     def load(self, digest: bytes, block: int) -> bool:
         """Put what is kept under a hash into a block of the pool; False where there is nothing."""
@@ -124,6 +129,7 @@ class KvFile:
         self._blocks.write(block, stored)
         self._entries["used"][slot] += 1
         self._wanted(slot)
+        self.copied()
         return True
 
     def holds(self, digest: bytes) -> bool:

@@ -151,14 +151,14 @@ class Team:
     def set_active(self, plan: PhasePlan) -> None:
         """Use the first `plan.threads` threads from now on, pinned to `plan.cpus`.
 
-        Raises CapacityError when one of these CPUs is not there any more.
+        Raises DeviceError when one of these CPUs is not there any more.
         """
         wanted = (plan.threads, plan.cpus)
         if wanted == self._active:
             return
         if self.library.dt_team_set_active(self.handle, plan.threads, abi.int32_array(plan.cpus)):
             self._active = (0, ())
-            raise CapacityError(
+            raise DeviceError(
                 f"threads cannot be bound to CPUs {', '.join(map(str, plan.cpus))}: one is offline "
                 "or no longer allowed to this process; load the artifact again to plan again"
             )

@@ -131,15 +131,11 @@ class Drafter:
         self.spent = self._clock() - began
         return {guess.copy.request.id: guess for guess in guesses if guess.tokens}
 
-    def learn(self, request: Request, *, held: bool) -> bool:
-        """Take note of a drafted token; tell whether it was the model's."""
-        copy = self._copies.get(request.id)
-        if copy is None or not copy.sure:
-            return False
-        known = self._of(request)
+    def learn(self, request: Request, *, held: bool) -> None:
+        """Take note of a token that it drafted in this step."""
+        copy, known = self._copies[request.id], self._of(request)
         for rate in (known.sure[copy.sure.pop(0)], copy.hits, known.all):
             rate.learn(held)
-        return True
 
     def warm(self) -> None:
         """Read a text that nobody sees: its times, of a machine that loads, tell nothing."""

@@ -177,6 +177,8 @@ class KvPool:
                 self._forget(block)
             self._blank += kept
             kept.clear()
+        if self.states is not None:
+            self.states.forget()
 
     def _restorable(self, hashes: Sequence[bytes], states: StateSlots) -> int:
         """Return how many first blocks are here and end where a state is kept."""

@@ -15,7 +15,7 @@ import json
 import logging
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from weakref import WeakKeyDictionary
 
@@ -115,6 +115,8 @@ class Speculation:
         """A draft model: who opens the engine has one."""
         self.counts: Counter[str] = Counter()
         """Drafts, their tokens, and those of them that were chosen, under vLLM's names."""
+        self._guessed: Collection[int] = ()
+        """Requests whose drafts of the step under way are the model's."""
         self._last: tuple[RowTimes, tuple[int, ...], int, float] | None = None
         """Whose times the step under way counts among, its decodes, rows and beginning."""
         self._lookups: WeakKeyDictionary[Request, Lookup] = WeakKeyDictionary()
@@ -164,7 +166,8 @@ class Speculation:
     def learn(self, request: Request, *, held: bool) -> None:
         """Take note of a drafted token: whether it was the one that was chosen."""
         self.counts["accepted_tokens"] += held
-        if self.drafter is not None and self.drafter.learn(request, held=held):
+        if self.drafter is not None and request.id in self._guessed:
+            self.drafter.learn(request, held=held)
             return
         lookup = self._lookups[request]
         self._hits[lookup.size].learn(held)
@@ -198,6 +201,7 @@ class Speculation:
         )
         seconds = line[batch.tokens : batch.tokens + max(0, room) + 1]
         guesses, guessing = self._guess(unsure, seconds, len(members), queues.answer_tokens)
+        self._guessed = guesses.keys()
         found.update((number, (guess.tokens, guess.gains)) for number, guess in guesses.items())
         gains = [(gain, number) for number, (_, chances) in found.items() for gain in chances]
         gains.sort(reverse=True)

@@ -73,6 +73,12 @@ class StateSlots:
         self._newest.pop(sequence, None)
         self._blank.append(self._held.pop(sequence))
 
+    def forget(self) -> None:
+        """Keep none for a prefix any more."""
+        self._blank += self._kept.values()
+        self._kept.clear()
+        self._newest.clear()
+
     def take_copies(self) -> list[tuple[int, int]]:
         """Return (source, target) of what must be copied before the next step, in this order."""
         copies, self._copies = self._copies, []

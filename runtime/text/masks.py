@@ -369,7 +369,8 @@ class Grammars:
 
     def __init__(self, tokenizer: Path | None, vocab_size: int, ends: Iterable[int]) -> None:
         """`tokenizer`: a tokenizer.json. `ends`: the model's end tokens."""
-        self._path, self._vocab_size, self._ends = tokenizer, vocab_size, sorted(ends)
+        self._path, self._vocab_size = tokenizer, vocab_size
+        self._ends = sorted(token for token in ends if token < vocab_size)  # others never come
         self._read = WeakValueDictionary[str, Future["LLMatcher"]]()  # that somebody still has
         self._held = WeakKeyDictionary[object, Future["LLMatcher"]]()  # by who has it
         self._last_used = lru_cache(KEPT)(self._start)

@@ -14,6 +14,10 @@ import pytest
 
 from dovetail.ir.errors import RequestError
 from dovetail.runtime.app import App, load
+from dovetail.runtime.hosting.generator import Job
+from dovetail.runtime.hosting.loop import EngineLoop
+from dovetail.runtime.hosting.wire import Ask
+from dovetail.runtime.schedule.request import SamplingParams
 from tests.runtime.test_app import LONG, Answer, MakeArtifact, is_idle
 from tests.runtime.throttle import Throttle
 
@@ -179,6 +183,18 @@ def test_closing_fails_what_runs(make_artifact: MakeArtifact) -> None:
         with pytest.raises(RequestError, match="closed; load"):
             refused()
     app.cancel(job)
+
+
+def test_a_closed_app_refuses_new_forms_too(make_artifact: MakeArtifact) -> None:
+    """The threads that read grammars have ended."""
+    app = load(make_artifact())
+    host = app.generator.host
+    assert isinstance(host, EngineLoop)
+    host.engine.grammars.read("start: /a/").exception()
+    app.close()
+    ask = Ask([[1]], SamplingParams(grammar="start: /b/"), 0)
+    with pytest.raises(RequestError, match="closed; load"):
+        host.begin(ask, [Job(None, chunks=False)])
 
 
 def test_a_forgotten_app_ends_its_thread(make_artifact: MakeArtifact) -> None:

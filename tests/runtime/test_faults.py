@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dovetail.ir.errors import DeviceError
+from dovetail.ir.artifact import PhasePlan
+from dovetail.ir.errors import DeviceError, RequestError
 from dovetail.runtime.app import App, load
+from dovetail.runtime.engine.engine import Filled
 from dovetail.runtime.engine.step_watch import StepWatch
 from dovetail.runtime.machine.memory import allocate
-from dovetail.runtime.schedule.plan import StepPlan
-from dovetail.runtime.schedule.request import Request
+from dovetail.runtime.schedule.plan import Batch, StepPlan
+from dovetail.runtime.schedule.request import Request, SamplingParams
 from tests.runtime.test_app import is_idle
 from tests.runtime.throttle import Throttle
 
@@ -131,3 +134,53 @@ def test_a_fault_of_the_program_fails_all_and_the_next_are_served(
                 job.result()
         assert "because of a bug" in caplog.text and is_idle(app)
         assert list(app.generate([7], **OPTIONS)[0].token_ids) == answer([7], 20, eos=False)
+
+
+def test_who_ended_before_the_rest_of_a_step_failed_is_told(
+    make_artifact: MakeArtifact, answer: Answer
+) -> None:
+    """A step in two rounds, as where prompts have no room to land beside each other."""
+    with load(make_artifact()) as app:
+        engine, params = app.engine, SamplingParams(max_tokens=1)
+        first, second = (engine.submit([n, 2, 3], params)[0] for n in (1, 4))
+        compute = engine.executor.compute
+
+        def split(plan: StepPlan, _: object) -> list[StepPlan]:
+            (batch,) = plan.batches
+            return [replace(plan, batches=(Batch(prefill=(c,)),)) for c in batch.prefill]
+
+        def fail_second(plan: StepPlan, filled: Sequence[Filled]) -> None:
+            if second.id in plan.members:
+                raise DeviceError("broken")
+            compute(plan, filled)
+
+        engine.executor.begin = split  # type: ignore[method-assign, assignment]
+        engine.executor.compute = fail_second  # type: ignore[method-assign]
+        assert engine.step() == [first, second]
+        assert first.output == answer([1, 2, 3], 1) and first.error is None
+        assert isinstance(second.error, DeviceError) and is_idle(app)
+
+
+def test_who_failed_by_its_form_is_told_where_its_step_fails_too(
+    make_artifact: MakeArtifact,
+) -> None:
+    with load(make_artifact()) as app:
+        engine = app.engine
+        (formed,) = engine.submit([1, 2], SamplingParams(grammar="start: /a/"))  # no tokenizer
+        (plain,) = engine.submit([3, 4], SamplingParams())
+
+        def fail(*_: object) -> None:
+            raise DeviceError("broken")
+
+        engine.executor.sample = fail  # type: ignore[method-assign]
+        assert set(engine.step()) == {formed, plain} and is_idle(app)
+        assert isinstance(formed.error, RequestError) and isinstance(plain.error, DeviceError)
+
+
+def test_a_cpu_that_went_away_is_no_want_of_memory(make_artifact: MakeArtifact) -> None:
+    with load(make_artifact()) as app:
+        for tape in app.engine.executor.model.tapes.values():
+            tape.plan = PhasePlan(threads=1, cpus=(1023,))
+        with pytest.raises(DeviceError, match=r"a step failed .*CPUs 1023: one is offline"):
+            app.generate([1, 2, 3], **OPTIONS)
+        assert is_idle(app)

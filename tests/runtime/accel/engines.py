@@ -26,6 +26,7 @@ from dovetail.runtime.accel.executor import DeviceExecutor
 from dovetail.runtime.app import App, load
 from dovetail.runtime.schedule.cost_tables import TablePredictor
 from dovetail.runtime.schedule.plan import SchedulerSettings, StepPlan
+from dovetail.runtime.schedule.request import Request
 from dovetail.runtime.sim.machines import assumed_profile, find_machine
 from tests.models import save_model
 from tests.runtime.schedule.integrity import check_integrity
@@ -90,17 +91,16 @@ def two_pools(
         execute, accelerator = engine._execute, engine.executor.accelerator
         pools = engine.executor.pair.model.pools
 
-        def follow(plan: StepPlan) -> object:
+        def follow(plan: StepPlan, touched: list[Request]) -> None:
             plans.append(plan)
-            touched = execute(plan)
+            execute(plan, touched)
             check_integrity(engine.scheduler)
             with accelerator.working():
                 for layer in (*pools.k, *pools.v):
                     layer[gpu:-1] = float("nan")  # the next step may not count on what has landed
             accelerator.finish()
-            return touched
 
-        engine._execute = follow  # type: ignore[method-assign, assignment]
+        engine._execute = follow  # type: ignore[method-assign]
         yield app, plans
         check_blocks(app)
 

@@ -31,6 +31,7 @@ from dovetail.runtime.accel.device import TorchDevice
 from dovetail.runtime.accel.executor import DeviceExecutor
 from dovetail.runtime.accel.graph_cache import GraphCache
 from dovetail.runtime.accel.orders import BatchSizes
+from dovetail.runtime.accel.pair import DevicePair
 from dovetail.runtime.accel.sub_batch import DeviceModel, SubBatch, attention_tape
 from dovetail.runtime.accel.tape import TorchTape
 from dovetail.runtime.app import App, load
@@ -44,6 +45,7 @@ from dovetail.runtime.schedule import neo, speculation
 from dovetail.runtime.schedule.cost_tables import AXES, Predictor
 from dovetail.runtime.schedule.neo import NeoScheduler
 from dovetail.runtime.schedule.offload import OffloadDecision
+from dovetail.runtime.schedule.plan import StepPlan
 from dovetail.runtime.schedule.request import Home, Request, SamplingParams
 from dovetail.runtime.schedule.scheduler import Draft
 from dovetail.topology.division import DECODE, PREFILL, SEARCHES
@@ -328,6 +330,50 @@ def test_every_eviction_may_be_a_swap(
             assert [done.token_ids for done in app.generate(prompts, **asked)] == alone
         swapped += sum(len(plan.swap_out) for plan in plans)
     assert swapped >= 6
+
+
+def test_a_move_that_memory_cut_off_is_made_when_the_step_is_tried_again(
+    artifact: Path, monkeypatch: pytest.MonkeyPatch, two_pools: TwoPools
+) -> None:
+    """In its second layer; who is given up for it has not moved."""
+    evict, move, copy = NeoScheduler.evict, DevicePair._move, DeviceModel.copy_blocks
+    moving, failed = [False], list[int]()
+
+    def swap(scheduler: NeoScheduler, draft: Draft, victim: Request) -> None:
+        with monkeypatch.context() as always:
+            always.setattr(NeoScheduler, "_belongs_to_cpu", lambda *_: True)
+            evict(scheduler, draft, victim)
+
+    def follow(pair: DevicePair, layer: int, moves: Any, *given: Any) -> bool:
+        moving[0] = bool(moves) and layer == 1 and not failed
+        return move(pair, layer, moves, *given)
+
+    def copy_once(model: DeviceModel, layer: int, *given: Any) -> None:
+        if moving[0]:
+            moving[0] = False
+            failed.append(layer)
+            take_all_memory()
+        copy(model, layer, *given)
+
+    def stays(plan: StepPlan) -> int:
+        moved = {move.request for move in plan.moves}
+        return next(number for number in plan.members if number not in moved)
+
+    monkeypatch.setattr(NeoScheduler, "evict", swap)
+    monkeypatch.setattr(DevicePair, "_move", follow)
+    monkeypatch.setattr(DeviceModel, "copy_blocks", copy_once)
+    monkeypatch.setattr(StepPlan, "largest", property(stays))
+    prompts, asked = [prompt[:8] for prompt in PROMPTS], ASKED | {"max_tokens": 60}
+    with load(artifact, kv_blocks=200) as app:
+        alone = [done.token_ids for done in app.generate(prompts, **asked)]
+    with two_pools(artifact, 8, 80, min_gain=9.0, swap_in_share=1.0) as (app, _):
+        jobs, lost = [app.submit(prompt, **asked) for prompt in prompts], 0
+        for job, tokens in zip(jobs, alone, strict=True):
+            try:
+                assert job.result().token_ids == tokens
+            except DeviceError:
+                lost += 1
+    assert failed == [1] and lost == 1
 
 
 def recording() -> bool:

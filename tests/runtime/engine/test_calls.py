@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator
 
 import pytest
 
 from dovetail.compiler.pipeline import compile_model
-from dovetail.ir.errors import SpecError
+from dovetail.ir.errors import DeviceError, SpecError
 from dovetail.runtime.app import App, load
 from dovetail.runtime.engine.calls import CallProfile, profile_calls
-from dovetail.runtime.schedule.request import SamplingParams
+from dovetail.runtime.schedule.request import Request, SamplingParams
 from tests.models import save_model
 
 
@@ -74,3 +75,21 @@ def test_what_cannot_be_decoded_at_once_is_refused(app: App) -> None:
     with pytest.raises(SpecError, match="busy"):
         profile_calls(app.engine)
     app.engine.finish(request, "abort")
+
+
+def test_a_request_that_fails_ends_the_profile(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with damaged weights: it would never have the tokens that are waited for."""
+    steps, step = itertools.count(), app.engine.step
+
+    def bounded() -> list[Request]:
+        assert next(steps) < 100, "it goes on for ever"
+        return step()
+
+    def fail(*_: object) -> None:
+        raise DeviceError("broken")
+
+    monkeypatch.setattr(app.engine, "step", bounded)
+    monkeypatch.setattr(app.engine.executor, "compute", fail)
+    with pytest.raises(DeviceError, match="broken"):
+        profile_calls(app.engine, context=40)
+    assert not app.engine.scheduler.busy

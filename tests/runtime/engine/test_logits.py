@@ -83,6 +83,15 @@ def test_each_step_equals_the_reference(
         np.testing.assert_array_equal(found, reference(raw, prompt, answer[:step], params))
 
 
+def test_tokens_that_only_a_tokenizer_or_a_configuration_knows_exclude_nothing() -> None:
+    """Added tokens and ends may be more than the model has columns for."""
+    words = ((VOCAB,), (3, VOCAB + 1), (3, 4))
+    rules = LogitRules(SamplingParams(min_tokens=2, bad_word_ids=words), [1], (*ENDS, VOCAB))
+    row = np.zeros(VOCAB, np.float32)
+    rules.apply(row, [1, 3])
+    assert np.flatnonzero(row).tolist() == [4, 5]
+
+
 CASES: list[dict[str, Any]] = [
     {"presence_penalty": 1.5},
     {"frequency_penalty": 0.7},

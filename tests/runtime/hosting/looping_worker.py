@@ -9,6 +9,7 @@ from typing import Any
 from dovetail.runtime.child.framing import Channel
 from dovetail.runtime.engine.engine import Engine
 from dovetail.runtime.hosting import worker
+from dovetail.runtime.schedule.request import Request
 
 LOOP = 13
 STEP_SECONDS = "LOOPING_WORKER_STEP"
@@ -17,12 +18,12 @@ STEP_SECONDS = "LOOPING_WORKER_STEP"
 execute, SECONDS = Engine._execute, float(os.environ.get(STEP_SECONDS, "0"))
 
 
-def loop(self: Engine, plan: Any) -> Any:
+def loop(self: Engine, plan: Any, touched: list[Request]) -> None:
     found = [self.scheduler.requests[number] for number in plan.members]
     while any(request.tokens[0] == LOOP for request in found):
         pass
     time.sleep(SECONDS)
-    return execute(self, plan)
+    execute(self, plan, touched)
 
 
 def serve(channel: Channel, progress: int) -> None:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,8 +16,9 @@ from dovetail.runtime.child.framing import Channel, pack_value
 from dovetail.runtime.child.watch import PATIENCE, Progress, Watch
 from dovetail.runtime.engine.options import EngineOptions
 from dovetail.runtime.hosting.open_engine import open_engine
-from dovetail.runtime.hosting.wire import Ask, Drop, Order, StepReport, Submit
+from dovetail.runtime.hosting.wire import Ask, Drop, Order, Record, StepReport, Submit
 from dovetail.runtime.hosting.worker import GATHER, WARM_ANSWER, EngineWorker, take_order, warm_up
+from dovetail.runtime.machine.kv_file import KvBlocks
 from dovetail.runtime.schedule.request import SamplingParams
 from dovetail.runtime.text import masks
 from dovetail.topology.hardware import read_hardware
@@ -78,6 +80,67 @@ def test_an_engine_is_warm_and_nothing_tells_of_it(make_artifact: Callable[..., 
         answers.append(request.output)
         each.close()
     assert answers[0] == answers[1]
+
+
+def test_the_warm_up_leaves_nothing_in_a_file(
+    make_artifact: Callable[..., Path], tmp_path: Path
+) -> None:
+    options = EngineOptions(kv_file=str(tmp_path / "kv"), kv_file_bytes=1 << 16)
+    hardware = read_hardware()
+    engine = open_engine(open_artifact(make_artifact(), hardware), hardware, options)
+    warm_up(engine)
+    file = engine.scheduler.pool.file
+    assert file is not None and len(file) == 0
+    engine.close()
+
+
+def test_kv_on_its_way_to_a_slow_disk_and_back_is_no_hang(
+    make_artifact: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each block counts as progress, however many a step keeps or finds."""
+    seen: dict[str, list[float]] = {"read": [], "write": []}
+    progress, hardware = Progress(), read_hardware()
+    for name, turns in seen.items():
+        copy = getattr(KvBlocks, name)
+
+        def note(*given: Any, copy: Any = copy, turns: list[float] = turns) -> Any:
+            turns.append(progress.read(busy=True).turns)
+            return copy(*given)
+
+        monkeypatch.setattr(KvBlocks, name, note)
+    artifact = open_artifact(make_artifact(), hardware)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        for _ in range(2):
+            options = EngineOptions(kv_file=str(tmp_path / "kv"), kv_file_bytes=1 << 16)
+            engine = open_engine(artifact, hardware, options)
+            EngineWorker(Channel(theirs), engine, progress)
+            engine.submit([3] * 100, SamplingParams(max_tokens=2))
+            while engine.scheduler.busy:
+                engine.step()
+            engine.close()
+    for turns in seen.values():
+        assert len(turns) == len(set(turns)) == 6
+
+
+def test_what_is_recorded_already_goes_on_and_what_is_not_stays_so(
+    make_artifact: Callable[..., Path],
+) -> None:
+    """An app asks twice where its process was started just then."""
+    hardware = read_hardware()
+    engine = open_engine(open_artifact(make_artifact(), hardware), hardware, EngineOptions())
+    ours, theirs = socket.socketpair()
+    worker, told = EngineWorker(Channel(theirs), engine, Progress()), list[int]()
+    with ours, theirs:
+        for number, on in enumerate((True, True, False, False)):
+            worker.take(Record(on=on, ticket=number))
+            assert (engine.recorder is not None) == on
+        for report in Channel(ours).messages(StepReport):
+            told += report.tickets
+            if len(told) == 4:
+                break
+        assert told == [0, 1, 2, 3]
+        worker._loop.close()
 
 
 def test_a_small_pool_is_warmed_with_what_fits(make_artifact: Callable[..., Path]) -> None:

@@ -85,6 +85,8 @@ def test_what_is_wanted_often_stays_and_other_models_find_nothing(tmp_path: Path
     other.close()
     with pytest.raises(RequestError, match="kv_file_bytes is too small"):
         KvFile(path, "model", blocks, 10)
+    with pytest.raises(RequestError, match=r"cannot store the KV cache .* lower kv_file_bytes"):
+        KvFile(path, "model", blocks, 1 << 70)
     with pytest.raises(RequestError, match="cannot store the KV cache"):
         KvFile(path / "kv", "model", blocks, room(4))
 

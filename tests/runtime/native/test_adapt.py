@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from dovetail.ir.artifact import PhasePlan, ServicePlan
-from dovetail.ir.errors import CapacityError
+from dovetail.ir.errors import DeviceError
 from dovetail.runtime.app import load
 from dovetail.runtime.group.ranks import plan_ranks
 from dovetail.runtime.native.adapt import (
@@ -155,7 +155,7 @@ def test_a_cpu_that_went_away_after_the_load_is_a_clear_error(
 ) -> None:
     with load(make_artifact(threads=(1, 1))) as app:
         missing = PhasePlan(threads=1, cpus=(1023,))
-        with pytest.raises(CapacityError, match="CPUs 1023: one is offline or no longer allowed"):
+        with pytest.raises(DeviceError, match="CPUs 1023: one is offline or no longer allowed"):
             app.engine.executor.model.team.set_active(missing)  # type: ignore[attr-defined]
         done = app.generate([[1, 2, 3]], max_tokens=2, ignore_eos=True)
         assert len(done[0].token_ids) == 2

@@ -180,10 +180,22 @@ def test_what_drawn_answers_did_says_nothing_of_greedy_ones() -> None:
     drawn, greedy = (ask(replies, [7, 2, 3], temperature=heat) for heat in (1.0, 0.0))
     usual = drafter.chance(greedy)
     for _ in range(20):
-        assert drafter.draft({drawn: 1}, [1.0] * 9, 1) or drafter.chance(drawn) < 0.2
-        if not drafter.learn(drawn, held=False):
+        if not drafter.draft({drawn: 1}, [1.0] * 9, 1):
+            assert drafter.chance(drawn) < 0.2
             break
+        drafter.learn(drawn, held=False)
     assert drafter.chance(drawn) < usual / 2 and drafter.chance(greedy) == usual
+
+
+def test_what_is_looked_up_says_nothing_of_it() -> None:
+    """Also where a step before did not try all that it drafted."""
+    replies = Replies(lambda rows: 1.0)
+    drafter, request = Small(replies).drafter, replies.ask(60)
+    while not replies.step():
+        pass
+    assert drafter.draft({request: 4}, [1.0] * 9, 1)
+    known = drafter.chance(request)
+    assert replies.step() and drafter.chance(request) == known
 
 
 def test_requests_of_a_batch_share_passes() -> None:

@@ -116,6 +116,16 @@ def test_the_state_that_was_used_last_stays() -> None:
     assert run_through(pool, 5, second, []) == 0
 
 
+def test_a_state_that_was_lost_with_its_blocks_is_kept_anew() -> None:
+    states = StateSlots(4)
+    pool = KvPool(32, keep=True, states=states)
+    for number in range(2):
+        assert run_through(pool, number, list(range(40)), [32, 40]) == 0
+        assert len(states.take_copies()) == 1
+        pool.close(number)
+        pool.forget()  # as a profile overwrites the memory of both
+
+
 def test_the_only_slot_becomes_the_sequence_it_was_kept_for() -> None:
     states = StateSlots(1)
     states.open("a")

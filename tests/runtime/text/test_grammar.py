@@ -316,3 +316,9 @@ def test_what_is_warm_has_read_the_vocabulary_and_tried_a_form_before_one_is_ask
     assert forms.find(form(json_object=True)) is not None
     forms.close()
     grammars.close()
+
+
+def test_an_end_that_the_model_has_no_logit_for_is_left_out() -> None:
+    grammars = Grammars(LLAMA / "tokenizer.json", 768, [1, 1 << 20])
+    assert not grammars.read('start: "a"').result().is_error()
+    grammars.close()

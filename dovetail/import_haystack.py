@@ -6,7 +6,7 @@ component at fault. Components of Haystack itself (prompt builders, rankers ...)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Unpack
 
 from dovetail.bound import Bound
@@ -80,9 +80,9 @@ class DovetailRetriever:
 def from_haystack(pipeline: haystack.Pipeline, name: str = "haystack") -> RAGraph:
     """Return the workflow of a pipeline.
 
-    Its inputs are the sockets that must be given and that nothing is connected to, by their names
-    (as in `pipeline.run({"query": ...})`). What a component gives at a socket is called
-    `component_socket` here, in the result too.
+    Its inputs are the sockets that must be given and that nothing is connected to, by their names;
+    others of these names get them, too (as in `pipeline.run({"query": ...})`). What a component
+    gives at a socket is called `component_socket` here, in the result too.
 
     Raises:
         WorkflowError: a component takes any number of connections, or the pipeline goes round; the
@@ -119,7 +119,7 @@ def _faults(graph: Any, component: str) -> Iterator[str]:
 
 def _add(made: RAGraph, graph: Any, component: str) -> None:
     """Add the node of a component, and one more for each socket of it that is used."""
-    instance, reads = graph.nodes[component]["instance"], _reads(graph, component)
+    instance, reads = graph.nodes[component]["instance"], _reads(graph, component, made.inputs)
     match instance:
         case DovetailGenerator():
             prompt, output = f"{{{reads['prompt']}}}", _name(component, "reply")
@@ -165,14 +165,14 @@ def _outlet(graph: Any, component: str, socket: str) -> str:
     return component if ours else f"{component}.{socket}"
 
 
-def _reads(graph: Any, component: str) -> dict[str, str]:
+def _reads(graph: Any, component: str, inputs: Collection[str]) -> dict[str, str]:
     """Return the name in the state of what each socket of a component gets."""
     found = {
         edge["to_socket"].name: _name(source, edge["from_socket"].name)
         for source, _, edge in graph.in_edges(component, data=True)
     }
     sockets: Mapping[str, InputSocket] = graph.nodes[component]["input_sockets"]
-    given = {s.name: s.name for s in sockets.values() if not s.senders and s.is_mandatory}
+    given = {s.name: s.name for s in sockets.values() if not s.senders and s.name in inputs}
     return given | found
 
 

@@ -97,7 +97,7 @@ class RAGraph:
 
         Args:
             node: its name.
-            query: what it asks, by name.
+            query: what it asks, by name; a vector is an array, a tensor or a list of numbers.
             output: the name of what it finds, nearest first.
             topk: documents at most.
             filters: metadata field -> the value, or the list of values, that documents must have;

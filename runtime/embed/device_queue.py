@@ -27,6 +27,9 @@ SPARED, MOST_SPARED = 0.05, 2.5
 are kept even where the machine stops; how often such a promise fits into the time, at most."""
 PRESSED = 0.1
 """Refused queries for each one of a batch from which on a device counts as pressed."""
+REST = 5.0
+"""Seconds without work after which a device is tried that is too slow by its lines: seldom enough
+that few queries are late, often enough that it serves soon after it has become fast again."""
 FIRST_BATCH = 12.0
 """Seconds that a batch is predicted to take of which no line is known."""
 
@@ -164,6 +167,7 @@ class DeviceQueue:
     slack: float = 1.0  # what a promise may take, by what the lines say
     refused: int = 0  # queries that were BUSY since the last batch began
     pressed: bool = False  # whether many were, while it was being filled
+    delivered: float = -math.inf  # when its last batch was with its callers
     ratios: deque[float] = field(default_factory=lambda: deque(maxlen=SEEN))
 
     def set_spec(self, spec: QueueSpec) -> None:
@@ -224,6 +228,10 @@ class DeviceQueue:
             return now
         return min(now + abs(batch.expected - now) for batch in self.running.values())
 
+    def rested(self, now: float) -> bool:
+        """Tell whether it has had nothing to do for REST seconds."""
+        return not self.load and now >= self.delivered + REST
+
     def promise(self, query: EmbedQuery, now: float) -> float:
         """Return when all that waits, and `query`, would be done by the lines."""
         counts = [n + (k == query.kind) for k, n in enumerate(self.counts)]
@@ -255,6 +263,7 @@ class DeviceQueue:
         Of its queries the one admitted last was promised the end of all of them. So what counts is
         what a caller sees: the batch before, this one, and all that came between.
         """
+        self.delivered = now
         last = max(batch.queries, key=lambda query: (query.admitted, query.promised))
         span, allowed = last.promised - last.admitted, last.target - last.admitted
         if LONG * allowed <= span * self.slack < math.inf:

@@ -57,7 +57,8 @@ class DriftWatch:
         """Return depths with the model's lines there as observed; what was observed is forgotten.
 
         A class whose batches are many and of several sizes gets a line of its own; the others are
-        scaled by the median departure. Tested depths follow in proportion.
+        scaled by the median departure. Tested depths follow in proportion. No depth falls to 0: as
+        nothing would be embedded there, nobody would see that the device is fast again.
         """
         window = self._seen.pop((device, model))
 
@@ -65,9 +66,9 @@ class DriftWatch:
             if old.model != model:
                 return old
             line, tested = _line(window, index, old.line), None
-            predicted = line.depth(depths.slo, depths.arrival)
+            predicted = max(min(1, old.predicted), line.depth(depths.slo, depths.arrival))
             if old.tested is not None and old.predicted:
-                tested = old.tested * predicted // old.predicted
+                tested = max(min(1, old.tested), old.tested * predicted // old.predicted)
             fitted = replace(old.fitted, line=line)
             return replace(old, fitted=fitted, predicted=predicted, tested=tested)
 

@@ -142,13 +142,19 @@ class QueueManager:
             )
 
     def _choose(self, query: EmbedQuery, now: float) -> DeviceQueue | None:
-        """Return the queue of Algorithm 1; among accelerators the one that is done first."""
-        for tier in self._tiers:
-            if fitting := [q for n in tier if self._fits(q := self._queues[n], query, now)]:
+        """Return the queue of Algorithm 1; among accelerators the one that is done first.
+
+        Where none will be in time, one that has rested is tried, however slow it has become: else
+        nobody would see that it is fast again.
+        """
+        tiers = [[self._queues[name] for name in tier] for tier in self._tiers]
+        for tier in tiers:
+            if fitting := [queue for queue in tier if self._fits(queue, query, now)]:
                 if len(fitting) == 1:
                     return fitting[0]
                 return min(fitting, key=lambda queue: queue.finish(query, now))
-        return None
+        able = (q for q in itertools.chain(*tiers) if q.open and q.spec.depths[query.kind])
+        return next((queue for queue in able if queue.rested(now)), None)
 
     def _fits(self, queue: DeviceQueue, query: EmbedQuery, now: float) -> bool:
         load = queue.load
@@ -170,7 +176,6 @@ class QueueManager:
         for queue in queues:
             queue.refused += not query.bulk
         able = [queue for queue in queues if query.bulk or queue.spec.depths[query.kind]]
-        able = [q for q in able if q.spec.lines[query.kind].seconds(1) <= query.target - now]
         if not able:
             return CapacityError(NEVER)
         ends = [queue.free_at(now) - now if queue.open else STARTING for queue in able]

@@ -87,7 +87,7 @@ class BoundIndex:
 def embed_checked(embed: EmbedTexts, texts: list[str]) -> Rows:
     """Return a row for each text by a function of users; SpecError whatever else it does."""
     try:
-        rows = np.ascontiguousarray(embed(texts), np.float32)
+        rows = np.array(embed(texts), np.float32, order="C")  # which it may write over later
         if rows.ndim != 2 or len(rows) != len(texts):
             raise SpecError(f"`embed=` gave values of shape {rows.shape} for {len(texts)} texts")
     except DovetailError:
@@ -222,11 +222,13 @@ class AppIndex:
                     f"{index.opened.passage_prompt!r}; give `vectors` of what is added, made so"
                 )
             vectors = index.embed_passages([passage.embedded for passage in passages])
-        rows = np.ascontiguousarray(vectors, np.float32)
+        expected = f"{len(passages)} vectors of {index.opened.dim} values expected"
+        try:
+            rows = np.ascontiguousarray(vectors, np.float32)
+        except (TypeError, ValueError) as error:
+            raise SpecError(f"{expected}: {error}") from None
         if rows.shape != (len(passages), index.opened.dim):
-            raise SpecError(
-                f"{len(passages)} vectors of {index.opened.dim} values expected, not {rows.shape}"
-            )
+            raise SpecError(f"{expected}, not {rows.shape}")
         if not np.isfinite(rows).all():
             raise SpecError("a vector has values that are not finite")
         return rows

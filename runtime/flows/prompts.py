@@ -11,9 +11,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from numbers import Real
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dovetail.ir.errors import LengthError, WorkflowError, describe_error
 from dovetail.ir.workflow import (
@@ -57,11 +59,18 @@ def read_text(call: Call) -> str:
 def query_of(call: Call) -> str | bytes:
     """Return what a search asks: a text, or the float32 values of a vector; raises as `text_of`."""
     assert isinstance(call.node, Retrieval)
-    query = call.state[call.node.query]
-    if not isinstance(query, np.ndarray):
-        return text_of(call)
     with naming(call.node):
-        return pack_vector(query)
+        vector = read_vector(call.state[call.node.query])
+    return text_of(call) if vector is None else pack_vector(vector)
+
+
+def read_vector(query: Any) -> NDArray[np.float32] | None:
+    """Return a query that is a vector: an array, a tensor or a list of numbers; None of a text."""
+    if isinstance(query, list | tuple):
+        given = bool(query) and all(isinstance(value, Real) for value in query)
+    else:
+        given = hasattr(query, "__array__") and not isinstance(query, np.generic)
+    return np.ascontiguousarray(query, np.float32) if given else None
 
 
 def pack_vector(vector: Any) -> bytes:

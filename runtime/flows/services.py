@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dovetail.ir.workflow import Embedding, Generation, Rerank, Retrieval
-from dovetail.runtime.flows.prompts import naming, read_text
+from dovetail.runtime.flows.prompts import naming, read_text, read_vector
 from dovetail.runtime.flows.workflow_run import Call
 from dovetail.runtime.index.documents import Document
 
@@ -49,8 +49,8 @@ def perform(call: Call, services: Services) -> object:
             case Rerank() as node:
                 return list(services.rerank(read_text(call), call.state[node.documents], node))
             case Retrieval() as node:
-                query = call.state[node.query]
-                asked = query if isinstance(query, np.ndarray) else str(query)
+                vector = read_vector(call.state[node.query])
+                asked = read_text(call) if vector is None else vector
                 return list(services.retrieve(asked, node.filled(call.state)))
             case node:
                 return node.call(call.state)

@@ -148,13 +148,13 @@ class DocumentStore:
                 for id_, passage in self._items():
                     _enter(columns, id_, passage)
                 self._columns = columns
-            if unknown := next((name for name in filters if name not in self._columns), None):
-                known = ", ".join(sorted(self._columns)) or "none"
-                raise RequestError(
-                    f"no document has the metadata field {unknown!r}; there are: {known}"
-                )
             found = []
             for name, wanted in filters.items():
+                if name not in self._columns:
+                    known = ", ".join(sorted(self._columns)) or "none"
+                    raise RequestError(
+                        f"no document has the metadata field {name!r}; there are: {known}"
+                    )
                 ids = [i for v in _values(wanted) for i in self._columns[name].get(v, ())]
                 found.append(np.unique(np.array(ids, np.int64)))
         return reduce(partial(np.intersect1d, assume_unique=True), found)

@@ -33,7 +33,9 @@ class ChangeLog:
 
     def add(self, change: ChangeIndex, removed: tuple[int, ...]) -> None:
         """Take a change that was made, and the ids of all that it removed."""
-        self._last.append((change, removed))
+        # By ids: to look up the first key a worker reads all documents, which takes long
+        again = msgspec.structs.replace(change, remove=removed, known=True)
+        self._last.append((again, removed))
         if len(self._last) > KEPT_VERSIONS:
             self._sum(*self._last.popleft())
 

@@ -98,6 +98,7 @@ class Collection:
         vectors: Vectors | None = None,
         *,
         remove: Iterable[str | int] = (),
+        known: bool = False,
     ) -> Changed:
         """Add and remove documents at once.
 
@@ -106,6 +107,7 @@ class Collection:
             vectors: of the passages, [n, d].
             remove: keys, or ids, of documents to take out; those that are not there are passed
                 over.
+            known: whether these are all, also of what passages take the place of.
 
         Raises:
             RequestError: two passages have one key.
@@ -116,7 +118,8 @@ class Collection:
             raise RequestError("two of the passages to add have the same key")
         with self._lock:
             version, before = self.now
-            named = (self.store.find(i) if isinstance(i, str) else (i,) for i in (*remove, *keys))
+            gone = (*remove, *(() if known else keys))
+            named = (self.store.find(i) if isinstance(i, str) else (i,) for i in gone)
             left = sorted({i for found in named for i in found if before.home(i) is not None})
             ids = range(len(self.store), len(self.store) + len(passages))
             after = before.change(vectors, ids, remove=left)

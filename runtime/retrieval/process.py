@@ -72,7 +72,8 @@ class RetrievalProcess(Supervisor[wire.WorkerReply]):
         self._sent: dict[int, _PendingRequest] = {}
         self._opened: dict[str, tuple[wire.OpenIndex, ChangeLog]] = {}  # and the changes since
         self._suspects: set[int] = set()  # what a worker had that died
-        self._answered, self._longest = 0, 0.0  # the seconds that a search took
+        self._answered = 0
+        self._longest: dict[tuple[str, bool], float] = {}  # seconds of searches: see `_kind`
 
     @property
     def ready(self) -> bool:
@@ -175,13 +176,15 @@ class RetrievalProcess(Supervisor[wire.WorkerReply]):
             asked = self._sent.pop(reply.number)
             body = asked.request.body
             self._answered += 1
-            if type(body) in SEARCHES:
-                self._longest = max(self._longest, reply.seconds)
+            if isinstance(body, SEARCHES) and reply.error is None:
+                kind = _kind(body)
+                self._longest[kind] = max(self._longest.get(kind, 0.0), reply.seconds)
             self._suspects.discard(reply.number)
             if isinstance(reply.body, wire.Opened) and isinstance(body, wire.OpenIndex):
                 # Later workers scan as this one does: a search may go on in one of them
                 first = replace(body, kernels=reply.body.kernels)
                 self._opened[body.index] = first, ChangeLog(body.index)
+                self._longest = {k: s for k, s in self._longest.items() if k[0] != body.index}
             elif isinstance(reply.body, wire.Changed) and isinstance(body, wire.ChangeIndex):
                 self._opened[body.index][1].add(body, reply.body.removed)
             self._send_waiting()
@@ -193,16 +196,22 @@ class RetrievalProcess(Supervisor[wire.WorkerReply]):
     def _look(self) -> Reading:
         """Return the worker as a watcher sees it: only searches are told how long they may take."""
         with self._lock:
-            kinds = {type(asked.request.body) for asked in self._sent.values()}
-        longest = self._longest or FIRST_SEARCH
-        predicted = longest if kinds <= set(SEARCHES) else math.inf
-        return Reading(bool(kinds), self._answered, predicted)
+            predicted = [self._predict(asked.request.body) for asked in self._sent.values()]
+        return Reading(bool(predicted), self._answered, max(predicted, default=0.0))
+
+    def _predict(self, body: wire.Body) -> float:
+        """Return the seconds that a request should take; infinity where nothing tells."""
+        if not isinstance(body, SEARCHES):
+            return math.inf
+        kind = _kind(body)
+        return self._longest.get(kind, math.inf if kind[1] else FIRST_SEARCH)
 
     def _lose(self, why: str) -> None:
         """Have what the dead worker had sent again, but what has killed too many."""
         if self._board is not None:
             self._board.clear(SEARCH_SLOT)
         with self._lock:
+            self._longest = {kind: s for kind, s in self._longest.items() if not kind[1]}
             lost = [self._sent[number] for number in sorted(self._sent)]
             self._sent.clear()
             if len(lost) == 1:
@@ -226,3 +235,12 @@ class RetrievalProcess(Supervisor[wire.WorkerReply]):
             self._suspects.clear()
         for asked in left:
             asked.future.set_exception(error)
+
+
+def _kind(body: wire.ProbeQueries | wire.ScanParts) -> tuple[str, bool]:
+    """Return the index of a search, and whether it has filters.
+
+    The first that has makes a worker read all documents: minutes of millions.
+    """
+    asked = body.queries if isinstance(body, wire.ProbeQueries) else body.parts
+    return body.index, any(each.filters for each in asked)

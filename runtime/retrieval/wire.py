@@ -96,7 +96,8 @@ class ChangeIndex(msgspec.Struct, frozen=True, tag=True):
     """Add and remove documents at once -> Changed. Searches under way do not see it.
 
     first: id of the first passage, one more than that of the last document so far. vectors: of the
-    passages, float32 [n, d]. remove: keys of documents, or ids.
+    passages, float32 [n, d]. remove: keys of documents, or ids. known: whether it has the ids of
+    all that is to go, also of what passages take the place of: so that no key is looked up.
     """
 
     index: str
@@ -104,6 +105,7 @@ class ChangeIndex(msgspec.Struct, frozen=True, tag=True):
     passages: tuple[Passage, ...]
     vectors: bytes
     remove: tuple[str | int, ...]
+    known: bool = False
 
 
 class RestoreIndex(msgspec.Struct, frozen=True, tag=True):

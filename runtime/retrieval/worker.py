@@ -166,7 +166,7 @@ class Shelf:
         if len(found) != body.first:
             raise DeviceError(f"index {body.index!r} has other documents than the app knows of")
         rows = np.frombuffer(body.vectors, np.float32).reshape(-1, found.index.dim)
-        return found.change(body.passages, rows, remove=body.remove)
+        return found.change(body.passages, rows, remove=body.remove, known=body.known)
 
     def restore(self, body: wire.RestoreIndex) -> wire.Changed:
         """Make changes again that another worker made."""

@@ -38,8 +38,8 @@ def pipeline(*edges: str, **components: Any) -> Any:
     return made
 
 
-def builder() -> Any:
-    return PromptBuilder(TEMPLATE, required_variables=["query", "documents"])
+def builder(*required: str) -> Any:
+    return PromptBuilder(TEMPLATE, required_variables=list(required or ("query", "documents")))
 
 
 def test_a_misspelt_option_of_a_generator_is_told_of() -> None:
@@ -50,14 +50,19 @@ def test_a_misspelt_option_of_a_generator_is_told_of() -> None:
         wrong.run(prompt="Hello")
 
 
-def one_shot() -> Any:
+def one_shot(*required: str) -> Any:
     return pipeline(
         "find.documents>prompt.documents",
         "prompt.prompt>say.prompt",
         find=DovetailRetriever(ECHO, topk=2),
-        prompt=builder(),
+        prompt=builder(*required),
         say=DovetailGenerator(ECHO, max_tokens=9),
     )
+
+
+def optional_question() -> Any:
+    """The question is optional in the prompt, which gets it beside the search all the same."""
+    return one_shot("documents")
 
 
 def hyde() -> Any:
@@ -81,7 +86,7 @@ def run(graph: RAGraph, text: str) -> dict[str, Any]:
     return run_in_order(graph.workflow(), {"query": text}, lambda call: perform(call, ECHO))
 
 
-@pytest.mark.parametrize("build", [one_shot, hyde])
+@pytest.mark.parametrize("build", [one_shot, optional_question, hyde])
 def test_an_imported_pipeline_gives_what_haystack_gives(build: Any) -> None:
     native = build().run({"query": "What is it?"})
     assert run(from_haystack(build()), "What is it?")["say_reply"] == native["say"]["reply"]

@@ -47,19 +47,22 @@ class Searches:
         """Begin a search that a call waits for; its query is embedded first, where it is a text."""
         if search.job:
             return
-        front, source, query = self._front, search.source, search.query
-        index, began = search.spec.index, front.now
-        front.order(messages.Started(source))
-        if isinstance(query, bytes):
-            self._come(search, query)
-            return
+        self._front.order(messages.Started(search.source))
+        if isinstance(search.query, bytes):
+            self._come(search, search.query)
+        else:
+            self._embed(search, search.query)
+
+    def _embed(self, search: Search, text: str) -> None:
+        front, source, index = self._front, search.source, search.spec.index
+        began = front.now
 
         def embedded(report: messages.Finished) -> None:
             front.costs.embedded(front.now - began)
             self._come(search, pack_vector(report.value))
 
         search.job = front.post(
-            lambda job: messages.Embed(job, source, query, query=True, index=index),
+            lambda job: messages.Embed(job, source, text, query=True, index=index),
             source.request,
             embedded,
             partial(self._failed, search),
@@ -105,12 +108,19 @@ class Searches:
             self.drop(search)
 
     def leave(self, index: str) -> None:
-        """End all searches of an index whose place another one takes: they are halfway in it."""
+        """End all searches of an index whose place another one takes: they are halfway in it.
+
+        What is embedded for one is embedded anew: the other may have another encoder.
+        """
+        front = self._front
         said = f"index {index!r} was replaced while it was searched; run the workflow again"
-        lost = [search for search in self._front.searches if search.spec.index == index]
-        self._fail(lost, WorkflowError(said))
-        for ticket in self._front.tickets.values():
+        self._fail([s for s in front.searches if s.spec.index == index], WorkflowError(said))
+        for ticket in front.tickets.values():
             ticket.ended.pop(index, None)
+        for search in [n.work for n in front.ready if isinstance(n.work, Search) and n.work.job]:
+            if search.spec.index == index and isinstance(search.query, str):
+                front.cancel(search.job)
+                self._embed(search, search.query)
 
     # ---- sub-stages ----
 
@@ -365,13 +375,24 @@ class Replies:
         for reply in [r for r in self._front.replies if r.source.request == request]:
             self.drop(reply)
 
+    def leave(self, index: str) -> None:
+        """Forget the vectors of replies that were made for an index whose place another takes."""
+        for reply in self._front.replies:
+            if reply.ahead is not None and reply.ahead.index == index:
+                self._unread(reply)
+                reply.vector = reply.drift = None
+
     def _end(self, reply: Reply) -> None:
         """Take that a reply is over, and that nobody will look at what was written on the way."""
         reply.over = True
         self._front.replies.pop(reply, None)
+        self._unread(reply)
+
+    def _unread(self, reply: Reply) -> None:
         self._front.cancel(reply.reads)
         if reply.read is not None:
             reply.graph.remove(reply.read)
+            reply.read = None
 
     def _reported(self, reply: Reply, report: messages.Progressed | messages.Finished) -> None:
         if isinstance(report, messages.Progressed):

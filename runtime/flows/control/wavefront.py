@@ -94,6 +94,7 @@ class Wavefront:
     def leave(self, index: str, now: float) -> None:
         """Fail the searches of an index whose place another one takes."""
         self.front.now = now
+        self._replies.leave(index)
         self._searches.leave(index)
 
     def orders(self, now: float) -> tuple[messages.Order, ...]:

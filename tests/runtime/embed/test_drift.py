@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -64,6 +65,16 @@ def test_a_device_that_is_faster_again_gets_its_depth_back() -> None:
     watch = DriftWatch()
     feed(watch, OLD.scaled(0.5), [10] * 20)
     assert watch.refit("cpu", depths()).devices["cpu"][0].depth == 95
+
+
+def test_a_device_that_is_too_slow_for_one_query_keeps_room_for_it() -> None:
+    """Else it would embed nothing, and nobody would see that it is fast again."""
+    watch, before = DriftWatch(), depths(tested=40)
+    never = replace(before.devices["cpu"][1], predicted=0, tested=0)
+    before = replace(before, devices={**before.devices, "cpu": (before.devices["cpu"][0], never)})
+    feed(watch, OLD.scaled(60), [1] * 20)
+    slow = watch.refit("cpu", before)
+    assert [(each.predicted, each.tested) for each in slow.devices["cpu"]] == [(1, 1), (0, None)]
 
 
 def test_sizes_that_say_nothing_of_the_slope_do_not_open_the_queue() -> None:

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from dovetail.ir.errors import CapacityError, DeviceError, RequestError
-from dovetail.runtime.embed.device_queue import EmbedQuery, QueueSpec, length_classes
-from dovetail.runtime.embed.line import Line
+from dovetail.runtime.embed.device_queue import REST, EmbedQuery, QueueSpec, length_classes
+from dovetail.runtime.embed.line import Arrival, Line
 from dovetail.runtime.embed.queue import STARTING, QueueManager
 from dovetail.runtime.server.errors import to_api_error
 from tests.runtime.embed.integrity import check_integrity
@@ -115,9 +115,35 @@ def test_open_arrivals_are_admitted_by_when_all_that_waits_would_be_done() -> No
 
 
 def test_a_time_that_no_device_can_meet_is_refused_at_once() -> None:
+    """Each takes longer for one query: depth 0."""
+    manager = QueueManager([spec("gpu", 0), spec("cpu", 0, SLOW, accelerator=False)], ANY)
     with pytest.raises(CapacityError, match="within the time") as never:
-        pair().submit([EmbedQuery(0, 75, target=0.055)], 0.0)
+        manager.submit(queries(1), 0.0)
     assert never.value.retry_after is None
+
+
+@pytest.mark.parametrize("arrival", ["open", "closed"])
+def test_a_device_that_has_become_too_slow_is_tried_when_it_has_rested(arrival: Arrival) -> None:
+    """Else nobody would see that it is fast again; where all others are full."""
+    slow = Line(0.0, 2.0)
+    specs = [spec("gpu", 1, slow), spec("cpu", 1, SLOW, accelerator=False)]
+    manager = QueueManager(specs, ANY, arrival=arrival)
+    assert sorted(place(manager, 3)) == ["BUSY", "cpu", "gpu"]
+    with pytest.raises(CapacityError) as busy:
+        manager.submit(queries(1), 0.0)
+    assert busy.value.retry_after is not None, "there will be room"
+
+
+def test_a_device_that_is_too_slow_rests_between_two_queries() -> None:
+    manager = QueueManager([spec("gpu", 1, Line(0.0, 2.0))], ANY)
+    for turn in range(2):
+        now = turn * (2.0 + REST)
+        assert place(manager, 2, now) == ["gpu", "BUSY"]
+        batch = manager.take("gpu", now)
+        assert batch is not None
+        manager.complete(batch)
+        manager.note(batch, now + 2.0)
+        assert place(manager, 1, now + 1.9 + REST) == ["BUSY"]
 
 
 def test_what_is_due_first_runs_first() -> None:

@@ -129,30 +129,55 @@ def test_accepted_queries_meet_the_slo_at_p99_on_devices_that_vary(noise: float,
     assert found.rate >= 0.9 * sum(1 / line.alpha for line in lines.values()) / slower
 
 
+class Refitted:
+    """Queues of devices with these lines, which get new ones when they drift."""
+
+    def __init__(self, lines: Mapping[str, Line]) -> None:
+        kinds = {"npu": DevicePlan("npu", "cuda"), "cpu": DevicePlan("cpu", "cpu")}
+        self.plan = EmbeddingPlan(tuple(kinds[name] for name in lines), True)
+        classes = {n: ClassDepth(512, FittedLine(t, ()), t.depth(SLO)) for n, t in lines.items()}
+        self.depths = Depths(SLO, "open", {name: (each,) for name, each in classes.items()}, True)
+        self.queues, self.drift, self.fits = make_manager(self.plan, self.depths), DriftWatch(), 0
+
+    def watch(self, batch: QueryBatch, seconds: float) -> None:
+        if self.drift.observe(batch, seconds):
+            self.depths, self.fits = self.drift.refit(batch.device, self.depths), self.fits + 1
+            specs = self.depths.queue_specs(self.plan)
+            (spec,) = (s for s in specs if s.name == batch.device)
+            self.queues.set_queue(spec)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_lines_that_are_fitted_anew_do_not_fill_queues_too_deep(seed: int) -> None:
     """Of a machine that is slower for some seconds and then not, each time it gets a new line."""
     lines = {"npu": Line(0.075, 0.08), "cpu": Line(0.044, 0.08)}
-    plan = EmbeddingPlan((DevicePlan("npu", "cuda"), DevicePlan("cpu", "cpu")), True)
-    classes = {n: ClassDepth(512, FittedLine(t, ()), t.depth(SLO)) for n, t in lines.items()}
-    depths = Depths(SLO, "open", {name: (each,) for name, each in classes.items()}, True)
-    queues, drift, fits = make_manager(plan, depths), DriftWatch(), 0
-
-    def watch(batch: QueryBatch, seconds: float) -> None:
-        nonlocal depths, fits
-        if drift.observe(batch, seconds):
-            depths, fits = drift.refit(batch.device, depths), fits + 1
-            (spec,) = (s for s in depths.queue_specs(plan) if s.name == batch.device)
-            queues.set_queue(spec)
-
+    kept = Refitted(lines)
     calls = poisson_calls(10 * sum(1 / line.alpha for line in lines.values()), 60.0, 75, seed)
     given = {"noise": 0.07, "pause": 0.01, "pace": lambda now: 1.2 if now % 16 < 8 else 1.6}
     true = {name: (line,) for name, line in lines.items()}
-    found = simulate(queues, true, calls, SLO, watch=watch, seed=seed, **given)
-    assert fits > 4
+    found = simulate(kept.queues, true, calls, SLO, watch=kept.watch, seed=seed, **given)
+    assert kept.fits > 4
     known = sorted(s for each in found.latencies.values() for s in each[len(each) // 10 :])
     assert known[int(0.99 * len(known))] <= 1.03 * SLO  # a pace that changes at once is felt
-    check_integrity(queues)
+    check_integrity(kept.queues)
+
+
+def test_a_device_that_was_too_slow_for_a_while_serves_again() -> None:
+    """For some time one query alone takes longer than the limit."""
+    line = Line(0.044, 0.08)
+    kept = Refitted({"cpu": line})
+    calls = poisson_calls(2 / line.alpha, 600.0, 75, seed=5)
+    slow = {"pace": lambda now: 10.0 if 20 <= now < 120 else 1.0}
+    slowest = list[tuple[int, ...]]()
+
+    def watch(batch: QueryBatch, seconds: float) -> None:
+        kept.watch(batch, seconds)
+        slowest[:] = [min([*slowest, kept.queues.depths()["cpu"]])]
+
+    found = simulate(kept.queues, {"cpu": (line,)}, calls, SLO, watch=watch, **slow)
+    assert slowest == [(1,)] and kept.depths.devices["cpu"][0].line.seconds(1) < 0.2
+    assert found.accepted >= 0.8 * (600 - 300) / line.alpha
+    check_integrity(kept.queues)
 
 
 def test_short_batches_leave_time_for_a_machine_that_stops_now_and_then() -> None:

@@ -174,10 +174,12 @@ def test_vectors_may_be_given_and_wrong_changes_change_nothing(app: App, folder:
     vector = embed([str(QUERY["input"])])
     index.add([passage("given", "another text")], vector)
     assert found_by(app.submit_workflow(graph, QUERY)) == ["given"]
+    words: Any = [["no number"] * DIM]
     cases: list[tuple[Callable[[], object], type[Exception], str]] = [
         (lambda: index.add([{"text": "no key"}]), RequestError, "`key` and `text`"),
         (lambda: index.add([passage("x"), passage("x")]), RequestError, "same key"),
         (lambda: index.add([passage("x")], vector[:, :3]), SpecError, "16 values"),
+        (lambda: index.add([passage("x")], words), SpecError, "16 values expected: could not"),
         (lambda: index.add([passage("x")], vector * np.nan), SpecError, "not finite"),
         (lambda: index.add([passage("x", parity=object())]), RequestError, "plain values"),
         (lambda: index.add([Passage(key=5, text="x")]), RequestError, "`key` and `text`"),  # type: ignore[arg-type]

@@ -17,6 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dovetail import workflows
@@ -37,6 +38,7 @@ from dovetail.runtime.flows.events import (
     SubStage,
     WorkflowResult,
 )
+from dovetail.runtime.flows.indexes import embed_checked
 from dovetail.runtime.flows.service import FlowSettings
 from dovetail.runtime.flows.services import perform
 from dovetail.runtime.flows.workflow_run import run_in_order
@@ -45,7 +47,7 @@ from dovetail.runtime.index.manifest import read_manifest
 from dovetail.runtime.retrieval.wire import Opened, OpenIndex, ProbeQueries
 from dovetail.runtime.retrieval.worker import Shelf
 from tests.processes import stop
-from tests.runtime.flows.conftest import Encoder, PlainServices, embed
+from tests.runtime.flows.conftest import DIM, Encoder, PlainServices, embed
 
 OPTIONS: dict[str, Any] = {"topk": 2, "max_tokens": 6, "ignore_eos": True}
 PROMPT = "{docs} w1 {input}"
@@ -450,6 +452,28 @@ def test_an_index_that_is_replaced_ends_what_searches_it_and_nothing_else(
     assert {document.metadata["key"] for document in found} <= {"q0", "q1", "q2"}
 
 
+def test_a_query_is_embedded_by_the_encoder_of_the_index_that_it_searches(
+    app: App, folder: Path, small: Path
+) -> None:
+    """Where another index took its place meanwhile, with another encoder."""
+    asked, goes_on = threading.Event(), threading.Event()
+
+    def other(texts: list[str]) -> Any:
+        if texts == ["w0"]:
+            asked.set()
+            goes_on.wait(300)
+        return embed(["w2"] * len(texts))
+
+    app.add_index(folder, name="own", embed=other)
+    try:
+        halfway = app.submit_workflow(one_search("own"), {"input": "w0"})
+        assert asked.wait(120)
+        app.add_index(small, name="own", embed=embed)
+    finally:
+        goes_on.set()
+    assert halfway.result(120).outputs["docs"][0].metadata["key"] == "q0"
+
+
 def test_what_embedded_for_an_index_ends_where_another_takes_its_place(
     app: App, folder: Path
 ) -> None:
@@ -535,6 +559,19 @@ def test_an_encoder_of_users_may_give_lists_and_fails_by_name(
     with pytest.raises(SpecError, match=rf"`embed=` .*{said}"):
         app.index("own").add([{"key": "new", "text": "w1"}])
     assert beside.result().outputs["n"] == 1
+
+
+def test_an_encoder_of_users_may_write_over_what_it_gave() -> None:
+    """Vectors are looked at later, when it embeds other texts already."""
+    rows = np.zeros((1, DIM), np.float32)
+
+    def own(texts: list[str]) -> Any:
+        rows[:] = embed(texts)
+        return rows
+
+    given = embed_checked(own, ["w1"])
+    embed_checked(own, ["w2"])
+    assert np.array_equal(given, embed(["w1"]))
 
 
 def test_an_encoder_that_hangs_holds_up_no_other_index_nor_the_end(

@@ -57,10 +57,18 @@ def test_each_kind_of_node_calls_its_service() -> None:
     assert result["answer"] == "<2:\n- T: [3.]|{'max_tokens': 3}>"
 
 
-def test_a_query_that_is_no_vector_is_read_as_text() -> None:
+@pytest.mark.parametrize("text", [7, [], ["one", "two"], [1, "two"], np.float32(0.5), np.str_("a")])
+def test_a_query_that_is_no_vector_is_read_as_text(text: object) -> None:
     g = RAGraph()
     g.add_retrieval("search", query="input", output="docs", topk=1)
-    assert run(chain(g, "search"), 7)["docs"] == [Document(id=0, text="7")]
+    assert run(chain(g, "search"), text)["docs"] == [Document(id=0, text=str(text))]
+
+
+@pytest.mark.parametrize("vector", [np.array([0.5, 2.0]), [0.5, 2], (np.float32(0.5), np.int64(2))])
+def test_a_query_of_numbers_is_a_vector(vector: object) -> None:
+    g = RAGraph()
+    g.add_retrieval("search", query="input", output="docs", topk=1)
+    assert run(chain(g, "search"), vector)["docs"] == [Document(id=0, text="[0.5 2. ]")]
 
 
 def _divide(state: State) -> float:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dovetail.ir.errors import ArtifactError
+from dovetail.ir.errors import ArtifactError, RequestError
 from dovetail.ir.index_file import DOCUMENTS, OFFSETS, Passage
 from dovetail.runtime.index.documents import DocumentStore, encode_passages, open_documents
 
@@ -56,6 +56,13 @@ def test_true_is_not_one() -> None:
         assert store.match({"n": wanted}).tolist() == found
     store.forget([1])
     assert store.match({"n": [True, 1]}).tolist() == [0, 2, 5]
+
+
+def test_a_field_without_a_name_is_unknown_as_any_other() -> None:
+    store = DocumentStore()
+    store.add([Passage(key="p", text="", metadata={"n": 1})])
+    with pytest.raises(RequestError, match="no document has the metadata field ''; there are: n"):
+        store.match({"n": 1, "": 1})
 
 
 OUTLIVES = f"""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import signal
@@ -31,7 +32,7 @@ from dovetail.runtime.index.ivf import IvfIndex
 from dovetail.runtime.retrieval import process
 from dovetail.runtime.retrieval.change_log import ChangeLog
 from dovetail.runtime.retrieval.folder import open_index
-from dovetail.runtime.retrieval.process import RetrievalProcess
+from dovetail.runtime.retrieval.process import FIRST_SEARCH, RetrievalProcess
 from dovetail.runtime.retrieval.wire import (
     Changed,
     ChangeIndex,
@@ -293,6 +294,41 @@ def test_a_worker_that_reads_no_more_is_replaced(
     worker.close()
 
 
+def predicted(worker: RetrievalProcess, *filters: dict[str, Any]) -> list[float]:
+    """Return how long searches with each of these filters should take, which it does then."""
+    found, query = [], VECTORS[0]
+    for each in filters:
+        probe = ProbeQueries("a", (SearchQuery(query.tobytes(), each),), 1)
+        piece = part_of(query, (1,), depth=DEPTH, filters=each)
+        for body in (probe, ScanParts("a", (piece,))):
+            assert worker.pid is not None
+            stop(worker.pid)
+            asked = worker.ask(body)
+            found.append(worker._look().predicted)
+            os.kill(worker.pid, signal.SIGCONT)
+            assert asked.result().body
+    return found
+
+
+def test_the_first_search_with_filters_may_take_as_long_as_it_takes(
+    worker: RetrievalProcess, path: Path
+) -> None:
+    """It reads all documents, of which each worker and each index has none in memory at first."""
+    assert predicted(worker, {})[0] == FIRST_SEARCH
+    first, *others = predicted(worker, {"odd": 1}, {"odd": 0}, {})
+    assert first == math.inf and math.inf not in others
+    worker.open("a", path)
+    first, *others = predicted(worker, {"odd": 1}, {"odd": 0})
+    assert first == math.inf and math.inf not in others
+    assert worker.pid is not None
+    os.kill(worker.pid, signal.SIGKILL)
+    while not worker.deaths:  # the kill may still be on its way
+        worker.ask(scan(VECTORS[0], (1,))).result()
+    worker.ask(scan(VECTORS[0], (1,))).result()  # by the next one
+    first, *others = predicted(worker, {"odd": 1}, {"odd": 0})
+    assert first == math.inf and math.inf not in others
+
+
 def test_closing_ends_the_worker_and_fails_what_waits(path: Path, vectors: np.ndarray) -> None:
     worker = RetrievalProcess()
     worker.open("a", path)
@@ -311,7 +347,7 @@ def test_closing_ends_the_worker_and_fails_what_waits(path: Path, vectors: np.nd
 
 PARENT = """
 import sys
-from dovetail.runtime.retrieval.process import RetrievalProcess
+from dovetail.runtime.retrieval.process import FIRST_SEARCH, RetrievalProcess
 worker = RetrievalProcess()
 worker.open("a", sys.argv[1])
 assert "faiss" not in sys.modules

@@ -25,6 +25,7 @@ from dovetail.runtime.flows.control.messages import (
     Progressed,
     Started,
 )
+from dovetail.runtime.flows.prompts import pack_vector
 from tests.runtime.flows.control.by_hand import ALONE, Hand
 from tests.runtime.flows.control.integrity import is_idle
 
@@ -226,6 +227,50 @@ def test_a_scout_searches_with_what_is_written_and_its_history_shows_the_way() -
     hand.tell(Finished(hand.last(Embed).job, [0.0, 0.2]))
     true = hand.last(FindClusters)
     assert true.known == (7,)
+
+
+def imagined() -> RAGraph:
+    g = RAGraph("imagined")
+    g.add_generation("imagine", prompt="{input}", output="passage")
+    g.add_retrieval("search", query="passage", output="docs", topk=2, index="idx")
+    for source, target in ((START, "imagine"), ("imagine", "search"), ("search", END)):
+        g.add_edge(source, target)
+    return g
+
+
+def test_what_was_read_for_an_index_counts_no_more_where_another_takes_its_place() -> None:
+    """That one may have another encoder, whose vectors have another length."""
+    hand = Hand(costs=replace(ALONE, reply=10.0))
+    hand.submit(imagined())
+    reply = hand.last(Generate)
+    words(hand, reply, [0.0, 0.0])
+    hand.tell(Progressed(reply.job, "some words", next(TOKENS)))
+    under_way = hand.last(Embed)
+    hand.front.leave("idx", hand.now)
+    hand.tell(Finished(under_way.job, [0.0, 0.1]))
+    words(hand, reply, [0.0, 0.0, 0.1])
+    assert not hand.all(FindClusters)
+    (probe,) = [o for o in words(hand, reply, [0.0, 0.0, 0.2]) if isinstance(o, FindClusters)]
+    assert probe.vector == pack_vector([0.0, 0.0, 0.2])
+
+
+def test_a_query_is_embedded_anew_where_another_index_takes_the_place_of_its_own() -> None:
+    hand = Hand()
+    hand.submit(imagined())
+    hand.tell(Finished(hand.last(Generate).job, "a passage"))
+    old = hand.last(Embed)
+    hand.front.leave("idx", hand.now)
+    orders = hand.tell()
+    new = hand.last(Embed)
+    assert new.job != old.job and new.text == old.text == "a passage"
+    assert [order.job for order in orders if isinstance(order, Cancel)] == [old.job]
+    assert not hand.tell(Finished(old.job, [0.0, 0.1]))
+    hand.tell(Finished(new.job, [0.0, 0.2]))
+    assert hand.last(FindClusters).vector == pack_vector([0.0, 0.2])
+    assert [order.source.node for order in hand.all(Started)] == ["imagine", "search"]
+    hand.probed(0)
+    hand.scanned(*NEAR)
+    assert hand.last(Deliver).error is None
 
 
 @pytest.mark.parametrize(("load", "sent"), [(31, 1), (32, 0)])

@@ -125,6 +125,7 @@ def _keys() -> list[Key]:
         Key("transformations", FULL, PLAIN, different),
         Key("turns_vs_stack_zipf", FULL, STACK, zipf | turns),
         Key("turns_vs_stack", FULL, STACK, different | turns),
+        Key("turns_q4_0_vs_stack", FULL, STACK, {**turns, "weights": Q4_0}),
         Key("turns_orchestration", PLAIN, SERVED, turns, low=True),
         Key("turns_transformations_zipf", FULL, PLAIN, zipf | turns),
         Key("turns_transformations", FULL, PLAIN, different | turns),

@@ -6,9 +6,9 @@ Out: a row for each cell (workflow, questions, seed, what is asked how) and colu
     main      two workflows, all columns: the rate with AT_ONCE questions under way, and latencies
               of questions that come at random at RATE of the best stack's rate; what is not
               compared (free, without one transformation, latencies of others) by one seed
-    turns     the same workflows, TURN questions at a time by the best stack, our engine under
-              LangGraph, plain and full, in changing order, while the others wait: ratios are of
-              the same minute of a machine whose speed changes. Turns take the place of seeds
+    turns     the same workflows, also from 4 bits, TURN questions at a time by the best stack,
+              our engine under LangGraph, plain and full, in changing order, while the others wait:
+              ratios are of the same minute of a machine whose speed changes. Turns are the seeds
     others    the other workflows, the best stack and ours, one seed, half the questions
     variants  the first workflow: one document instead of five, all questions at once, bursts, and
               a mix of both workflows; different questions, one seed
@@ -34,6 +34,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -107,6 +108,7 @@ class Plan:
     groups: Sequence[str] = GROUPS
     workflows: Sequence[str] = MAIN
     seeds: int = 3
+    turns: int = TURNS
     count: int = 48
     vectors: Mapping[int, Sequence[int]]
     quick: bool = False
@@ -178,13 +180,12 @@ def _without(cell: Cell, rows: Sequence[Row]) -> Iterator[Cell]:
 
 
 def _turns(plan: Plan, rows: Sequence[Row]) -> Iterator[Cell]:
-    for workflow in plan.workflows:
+    for weights, workflow in product((BF16, Q4_0), plan.workflows):
         for kind in (ZIPF, DIFFERENT):
-            cell = _cell(plan, workflow, kind, part="turns", count=TURN)
-            known = stacks_to_measure(
-                {**cell, "seed": None, "count": plan.count}, rows, plan.peers[BF16]
-            )
-            for turn in range(1 if plan.quick else TURNS):
+            cell = _cell(plan, workflow, kind, part="turns", count=TURN, weights=weights)
+            rated = {**cell, "seed": None, "count": plan.count}
+            known = stacks_to_measure(rated, rows, plan.peers[weights])
+            for turn in range(plan.turns):
                 for column in (*(f"{STACK}:{peer}" for peer in known), SERVED, PLAIN, FULL):
                     yield {**cell, "seed": turn, "column": column}
 
@@ -361,7 +362,7 @@ def _spread(latencies: Sequence[float]) -> dict[str, float]:
 def measure_real(options: argparse.Namespace, report: Report) -> None:
     """Run the cells that a report lacks, and write it after each."""
     plan, started = make_plan(options), time.perf_counter()
-    widths = [BF16, *([Q4_0] if "q4_0" in plan.groups else [])]
+    widths = [BF16, *([Q4_0] if {"q4_0", "turns"} & {*plan.groups} else [])]
     with work_folder(options.work) as folder:
         parts = build_parts(folder, options.traces, widths, options.passages)
         while left := cells_left(plan, report.rows):
@@ -400,7 +401,7 @@ def make_plan(options: argparse.Namespace) -> Plan:
     if options.quick:
         groups = [group for group in plan.groups if group != "others" or options.only]
         few = {"workflows": plan.workflows[:1], "vectors": {20_000: (256,)}}
-        plan = replace(plan, groups=groups, seeds=1, count=8, quick=True, **few)
+        plan = replace(plan, groups=groups, seeds=1, turns=1, count=8, quick=True, **few)
     return plan
 
 

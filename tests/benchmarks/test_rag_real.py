@@ -203,7 +203,7 @@ def run_plan(bench: Any, plan: Any) -> list[dict[str, Any]]:
 
 
 def test_a_plan_measures_each_cell_once_and_the_likely_stacks(bench: Any) -> None:
-    plan = bench.rag_real.Plan(peers=PEERS, vectors={1000: (8, 16)}, count=16)
+    plan = bench.rag_real.Plan(peers=PEERS, vectors={1000: (8, 16)}, count=16, turns=2)
     rows = run_plan(bench, plan)
     keys = [
         tuple(str(one.get(name)) for name in (*bench.rag_gains.PLACE, "seed", "column"))
@@ -225,11 +225,10 @@ def test_a_plan_measures_each_cell_once_and_the_likely_stacks(bench: Any) -> Non
     assert {one["workflow"] for one in rows} == {*BUNDLED, "one-shot+hyde"}
     parts = {"rate", "latency", "turns", "offline", "bursts", "vectors"}
     assert {one["part"] for one in rows} == parts
-    assert {one["column"] for one in rows if one["weights"] == "Q4_0"} == {
-        "stack:llamacpp",
-        "stack:openvino",
-        "full",
-    }
+    small = [one for one in rows if one["weights"] == "Q4_0"]
+    stacks = {"stack:llamacpp", "stack:openvino"}
+    assert {one["column"] for one in small if one["part"] == "rate"} == stacks | {"full"}
+    assert {one["column"] for one in small if one["part"] == "turns"} >= {"served", "plain", "full"}
     assert bench.rag_gains.summarize(rows)["latency_vs_stack_min"] == pytest.approx(4 / 3)
 
 
@@ -240,7 +239,7 @@ def test_a_plan_goes_on_where_a_report_ends_and_without_any_stack(bench: Any) ->
         left = bench.rag_real.cells_left(plan, rows[:kept])
         assert left and left[0].items() <= rows[kept].items()
     assert bench.rag_real.cells_left(plan, rows) == []
-    alone = bench.rag_real.Plan(peers={"BF16": [], "Q4_0": []}, vectors={}, seeds=1)
+    alone = bench.rag_real.Plan(peers={"BF16": [], "Q4_0": []}, vectors={}, seeds=1, turns=1)
     assert {one["part"] for one in run_plan(bench, alone)} == {"rate", "turns"}, (
         "there is no rate to be 0.7 of"
     )

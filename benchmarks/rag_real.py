@@ -373,7 +373,7 @@ def measure_real(options: argparse.Namespace, report: Report) -> None:
                 break
             begun = time.perf_counter()
             if left[0]["part"] == "turns":
-                rows = _run_turns(left, parts, plan)
+                rows = _run_turns(left[0], parts, plan, report)
             else:
                 rows = [{**left[0], **_run_cell(left[0], parts, plan, options, report.rows)}]
             wall = (time.perf_counter() - begun) / len(rows)
@@ -422,17 +422,20 @@ def _graphs(cell: Cell) -> list[Workflow]:
     ]
 
 
-def _run_turns(left: Sequence[Cell], parts: Parts, plan: Plan) -> list[dict[str, Any]]:
-    """Return the rows of all turns of the first cell's questions."""
+def _run_turns(one: Cell, parts: Parts, plan: Plan, report: Report) -> list[dict[str, Any]]:
+    """Return the rows of all turns of a cell's questions, in place of those that there are of some.
+
+    Rows of another run would be of other minutes.
+    """
     same = ("part", "workflow", "questions", "weights", "topk", "count")
-    cell = {name: left[0][name] for name in same}
-    mine = [one for one in left if cell.items() <= one.items()]
-    turns = len({one["seed"] for one in mine})
-    every = pick_questions(parts.questions, cell["questions"], TURN * turns, 0)
+    cell = {name: one[name] for name in same}
+    report.rows = [row for row in report.rows if not cell.items() <= row.items()]
+    mine = [found for found in plan_cells(plan, report.rows) if cell.items() <= found.items()]
+    every = pick_questions(parts.questions, cell["questions"], TURN * plan.turns, 0)
     questions = [every[at : at + TURN] for at in range(0, len(every), TURN)]
     opened = {
         column: open_column(column, parts, cell["weights"], _graphs(cell))
-        for column in dict.fromkeys(one["column"] for one in mine)
+        for column in dict.fromkeys(found["column"] for found in mine)
     }
     return [{**cell, **row} for row in asyncio.run(time_turns(opened, questions))]
 

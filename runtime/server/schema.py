@@ -349,13 +349,13 @@ READ: dict[str, tuple[Any, ...]] = {
 """Fields of OpenAI's and vLLM's API that change how a text is read, and the values that change
 nothing. Where an endpoint does not have one of them, others are refused rather than ignored."""
 WRITTEN: dict[str, tuple[Any, ...]] = {
-    **READ,
     **dict.fromkeys({*GenerationRequest.__struct_fields__} - UNHEEDED, EMPTY),
     **dict.fromkeys(("max_completion_tokens", "tools", "audio", "web_search_options"), EMPTY),
     **dict.fromkeys(("suffix", "echo", "logprobs", "thinking_token_budget"), EMPTY),
     **dict.fromkeys(("return_token_ids", "return_tokens_as_token_ids", "prompt_embeds"), EMPTY),
-    **dict.fromkeys(("add_special_tokens", "use_beam_search", "logits_processors"), EMPTY),
+    **dict.fromkeys(("use_beam_search", "logits_processors"), EMPTY),
     **{"seed": (), "n": (1,), "best_of": (1,), "repetition_penalty": (1,), "length_penalty": (1,)},
-    **{"skip_special_tokens": (True,), "include_reasoning": (True,)},
+    **{"skip_special_tokens": (True,), "include_reasoning": (True,), **READ},
+    "add_special_tokens": EMPTY,
 }
 """The same of endpoints that write an answer."""

@@ -278,6 +278,31 @@ def test_columns_answer_the_same_questions_in_turns_of_changing_order(bench: Any
     assert len({tuple(order) for order in orders}) > 1
 
 
+def test_turns_of_another_run_are_measured_anew(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Columns are compared only within the same minutes, also where a run is resumed."""
+    real = bench.rag_real
+
+    @asynccontextmanager
+    async def open_fake(*given: Any) -> AsyncIterator[Any]:
+        async def ask(question: str, turn: int) -> dict[str, Any]:
+            return {}
+
+        yield bench.rag_columns.Asked(ask)
+
+    monkeypatch.setattr(real, "open_column", open_fake)
+    plan = real.Plan(peers={"BF16": [], "Q4_0": []}, vectors={}, groups=("turns",), turns=3)
+    first = real.cells_left(plan, [])[0]
+    report = SimpleNamespace(rows=[{**first, "rate": 1.0}, row("full", 1.0)])
+    parts = SimpleNamespace(questions=[str(number) for number in range(100)])
+    rows = real._run_turns(real.cells_left(plan, report.rows)[0], parts, plan, report)
+    assert [one["part"] for one in report.rows] == ["rate"]
+    assert {(one["seed"], one["column"]) for one in rows} == {
+        (turn, column) for turn in range(3) for column in ("served", "plain", "full")
+    }
+
+
 def test_gains_of_turns_are_paired_by_turn(bench: Any) -> None:
     rows = [
         row(column, rate / (1 + turn), turn, part="turns")

@@ -237,6 +237,7 @@ def test_a_prompt_is_cut_before_anything_is_too_long(
         ("chat/completions", {"messages": MESSAGES, "store": True, "service_tier": "auto"}),
         ("completions", {"prompt": "a", "tools": None, "length_penalty": 1.0}),
         ("responses", {"input": "a", "include": ["reasoning.encrypted_content"], "n": 1}),
+        ("responses", {"input": "a", "truncate_prompt_tokens": -1, "add_special_tokens": False}),
         ("embeddings", {"input": "a", "truncate_prompt_tokens": -1, "user": "a"}),
     ],
 )

@@ -92,6 +92,25 @@ def test_an_imported_pipeline_gives_what_haystack_gives(build: Any) -> None:
     assert run(from_haystack(build()), "What is it?")["say_reply"] == native["say"]["reply"]
 
 
+def test_a_component_is_made_ready_before_it_runs() -> None:
+    """As Haystack's rankers, which load their models then."""
+
+    @haystack.component
+    class Loud:
+        model: Any = None
+
+        def warm_up(self) -> None:
+            self.model = str.upper
+
+        @haystack.component.output_types(text=str)
+        def run(self, text: str) -> dict[str, str]:
+            return {"text": self.model(text)}
+
+    graph = from_haystack(pipeline("say.reply>loud.text", say=DovetailGenerator(ECHO), loud=Loud()))
+    found = run_in_order(graph.workflow(), {"prompt": "a"}, lambda call: perform(call, ECHO))
+    assert found["loud_text"] == found["say_reply"].upper() != found["say_reply"]
+
+
 def test_settings_of_components_come_along() -> None:
     workflow = from_haystack(one_shot(), "shot").workflow()
     assert (workflow.name, workflow.inputs) == ("shot", ("query",))

@@ -91,12 +91,13 @@ def from_haystack(pipeline: haystack.Pipeline, name: str = "haystack") -> RAGrap
     """
     graph = pipeline.graph
     inputs = {
-        socket.name: None
+        socket.name
         for component in graph
         for socket in graph.nodes[component]["input_sockets"].values()
         if not socket.senders and socket.is_mandatory
     }
-    made = RAGraph(name, inputs=tuple(inputs))
+    # Haystack's order of a prompt's variables is another one in each process
+    made = RAGraph(name, inputs=sorted(inputs))
     for component in graph:
         for fault in _faults(graph, component):
             raise WorkflowError(f"workflow {name!r}: node {component!r} {fault}")

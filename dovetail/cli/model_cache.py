@@ -172,8 +172,10 @@ def find_untuned(
     """Return jobs for those of `artifacts` whose schedules are by rules, or of another machine.
 
     budget: seconds to measure, by default as `--effort fast`. What is on record is not measured
-    again.
+    again. An artifact with kernels of a user's own is left as it is.
     """
+    from dovetail.compiler.reopen import own_kernels
+
     flags = ["--effort", "fast", *([] if budget is None else ["--budget", f"{budget}s"])]
     jobs = []
     for text, (name, artifact) in zip(given, artifacts.items(), strict=True):
@@ -181,6 +183,9 @@ def find_untuned(
             continue
         path = Path(text)
         of_checkpoint = not is_artifact(path)
+        if not of_checkpoint and own_kernels(path):
+            tell(f"{path} is not tuned, since it has kernels of your own: compile it with these")
+            continue
         output = _tuned(artifact) if of_checkpoint else _tuned_copy(path)
         known = options if of_checkpoint else {}
         command = child_command(path, output, known, flags, nice=IDLE)

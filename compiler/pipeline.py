@@ -41,7 +41,14 @@ from dovetail.compiler.plan.division import Mix, divide_graph, read_mix
 from dovetail.compiler.plan.end_to_end import EndToEnd, compare_tables
 from dovetail.compiler.plan.replay import measure_choice
 from dovetail.compiler.plan.service import describe_choice, mark_tuned, place_searches, service_plan
-from dovetail.compiler.reopen import is_artifact, kept_mix, link_weights, read_artifact, take_over
+from dovetail.compiler.reopen import (
+    is_artifact,
+    kept_mix,
+    link_weights,
+    own_kernels,
+    read_artifact,
+    take_over,
+)
 from dovetail.compiler.request import (
     COPIED_FILES,
     MODEL_NAME,
@@ -152,6 +159,7 @@ def compile_artifact(request: CompileRequest, *, progress: Progress | None = Non
 
 def _compile(request: CompileRequest, steps: Steps) -> CompileReport:
     request, lacking = _fit_compiler(request)
+    notes = [*lacking]
     with steps.run("read"):
         workflows = _read_workflows(request)
         members = _read(request, steps)
@@ -159,6 +167,9 @@ def _compile(request: CompileRequest, steps: Steps) -> CompileReport:
         indexes = read_indexes(request.indexes)
         again = Path(request.model) if is_artifact(request.model) else None
         wanted = request.mix or (kept_mix(again) if again else None)
+        if again and not request.kernels and (own := own_kernels(again)):
+            flags = " ".join(f"--kernel {kernel}" for kernel in own)
+            notes.append(f"kernels of your own were not taken over; to have them, give {flags}")
         mix = read_mix(wanted)
     with write_artifact(request.output) as artifact:
         with steps.run("schedules"):
@@ -190,7 +201,7 @@ def _compile(request: CompileRequest, steps: Steps) -> CompileReport:
                 check_indexes(artifact.seal(**manifest))
             tuned[0], end_to_end = _keep_better(first, tuned[0], plan, artifact, manifest)
             artifact.commit(foreign=_holds_foreign(request, indexes), **manifest)
-    notes = (note for part in (*members, *tuned) for note in part.notes)
+    notes += dict.fromkeys(note for part in (*members, *tuned) for note in part.notes)
     return CompileReport(
         path=str(request.output),
         targets=tuple(libraries),
@@ -200,7 +211,7 @@ def _compile(request: CompileRequest, steps: Steps) -> CompileReport:
         effort=request.effort,
         end_to_end=end_to_end,
         seconds=steps.seconds,
-        notes=(*lacking, *dict.fromkeys(notes)),
+        notes=tuple(notes),
         workflows=manifest["workflows"],
         indexes=manifest["indexes"],
         **_describe_first(first, packed[0][1], tuned[0]),

@@ -36,7 +36,7 @@ SETTLED = (
 _LEFT_OPEN: tuple[object, ...] = (None, AUTO, (), [], {})
 TAKEN = ("graph/", "indexes/")
 """Folders of what does not depend on kernels."""
-MIX = "--mix="
+MIX, KERNEL = "--mix=", "--kernel="
 QUANTISATION = "/quantisation.json"
 """Of a model: how far off its weights are, which are linked."""
 
@@ -96,6 +96,15 @@ def kept_mix(path: Path) -> str | None:
     """Return the mix of requests that an artifact was compiled for, None where none was given."""
     words = ArtifactReader(path).manifest.command
     return next((word.removeprefix(MIX) for word in words if word.startswith(MIX)), None)
+
+
+def own_kernels(path: Path) -> tuple[str, ...]:
+    """Return the kernels of a user's own that an artifact was compiled with, as OP=FILE.
+
+    Their files may have changed since, so that they are not taken over.
+    """
+    words = ArtifactReader(path).manifest.command
+    return tuple(word.removeprefix(KERNEL) for word in words if word.startswith(KERNEL))
 
 
 def take_over(artifact: ArtifactWriter, path: Path, mix: str | None) -> dict[str, tuple[str, ...]]:

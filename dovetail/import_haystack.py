@@ -7,6 +7,7 @@ component at fault. Components of Haystack itself (prompt builders, rankers ...)
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from threading import Lock
 from typing import Any, Unpack
 
 from dovetail.bound import Bound
@@ -90,12 +91,13 @@ def from_haystack(pipeline: haystack.Pipeline, name: str = "haystack") -> RAGrap
     """
     graph = pipeline.graph
     inputs = {
-        socket.name: None
+        socket.name
         for component in graph
         for socket in graph.nodes[component]["input_sockets"].values()
         if not socket.senders and socket.is_mandatory
     }
-    made = RAGraph(name, inputs=tuple(inputs))
+    # Haystack's order of a prompt's variables is another one in each process
+    made = RAGraph(name, inputs=sorted(inputs))
     for component in graph:
         for fault in _faults(graph, component):
             raise WorkflowError(f"workflow {name!r}: node {component!r} {fault}")
@@ -182,8 +184,16 @@ def _name(*parts: str) -> str:
 
 
 def _calling(instance: Component, reads: Mapping[str, str]) -> Callable[[State], object]:
+    """Return a call of a component, made ready before as Haystack does in every run."""
     run: Callable[..., object] = instance.run
-    return lambda state: run(**{socket: _convert(state[name]) for socket, name in reads.items()})
+    warm_up, lock = getattr(instance, "warm_up", lambda: None), Lock()
+
+    def call(state: State) -> object:
+        with lock:  # the first call may load a model, the others have nothing to do
+            warm_up()
+        return run(**{socket: _convert(state[name]) for socket, name in reads.items()})
+
+    return call
 
 
 def _picking(component: str, socket: str) -> Callable[[State], object]:

@@ -23,7 +23,7 @@ from dovetail.ir.template import MAX_STEPS
 from dovetail.ir.workflow import END, START, Choice, Function, Node, Place, State
 
 TERMINALS: dict[object, Place] = {"__start__": START, "__end__": END}
-NODE_SETTINGS = ("retry_policy", "cache_policy", "error_handler_node", "timeout", "ends")
+NODE_SETTINGS = ("retry_policy", "cache_policy", "error_handler_node", "timeout", "ends", "defer")
 """What LangGraph can attach to a node and a RAGraph cannot."""
 GRAPH_SETTINGS = ("interrupt_before_nodes", "interrupt_after_nodes", "checkpointer", "store")
 

@@ -1,6 +1,7 @@
 """Which PUs a team of threads is pinned to.
 
-In: a HardwareSpec and a number of threads. Out: PU ids, one per thread.
+In: a HardwareSpec and a number of threads. Out: PU ids, one per thread. And whether a plan of PUs
+that was made for another machine leaves many of this one's idle.
 """
 
 from __future__ import annotations
@@ -35,3 +36,17 @@ def choose_pus(spec: HardwareSpec, threads: int) -> tuple[int, ...]:
         ranked.append((turn, -pu.capacity, pu.socket, pu.node, cache, pu.core, pu.id))
         seen[pu.core] += 1
     return tuple(pu for *_, pu in sorted(ranked)[:threads])
+
+
+def describe_idle(planned: HardwareSpec | None, hardware: HardwareSpec) -> str | None:
+    """Return a sentence where a plan for the machine `planned` leaves cores idle on a larger one.
+
+    None where it does not, or the machine is not known.
+    """
+    if planned is None or planned.usable_threads >= hardware.usable_threads:
+        return None
+    cores = "1 core" if planned.usable_threads == 1 else f"{planned.usable_threads} cores"
+    return (
+        f"the artifact was planned for {cores}, and this process may use "
+        f"{hardware.usable_threads}: compile it again here, or say how many threads to use"
+    )

@@ -80,7 +80,7 @@ def _read_json(data: bytes, path: Path) -> HardwareSpec:
         if isinstance(value, dict) and value.keys() & {"lscpu", "cpus"}:
             return read_lscpu_json(value, path.name)
         return msgspec.convert(value, HardwareSpec)
-    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise SpecError(
             f"{path} is neither output of lscpu -J nor a HardwareSpec v1 JSON file: {error}"
         ) from None

@@ -33,7 +33,7 @@ Cyclic reads should never hit, but caches that do not evict the oldest line keep
 stream: at 4 times their size up to a quarter of it, which reads as a third more bandwidth.
 """
 MEMORY_SHARE = 4
-"""At most this part of the memory is taken."""
+"""At most this part of the memory that this process may have is taken."""
 STREAMS = 4
 """Streams of each thread in roofline.dk: plain loads, in huge pages.
 
@@ -81,8 +81,7 @@ def free_stream() -> None:
 def stream_bytes(hardware: HardwareSpec, threads: int) -> int:
     """Return how much `threads` threads read: odd multiples of STEP in each stream."""
     wanted = max(LEAST_BYTES, CACHE_SHARE * sum(hardware.l3_shares))
-    memory = sum(node.memory_bytes for node in hardware.nodes)
-    if memory:
+    if memory := hardware.usable_memory:
         wanted = min(wanted, memory // MEMORY_SHARE)
     steps = wanted // (STREAMS * threads * STEP)
     return STREAMS * threads * STEP * (steps | 1)

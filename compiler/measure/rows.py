@@ -28,7 +28,8 @@ class RowsRun:
         self.library, self.team, self.case = library, team, case
         self.op = ROW_OPS[case.kind]
         random = np.random.default_rng(5)
-        self.held, self.stride = max(case.rows, len(SIZES)), case.width + PADDING
+        # an odd number of rows is checked: teams of two and more do not share it out evenly
+        self.held, self.stride = max(case.rows, len(SIZES)) | 1, case.width + PADDING
         sizes = np.resize(np.array(SIZES, np.float32), self.held)[:, None]
         self.arrays = {}
         for slot in self.op.slots:

@@ -3,8 +3,8 @@
 In: a machine that is this one, and the dtype of a model's weights. Out: MachineParameters whose
 figures are measured where that can be done in a few seconds: what one core computes with the
 default schedule, what one core and all cores read, what the all-reduce of two processes costs. Kept
-in the build cache under the machine's key. On a busy machine nothing is measured; what is not
-measured stays a documented default.
+in the build cache under the keys of the machine and of our kernels. On a busy machine nothing is
+measured; what is not measured stays a documented default.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import msgspec
 
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.library import ABI, BuiltLibrary, LibrarySpec, build_library
+from dovetail.codegen.text_cache import generator_digest
 from dovetail.compiler.measure.meter import Meter
 from dovetail.compiler.measure.recorder import hardware_key
 from dovetail.compiler.measure.roofline import free_stream, measure_read_bandwidth
@@ -104,9 +105,9 @@ def figures_of(
 def calibration_file(
     hardware: HardwareSpec, dtype: str, target: Target, cache: Path | None = None
 ) -> Path:
-    """Return where the figures of a machine with so many allowed PUs are kept."""
+    """Return where the figures of these kernels on a machine with so many allowed PUs are kept."""
     key = hardware_key(hardware, hardware.usable_threads, ABI)
-    name = f"{key.label}-{key.cores}-{target.name}-{dtype}.json"
+    name = f"{key.label}-{key.cores}-{target.name}-{dtype}-{generator_digest()[:12]}.json"
     return (cache or cache_directory()) / "calibration" / name
 
 

@@ -34,9 +34,13 @@ def plan_service(hardware: HardwareSpec, threads: int | None = None) -> ServiceP
 
 
 def place_searches(hardware: HardwareSpec) -> Placement:
-    """Return where the process that searches indexes runs: half as many threads, on any CPU."""
+    """Return where the process that searches indexes runs: on any CPU, its threads on half.
+
+    Half of those that a quota keeps busy: more would be put aside by the system for most of a scan.
+    """
     allowed = hardware.allowed_pus
-    return Placement(threads=max(1, len(allowed) // 2), cpus=allowed)
+    most = min(len(allowed), int(hardware.cpu_quota or len(allowed)))
+    return Placement(threads=max(1, most // 2), cpus=allowed)
 
 
 def sample_trace(workload: WorkloadSpec, sequences: int, batch: int | None = None) -> Trace:

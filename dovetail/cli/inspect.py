@@ -59,7 +59,7 @@ def inspect_command(
         with progress_bars(quiet=json) as progress:
             write_report(found, html, trace, progress)
         tell(f"wrote {html}; open it in a browser")
-    else:
+    if html is None or json:
         show_report(found, describe_inspection if everything else _describe_summary, json=json)
 
 

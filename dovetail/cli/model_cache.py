@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NoReturn, cast
 
 import filelock
+import msgspec
 
 from dovetail.cli.compile_child import CompileChild, child_command
 from dovetail.cli.options import flag_of
@@ -171,8 +172,10 @@ def find_untuned(
     """Return jobs for those of `artifacts` whose schedules are by rules, or of another machine.
 
     budget: seconds to measure, by default as `--effort fast`. What is on record is not measured
-    again.
+    again. An artifact with kernels of a user's own is left as it is.
     """
+    from dovetail.compiler.reopen import own_kernels
+
     flags = ["--effort", "fast", *([] if budget is None else ["--budget", f"{budget}s"])]
     jobs = []
     for text, (name, artifact) in zip(given, artifacts.items(), strict=True):
@@ -180,6 +183,9 @@ def find_untuned(
             continue
         path = Path(text)
         of_checkpoint = not is_artifact(path)
+        if not of_checkpoint and own_kernels(path):
+            tell(f"{path} is not tuned, since it has kernels of your own: compile it with these")
+            continue
         output = _tuned(artifact) if of_checkpoint else _tuned_copy(path)
         known = options if of_checkpoint else {}
         command = child_command(path, output, known, flags, nice=IDLE)
@@ -237,17 +243,17 @@ def _tuned(artifact: Path) -> Path:
 
 
 def _key(model: Path, options: Mapping[str, object]) -> str:
-    """Return what an artifact is known by: target, the model's files, options, our own files."""
+    """Return what an artifact is known by: target, the model's files, options, and more."""
     from dovetail.codegen.targets import host_target
     from dovetail.compiler.models.merged_adapter import find_base, is_adapter
 
     root = _absolute(model)
-    found = _parts(root) if root.is_file() else sorted(root.rglob("*"))
+    found = _parts(root)
     if is_adapter(root):
-        found += sorted(find_base(root).rglob("*"))
+        found += _parts(find_base(root))
     for name in ("adapter", "model"):
         for text in cast("tuple[str, ...]", options.get(name, ())):
-            found += sorted(Path(text.partition("=")[2]).rglob("*"))
+            found += _parts(Path(text.partition("=")[2]))
     files = [_facts(file) for file in found if file.is_file()]
     texts = (path for path in options.values() if isinstance(path, Path))
     files += [_facts(_absolute(text)) for text in texts if text.is_file()]
@@ -256,21 +262,27 @@ def _key(model: Path, options: Mapping[str, object]) -> str:
 
 
 def _parts(file: Path) -> list[Path]:
-    """Return a GGUF file, and the other parts of one that is split."""
+    """Return a GGUF file, and the other parts of one that is split; of a folder all in it."""
+    if not file.is_file():
+        return sorted(file.rglob("*"))
     head, cut, last = file.name.partition("-00001-of-")
     return sorted(file.parent.glob(f"{glob.escape(head)}-*-of-{last}")) if cut else [file]
 
 
 def _source_key(content: object) -> str:
-    """Return a key of `content` and our own files."""
+    """Return a key of `content`, our own files, and this machine, which plans are made for."""
     import dovetail.codegen
     import dovetail.compiler
     import dovetail.ir
+    import dovetail.topology
     from dovetail.codegen.text_cache import digest_sources
     from dovetail.codegen.toolchain import content_key
+    from dovetail.compiler.measure.recorder import hardware_key
 
-    ours = digest_sources(dovetail.codegen, dovetail.compiler, dovetail.ir)
-    return content_key([ours, content])[:16]
+    ours = digest_sources(dovetail.codegen, dovetail.compiler, dovetail.ir, dovetail.topology)
+    hardware = read_hardware()
+    machine = hardware_key(hardware, hardware.usable_threads, 0)
+    return content_key([ours, msgspec.to_builtins(machine), content])[:16]
 
 
 def _facts(file: Path) -> tuple[str, int, int]:

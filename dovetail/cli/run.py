@@ -25,6 +25,7 @@ from dovetail.cli.options import (
     Indexes,
     Trust,
     beside_options,
+    flag_of,
 )
 from dovetail.cli.report import print_json, tell
 from dovetail.errors import SpecError
@@ -138,6 +139,10 @@ def run_command(
         raise SpecError("--adapter is for prompts; write `adapter` into the nodes' options")
     if workflow is not None and (prompt or prompt_ids):
         raise SpecError("a workflow makes its own prompts; give --input, or omit --workflow")
+    if workflow is not None:
+        _check_unused(sampling, system=system, raw=raw or None, max_tokens=max_tokens)
+    if system is not None and prompt_ids and not prompt:
+        raise SpecError("--system goes through the chat template, --prompt-ids do not; omit one")
     talks = not (prompt or prompt_ids or workflow or json) and sampling.n == 1 and _on_terminal()
     asks = workflow is None and not talks
     prompts = _read_prompts(prompt or [], prompt_ids or []) if asks else []
@@ -167,6 +172,16 @@ def run_command(
         options = named | {"max_tokens": most, "adapter": name}
         asker = _make_asker(app, options, system, chats=chats, talks=talks)
         _answer(asker, None if talks else prompts, json=json)
+
+
+def _check_unused(sampling: SamplingFlags, **more: object) -> None:
+    """Raise SpecError for options of prompts, which a workflow would not heed."""
+    given = {n: v for n, v in vars(sampling).items() if v not in ([], getattr(SamplingFlags, n))}
+    given |= {name: value for name, value in more.items() if value is not None}
+    if unused := ", ".join(map(flag_of, given)):
+        raise SpecError(
+            f"the nodes of a workflow say themselves how they ask; omit {unused}, or --workflow"
+        )
 
 
 def _make_asker(
@@ -241,6 +256,8 @@ def _run_workflow(
     app: App, name: str, given: Sequence[str], indexes: Sequence[Path], *, json: bool
 ) -> None:
     """Run a workflow that the app knows and print what it wrote last, or all there is to tell."""
+    from dovetail.runtime.server.edge import encode_written
+
     for path in indexes:
         app.add_index(path)
     workflow = app.find_workflow(name)
@@ -248,7 +265,7 @@ def _run_workflow(
     if json:
         left = {name: why.said for name, why in result.left.items()}
         facts = result.timeline, result.seconds, result.notes, left
-        print_json(WorkflowOutcome(name, dict(result.outputs), *facts))
+        print_json(encode_written(WorkflowOutcome(name, dict(result.outputs), *facts)))
     else:
         for note in result.notes:
             tell(note)
@@ -263,7 +280,8 @@ def _read_inputs(names: Sequence[str], given: Sequence[str]) -> dict[str, str]:
     pairs = [text.partition("=") for text in given]
     found = {name: text for name, _, text in pairs}
     if len(found) < len(given) or sorted(found) != sorted(names):
-        wanted = ", ".join(f"--input {name}=TEXT" for name in names)
+        several = [f"--input {name}=TEXT" for name in names]  # a single text is taken as it is
+        wanted = "--input TEXT once" if len(names) == 1 else ", ".join(several)
         raise SpecError(f"the inputs do not match the workflow; give {wanted}")
     return found
 

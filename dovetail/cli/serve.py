@@ -126,6 +126,8 @@ class ModelFlags:
         for name in ("tune_after", "tune_budget"):
             if (seconds := getattr(self, name)) is not None and not 0 <= seconds < math.inf:
                 raise SpecError(f"{flag_of(name)} must be seconds, 0 or more, not {seconds:g}")
+        if self.tune_budget == 0:
+            raise SpecError("--tune-budget 0 measures nothing; give more, or omit it for a minute")
         if self.tune == "idle" and timeline is not None:
             raise SpecError("--timeline and --tune idle cannot be combined; omit one of them")
         if timeline and not (timeline.exists() or os.access(timeline.absolute().parent, os.W_OK)):

@@ -278,7 +278,7 @@ def _custom(spec: LoadSpec, _rng: np.random.Generator) -> _Lengths:
             for line in file.read_bytes().splitlines()
             if line.strip()
         ]
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise SpecError(f"{file}: {error}; lines are objects with `prompt`") from None
     outputs = [line.output_tokens or spec.random_output_len for line in lines]
     texts = [line.prompt for line in lines]

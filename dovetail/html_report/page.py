@@ -71,7 +71,7 @@ def read_timeline(path: Path) -> Any:
     """Return a recorded timeline; SpecError where `path` is no Chrome trace."""
     try:
         trace = msgspec.json.decode(path.read_bytes())
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise SpecError(f"{path} cannot be read as a timeline: {error}") from None
     if not isinstance(trace, dict) or not isinstance(trace.get("traceEvents"), list):
         raise SpecError(f"{path} is no timeline; record one with `dovetail serve --timeline FILE`")

@@ -37,6 +37,7 @@ from dovetail.runtime.schedule.kv_pool import KvPool, blocks_for
 from dovetail.runtime.schedule.plan import Limits, StepPlan
 from dovetail.runtime.schedule.scheduler import Scheduler
 from dovetail.runtime.schedule.states import StateSlots
+from dovetail.topology.binding import describe_idle
 from dovetail.topology.division import DECODE, PREFILL
 from dovetail.topology.hardware import HardwareSpec
 
@@ -76,6 +77,9 @@ class CpuExecutor:
         """
         self.spec: ModelSpec = part.file.spec
         self.service = options.plan or fit_service(artifact.service, hardware)
+        idle = describe_idle(artifact.machine, hardware)
+        if idle and options.plan is None and options.threads is None:
+            _warn_once(idle)
         self.threshold = self.service.prefill_token_threshold
         bounds = bound_steps(part, options)
         tokens, sequences = bounds.step_tokens, bounds.sequences

@@ -69,6 +69,7 @@ from dovetail.runtime.retrieval.memory_plan import GpuMemoryPlan
 from dovetail.runtime.retrieval.process import RetrievalProcess
 from dovetail.runtime.retrieval.wire import ADVICE, Opened
 from dovetail.runtime.timeline import Timeline
+from dovetail.topology.cgroup import read_limits
 
 log = logging.getLogger("dovetail")
 
@@ -102,12 +103,13 @@ class FlowSettings:
                 raise SpecError(f"{name} must be at least {least}, not {value}")
 
     def plan_searches(self, artifact: Artifact) -> PhasePlan:
-        """Return the threads and CPUs of searches, of those that this process may use."""
+        """Return the threads and CPUs of searches, of those that this process may use now."""
         planned, allowed = find_searches(artifact.serve), os.sched_getaffinity(0)
         cpus = tuple(cpu for cpu in planned.cpus if cpu in allowed)
         if len(cpus) < len(planned.cpus):
             log.warning("the plan gives searches CPUs that this process may not use")
         most = len(cpus or allowed)
+        most = min(most, max(1, int(read_limits(Path("/")).cpu_quota or most)))
         return PhasePlan(threads=self.threads or min(planned.threads, most), cpus=cpus)
 
     def share_gpu(

@@ -9,9 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from dovetail.cli.model_cache import find_untuned
 from dovetail.compiler.pipeline import compile_model
 from dovetail.compiler.reopen import read_artifact
 from dovetail.compiler.request import CompileRequest
+from dovetail.compiler.write.report import CompileReport
 from dovetail.ir.errors import ArtifactError, SpecError
 from dovetail.ir.ragraph import END, START, RAGraph
 from dovetail.runtime.app import load
@@ -66,6 +68,36 @@ def test_it_holds_what_the_other_held_and_answers_alike(given: Path, tmp_path: P
         with load(path, deterministic=True) as app:
             answers.append(app.generate([[3, 1, 4, 1, 5]], max_tokens=8)[0].token_ids)
     assert answers[0] == answers[1]
+
+
+KERNEL = """
+@kernel
+def twice(n: i64, x: ptr[f32], out: ptr[f32]):
+    for i in vrange(n):
+        v = vload(x + i)
+        vstore(out + i, vadd(v, v))
+"""
+
+
+def test_kernels_of_a_user_are_not_lost_without_a_word(tmp_path: Path) -> None:
+    (tmp_path / "twice.dk").write_text(KERNEL)
+    model, app = save_model(tmp_path / "model", "llama"), tmp_path / "app.dove"
+    own = (str(tmp_path / "twice.dk"),)
+    assert not told_of_own(compile_model(model, output=app, kernels=own, effort="none"))
+    (note,) = told_of_own(compile_model(app, output=tmp_path / "new.dove", effort="none"))
+    assert note.endswith(f"to have them, give --kernel {own[0]}")
+    output = tmp_path / "again.dove"
+    assert not told_of_own(compile_model(app, output=output, kernels=own, effort="none"))
+    assert [has_twice(path) for path in (app, tmp_path / "new.dove", output)] == [True, False, True]
+    assert find_untuned([app], {"app": app}, {}, None) == []  # it would be served without them
+
+
+def told_of_own(report: CompileReport) -> list[str]:
+    return [note for note in report.notes if "of your own" in note]
+
+
+def has_twice(path: Path) -> bool:
+    return "twice" in {kernel.name for kernel in opened(path).kernels.kernels}
 
 
 def test_schedules_are_measured_for_the_plan_that_was_asked_for(

@@ -219,8 +219,10 @@ def test_it_needs_no_network_and_runs_only_its_own_script(report: Page) -> None:
 
 def test_what_is_not_there_has_no_section(tmp_path: Path) -> None:
     compile_model(ENCODER, output=tmp_path / "e.dove", effort="none")
-    result = dovetail("inspect", tmp_path / "e.dove", "--html", tmp_path / "r.html")
+    options = ("--html", tmp_path / "r.html", "--json")  # the JSON is not left out for the page
+    result = dovetail("inspect", tmp_path / "e.dove", *options)
     assert result.code == 0, result.err
+    assert json.loads(result.out)["path"] == str(tmp_path / "e.dove")
     page = Page((tmp_path / "r.html").read_text())
     assert list(page.rows) == ALWAYS
     assert page.whole["script"] == [] and "script-src 'none'" in page.policy
@@ -237,8 +239,8 @@ def test_the_summary_is_short_and_all_is_all(rich: Path, found: Inspection) -> N
 def test_wrong_timelines_and_places_are_told(artifact: Path, tmp_path: Path) -> None:
     page, bad = tmp_path / "r.html", tmp_path / "bad.json"
     assert_one_sentence(dovetail("inspect", artifact, "--timeline", bad))
-    for text in ("{", "[]", '{"traceEvents": 1}'):
-        bad.write_text(text)
+    for data in (b"{", b"[]", b'{"traceEvents": 1}', b'{"name": "\xe9"}'):
+        bad.write_bytes(data)
         assert_one_sentence(dovetail("inspect", artifact, "--html", page, "--timeline", bad))
         assert not page.exists()
     assert "cannot write" in dovetail("inspect", artifact, "--html", tmp_path / "no/r.html").err

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -90,6 +92,51 @@ def run(graph: RAGraph, text: str) -> dict[str, Any]:
 def test_an_imported_pipeline_gives_what_haystack_gives(build: Any) -> None:
     native = build().run({"query": "What is it?"})
     assert run(from_haystack(build()), "What is it?")["say_reply"] == native["say"]["reply"]
+
+
+def test_a_component_is_made_ready_before_it_runs() -> None:
+    """As Haystack's rankers, which load their models then."""
+
+    @haystack.component
+    class Loud:
+        model: Any = None
+
+        def warm_up(self) -> None:
+            self.model = str.upper
+
+        @haystack.component.output_types(text=str)
+        def run(self, text: str) -> dict[str, str]:
+            return {"text": self.model(text)}
+
+    graph = from_haystack(pipeline("say.reply>loud.text", say=DovetailGenerator(ECHO), loud=Loud()))
+    found = run_in_order(graph.workflow(), {"prompt": "a"}, lambda call: perform(call, ECHO))
+    assert found["loud_text"] == found["say_reply"].upper() != found["say_reply"]
+
+
+PROMPT = """
+from haystack import Pipeline
+from haystack.components.builders import PromptBuilder
+from dovetail.import_haystack import from_haystack
+
+pipeline = Pipeline()
+template = "{{ a }} {{ b }} {{ c }} {{ d }} {{ e }} {{ f }}"
+pipeline.add_component("prompt", PromptBuilder(template, required_variables="*"))
+print(from_haystack(pipeline).workflow().inputs)
+"""
+
+
+def test_inputs_do_not_depend_on_the_order_of_a_set() -> None:
+    """Which is another in each process; an artifact's are compared with the file's at each load."""
+    found = {
+        subprocess.run(
+            [sys.executable, "-P", "-c", PROMPT],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed in "12"
+    }
+    assert found == {b"('a', 'b', 'c', 'd', 'e', 'f')\n"}
 
 
 def test_settings_of_components_come_along() -> None:

@@ -203,6 +203,15 @@ def retried() -> Any:
     return builder.compile()
 
 
+def deferred() -> Any:
+    """LangGraph runs `last` once nothing else is left to run, and not as soon as `find` is done."""
+    builder = one_shot()
+    last = bound.function(lambda state: state["answer"], "reply")
+    builder.add_node("last", last, defer=True)
+    builder.add_edge("find", "last")
+    return builder.compile()
+
+
 def unknown_key() -> Any:
     builder = start()
     builder.add_node("say", bound.generation(prompt="{input}", output="elsewhere"))
@@ -234,6 +243,7 @@ def stopped() -> Any:
         (nested, "node 'inner' is a graph itself"),
         (reduced, "node 'gather' writes 'gathered', which the graph gathers with a reducer"),
         (retried, "node 'say' has retry_policy"),
+        (deferred, "node 'last' has defer"),
         (unknown_key, "node 'say' writes 'elsewhere', which the graph's state has not"),
         (twice_written, "node 'again' writes 'answer', which node 'say' writes too"),
         (endless, "'find'|'say'"),

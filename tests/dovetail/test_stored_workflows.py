@@ -246,12 +246,45 @@ def test_run_takes_a_workflow_and_its_inputs(work: Path) -> None:
     report = json.loads(told.out)
     assert (report["workflow"], report["outputs"]["more"]) == ("plain", "two=2")
     assert [node["node"] for node in report["timeline"]] == [0]
-    for wrong in (
-        ("--workflow", "plain", "--input", "One"),
-        ("--workflow", "one-shot", "--input", "One", "--prompt", "One"),
-        ("--workflow", "other", "--input", "One"),
+    for wrong, told in (
+        (("--workflow", "plain", "--input", "One"), "--input input=TEXT, --input more=TEXT"),
+        (("--workflow", "one-shot"), "give --input TEXT once"),
+        (("--workflow", "one-shot", "--input", "One", "--prompt", "One"), "omit --workflow"),
+        (("--workflow", "other", "--input", "One"), "other"),
     ):
-        assert_one_sentence(dovetail("run", work / "app.dove", *wrong))
+        refused = dovetail("run", work / "app.dove", *wrong)
+        assert_one_sentence(refused)
+        assert told in refused.err
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        ("--max-tokens", 5), ("--temperature", 0), ("--stop", "x"), ("--n", 2), ("--ignore-eos",),
+        ("--system", "Be brief."), ("--raw",),
+    ],
+)  # fmt: skip
+def test_run_refuses_options_that_a_workflow_would_not_heed(
+    work: Path, option: tuple[object, ...]
+) -> None:
+    asked = "--workflow", "one-shot", "--input", QUESTION
+    refused = dovetail("run", work / "app.dove", *asked, *option)
+    assert_one_sentence(refused)
+    assert f"omit {option[0]}, or --workflow" in refused.err
+
+
+def test_run_shows_vectors_of_a_workflow_as_json(work: Path, tmp_path: Path) -> None:
+    graph = RAGraph("vectors")
+    graph.add_embedding("embed", text="input", output="vector")
+    graph.add_edge(START, "embed")
+    graph.add_edge("embed", END)
+    (tmp_path / "vectors.json").write_bytes(write_json(graph.workflow()))
+    asked = "--workflow", tmp_path / "vectors.json", "--input", QUESTION
+    said = dovetail("run", work / "app.dove", *asked, "--json")
+    assert said.code == 0, said.err
+    with load(work / "app.dove", trust=True) as app:
+        (wanted,) = app.embed([QUESTION])
+    np.testing.assert_allclose(json.loads(said.out)["outputs"]["vector"], wanted, rtol=1e-5)
 
 
 def test_run_takes_the_workflows_that_serve_takes(work: Path, tmp_path: Path) -> None:

@@ -5,12 +5,15 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from dovetail.ir.errors import SpecError
-from dovetail.topology.binding import choose_pus
+from dovetail.topology.binding import choose_pus, describe_idle
 from dovetail.topology.hardware import HardwareSpec, read_hardware
 from dovetail.topology.values import NodeSpec, PuSpec
 from tests.topology.snapshot import Machine
+
+EIGHT = read_hardware("core:8")
 
 
 def test_cores_before_siblings(tmp_path: Path) -> None:
@@ -66,3 +69,20 @@ def test_any_machine(spec: HardwareSpec, data: st.DataObject) -> None:
     assert len(set(chosen)) == threads
     assert set(chosen) <= set(spec.allowed_pus)
     assert len(set(cores)) == min(threads, spec.usable_threads)
+
+
+@pytest.mark.parametrize(
+    ("planned", "here", "said"),
+    [
+        ("core:2", EIGHT, "planned for 2 cores, and this process may use 8"),
+        ("core:8", EIGHT, None),
+        ("core:64", EIGHT, None),
+        ("core:2", replace(EIGHT, cpu_quota=2.5), None),
+    ],
+)
+def test_cores_that_a_plan_of_a_smaller_machine_leaves_idle_are_told(
+    planned: str, here: HardwareSpec, said: str | None
+) -> None:
+    found = describe_idle(read_hardware(planned), here)
+    assert (found is None) == (said is None) and (said or "") in (found or "")
+    assert describe_idle(None, here) is None

@@ -90,6 +90,14 @@ def test_memory_only_node(tmp_path: Path) -> None:
     assert (spec.nodes[1].pus, spec.nodes[1].memory_bytes) == ((), 4096 << 10)
 
 
+def test_text_that_is_not_utf_8_is_told(tmp_path: Path) -> None:
+    """As of lscpu under an old locale."""
+    file = tmp_path / "cpu.json"
+    file.write_bytes(b'{"lscpu": [{"field": "Model name:", "data": "Caf\xe9"}]}')
+    with pytest.raises(SpecError, match=r"cpu\.json is neither output of lscpu -J"):
+        read_hardware(file)
+
+
 def test_json_round_trip(tmp_path: Path) -> None:
     spec = read_hardware(root=Machine(sockets=2, smt=2).build(tmp_path / "machine"))
     path = tmp_path / "hardware.json"

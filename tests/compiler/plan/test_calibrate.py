@@ -54,6 +54,16 @@ def test_figures_on_record_are_used_and_say_so(here: HardwareSpec, tmp_path: Pat
     assert other == default_parameters(here)
 
 
+def test_figures_of_other_kernels_are_none(
+    here: HardwareSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of an earlier version, whose kernels were slower."""
+    write({"core_flops": 12e9}, here, tmp_path)
+    monkeypatch.setattr(calibrate, "generator_digest", lambda: "f" * 64)
+    found = calibrate.calibrate(here, "f32", host_target(), tmp_path, measure=False)
+    assert found == default_parameters(here)
+
+
 def test_figures_that_cannot_be_kept_serve_and_leave_nothing_behind(
     here: HardwareSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

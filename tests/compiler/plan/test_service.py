@@ -13,6 +13,7 @@ from dovetail.compiler.plan.service import (
     contenders,
     describe_choice,
     mark_tuned,
+    place_searches,
     plan_service,
     service_plan,
     service_plans,
@@ -122,6 +123,11 @@ def test_a_quota_takes_cores_away_and_says_so() -> None:
     assert all(len(phase.cpus) <= 3 for phase in (*choice.prefill, *choice.decode))
     assert within_quota(replace(hardware, cpu_quota=8.0))[1] == ()
     assert len(within_quota(replace(hardware, cpu_quota=0.3))[0].allowed_pus) == 1
+
+
+@pytest.mark.parametrize(("quota", "threads"), [(None, 32), (100.0, 32), (8.5, 4), (0.3, 1)])
+def test_searches_have_half_of_what_a_quota_keeps_busy(quota: float | None, threads: int) -> None:
+    assert place_searches(replace(read_hardware("core:64"), cpu_quota=quota)).threads == threads
 
 
 def test_threads_that_are_asked_for_are_not_searched() -> None:

@@ -150,6 +150,19 @@ def test_a_wrong_kernel_is_refused(text: str, tmp_path: Path) -> None:
         tune_kernel(f"rmsnorm={file}", ["rows=2,width=40"], database=database, budget=0.1)
 
 
+def test_a_kernel_that_leaves_out_rows_is_wrong(tmp_path: Path) -> None:
+    """Where threads do not divide their number: what is timed often is a power of two."""
+    even = "T // nth * tid, T // nth * (tid + 1)"
+    text = OURS.replace("T * tid // nth, T * (tid + 1) // nth", even)
+    user = read_user_kernel(f"rmsnorm={write(tmp_path, 'own.dk', text)}")
+    built = build_library(user_library([user], TARGET))
+    case = RowsCase(kind=user.op, rows=16, width=64, threads=2)
+    (task,) = user_tasks(user, TARGET, [case])
+    with Meter(built.path, built.index, pool_bytes=1 << 20) as meter:
+        found = meter.measure(case, task.candidates, rounds=2, seconds=0.0)
+    assert [m.status for m in found] == ["ok", *["wrong"] * (len(found) - 1)] and len(found) > 1
+
+
 def test_tuning_keeps_its_records(tmp_path: Path) -> None:
     file, database = write(tmp_path, "own.c", RMSNORM), tmp_path / "db.jsonl"
     shapes = ["rows=2,width=40", "rows=9,width=100"]

@@ -65,6 +65,13 @@ def test_traces_come_as_recorded(tmp_path: Path, name: str) -> None:
     assert [p.at for p in planned] == pytest.approx([0.0, 1.5])
 
 
+def test_prompts_that_are_not_utf_8_are_told(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_bytes(b'{"prompt": "Caf\xe9"}')
+    with pytest.raises(SpecError, match=r"lines are objects with `prompt`"):
+        plan_load(LoadSpec(dataset_name="custom", dataset_path=file), None)
+
+
 def test_custom_prompts_are_sent_as_they_are(tmp_path: Path) -> None:
     file = tmp_path / "own.jsonl"
     file.write_text('{"prompt": "one"}\n\n{"prompt": "two", "output_tokens": 5}\n')

@@ -49,6 +49,12 @@ def test_seconds_of_tuning_are_no_less_than_none(name: str, seconds: float) -> N
         ModelFlags(**{name: seconds}).check(None)
 
 
+def test_a_budget_of_no_seconds_tunes_nothing() -> None:
+    """A compile refuses it, so that each job would fail."""
+    with pytest.raises(SpecError, match="--tune-budget 0 measures nothing"):
+        ModelFlags(tune="idle", tune_budget=0.0).check(None)
+
+
 def test_keys_of_a_file_may_be_any_bytes(tmp_path: Path) -> None:
     (tmp_path / "keys").write_bytes(b"first\n\n  \xff\xe9\n")
     keys = HttpFlags(api_key=["given"], api_key_file=tmp_path / "keys").settings().api_keys

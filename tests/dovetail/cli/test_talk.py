@@ -274,6 +274,9 @@ def test_wrong_options_are_told_before_a_model_is_compiled(
         result = dovetail("run", model, "-p", "x", *option)
         assert_one_sentence(result)
         assert option[0].strip("-").replace("-", "_") in result.err
+    unheard = dovetail("run", model, "--prompt-ids", "1,2", "--system", "Be brief.")
+    assert_one_sentence(unheard)
+    assert "--system goes through the chat template" in unheard.err
     assert_one_sentence(dovetail("serve", model, "--port", 0, "--dtype", "bf17"))
     assert not (tmp_path / "cache/models").exists()
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,12 +24,14 @@ import pytest
 from dovetail import workflows
 from dovetail.compiler.write.index_build import IndexRequest, build_index_folder
 from dovetail.ir.errors import ArtifactError, LengthError, RequestError, SpecError, WorkflowError
-from dovetail.ir.graph import contract
+from dovetail.ir.graph import Placement, contract
 from dovetail.ir.index_file import DOCUMENTS, VECTORS, EmbedderEntry, Passage
+from dovetail.ir.place import serving_graph
 from dovetail.ir.ragraph import RAGraph
 from dovetail.ir.workflow import END, START
 from dovetail.runtime.app import App
 from dovetail.runtime.child.framing import ErrorText
+from dovetail.runtime.flows import service
 from dovetail.runtime.flows.control.settings import WavefrontSettings
 from dovetail.runtime.flows.events import (
     Event,
@@ -46,6 +49,7 @@ from dovetail.runtime.index.documents import Document
 from dovetail.runtime.index.manifest import read_manifest
 from dovetail.runtime.retrieval.wire import Opened, OpenIndex, ProbeQueries
 from dovetail.runtime.retrieval.worker import Shelf
+from dovetail.topology.cgroup import CgroupLimits
 from tests.processes import stop
 from tests.runtime.flows.conftest import DIM, Encoder, PlainServices, embed
 
@@ -64,6 +68,18 @@ GRAPHS: dict[str, RAGraph] = {
         conclude="{known} w8 {input}",
     ),
 }
+
+
+@pytest.mark.parametrize(("quota", "threads"), [(None, 8), (2.5, 2), (0.3, 1)])
+def test_searches_take_no_more_threads_than_a_quota_keeps_busy(
+    monkeypatch: pytest.MonkeyPatch, quota: float | None, threads: int
+) -> None:
+    """Also where the artifact was compiled without one, as outside of the container."""
+    graph = serving_graph((), (), Placement(threads=64, cpus=()))
+    monkeypatch.setattr(service, "read_limits", lambda _root: CgroupLimits(cpu_quota=quota))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(8)))
+    found = FlowSettings().plan_searches(SimpleNamespace(serve=graph))  # type: ignore[arg-type]
+    assert found.threads == threads
 
 
 def question(i: int) -> dict[str, object]:

@@ -15,14 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from dovetail.ir.artifact import PhasePlan, ServicePlan
+from dovetail.ir.artifact import MACHINE, PhasePlan, ServicePlan
 from dovetail.ir.errors import DeviceError
 from dovetail.runtime.app import load
+from dovetail.runtime.engine import executor
 from dovetail.runtime.group.ranks import plan_ranks
 from dovetail.runtime.native.adapt import (
     adapt_service,
 )
-from dovetail.topology.hardware import HardwareSpec, read_hardware
+from dovetail.topology.hardware import HardwareSpec, dump_hardware, read_hardware
 from tests.runtime.conftest import MODEL, seal, served
 
 EIGHT = read_hardware("core:8")
@@ -148,6 +149,23 @@ def write_plan(path: Path, plan: ServicePlan) -> None:
     (path / "graph/serve.json").write_bytes(served(plan).to_json())
     seal(path)
     assert (path / MODEL / "model.json").exists()
+
+
+@pytest.mark.skipif(read_hardware().usable_threads < 2, reason="needs two cores")
+@pytest.mark.parametrize(("options", "told"), [({}, True), ({"threads": 1}, False)])
+def test_a_load_on_a_larger_machine_says_so(
+    make_artifact: Callable[..., Path],
+    options: dict[str, int],
+    told: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    path = make_artifact(threads=(1, 1))
+    (path / MACHINE).write_bytes(dump_hardware(read_hardware("core:1")))
+    seal(path)
+    executor._warn_once.cache_clear()
+    with load(path, **options):
+        pass
+    assert ("planned for 1 core, and" in caplog.text) == told
 
 
 def test_a_cpu_that_went_away_after_the_load_is_a_clear_error(

@@ -37,6 +37,7 @@ TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 SPECIAL_TOKENS = "special_tokens_map.json"  # of older tokenizers
 CHAT_TEMPLATE = "chat_template.jinja"
+PROCESSOR_TEMPLATE = "chat_template.json"  # of older models of pictures and text
 LIMITS = {TOKENIZER: 64 << 20, TOKENIZER_CONFIG: 4 << 20, CHAT_TEMPLATE: 1 << 20}
 """Bytes that a small file may have, where they are not those of any JSON."""
 

@@ -96,8 +96,14 @@ class AdapterDirectory:
 
     def file(self, name: str) -> bytes | None:
         """Read a small file of either, None where neither has it."""
-        own = ModelDirectory(self.path).file(name)
-        return self.base.file(name) if own is None else own
+        own = ModelDirectory(self.path)
+        if (found := own.file(name)) is not None:
+            return found
+        if name in (CHAT_TEMPLATE, PROCESSOR_TEMPLATE):  # its own may lie in another file
+            config = read_json(own, TOKENIZER_CONFIG)
+            if config and config.has("chat_template"):
+                return None
+        return self.base.file(name)
 
     def checkpoint(self) -> Checkpoint:
         """Read the headers of both."""

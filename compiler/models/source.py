@@ -147,3 +147,20 @@ def read_json(source: ModelSource, name: str) -> Config | None:
         return None
     where = str(source.path / name)
     return Config(where, parse_json_object(data, where))
+
+
+def end_ids(source: ModelSource) -> list[int]:
+    """Return the token that a tokenizer ends texts with, none where it is no added token of it.
+
+    Nor of a GGUF file, whose generation_config.json is made of its tokenizer.
+    """
+    settings = None if source.path.is_file() else read_json(source, TOKENIZER_CONFIG)
+    found = read_json(source, TOKENIZER) if settings else None
+    listed = found.values.get("added_tokens") if found else None
+    if settings is None or not isinstance(listed, list):
+        return []
+    end = settings.values.get("eos_token")
+    end = end.get("content") if isinstance(end, dict) else end
+    tokens = (token for token in listed if isinstance(token, dict))
+    ids = (token.get("id") for token in tokens if end and token.get("content") == end)
+    return [i for i in ids if type(i) is int]

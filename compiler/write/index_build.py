@@ -50,7 +50,7 @@ QUERIES, WORDS = 1000, 12
 UNIT = 1e-3
 """How far from 1 the lengths of vectors may be that are compared by inner product by default."""
 QUERY_PROMPTS, PASSAGE_PROMPTS = (
-    ("query", "search_query"),
+    ("query", "search_query", "web_search_query"),
     ("passage", "document", "search_document"),
 )
 """Names under which encoders keep what goes before a query, and before a passage."""

@@ -24,6 +24,7 @@ from dovetail.compiler.formats.weight_formats import matrices, with_formats
 from dovetail.compiler.models.adapters import Stacked, adapter_sources, read_adapters
 from dovetail.compiler.models.source import (
     CHAT_TEMPLATE,
+    PROCESSOR_TEMPLATE,
     SPECIAL_TOKENS,
     TOKENIZER,
     TOKENIZER_CONFIG,
@@ -76,7 +77,10 @@ COMPARE_SHARE = 0.1
 MAX_STEP_TOKENS = 512
 MAX_STEP_SEQUENCES = 64
 MODEL_NAME = "llm"
-COPIED_FILES = (TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS, CHAT_TEMPLATE)
+COPIED_FILES = (
+    *(TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS),
+    *(CHAT_TEMPLATE, PROCESSOR_TEMPLATE),
+)
 """Files copied beside model.json where the model has them."""
 
 

@@ -105,9 +105,12 @@ def write_workflows(artifact: ArtifactWriter, workflows: Iterable[Stored]) -> No
 
 
 def write_indexes(artifact: ArtifactWriter, indexes: dict[str, tuple[Path, IndexManifest]]) -> None:
-    """Put indexes into the artifact: files are shared with the folders where the disk can."""
-    for name, (folder, manifest) in indexes.items():
-        data = read_bounded(folder / MANIFEST, FILE_BYTES)
+    """Put indexes into the artifact: files are shared with the folders where the disk can.
+
+    As they are now: one may have been built anew since it was read, while schedules were searched.
+    """
+    for name, (folder, _) in indexes.items():
+        data, manifest = read_bounded(folder / MANIFEST, FILE_BYTES), read_manifest(folder)
         artifact.write_bytes(f"indexes/{name}/{MANIFEST}", data)
         for file, entry in manifest.files.items():
             artifact.link(f"indexes/{name}/{file}", folder / file, entry)

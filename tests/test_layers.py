@@ -84,7 +84,7 @@ CORE = ("native", "schedule", "engine", "accel", "child", "group")
 """Rooms that are thin: who reads how a token is made reads these."""
 LINES = {
     "dovetail": 7_820,
-    "compiler": 23_190,
+    "compiler": 23_280,
     "codegen": 19_570,
     "topology": 4_030,
     "ir": 11_420,
@@ -92,12 +92,12 @@ LINES = {
     "runtime/machine": 1_250,
     "runtime/schedule": 4_000,
     "runtime/child": 940,
-    "runtime/text": 4_460,
+    "runtime/text": 4_470,
     "runtime/native": 2_800,
     "runtime/group": 510,
     "runtime/engine": 1_970,
     "runtime/index": 1_590,
-    "runtime/embed": 2_930,
+    "runtime/embed": 2_920,
     "runtime/accel": 4_980,
     "runtime/hosting": 1_980,
     "runtime/retrieval": 1_720,

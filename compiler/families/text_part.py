@@ -75,11 +75,16 @@ def text_tensors(checkpoint: Checkpoint) -> Checkpoint:
         return checkpoint
     tensors = {}
     for name, info in checkpoint.tensors.items():
-        if name.removeprefix("model.").startswith(_OTHERS):
+        if not is_text(name):
             continue
         own = text_name(name)
         tensors[own] = replace(info, name=own)
     return replace(checkpoint, tensors=tensors)
+
+
+def is_text(name: str) -> bool:
+    """Tell whether a tensor is of no part that sees or hears."""
+    return not name.removeprefix("model.").startswith(_OTHERS)
 
 
 def text_name(name: str) -> str:

@@ -218,15 +218,16 @@ def _map_rows(info: TensorInfo, first: int, last: int) -> npt.NDArray[np.uint8]:
 def open_checkpoint(directory: Path) -> Checkpoint:
     """Read the headers of every safetensors file of a model directory.
 
-    Takes `model.safetensors.index.json` where it exists, else `model.safetensors`. Raises SpecError
+    Takes `model.safetensors` where it exists, else `model.safetensors.index.json`, as transformers
+    does: a model that was saved again in one file leaves an older index there. Raises SpecError
     for a missing, truncated or inconsistent file.
     """
     index = directory / INDEX_FILE
-    if not index.is_file():
-        if not (single := directory / SINGLE_FILE).is_file():
-            hint = "; convert the .bin files with save_pretrained" * any(directory.glob("*.bin"))
-            raise SpecError(f"{directory} has neither {SINGLE_FILE} nor {INDEX_FILE}{hint}")
+    if (single := directory / SINGLE_FILE).is_file():
         return Checkpoint(directory, read_header(single))
+    if not index.is_file():
+        hint = "; convert the .bin files with save_pretrained" * any(directory.glob("*.bin"))
+        raise SpecError(f"{directory} has neither {SINGLE_FILE} nor {INDEX_FILE}{hint}")
     listed = read_weight_map(index)
     headers = {shard: read_header(directory / shard) for shard in sorted(set(listed.values()))}
     tensors = {}

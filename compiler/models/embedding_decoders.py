@@ -14,7 +14,13 @@ from msgspec.structs import replace
 from dovetail.compiler.families.decoders import FAMILIES
 from dovetail.compiler.families.encoders import LABELLED
 from dovetail.compiler.files.config import Config
-from dovetail.compiler.models.source import TOKENIZER, TOKENIZER_CONFIG, ModelSource, read_json
+from dovetail.compiler.models.source import (
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    ModelSource,
+    end_ids,
+    read_json,
+)
 from dovetail.compiler.models.spec import read_architecture
 
 _STEMS = ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma3")
@@ -73,8 +79,7 @@ def read_ending_tokenizer(source: ModelSource) -> bytes | None:
     if settings is None or found is None or not settings.flag("add_eos_token"):
         return data
     end = settings.values.get("eos_token")
-    end = end.get("content") if isinstance(end, dict) else end
-    ids = [token["id"] for token in found.values.get("added_tokens", ()) if token["content"] == end]
+    end, ids = end.get("content") if isinstance(end, dict) else end, end_ids(source)
     before = found.values.get("post_processor")
     if not ids or json.dumps(end) in json.dumps(before):
         return data

@@ -21,7 +21,7 @@ from dovetail.compiler.families.encoders import (
     find_family,
     read_rotation,
 )
-from dovetail.compiler.families.ranking_decoders import read_pair_text
+from dovetail.compiler.families.ranking_decoders import INSTRUCTION, read_pair_text
 from dovetail.compiler.families.rope import MAX_POSITION
 from dovetail.compiler.families.score_row import SCORE
 from dovetail.compiler.files.checkpoint import Checkpoint
@@ -52,10 +52,12 @@ POOLING_MODES = {
 }
 _TASKS = ("search_query", "search_document", "clustering", "classification")
 KNOWN_PROMPTS = {
+    r"e5-.*instruct": {"query": f"Instruct: {INSTRUCTION}\nQuery: "},
     "e5-": {"query": "query: ", "passage": "passage: "},
     "nomic-embed-text": {task: f"{task}: " for task in _TASKS},
 }
-"""Part of a model's name -> what such models were trained with; their folders do not say so."""
+"""Pattern of a part of a model's name, the first that fits -> what such models were trained with;
+their folders do not say so."""
 
 
 def read_encoder_spec(
@@ -281,7 +283,11 @@ def _read_prompts(folder: EncoderFolder, config: Config) -> tuple[dict[str, str]
         prompts = {name: listed.text(name, "") for name in listed.values}
     else:
         names = folder.names(config)
-        known = (p for part, p in KNOWN_PROMPTS.items() if any(part in n.lower() for n in names))
+        known = (
+            prompts
+            for part, prompts in KNOWN_PROMPTS.items()
+            if any(re.search(part, name.lower()) for name in names)
+        )
         prompts = dict(next(known, {}))
     default = found.text("default_prompt_name") if found.has("default_prompt_name") else None
     if default is not None and default not in prompts:

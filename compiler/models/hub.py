@@ -34,6 +34,7 @@ from dovetail.compiler.models.source import (
     CHAT_TEMPLATE,
     CONFIG,
     GENERATION,
+    PROCESSOR_TEMPLATE,
     SPECIAL_TOKENS,
     TOKENIZER,
     TOKENIZER_CONFIG,
@@ -42,7 +43,8 @@ from dovetail.compiler.models.spec import read_dimensions
 from dovetail.ir.errors import SpecError
 
 SMALL = (
-    *(CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS, CHAT_TEMPLATE),
+    *(CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS),
+    *(CHAT_TEMPLATE, PROCESSOR_TEMPLATE),
     *(MODULES, SENTENCE_CONFIG, PROMPTS, INDEX_FILE),
 )
 """Files that are read beside weights, at the top or in the folder of a module (`1_Pooling`)."""

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from dovetail.compiler.families.experts import module_name
 from dovetail.compiler.families.score_row import EMBEDDING, HEAD, has_own_head
-from dovetail.compiler.families.text_part import text_name
+from dovetail.compiler.families.text_part import is_text, text_name
 from dovetail.compiler.files.checkpoint import (
     INDEX_FILE,
     SINGLE_FILE,
@@ -68,16 +68,18 @@ def base_name(folder: Path) -> str:
     """
     config = Config.read(folder / ADAPTER_CONFIG)
     name, revision = config.text(BASE), config.text("revision", "")
-    if not Path(name).is_dir() and (rounded := _ROUNDED.search(name)):
+    if Path(name).is_dir():
+        return name
+    if rounded := _ROUNDED.search(name):
         return name[: rounded.start()]
     return f"{name}@{revision}" if revision else name
 
 
 def find_base(folder: Path) -> Path:
     """Return where that model is: at its path, or fetched from the hub before; else SpecError."""
-    name, _, revision = base_name(folder).partition("@")
-    if (path := Path(name)).is_dir():
+    if (path := Path(base_name(folder))).is_dir():  # whose name may have an @
         return path
+    name, _, revision = base_name(folder).partition("@")
     from huggingface_hub import snapshot_download  # noqa: PLC0415 - slow to load
 
     here: dict[str, Any] = {"local_files_only": True, "allow_patterns": []}
@@ -137,12 +139,15 @@ def read_config(folder: Path) -> Config:
 def read_parts(folder: Path) -> Iterator[tuple[TensorInfo, str, str]]:
     """Yield each tensor of an adapter, the weight that it changes, and which part of a sum it is.
 
-    No part: it is the weight. Raises SpecError where there is none.
+    No part: it is the weight. Those of pictures and sound are passed over, as the model's are.
+    Raises SpecError where there is none.
     """
     if not (found := read_header(folder / ADAPTER_WEIGHTS)):
         raise SpecError(f"{folder}: the adapter changes nothing; was it saved with its weights?")
     for info in found.values():
         name = info.name.removeprefix(_PREFIX)
+        if not is_text(name):
+            continue
         if lora := _OF_LORA.fullmatch(name):
             name, part = f"{lora['module']}.weight", lora["part"].removesuffix(".weight")
         else:

@@ -37,6 +37,7 @@ TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 SPECIAL_TOKENS = "special_tokens_map.json"  # of older tokenizers
 CHAT_TEMPLATE = "chat_template.jinja"
+PROCESSOR_TEMPLATE = "chat_template.json"  # of older models of pictures and text
 LIMITS = {TOKENIZER: 64 << 20, TOKENIZER_CONFIG: 4 << 20, CHAT_TEMPLATE: 1 << 20}
 """Bytes that a small file may have, where they are not those of any JSON."""
 
@@ -95,8 +96,14 @@ class AdapterDirectory:
 
     def file(self, name: str) -> bytes | None:
         """Read a small file of either, None where neither has it."""
-        own = ModelDirectory(self.path).file(name)
-        return self.base.file(name) if own is None else own
+        own = ModelDirectory(self.path)
+        if (found := own.file(name)) is not None:
+            return found
+        if name in (CHAT_TEMPLATE, PROCESSOR_TEMPLATE):  # its own may lie in another file
+            config = read_json(own, TOKENIZER_CONFIG)
+            if config and config.has("chat_template"):
+                return None
+        return self.base.file(name)
 
     def checkpoint(self) -> Checkpoint:
         """Read the headers of both."""
@@ -140,3 +147,20 @@ def read_json(source: ModelSource, name: str) -> Config | None:
         return None
     where = str(source.path / name)
     return Config(where, parse_json_object(data, where))
+
+
+def end_ids(source: ModelSource) -> list[int]:
+    """Return the token that a tokenizer ends texts with, none where it is no added token of it.
+
+    Nor of a GGUF file, whose generation_config.json is made of its tokenizer.
+    """
+    settings = None if source.path.is_file() else read_json(source, TOKENIZER_CONFIG)
+    found = read_json(source, TOKENIZER) if settings else None
+    listed = found.values.get("added_tokens") if found else None
+    if settings is None or not isinstance(listed, list):
+        return []
+    end = settings.values.get("eos_token")
+    end = end.get("content") if isinstance(end, dict) else end
+    tokens = (token for token in listed if isinstance(token, dict))
+    ids = (token.get("id") for token in tokens if end and token.get("content") == end)
+    return [i for i in ids if type(i) is int]

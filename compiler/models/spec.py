@@ -41,6 +41,7 @@ from dovetail.compiler.formats.weight_formats import (
 from dovetail.compiler.models.source import (
     GENERATION,
     ModelSource,
+    end_ids,
     has_weights,
     open_model,
     read_config,
@@ -363,11 +364,16 @@ def _choose_kv_dtype(asked: str | None, weights: str) -> str:
 
 
 def _eos_ids(model: ModelSource, config: Config) -> tuple[int, ...]:
-    """Return the stop tokens: generation_config.json's where it has them, else config.json's."""
+    """Return the stop tokens: generation_config.json's where it has them, else config.json's.
+
+    And the tokenizer's: models that were tuned to other turns often tell their end there alone.
+    Tokens that the model has no rows of it cannot give.
+    """
     generation = read_json(model, GENERATION) or config
     source = generation if generation.has("eos_token_id") else config
     value = source.values.get("eos_token_id")
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i < 1 << 24 for i in ids):
         raise source.fail("eos_token_id", "but must be a token id or a list of them")
-    return tuple(dict.fromkeys(ids))
+    rows = config.integer("vocab_size", 1, 1 << 24)
+    return tuple(dict.fromkeys(i for i in (*ids, *end_ids(model)) if i < rows))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import os
 import re
 import zlib
 from collections import Counter
@@ -19,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from dovetail.compiler.write.writer import BUILDING, MANIFEST, kind_of
 from dovetail.ir.errors import SpecError
 from dovetail.ir.index_file import Passage
 
@@ -26,15 +28,17 @@ TEXT_FIELDS = ("text", "contents", "content", "passage")
 KEY_FIELDS = ("key", "id", "_id", "docid")
 PASSAGE_WORDS = 200
 """Words of a passage at most, where a text has to be cut: what common encoders take whole."""
+_HIDDEN = re.compile(rf"\.|.*{re.escape(BUILDING)}(\.lock)?$")
 _HEADING = re.compile(r"(#{1,6})\s+(.*?)\s*#*")
-_FENCE = re.compile(r"\s*(```|~~~)")
+_FENCE = re.compile(r"\s*(?:(`{3,})[^`]*|(~{3,}).*)")
+"""What begins code; behind it may stand its language, but no other tick: then it is words."""
 
 
 def read_corpus(path: str | Path, words: int = PASSAGE_WORDS) -> list[Passage]:
     """Return the passages of a file, or of all files of a folder in the order of their names.
 
     Args:
-        path: a file of READERS, also with .gz, or a folder of them, hidden ones apart.
+        path: a file of READERS, also with .gz, or a folder of them: see `visible_files`.
         words: of a passage of Markdown or text at most.
 
     Raises:
@@ -50,7 +54,7 @@ def read_corpus(path: str | Path, words: int = PASSAGE_WORDS) -> list[Passage]:
         reader = READERS.get(_kind(file))
         if reader is None:
             raise SpecError(f"{file}: unknown file type; name it " + ", ".join(READERS))
-        name = file.name if file == root else str(file.relative_to(root))
+        name = _spell(file.name if file == root else file.relative_to(root))
         for number, passage in enumerate(reader(file, _read(file), words)):
             found.append(_with_key(passage, f"{name}:{number}", keys, file))
     if not found:
@@ -59,16 +63,25 @@ def read_corpus(path: str | Path, words: int = PASSAGE_WORDS) -> list[Passage]:
 
 
 def visible_files(folder: Path) -> Iterator[Path]:
-    """Yield the files of a folder, but for hidden ones and those of hidden folders, as of git."""
+    """Yield the files of a folder, but for hidden ones and those of hidden folders, as of git.
+
+    Nor those of indexes and artifacts: a corpus may have its own index beside it.
+    """
+    made = {path.parent for path in folder.rglob(MANIFEST) if kind_of(path.parent)}
     for path in folder.rglob("*"):
-        parts = path.relative_to(folder).parts
-        if path.is_file() and not any(part.startswith(".") for part in parts):
+        hidden = any(map(_HIDDEN.match, path.relative_to(folder).parts))
+        if path.is_file() and not hidden and made.isdisjoint(path.parents):
             yield path
 
 
 def unread_kinds(corpus: Path) -> Counter[str]:
     """Return the endings of the files of a folder that `read_corpus` leaves out, and how many."""
     return Counter(f.suffix or f.name for f in visible_files(corpus) if not _kind(f))
+
+
+def _spell(path: Path | str) -> str:
+    """Return a path as text; what of it is none is written in hexadecimal."""
+    return os.fsencode(path).decode(errors="backslashreplace")
 
 
 def _kind(file: Path) -> str:
@@ -153,14 +166,14 @@ def _read_markdown(_file: Path, text: str, words: int) -> Iterator[Passage]:
     """Sections; the title is the way of headings that leads there."""
     way: dict[int, str] = {}
     lines: list[str] = []
-    fenced = False
+    fence = ""
 
     def section() -> Iterator[Passage]:
         yield from _cut("\n".join(lines), " > ".join(way.values()), words)
 
     for line in text.splitlines():
-        fenced ^= bool(_FENCE.match(line))
-        heading = None if fenced else _HEADING.fullmatch(line.strip())
+        fence = _fence_behind(line, fence)
+        heading = None if fence else _HEADING.fullmatch(line.strip())
         if heading is None:
             lines.append(line)
             continue
@@ -171,8 +184,20 @@ def _read_markdown(_file: Path, text: str, words: int) -> Iterator[Passage]:
     yield from section()
 
 
+def _fence_behind(line: str, fence: str) -> str:
+    """Return the fence of the code that goes on behind a line, "" for none; fence: before it.
+
+    As many of the same sign, or more, and nothing else end it.
+    """
+    found = _FENCE.fullmatch(line)
+    mark = (found[1] or found[2]) if found else ""
+    if not fence:
+        return mark
+    return "" if mark.startswith(fence) and line.strip() == mark else fence
+
+
 def _read_text(file: Path, text: str, words: int) -> Iterator[Passage]:
-    yield from _cut(text, file.name.split(".")[0], words)
+    yield from _cut(text, _spell(file.name).split(".")[0], words)
 
 
 READERS: dict[str, Callable[[Path, str, int], Iterator[Passage]]] = {

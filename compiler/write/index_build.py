@@ -26,7 +26,7 @@ from dovetail.codegen.isa.target import Target
 from dovetail.compiler.rules.shared_kernels import target_kernels
 from dovetail.compiler.write.earlier_index import EarlierIndex, Embeds, Rows, read_earlier
 from dovetail.compiler.write.report import our_version
-from dovetail.compiler.write.writer import write_artifact, write_libraries
+from dovetail.compiler.write.writer import BUILDING, write_artifact, write_libraries
 from dovetail.ir.errors import ArtifactError, SpecError
 from dovetail.ir.index_file import (
     DOCUMENTS,
@@ -50,7 +50,7 @@ QUERIES, WORDS = 1000, 12
 UNIT = 1e-3
 """How far from 1 the lengths of vectors may be that are compared by inner product by default."""
 QUERY_PROMPTS, PASSAGE_PROMPTS = (
-    ("query", "search_query"),
+    ("query", "search_query", "web_search_query"),
     ("passage", "document", "search_document"),
 )
 """Names under which encoders keep what goes before a query, and before a passage."""
@@ -229,7 +229,7 @@ def _open_partial(output: Path, identity: str) -> Iterator[_Partial]:
 
     It stays until the index is written, but without vectors, which nothing could go on from.
     """
-    folder = output.with_name(output.name + ".building")
+    folder = output.with_name(output.name + BUILDING)
     lock = filelock.FileLock(f"{folder}.lock")
     try:
         lock.acquire(timeout=0)
@@ -258,8 +258,8 @@ def _open_partial(output: Path, identity: str) -> Iterator[_Partial]:
             if not partial.count:
                 partial.remove()
     finally:
+        Path(lock.lock_file).unlink(missing_ok=True)  # first: then nobody else can have got it
         lock.release()
-        Path(lock.lock_file).unlink(missing_ok=True)
 
 
 def _embed_all(

@@ -31,6 +31,8 @@ from dovetail.ir.trust import remember
 
 MANIFEST = "manifest.json"
 SUFFIX = ".partial"
+BUILDING = ".building"
+"""How folders end that hold what an index is being built from."""
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
 
@@ -200,16 +202,19 @@ class _Version(msgspec.Struct):
 
 def _check_replaceable(target: Path, kind: type[Manifest | IndexManifest]) -> None:
     """Refuse to replace what is not an artifact, or no index where an index is to be."""
-    if not target.exists():
-        return
-    try:
-        found = msgspec.json.decode(read_bounded(target / MANIFEST, 64 << 20), type=_Version).kind
-    except (SpecError, msgspec.DecodeError):
-        found = ""
-    if found != KINDS[kind]:
+    if target.exists() and kind_of(target) != KINDS[kind]:
         raise SpecError(
             f"{target} exists and is not an {KINDS[kind]}; choose another output or remove it"
         )
+
+
+def kind_of(folder: Path) -> str:
+    """Return which of KINDS a folder is, "" for none."""
+    try:
+        data = read_bounded(folder / MANIFEST, 64 << 20)
+        return msgspec.json.decode(data, type=_Version).kind
+    except (SpecError, msgspec.DecodeError, RecursionError):
+        return ""
 
 
 def replace_folder(root: Path, target: Path) -> None:

@@ -93,7 +93,6 @@ class TextEncoder:
         if self._path is None:
             raise RequestError("this encoder has no tokenizer, so texts must be lists of token ids")
         found = read_tokenizer(self._path)
-        found.no_padding()
         found.enable_truncation(self.spec.max_tokens)
         return found
 

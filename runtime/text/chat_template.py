@@ -53,6 +53,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 TEMPLATE, CONFIG, TOKENS = "chat_template.jinja", "tokenizer_config.json", "special_tokens_map.json"
+PROCESSOR = "chat_template.json"
+"""Where the template of an older model of pictures and text may lie alone."""
 SPECIAL = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 
 
@@ -121,6 +123,8 @@ def read_template(folder: Path) -> ChatTemplate | None:
         text = file.read_text("utf-8") if file.is_file() else _named(config.get("chat_template"))
     except UnicodeDecodeError as error:
         raise _damaged(file, error) from None
+    if text is None:
+        text = _named(_read_config(folder / PROCESSOR).get("chat_template"))
     if text is None:
         return None
     if "added_tokens_decoder" not in config:  # an old tokenizer, whose tokens lie beside it

@@ -58,11 +58,18 @@ _LETTERS = _byte_letters()
 
 
 def read_tokenizer(path: Path, content: bytes | None = None) -> tokenizers.Tokenizer:
-    """Return what a tokenizer.json, or its `content`, holds; ArtifactError where it is none."""
+    """Return what a tokenizer.json, or its `content`, holds; ArtifactError where it is none.
+
+    A length that texts had in training, to which the file cuts or fills them, is no part of it.
+    """
     import tokenizers  # noqa: PLC0415 - callers that give token ids never need it
 
     try:
-        return tokenizers.Tokenizer.from_buffer(path.read_bytes() if content is None else content)
+        data = path.read_bytes() if content is None else content
+        found = tokenizers.Tokenizer.from_buffer(data)
+        found.no_truncation()
+        found.no_padding()
+        return found
     except BaseException as error:  # the library raises bare Exception, and panics beside it
         if isinstance(error, KeyboardInterrupt):
             raise

@@ -40,6 +40,7 @@ def model(tmp_path_factory):
     (path / "tokenizer.json").write_text(TOKENIZER)
     (path / "tokenizer_config.json").write_text("{}")
     (path / "chat_template.jinja").write_text("{{ messages }}")
+    (path / "chat_template.json").write_text("{}")
     return path
 
 
@@ -79,6 +80,7 @@ def test_what_it_holds(artifact):
     model = read(path / "models/llm/model.json", ModelFile)
     assert (model.name, model.tokenizer) == ("llm", "tokenizer.json")
     assert (path / "models/llm/chat_template.jinja").read_text() == "{{ messages }}"
+    assert (path / "models/llm/chat_template.json").read_text() == "{}"
     assert model.generation["eos_token_id"] == 2
     plan = read_plan(make_graph(read(path / "graph/serve.json", GraphFile)), "llm")
     assert plan.decode.threads == len(plan.decode.cpus) == report.threads

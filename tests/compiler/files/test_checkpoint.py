@@ -121,6 +121,14 @@ def test_missing_files(tmp_path):
         open_checkpoint(tmp_path)
 
 
+def test_an_index_of_an_earlier_save_is_passed_over(tmp_path):
+    """As transformers does, which leaves one there when it saves a model again in one file."""
+    path = save_model(tmp_path / "m", "llama")
+    index = {"weight_map": {"a": "model-1.safetensors"}}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "a" not in open_checkpoint(path).tensors
+
+
 @pytest.mark.parametrize("shard", ["../x.safetensors", 3, "/etc/passwd"])
 def test_an_index_may_not_leave_the_directory(shard, tmp_path):
     index = {"weight_map": {"a": shard}}

@@ -132,6 +132,16 @@ def test_e5_models_have_their_prompts(bert: Path, tmp_path: Path) -> None:
     assert spec.default_prompt is None
 
 
+@pytest.mark.parametrize("name", ["multilingual-e5-large-instruct", "e5-mistral-7b-instruct"])
+def test_of_e5_models_that_are_instructed_only_queries_are(
+    bert: Path, tmp_path: Path, name: str
+) -> None:
+    prompts = read_encoder_spec(copy(bert, tmp_path / name)).prompts
+    assert list(prompts) == ["query"]
+    assert prompts["query"].startswith("Instruct: ")
+    assert prompts["query"].endswith("\nQuery: ")
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 import dovetail
 from dovetail.cli.model_cache import find_artifact
-from dovetail.compiler.models.merged_adapter import base_name
+from dovetail.compiler.models.merged_adapter import base_name, find_base
 from dovetail.compiler.models.source import open_model
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.errors import SpecError
@@ -244,6 +244,31 @@ def test_a_head_that_is_another_is_changed_whatever_is_said_of_it(tmp_path: Path
 )
 def test_of_rounded_models_the_float_one_is_taken(name: str, wanted: str, tmp_path: Path) -> None:
     assert base_name(save_adapter(tmp_path / "a", name, factors(Q), revision="v2")) == wanted
+
+
+@pytest.mark.parametrize("revision", [None, "main"])
+def test_a_folder_is_a_model_whatever_its_name(revision: str | None, tmp_path: Path) -> None:
+    (base := tmp_path / "me@host" / "llama-bnb-4bit").mkdir(parents=True)
+    adapter = save_adapter(tmp_path / "a", base, factors(Q), revision=revision)
+    assert find_base(adapter) == base
+    assert base_name(adapter) == str(base)
+
+
+def test_of_pictures_nothing_is_read(model: Path, tmp_path: Path) -> None:
+    tensors = factors(Q)
+    seen = "base_model.model.model.vision_tower.layers.0.q_proj.lora_{}.weight"
+    sees = {seen.format(part): np.ones((4, 4), np.float32) for part in "AB"}
+    whole = read(save_adapter(tmp_path / "a", model, tensors | sees), f"{Q}.weight")
+    assert np.array_equal(whole, read(save_adapter(tmp_path / "b", model, tensors), f"{Q}.weight"))
+
+
+def test_its_own_template_goes_first_wherever_it_lies(tmp_path: Path) -> None:
+    (base := tmp_path / "model").mkdir()
+    (base / "chat_template.jinja").write_text("the model's")
+    adapter = save_adapter(tmp_path / "a", base, factors(Q))
+    assert open_model(adapter).file("chat_template.jinja") == b"the model's"
+    (adapter / "tokenizer_config.json").write_text('{"chat_template": "its own"}')
+    assert open_model(adapter).file("chat_template.jinja") is None
 
 
 def test_an_adapter_of_itself_is_no_model(tmp_path: Path) -> None:

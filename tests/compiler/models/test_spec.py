@@ -246,11 +246,30 @@ def test_generation_config_wins_and_is_kept(llama, tmp_path):
     path = edited(llama, tmp_path / "m")
     (path / "generation_config.json").unlink()
     (path / "generation_config.json").write_text(
-        '{"eos_token_id": [7, 9, 7], "temperature": 0.6, "top_p": 0.9, "bad": NaN, "n": null}'
+        '{"eos_token_id": [7, 9, 7, 100], "temperature": 0.6, "top_p": 0.9, "bad": NaN, "n": null}'
     )
-    assert read_model_spec(path).eos_token_ids == (7, 9)
-    kept = {"eos_token_id": [7, 9, 7], "temperature": 0.6, "top_p": 0.9}
+    assert read_model_spec(path).eos_token_ids == (7, 9)  # it has 100 rows
+    kept = {"eos_token_id": [7, 9, 7, 100], "temperature": 0.6, "top_p": 0.9}
     assert read_generation_defaults(open_model(path)) == kept
+
+
+@pytest.mark.parametrize(
+    ("token", "ends"),
+    [
+        ("<|im_end|>", (2, 7)),
+        ({"content": "<|im_end|>"}, (2, 7)),
+        ("<s>", (2,)),  # the model has no such row
+        (5, (2,)),
+        (None, (2,)),
+    ],
+)
+def test_the_tokenizers_end_is_a_stop_token_too(token, ends, llama, tmp_path):
+    """Models that were tuned to other turns keep the config.json of the one they came from."""
+    path = edited(llama, tmp_path / "m")
+    (path / "tokenizer_config.json").write_text(json.dumps({"eos_token": token}))
+    added = [{"id": 7, "content": "<|im_end|>"}, {"id": 100, "content": "<s>"}, {"content": 5}, 3]
+    (path / "tokenizer.json").write_text(json.dumps({"added_tokens": added}))
+    assert read_model_spec(path).eos_token_ids == ends
 
 
 def test_context_limit(llama):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from dovetail.compiler.write.corpus import _cut, read_corpus, unread_kinds
 from dovetail.ir.errors import SpecError
+from dovetail.runtime.index.documents import encode_passages
 
 MARKDOWN = """before any heading
 
@@ -55,6 +57,25 @@ def test_files_of_a_folder_become_passages_with_keys_of_their_own(tmp_path: Path
     ]
 
 
+@pytest.mark.parametrize(
+    ("begin", "end"),
+    [
+        ("```python", "```"),
+        ("```", "`````"),
+        ("~~~~ a `b`", "~~~~"),
+        ("````\n```", "```\n````"),
+        ("```\n~~~", "```"),
+        ("```\n```python", "```  "),
+    ],
+)
+def test_headings_stand_outside_of_code(tmp_path: Path, begin: str, end: str) -> None:
+    text = f"# A\n```pip install b```\n# B\n{begin}\n# c\n{end}\n# D\nlast"
+    (tmp_path / "a.md").write_text(text)
+    found = [(p.title, p.text) for p in read_corpus(tmp_path)]
+    code = f"{begin}\n# c\n{end}".rstrip()
+    assert found == [("A", "```pip install b```"), ("B", code), ("D", "last")]
+
+
 @pytest.mark.parametrize(("name", "parts"), [("a.csv", ","), ("a.csv", ";"), ("a.tsv", "\t")])
 def test_rows_of_csv_are_passages(tmp_path: Path, name: str, parts: str) -> None:
     long = "word " * 40_000
@@ -83,6 +104,13 @@ def test_a_key_of_null_is_none(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"id": null, "text": "a"}\n{"id": null, "text": "b"}')
     (tmp_path / "B.TXT.GZ").write_bytes(gzip.compress(b"packed"))
     assert [p.key for p in read_corpus(tmp_path)] == ["B.TXT.GZ:0", "a.jsonl:0", "a.jsonl:1"]
+
+
+def test_the_name_of_a_file_may_be_no_text(tmp_path: Path) -> None:
+    (tmp_path / os.fsdecode(b"caf\xe9.txt")).write_text("a note")
+    (found,) = read_corpus(tmp_path)
+    assert (found.key, found.title) == (r"caf\xe9.txt:0", r"caf\xe9")
+    encode_passages([found])
 
 
 def test_files_that_are_left_out_are_counted_by_their_endings(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import itertools
 import shutil
 import subprocess
@@ -19,13 +21,16 @@ import pytest
 pytest.importorskip("faiss")
 
 from dovetail.codegen.targets import host_target
+from dovetail.compiler.stored import read_indexes, write_indexes
 from dovetail.compiler.write import index_build
+from dovetail.compiler.write.corpus import read_corpus, unread_kinds
 from dovetail.compiler.write.index_build import (
     IndexReport,
     IndexRequest,
     build_index_folder,
     describe_embedder,
 )
+from dovetail.compiler.write.writer import write_artifact
 from dovetail.ir.errors import ArtifactError, SpecError
 from dovetail.ir.index_file import DOCUMENTS, OFFSETS, VECTORS, EmbedderEntry, Passage
 from dovetail.runtime.index.manifest import MANIFEST, read_manifest
@@ -140,6 +145,18 @@ def test_a_failed_build_without_vectors_leaves_nothing(tmp_path: Path) -> None:
     assert not [*tmp_path.iterdir()]
 
 
+@pytest.mark.parametrize("left", [None, 40])
+def test_an_index_among_the_files_of_its_corpus_is_none_of_them(
+    tmp_path: Path, left: int | None
+) -> None:
+    (tmp_path / "a.txt").write_text("a note")
+    with suppress(KeyboardInterrupt):
+        build(tmp_path / "idx", WordEncoder(left=left))
+    assert {path.name for path in tmp_path.iterdir()} > {"a.txt"}
+    assert [passage.key for passage in read_corpus(tmp_path)] == ["a.txt:0"]
+    assert not unread_kinds(tmp_path)
+
+
 def test_another_corpus_or_embedder_begins_anew(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         build(tmp_path / "idx", WordEncoder(left=20))
@@ -184,6 +201,27 @@ def test_two_builds_of_one_place_do_not_mix(tmp_path: Path) -> None:
         build(tmp_path / "idx", WordEncoder())
 
 
+def test_the_file_of_a_lock_goes_while_it_is_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else another build could hold a lock that a third one does not see."""
+    held, unlink = [], Path.unlink
+
+    def watch(path: Path, **options: bool) -> None:
+        if path.suffix == ".lock":
+            with path.open() as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    held.append(path.name)
+        unlink(path, **options)
+
+    monkeypatch.setattr(Path, "unlink", watch)
+    build(tmp_path / "idx", WordEncoder())
+    assert held == ["idx.building.lock"]
+    assert [path.name for path in tmp_path.iterdir()] == ["idx"]
+
+
 def test_what_is_no_index_is_not_replaced(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "idx").mkdir()
     (tmp_path / "idx" / "manifest.json").write_text('{"format_major": 1, "files": {}}')
@@ -211,6 +249,17 @@ def test_an_encoder_that_overflows_is_refused(tmp_path: Path) -> None:
         build(tmp_path / "idx", encoder)
 
 
+def test_an_index_that_was_built_anew_during_a_compile_is_stored_whole(tmp_path: Path) -> None:
+    build(tmp_path / "idx", WordEncoder())
+    indexes = read_indexes([tmp_path / "idx"])
+    build(tmp_path / "idx", WordEncoder(unit=False), codes="sq8")
+    with write_artifact(tmp_path / "app") as artifact:
+        write_indexes(artifact, indexes)
+        for name, entry in artifact.files.items():
+            data = (artifact.root / name).read_bytes()
+            assert (len(data), hashlib.sha256(data).hexdigest()) == (entry.bytes, entry.sha256)
+
+
 def test_kernels_lie_in_the_index(tmp_path: Path) -> None:
     target = host_target()
     build(tmp_path / "idx", WordEncoder(), target=target)
@@ -224,6 +273,8 @@ def test_prompts_go_by_their_usual_names() -> None:
     assert describe_embedder("m", "f", prompts, None) == EmbedderEntry(
         name="m", fingerprint="f", query_prompt="q: ", passage_prompt="d: "
     )
+    asked = describe_embedder("m", "f", {"sts_query": "s: ", "web_search_query": "w: "}, None)
+    assert (asked.query_prompt, asked.passage_prompt) == ("w: ", "")
     other = describe_embedder("m", "f", {"clustering": "c: "}, "clustering")
     assert other.query_prompt == other.passage_prompt == "c: "
 

@@ -80,7 +80,20 @@ def test_a_file_goes_before_the_configuration(tmp_path: Path) -> None:
     assert found is not None and found.render(HELLO) == "<s>b"
 
 
-@pytest.mark.parametrize("name", ["chat_template.jinja", "tokenizer_config.json"])
+def test_the_template_of_a_processor_stands_in_where_there_is_no_other(tmp_path: Path) -> None:
+    """Mistral Small 3.1 has its template there alone."""
+    (tmp_path / "chat_template.json").write_text('{"chat_template": "a{{ bos_token }}"}')
+    (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "<s>"}')
+    found = read_template(tmp_path)
+    assert found is not None and found.render(HELLO) == "a<s>"
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "b"}')
+    found = read_template(tmp_path)
+    assert found is not None and found.render(HELLO) == "b"
+
+
+@pytest.mark.parametrize(
+    "name", ["chat_template.jinja", "chat_template.json", "tokenizer_config.json"]
+)
 def test_a_file_that_is_no_text_is_told(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b'{"chat_template": "\xff"}')
     with pytest.raises(ArtifactError, match=f"{name}: cannot be decoded"):

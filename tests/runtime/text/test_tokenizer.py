@@ -69,6 +69,19 @@ def tokenizer(
     return Tokenizer(path)
 
 
+def test_a_length_of_training_neither_cuts_nor_fills_a_text(tmp_path: Path) -> None:
+    """Trainers save tokenizers with the length that they cut and filled their texts to."""
+    made = byte_level()
+    whole = made.encode("hello world").ids
+    made.enable_truncation(3)
+    made.enable_padding(length=64, direction="left")
+    made.save(str(tmp_path / "tokenizer.json"))
+    found = Tokenizer(tmp_path / "tokenizer.json")
+    assert found.encode("hello world") == whole
+    assert found.encode("hello world", last=64) == whole
+    assert found.cut("hello world", 5) == "hello worl"
+
+
 TEXTS = [
     "hello world",
     "héllo wörld",

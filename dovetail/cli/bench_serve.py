@@ -19,7 +19,7 @@ import typer
 from rich.table import Table
 
 from dovetail.cli.options import AsJson
-from dovetail.cli.report import make_table, show_report, writing
+from dovetail.cli.report import CHECK_FAILED, make_table, show_report, writing
 from dovetail.cli.serve_load import ENDPOINTS, LoadSpec, Target, plan_load, read_load_tokenizer
 from dovetail.errors import SpecError
 from dovetail.ir.errors import install
@@ -108,6 +108,8 @@ def serve_bench_command(
     shown = found[0] if len(found) == 1 else found
     show_report(shown, lambda _: _describe(found, metrics, percentiles), json=json)
     _keep_results(results, found, shown)
+    if not any(result["completed"] for result in found):
+        raise typer.Exit(CHECK_FAILED)
 
 
 def _read_metrics(results: ResultFlags) -> tuple[list[str], list[float]]:

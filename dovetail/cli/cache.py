@@ -23,7 +23,7 @@ import typer
 from rich.console import RenderableType
 
 from dovetail.cli.options import AsJson
-from dovetail.cli.report import make_table, show_bytes, show_report
+from dovetail.cli.report import fail, make_table, show_bytes, show_report
 from dovetail.errors import SpecError
 from dovetail.ir.cache import cache_directory
 from dovetail.ir.files import lock_unheld, remove_folder
@@ -93,7 +93,8 @@ def cache_clear_command(
         if not sys.stdin.isatty():
             raise SpecError("to remove without being asked on a terminal, give --yes")
         size = show_bytes(sum(entry.bytes for entry in chosen))
-        typer.confirm(f"Remove {', '.join(e.name for e in chosen)} ({size})?", abort=True, err=True)
+        if not typer.confirm(f"Remove {', '.join(e.name for e in chosen)} ({size})?", err=True):
+            fail("nothing was removed")
     removed = clear_cache(chosen)
     kept = tuple(entry for entry in chosen if entry not in removed)
     show_report(ClearReport(removed, kept), _describe_clear, json=json)

@@ -66,7 +66,7 @@ def report_errors(command: Callable[P, None]) -> Callable[P, None]:
             fail(str(error))
         except Terminated:
             fail("terminated; nothing half-made was left behind")
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, typer.Abort):  # typer's: at a question
             fail("interrupted; nothing half-made was left behind")
         except BrokenPipeError:  # the reader of our output went away: leave quietly
             sys.stdout = Path("/dev/null").open("w")  # so that Python does not flush again

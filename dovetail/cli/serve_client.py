@@ -169,7 +169,7 @@ async def _read(reply: httpx2.Response, timing: Timing) -> None:
         chunk = msgspec.json.decode(event.data)
         if "error" in chunk:
             timing.error = _said(event.data.encode())
-        for choice in chunk.get("choices", ()):
+        for choice in chunk.get("choices") or ():  # some servers send null
             text = choice.get("text") or (choice.get("delta") or {}).get("content")
             if text:
                 timing.came.append(time.perf_counter())

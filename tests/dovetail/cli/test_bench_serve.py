@@ -175,6 +175,15 @@ def test_a_wrong_rate_among_right_ones_is_told_of_before_anything_is_sent() -> N
     assert "--request-rate" in result.err
 
 
+def test_a_load_of_which_nothing_was_answered_fails() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Asked) as server:
+        threading.Thread(target=server.serve_forever).start()
+        result = dovetail("bench", "serve", "--port", server.server_port, "--num-prompts", 2)
+        server.shutdown()
+    assert result.code == 1
+    assert "failed: 503" in result.out
+
+
 def test_wrong_flags_end_in_one_sentence() -> None:
     assert_one_sentence(dovetail("bench", "serve", "--backend", "x"))
     assert_one_sentence(dovetail("bench", "serve", "--request-rate", "fast"))

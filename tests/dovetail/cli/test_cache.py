@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -159,6 +160,32 @@ def test_a_use_is_remembered_and_an_empty_cache_is_none(
     monkeypatch.setenv("DOVETAIL_CACHE", str(tmp_path / "none"))
     assert read(dovetail("cache", "list", "--json"))["entries"] == []
     assert dovetail("cache", "clear", "all", "--yes").out == "nothing to remove\n"
+
+
+@pytest.mark.parametrize(
+    ("typed", "code", "said"),
+    [(b"n\n", 2, "nothing was removed"), (b"\x04", 2, "interrupted"), (b"y\n", 0, "")],
+)
+def test_on_a_terminal_a_user_is_asked_first(
+    tmp_path: Path, typed: bytes, code: int, said: str
+) -> None:
+    kernel = tmp_path / "kernels/generic/a.so"
+    kernel.parent.mkdir(parents=True)
+    kernel.write_bytes(b"x")
+    command = [sys.executable, "-P", "-c", "from dovetail.cli import main; main()"]
+    ours, theirs = pty.openpty()
+    os.write(ours, typed)
+    done = subprocess.run(
+        [*command, "cache", "clear", "all"],
+        env={**os.environ, "DOVETAIL_CACHE": str(tmp_path)},
+        stdin=theirs,
+        capture_output=True,
+        check=False,
+    )
+    os.close(ours)
+    os.close(theirs)
+    assert (done.returncode, kernel.exists()) == (code, code != 0), done.stderr
+    assert said in done.stderr.decode() and b"Traceback" not in done.stderr
 
 
 def test_a_model_that_is_asked_for_again_was_used(filled: Path) -> None:

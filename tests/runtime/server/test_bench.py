@@ -98,7 +98,7 @@ def test_every_legal_stream_of_events_is_read() -> None:
     events = (
         b': hello\r\ndata:{"choices": [{"text": "a"}]}\r\n\r\n'
         b'event: message\nid: 1\ndata: {"choices":\ndata: [{"text": "b"}]}\n\n:\n\n'
-        b'data:{"choices": [], "usage": {"prompt_tokens": 4, "completion_tokens": 2}}\n\n'
+        b'data:{"choices": null, "usage": {"prompt_tokens": 4, "completion_tokens": 2}}\n\n'
         b"data:[DONE]\n\n"
     )
     timing = asyncio.run(ask_one(events))

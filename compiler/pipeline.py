@@ -7,6 +7,7 @@ writes the files.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -481,7 +482,8 @@ def _write_model(
         data = inputs.source.file(name)
         if data is not None:
             if name.endswith(".json"):
-                parse_json_object(data, str(inputs.source.path / name))
+                found = parse_json_object(data, str(inputs.source.path / name))
+                data = (name == TOKENIZER and _without_lengths(found)) or data
             artifact.write_bytes(f"{folder}/{name}", data)
     model = ModelFile(
         name=inputs.name,
@@ -493,6 +495,16 @@ def _write_model(
         generation=inputs.generation,
     )
     artifact.write_json(f"{folder}/model.json", model)
+
+
+def _without_lengths(tokenizer: Mapping[str, Any]) -> bytes | None:
+    """Return a tokenizer without the lengths that it cuts and fills texts to; None: it has none.
+
+    They are those of its training, and llguidance would follow them.
+    """
+    if not any(map(tokenizer.get, lengths := ("truncation", "padding"))):
+        return None
+    return json.dumps({**tokenizer, **dict.fromkeys(lengths)}).encode()
 
 
 def _write_plans(

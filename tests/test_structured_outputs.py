@@ -6,6 +6,7 @@ import datetime
 import json
 import math
 import re
+import shutil
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from tokenizers import Tokenizer
 
 from dovetail.compiler.pipeline import compile_model
 from dovetail.ir.artifact import PhasePlan, ServicePlan
@@ -133,6 +135,23 @@ def test_engines_agree(app: App, artifact: Path, options: dict[str, Any]) -> Non
     for one, two in zip(wanted, found, strict=True):
         check_person(one)
         assert (one.text, one.finish_reason) == (two.text, two.finish_reason)
+
+
+def test_a_form_is_followed_whatever_length_a_tokenizer_was_trained_with(
+    app: App, tmp_path: Path
+) -> None:
+    """Trainers save tokenizers with the length that they cut and filled their texts to."""
+    model = shutil.copytree(LLAMA, tmp_path / "model")
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    tokenizer.enable_truncation(2)
+    tokenizer.enable_padding(length=9, direction="left")
+    tokenizer.save(str(model / "tokenizer.json"))
+    path = tmp_path / "llama.dove"
+    compile_model(model, output=path, effort="none", threads=1, weight_dtype="f32")
+    with load(path) as other:
+        (found,) = other.generate(PROMPT, **ASKED)
+    check_person(found)
+    assert found.text == app.generate(PROMPT, **ASKED)[0].text
 
 
 def test_samples_differ_and_keep_the_form(app: App) -> None:

@@ -7,7 +7,6 @@ writes the files.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -37,7 +36,7 @@ from dovetail.compiler.measure.answers import Memory
 from dovetail.compiler.measure.database import default_path
 from dovetail.compiler.models.encoder_folder import is_encoder
 from dovetail.compiler.models.hub import find_adapters, find_model, find_models
-from dovetail.compiler.models.source import TOKENIZER, ModelSource
+from dovetail.compiler.models.source import TOKENIZER, ModelSource, without_lengths
 from dovetail.compiler.plan.division import Mix, divide_graph, read_mix
 from dovetail.compiler.plan.end_to_end import EndToEnd, compare_tables
 from dovetail.compiler.plan.replay import measure_choice
@@ -483,7 +482,7 @@ def _write_model(
         if data is not None:
             if name.endswith(".json"):
                 found = parse_json_object(data, str(inputs.source.path / name))
-                data = (name == TOKENIZER and _without_lengths(found)) or data
+                data = (name == TOKENIZER and without_lengths(found)) or data
             artifact.write_bytes(f"{folder}/{name}", data)
     model = ModelFile(
         name=inputs.name,
@@ -495,16 +494,6 @@ def _write_model(
         generation=inputs.generation,
     )
     artifact.write_json(f"{folder}/model.json", model)
-
-
-def _without_lengths(tokenizer: Mapping[str, Any]) -> bytes | None:
-    """Return a tokenizer without the lengths that it cuts and fills texts to; None: it has none.
-
-    They are those of its training, and llguidance would follow them.
-    """
-    if not any(map(tokenizer.get, lengths := ("truncation", "padding"))):
-        return None
-    return json.dumps({**tokenizer, **dict.fromkeys(lengths)}).encode()
 
 
 def _write_plans(

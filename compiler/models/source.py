@@ -9,9 +9,11 @@ behind it asks which of the two it was.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dovetail.compiler.families.experts import expert_tensors
 from dovetail.compiler.families.falcon import falcon_tensors
@@ -164,3 +166,13 @@ def end_ids(source: ModelSource) -> list[int]:
     tokens = (token for token in listed if isinstance(token, dict))
     ids = (token.get("id") for token in tokens if end and token.get("content") == end)
     return [i for i in ids if type(i) is int]
+
+
+def without_lengths(tokenizer: Mapping[str, Any]) -> bytes | None:
+    """Return a tokenizer without the lengths that it cuts and fills texts to; None: it has none.
+
+    They are those of its training, and llguidance would follow them.
+    """
+    if not any(map(tokenizer.get, lengths := ("truncation", "padding"))):
+        return None
+    return json.dumps({**tokenizer, **dict.fromkeys(lengths)}).encode()

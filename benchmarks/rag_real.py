@@ -125,8 +125,8 @@ def plan_cells(plan: Plan, rows: Sequence[Row]) -> Iterator[Cell]:
         "others": _others,
         "variants": _variants,
         "q4_0": _small,
+        "vectors": _vectors,
     }
-    makers["vectors"] = _vectors
     for group in GROUPS:
         if group in plan.groups:
             yield from makers[group](plan, rows)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -26,6 +24,7 @@ from dovetail.ir.ragraph import RAGraph  # noqa: E402
 from dovetail.runtime.flows.services import perform  # noqa: E402
 from dovetail.runtime.flows.workflow_run import run_in_order  # noqa: E402
 from tests.dovetail.echo import Echo  # noqa: E402
+from tests.processes import printed_with_seeds  # noqa: E402
 
 ECHO = Echo()
 TEMPLATE = "{% for d in documents %}{{ d.meta.title }}: {{ d.content }};{% endfor %} {{ query }}"
@@ -127,16 +126,7 @@ print(from_haystack(pipeline).workflow().inputs)
 
 def test_inputs_do_not_depend_on_the_order_of_a_set() -> None:
     """Which is another in each process; an artifact's are compared with the file's at each load."""
-    found = {
-        subprocess.run(
-            [sys.executable, "-P", "-c", PROMPT],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            check=True,
-        ).stdout
-        for seed in "12"
-    }
-    assert found == {b"('a', 'b', 'c', 'd', 'e', 'f')\n"}
+    assert printed_with_seeds(PROMPT) == {b"('a', 'b', 'c', 'd', 'e', 'f')\n"}
 
 
 def test_settings_of_components_come_along() -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import operator
-import os
-import subprocess
-import sys
 from typing import Annotated, Any, TypedDict
 
 import pytest
@@ -18,6 +15,7 @@ from dovetail.ir.ragraph import RAGraph
 from dovetail.runtime.flows.services import perform
 from dovetail.runtime.flows.workflow_run import run_in_order
 from tests.dovetail.echo import Echo
+from tests.processes import printed_with_seeds
 
 graphs = pytest.importorskip("langgraph.graph")
 START, END = graphs.START, graphs.END
@@ -86,15 +84,7 @@ print([edge.source for edge in from_langgraph(builder.compile()).workflow().temp
 
 def test_a_template_does_not_depend_on_the_order_of_a_set() -> None:
     """Which is another in each process; an artifact's is compared with the file's at each load."""
-    found = {
-        subprocess.run(
-            [sys.executable, "-P", "-c", ENDS],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            check=True,
-        ).stdout
-        for seed in "12"
-    }
+    found = printed_with_seeds(ENDS)
     assert len(found) == 1 and b"write f" in found.pop()
 
 
